@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/direct_file.h: whole transfers over an IoEngine: split into blocks, short ones continued, errors with path, offset,
+// length and errno. The only way the engine reads or writes a file. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "aio/io_engine.h"
+#include "base/runtime/async.h"
+#include "base/runtime/metrics.h"
+#include "base/runtime/trace.h"
+
+namespace ziggurat {
+
+/// Shared by the files of one drive: where transfers are counted and traced.
+struct IoObservers {
+  Metrics* metrics = nullptr;
+  Trace* trace = nullptr;
+};
+
+class DirectFile {
+ public:
+  static constexpr std::uint32_t kBlockBytes = 1 << 20;  ///< one request; a transfer is as many as it takes, in flight together
+
+  static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine, const std::string& path,
+                                          const OpenOptions& options, IoObservers observers = {});
+  ~DirectFile();  ///< nothing may be in flight
+  DirectFile(const DirectFile&) = delete;
+
+  /// Fills `memory` from `offset_bytes`. Errors: the first failed block, after all blocks have come back (the kernel owns
+  /// the memory until then): kDataLoss for end of file before the memory was full, otherwise errno's code. EAGAIN and
+  /// EINTR are retried at most kRetriesMax times.
+  Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory);
+  Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory);
+  /// fdatasync. A failed one is never retried as if the data were still dirty.
+  Task<> sync();
+
+  static constexpr int kRetriesMax = 16;
+
+  const std::string& path() const noexcept { return path_; }
+  /// After the file was renamed.
+  void set_path(std::string path) { path_ = std::move(path); }
+  std::uint64_t size_bytes();
+  void allocate(std::uint64_t size_bytes);
+  DirectAlignment alignment() const noexcept { return alignment_; }
+
+ private:
+  struct Transfer;
+  DirectFile(Reactor& reactor, IoEngine& engine, std::string path, IoObservers observers);
+  Task<> run(Transfer& transfer);
+
+  Reactor& reactor_;
+  IoEngine& engine_;
+  std::string path_;
+  IoObservers observers_;
+  FileHandle file_;
+  DirectAlignment alignment_;
+};
+
+}  // namespace ziggurat

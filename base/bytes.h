@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/bytes.h: sizes as people write and read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ziggurat {
+
+constexpr std::uint64_t kKiB = 1024;
+constexpr std::uint64_t kMiB = 1024 * kKiB;
+constexpr std::uint64_t kGiB = 1024 * kMiB;
+
+/// Rounds up to a multiple of `alignment` (any positive number).
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) noexcept {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// Reads "160MiB", "1.5GiB", "384M" (binary, like MiB), "2GB" (decimal) or plain bytes.
+/// Errors: kInvalidArgument, naming `parameter`, for anything else, for negative sizes and for overflow.
+std::uint64_t parse_size(std::string_view text, std::string_view parameter);
+
+/// "164.1 MiB"; whole bytes below 1 KiB.
+std::string format_bytes(std::uint64_t size_bytes);
+
+}  // namespace ziggurat

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/check.h: ZIGGURAT_CHECK, for what can only be false if this program is wrong. Always on; prints and aborts,
+// because wrong optimizer state trains silently for days. Never for the environment's faults: those are an Error.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+namespace ziggurat::internal {
+[[noreturn]] void check_failed(const char* expression, const char* file, int line,
+                               const std::string& operands) noexcept;
+}  // namespace ziggurat::internal
+
+/// ZIGGURAT_CHECK(index < count, "chunk {} of {}", index, count)
+#define ZIGGURAT_CHECK(condition, ...)                                                \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]]                                                    \
+      ::ziggurat::internal::check_failed(#condition, __FILE__, __LINE__, fmt::format(__VA_ARGS__)); \
+  } while (false)

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/error.h: how everything here reports failure: an exception with a code and, where there is one, an errno.
+//
+// The code says what the caller does next; the message names parameter, tier, path, errno and the fix.
+// A broken invariant is not an Error: see base/check.h.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace ziggurat {
+
+/// What the caller does next.
+enum class ErrorCode {
+  kInvalidArgument,    ///< fix the call or the configuration
+  kResourceExhausted,  ///< free something, or give a larger budget
+  kUnavailable,        ///< rebuild the peer, file or device
+  kDeadlineExceeded,   ///< waited as long as was allowed
+  kDataLoss,           ///< restore from a generation or a checkpoint
+  kCancelled,          ///< somebody asked to stop
+  kUnimplemented,      ///< take the other path
+};
+
+std::string_view to_string(ErrorCode code) noexcept;
+
+class Error : public std::runtime_error {
+ public:
+  /// `native` is the errno, cudaError_t or ncclResult_t behind the failure, 0 where there is none.
+  Error(ErrorCode code, const std::string& message, int native = 0)
+      : std::runtime_error(message), code_(code), native_(native) {}
+
+  ErrorCode code() const noexcept { return code_; }
+  int native() const noexcept { return native_; }
+
+ private:
+  ErrorCode code_;
+  int native_;
+};
+
+/// An Error for a failed system call: appends ": NAME (text)" for `error_number` (an errno, positive)
+/// and picks the code from it: ENOSPC/ENOMEM/EDQUOT exhaust, EINVAL is the call's fault, the rest are unavailable.
+Error system_error(int error_number, const std::string& what_failed);
+
+/// "ENOSPC (No space left on device)".
+std::string errno_text(int error_number);
+
+}  // namespace ziggurat

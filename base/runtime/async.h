@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/async.h: what coroutines wait on: a Completion (one waiter, one result) and a Signal (many waiters, a state).
+//
+// Reactor's thread only. Waiters resume through the reactor's queue, never inside set().
+//
+// GCC 12 destroys twice a temporary that owns something when it is built inside a co_await expression: name it first,
+// then move it in (tests/base/coroutine_test.cc holds the pattern).
+#pragma once
+
+#include <boost/asio/async_result.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/runtime/reactor.h"
+
+namespace ziggurat {
+
+/// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes it false again.
+class Signal {
+ public:
+  explicit Signal(Reactor& reactor) : reactor_(&reactor) {}
+  Signal(Signal&&) = default;
+  Signal& operator=(Signal&&) = default;
+
+  bool is_set() const noexcept { return set_; }
+  void set() { finish({}); }
+  /// Waiters, now and later, get `error` until reset().
+  void fail(std::exception_ptr error) { finish(std::move(error)); }
+  void reset() {
+    set_ = false;
+    error_ = {};
+  }
+
+  /// Returns once set; rethrows what fail() gave.
+  Task<> wait() {
+    if (!set_) co_await suspend();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  void finish(std::exception_ptr error) {
+    set_ = true;
+    error_ = std::move(error);
+    for (auto& resume : std::exchange(waiters_, {})) reactor_->post(std::move(resume));
+  }
+
+  Task<> suspend() {
+    return boost::asio::async_initiate<const boost::asio::use_awaitable_t<>, void()>(
+        [this](auto handler) {
+          // std::function wants to copy; the handler only moves.
+          auto shared = std::make_shared<decltype(handler)>(std::move(handler));
+          waiters_.push_back([shared] { std::move (*shared)(); });
+        },
+        boost::asio::use_awaitable);
+  }
+
+  Reactor* reactor_;
+  bool set_ = false;
+  std::exception_ptr error_;
+  std::vector<std::function<void()>> waiters_;
+};
+
+/// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first failure.
+class WorkGroup {
+ public:
+  explicit WorkGroup(Reactor& reactor) : reactor_(&reactor), idle_(reactor) { idle_.set(); }
+
+  /// Starts `task` on the reactor as part of the group.
+  void spawn(Task<> task) {
+    if (count_++ == 0) idle_.reset();
+    reactor_->spawn(run(std::move(task)), [](std::exception_ptr) {});
+  }
+  std::size_t count() const noexcept { return count_; }
+  bool failed() const noexcept { return first_error_ != nullptr; }
+  std::exception_ptr error() const noexcept { return first_error_; }
+
+  Task<> wait_idle() {
+    co_await idle_.wait();
+    if (first_error_) std::rethrow_exception(first_error_);
+  }
+
+ private:
+  Task<> run(Task<> task) {
+    try {
+      co_await std::move(task);
+    } catch (...) {
+      if (!first_error_) first_error_ = std::current_exception();
+    }
+    if (--count_ == 0) idle_.set();
+  }
+
+  Reactor* reactor_;
+  Signal idle_;
+  std::size_t count_ = 0;
+  std::exception_ptr first_error_;
+};
+
+}  // namespace ziggurat

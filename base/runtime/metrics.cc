@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/metrics.cc: names of the counters, as --json prints them.
+#include "base/runtime/metrics.h"
+
+namespace ziggurat {
+
+std::string_view to_string(Counter counter) noexcept {
+  switch (counter) {
+    case Counter::kNvmeReadBytes: return "nvme_read_bytes";
+    case Counter::kNvmeWriteBytes: return "nvme_write_bytes";
+    case Counter::kHostToDeviceBytes: return "host_to_device_bytes";
+    case Counter::kDeviceToHostBytes: return "device_to_host_bytes";
+    case Counter::kOptimizerBytes: return "optimizer_bytes";
+    case Counter::kNvmeReadBusyNs: return "nvme_read_busy_ns";
+    case Counter::kNvmeWriteBusyNs: return "nvme_write_busy_ns";
+    case Counter::kNvmeBusyNs: return "nvme_busy_ns";
+    case Counter::kOptimizerCpuNs: return "optimizer_cpu_ns";
+    case Counter::kWaitParamsNs: return "wait_params_ns";
+    case Counter::kWaitSweepNs: return "wait_sweep_ns";
+    case Counter::kWaitGradsNs: return "wait_grads_ns";
+    case Counter::kWaitDurableNs: return "wait_durable_ns";
+    case Counter::kPrefetchHits: return "prefetch_hits";
+    case Counter::kPrefetchMisses: return "prefetch_misses";
+    case Counter::kCount: break;
+  }
+  return "unknown";
+}
+
+}  // namespace ziggurat

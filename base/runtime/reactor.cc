@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/reactor.cc: the loop: ready handlers first, then due timers, then lock-up detection, then sleep.
+#include "base/runtime/reactor.h"
+
+#include <pthread.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
+#include <condition_variable>
+#include <mutex>
+
+#include "base/check.h"
+
+namespace ziggurat {
+
+Reactor::Reactor(Clock::Kind clock_kind)
+    : work_(boost::asio::make_work_guard(context_)), clock_(clock_kind) {}
+
+Reactor::~Reactor() { stop(); }
+
+void Reactor::start() {
+  ZIGGURAT_CHECK(!thread_.joinable(), "the reactor is started once");
+  thread_ = std::thread([this] {
+    ::pthread_setname_np(::pthread_self(), "zig-reactor");
+    loop([this] { return stopping_; });
+  });
+}
+
+void Reactor::stop() {
+  if (!thread_.joinable()) return;
+  boost::asio::post(context_, [this] { stopping_ = true; });
+  thread_.join();
+}
+
+bool Reactor::on_reactor_thread() const noexcept {
+  return loop_thread_ == std::this_thread::get_id();
+}
+
+void Reactor::post(std::function<void()> action) {
+  boost::asio::post(context_, std::move(action));
+}
+
+void Reactor::spawn(Task<> task, std::function<void(std::exception_ptr)> on_error) {
+  boost::asio::co_spawn(context_, std::move(task),
+                        [on_error = std::move(on_error)](std::exception_ptr error) {
+                          if (error) on_error(error);
+                        });
+}
+
+void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
+  if (!thread_.joinable()) {
+    ++blocked_;
+    spawn(std::move(task), [](std::exception_ptr) {});
+    loop(done);
+    --blocked_;
+    return;
+  }
+  ZIGGURAT_CHECK(!on_reactor_thread(), "a blocking call on the reactor's own thread");
+  std::mutex mutex;
+  std::condition_variable finished;
+  bool ended = false;
+  boost::asio::post(context_, [&, task = std::make_shared<Task<>>(std::move(task))] {
+    ++blocked_;
+    boost::asio::co_spawn(context_, std::move(*task), [&](std::exception_ptr) {
+      --blocked_;
+      const std::lock_guard lock(mutex);
+      ended = true;
+      finished.notify_one();  // under the lock: the waiter owns the condition variable
+    });
+  });
+  std::unique_lock lock(mutex);
+  finished.wait(lock, [&] { return ended; });
+}
+
+bool Reactor::run_ready() {
+  if (context_.poll() > 0) return true;
+  return clock_.run_next_due();
+}
+
+void Reactor::loop(const std::function<bool()>& done) {
+  loop_thread_ = std::this_thread::get_id();
+  while (!done()) {
+    if (run_ready()) continue;
+    if (const auto deadline = clock_.next_deadline()) {
+      context_.run_one_for(*deadline - clock_.now());  // real time only: virtual timers are always due
+      continue;
+    }
+    if (external_ == 0 && blocked_ > 0) {
+      for (const auto& handler : stall_handlers_) handler();
+      if (context_.poll() > 0) continue;
+      ZIGGURAT_CHECK(thread_.joinable(), "a caller waits, nothing is in flight and nobody can post");
+    }
+    context_.run_one();
+  }
+  loop_thread_ = {};
+}
+
+void Reactor::run_until_idle() {
+  ZIGGURAT_CHECK(!thread_.joinable(), "the engine thread already runs the loop");
+  loop_thread_ = std::this_thread::get_id();
+  while (run_ready()) {
+  }
+  loop_thread_ = {};
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/reactor.h: the spine: one thread per rank on which everything the engine decides happens.
+//
+// Coroutines (Task) run on the reactor's thread and nowhere else, so engine code holds no locks. Work that takes time
+// is started elsewhere (a ring, a worker, a stream) between external_begin() and external_end(). When no handler is
+// ready, nothing is external and somebody is blocked on the engine, that is a lock-up: stall handlers turn it into an error.
+// A blocking call never runs on the reactor's thread.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/runtime/clock.h"
+
+namespace ziggurat {
+
+template <class T = void>
+using Task = boost::asio::awaitable<T>;
+
+class Reactor {
+ public:
+  explicit Reactor(Clock::Kind clock_kind = Clock::Kind::kReal);
+  ~Reactor();
+  Reactor(const Reactor&) = delete;
+  Reactor& operator=(const Reactor&) = delete;
+
+  /// Starts the engine thread. Without it, block_on() drives the loop on the caller's thread (tests, virtual time).
+  void start();
+  /// Stops the engine thread after the handler it is in. Called by the destructor.
+  void stop();
+
+  boost::asio::io_context& context() noexcept { return context_; }
+  Clock& clock() noexcept { return clock_; }
+  bool on_reactor_thread() const noexcept;
+
+  /// Runs `action` on the reactor's thread, later. Thread-safe.
+  void post(std::function<void()> action);
+
+  /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's thread).
+  void spawn(Task<> task, std::function<void(std::exception_ptr)> on_error);
+
+  /// Runs `task` on the reactor, blocks the calling thread until it ends, returns its result or rethrows.
+  template <class T>
+  T block_on(Task<T> task) {
+    std::promise<T> promise;
+    std::future<T> future = promise.get_future();
+    start_blocking(fulfil(std::move(task), promise), [&future] {
+      return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    });
+    return future.get();
+  }
+
+  /// Runs everything that can run now, timers of virtual time included, on the caller's thread. Not with start().
+  void run_until_idle();
+
+  /// Brackets work under way elsewhere whose completion will post here. Reactor's thread only.
+  void external_begin() noexcept { ++external_; }
+  void external_end() noexcept { --external_; }
+
+  /// Called on the reactor's thread when it is locked up (see above); must fail what is waiting.
+  void on_stall(std::function<void()> handler) { stall_handlers_.push_back(std::move(handler)); }
+
+ private:
+  template <class T>
+  static Task<> fulfil(Task<T> task, std::promise<T>& promise) {
+    try {
+      if constexpr (std::is_void_v<T>) {
+        co_await std::move(task);
+        promise.set_value();
+      } else {
+        promise.set_value(co_await std::move(task));
+      }
+    } catch (...) {
+      promise.set_exception(std::current_exception());
+    }
+  }
+
+  void start_blocking(Task<> task, const std::function<bool()>& done);
+  void loop(const std::function<bool()>& done);
+  bool run_ready();
+
+  boost::asio::io_context context_;
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
+  Clock clock_;
+  std::size_t external_ = 0;  // reactor's thread only
+  std::size_t blocked_ = 0;   // callers inside block_on(); reactor's thread only
+  std::vector<std::function<void()>> stall_handlers_;
+  std::thread thread_;
+  std::thread::id loop_thread_;
+  bool stopping_ = false;
+};
+
+}  // namespace ziggurat

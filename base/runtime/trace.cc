@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/trace.cc: one JSON object a line, so that a killed run still leaves a file that viewers open.
+#include "base/runtime/trace.h"
+
+#include <cerrno>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+double microseconds(Nanoseconds t) { return static_cast<double>(t.count()) * 1e-3; }
+
+}  // namespace
+
+std::unique_ptr<Trace> Trace::open(const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "we");
+  if (file == nullptr) throw system_error(errno, "--trace: cannot create " + path);
+  std::fputs("[\n", file);
+  return std::unique_ptr<Trace>(new Trace(file, path));
+}
+
+Trace::~Trace() {
+  std::fputs("\n]\n", file_);
+  std::fclose(file_);
+}
+
+int Trace::track(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  const int id = next_track_++;
+  std::fprintf(file_, "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
+               first_ ? "" : ",\n", id, name.c_str());
+  std::fprintf(file_, ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", id, id);
+  first_ = false;
+  return id;
+}
+
+void Trace::span(int track, const char* name, Nanoseconds begin, Nanoseconds end, std::int64_t argument) {
+  const std::lock_guard lock(mutex_);
+  std::fprintf(file_, "%s{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f", first_ ? "" : ",\n",
+               track, name, microseconds(begin - origin_), microseconds(end - begin));
+  if (argument >= 0) std::fprintf(file_, ",\"args\":{\"id\":%lld}", static_cast<long long>(argument));
+  std::fputs("}", file_);
+  first_ = false;
+}
+
+}  // namespace ziggurat

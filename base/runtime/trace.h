@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/trace.h: what happened when, one track per resource, in the Chrome trace format (ui.perfetto.dev opens it).
+//
+// Thread-safe. A null Trace* means tracing is off; every helper accepts it.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/runtime/clock.h"
+
+namespace ziggurat {
+
+class Trace {
+ public:
+  /// Errors: the file cannot be created.
+  static std::unique_ptr<Trace> open(const std::string& path);
+  ~Trace();
+
+  /// A new track (a row in the viewer). Overlapping spans on a track that allows it are shown on sub-rows.
+  int track(const std::string& name);
+
+  /// One span. `argument` is shown with it (a chunk, a unit); -1 for none.
+  void span(int track, const char* name, Nanoseconds begin, Nanoseconds end, std::int64_t argument = -1);
+
+ private:
+  Trace(std::FILE* file, std::string path) : file_(file), path_(std::move(path)) {}
+  std::mutex mutex_;
+  std::FILE* file_;
+  std::string path_;
+  Nanoseconds origin_ = monotonic_now();
+  int next_track_ = 1;
+  bool first_ = true;
+};
+
+/// Records [construction, destruction) on `track` if `trace` is on.
+class TraceSpan {
+ public:
+  TraceSpan(Trace* trace, int track, const char* name, std::int64_t argument = -1)
+      : trace_(trace), track_(track), name_(name), argument_(argument) {
+    if (trace_ != nullptr) begin_ = monotonic_now();
+  }
+  ~TraceSpan() {
+    if (trace_ != nullptr) trace_->span(track_, name_, begin_, monotonic_now(), argument_);
+  }
+  TraceSpan(const TraceSpan&) = delete;
+  TraceSpan& operator=(const TraceSpan&) = delete;
+
+ private:
+  Trace* trace_;
+  int track_;
+  const char* name_;
+  std::int64_t argument_;
+  Nanoseconds begin_{0};
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,45 @@
+# What a builder may choose, and the flags that every target of ours gets.
+set(ZIGGURAT_WITH_CUDA AUTO CACHE STRING "CUDA device: AUTO (if nvcc is found), ON (or fail), OFF")
+set(ZIGGURAT_WITH_URING AUTO CACHE STRING "io_uring: AUTO (if liburing is found), ON (or fail), OFF")
+set_property(CACHE ZIGGURAT_WITH_CUDA ZIGGURAT_WITH_URING PROPERTY STRINGS AUTO ON OFF)
+option(ZIGGURAT_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
+option(ZIGGURAT_STATIC "Link third-party libraries statically where an archive exists" OFF)
+set(ZIGGURAT_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
+endif()
+
+# ziggurat::flags: linked PRIVATE by every target of ours.
+add_library(ziggurat_flags INTERFACE)
+add_library(ziggurat::flags ALIAS ziggurat_flags)
+target_compile_options(ziggurat_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual>
+  # Specified arithmetic is never fused (style: numerics).
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${ZIGGURAT_WERROR}>>:-Werror>)
+
+if(ZIGGURAT_SANITIZE)
+  add_compile_options(-fsanitize=${ZIGGURAT_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${ZIGGURAT_SANITIZE})
+  if(ZIGGURAT_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-Wno-tsan)  # GCC warns that TSan ignores fences; Asio has some
+  endif()
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+# ziggurat_library(NAME HEADERS ... SOURCES ... USES ...): one static library per folder, alias ziggurat::NAME.
+function(ziggurat_library name)
+  cmake_parse_arguments(ARG "" "" "HEADERS;SOURCES;USES;PRIVATE_USES" ${ARGN})
+  add_library(ziggurat_${name} STATIC)
+  add_library(ziggurat::${name} ALIAS ziggurat_${name})
+  target_sources(ziggurat_${name}
+    PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS}
+    PRIVATE ${ARG_SOURCES})
+  target_include_directories(ziggurat_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  target_link_libraries(ziggurat_${name} PUBLIC ${ARG_USES} PRIVATE ziggurat::flags ${ARG_PRIVATE_USES})
+endfunction()

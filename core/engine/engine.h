@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine.h: what a trainer talks to. The trainer computes; the engine keeps the state, moves it and updates it.
+//
+//   for each step:
+//     forward:   params = engine.acquire(u); compute; engine.release(u)          for every unit, in order
+//     backward:  params = engine.acquire(u); compute into engine.gradient(u);
+//                engine.release(u); engine.finish_gradient(u)                    for every unit, in reverse
+//     engine.step({.learning_rate = ..., .blob = cursor})
+//
+// Called from one thread, the trainer's; calls block until what they promise is true. integrations/gpt is the worked example.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/runtime/metrics.h"
+#include "base/runtime/trace.h"
+#include "base/runtime/worker_pool.h"
+#include "core/engine/engine_config.h"
+#include "core/sharding/model_spec.h"
+#include "tiers/device.h"
+
+namespace ziggurat {
+
+struct StepOptions {
+  float learning_rate = 0;
+  std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step
+};
+
+struct StepResult {
+  std::uint64_t generation = 0;  ///< the generation this step makes; not durable yet
+  double grad_norm = 0;          ///< global 2-norm of the 16-bit gradients, before clipping
+  bool clipped = false;
+};
+
+/// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of `unit`'s flat parameters.
+using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)>;
+
+class Engine {
+ public:
+  /// Opens or creates the state of `model`. Resumes at the newest durable generation if config.resume says so and there is one.
+  /// `device` and `workers` must outlive the engine.
+  /// Errors: kInvalidArgument (another model, world size, seed or batch; budget nonsense), kResourceExhausted (a budget too
+  /// small, with the account and the smallest that works; a full disk), kDataLoss (no valid generation), kUnavailable (in use).
+  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config, Device& device,
+                                      WorkerPool& workers, const Initializer& initialize, Trace* trace = nullptr);
+  virtual ~Engine() = default;
+
+  /// Makes `unit`'s 16-bit parameters present on the device, all of this generation, and pins them there until release().
+  /// Shapes: flat, in ModelSpec's order. Nested acquires count.
+  virtual std::span<const bf16> acquire(UnitId unit) = 0;
+  virtual void release(UnitId unit) = 0;
+
+  /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into it.
+  virtual std::span<float> gradient(UnitId unit) = 0;
+  /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way; the span is gone.
+  virtual void finish_gradient(UnitId unit) = 0;
+
+  /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the optimizer sweep and returns;
+  /// the sweep goes on under the next forward. Waits, if need be, until the generation before is durable.
+  virtual StepResult step(const StepOptions& options) = 0;
+
+  /// Generation the parameters now stand at (number of finished steps), and the newest durable one.
+  virtual std::uint64_t generation() const = 0;
+  virtual std::uint64_t durable_generation() const = 0;
+  /// Waits until every finished step is durable; with state placed off NVMe, writes a checkpoint first. Call before exit.
+  virtual void make_durable() = 0;
+
+  /// The blob of the generation that open() resumed at; empty for a new store.
+  virtual std::span<const std::byte> resumed_blob() const = 0;
+
+  /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in element order.
+  virtual void read_master(UnitId unit, const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
+
+  virtual const Metrics& metrics() const = 0;
+  virtual Account host_account() const = 0;
+  /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for the start of a run.
+  virtual std::vector<std::string> description() const = 0;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_config.h: the engine's settings, with their defaults and units.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+
+namespace ziggurat {
+
+/// A level of the tower.
+enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+
+std::string_view to_string(Tier tier) noexcept;
+
+/// Which tier each class of state lives on.
+struct Placement {
+  Tier params = Tier::kHost;
+  Tier grads = Tier::kHost;
+  Tier optimizer = Tier::kNvme;
+};
+
+/// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their default.
+/// Errors: kInvalidArgument naming the word that is wrong.
+Placement parse_placement(const std::string& text);
+std::string to_string(const Placement& placement);
+
+/// AdamW (Loshchilov & Hutter 2019), bias-corrected.
+struct AdamWConfig {
+  float beta1 = 0.9F;
+  float beta2 = 0.95F;
+  float eps = 1e-8F;
+  float weight_decay = 0.1F;
+};
+
+struct EngineConfig {
+  std::string store_directory;
+  Placement placement;
+  std::uint64_t host_budget_bytes = 0;
+
+  AdamWConfig adamw;
+  float clip_norm = 1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
+
+  /// Elements of parameters that may be on the device beyond those acquired (prefetch and reuse).
+  std::uint64_t max_live_parameters = std::numeric_limits<std::uint64_t>::max();
+  /// A released unit stays if it is used again within this many elements of other parameters.
+  std::uint64_t max_reuse_distance = std::numeric_limits<std::uint64_t>::max();
+
+  int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep loses the run
+  enum class Resume : std::uint8_t { kAuto, kNever };
+  Resume resume = Resume::kAuto;
+
+  /// What may not change at resume, as text the trainer chose ("data=<hash> seed=1 batch=2 ..."): compared word by word.
+  std::string run_identity;
+  /// What changes forward's and backward's bits ("oneDNN 2.6.3 avx512_core_bf16"): a change is reported, not refused.
+  std::string numerics_fingerprint;
+
+  /// Called on the engine's thread just before a generation may become durable; for logs that must not lag behind it.
+  std::function<void(std::uint64_t generation)> before_seal;
+};
+
+}  // namespace ziggurat

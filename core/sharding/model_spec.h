@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/model_spec.h: what a trainer tells the engine about its model: units of named parameters, in forward order.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace ziggurat {
+
+using UnitId = std::uint32_t;
+
+struct ParamSpec {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  bool decay = true;  ///< weight decay applies (matrices, by custom; not biases and norms)
+
+  std::uint64_t count() const {
+    return std::accumulate(shape.begin(), shape.end(), std::uint64_t{1},
+                           [](std::uint64_t n, std::int64_t d) { return n * static_cast<std::uint64_t>(d); });
+  }
+};
+
+/// Parameters that are acquired and released together, stored flat in this order (FSDP's communication unit).
+struct UnitSpec {
+  std::string name;
+  std::vector<ParamSpec> params;
+
+  std::uint64_t count() const {
+    std::uint64_t total = 0;
+    for (const ParamSpec& param : params) total += param.count();
+    return total;
+  }
+};
+
+struct ModelSpec {
+  std::string name;
+  std::vector<UnitSpec> units;
+
+  std::uint64_t count() const {
+    std::uint64_t total = 0;
+    for (const UnitSpec& unit : units) total += unit.count();
+    return total;
+  }
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/arena.h: which ranges of one contiguous region are free: address-ordered first fit, neighbours coalesce.
+//
+// Offsets only, no memory; not thread-safe. Addresses of allocations are a function of the calls alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace ziggurat {
+
+class Arena {
+ public:
+  Arena(std::uint64_t size_bytes, std::uint64_t alignment_bytes);
+
+  /// Offset of a free range of `size_bytes` (rounded up to the alignment), or nothing if no range is long enough.
+  std::optional<std::uint64_t> allocate(std::uint64_t size_bytes);
+  /// Gives back a range exactly as it was allocated.
+  void free(std::uint64_t offset_bytes, std::uint64_t size_bytes);
+
+  std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+  std::uint64_t free_bytes() const noexcept { return free_bytes_; }
+  std::uint64_t largest_free_bytes() const noexcept;
+
+ private:
+  std::uint64_t size_bytes_;
+  std::uint64_t alignment_bytes_;
+  std::uint64_t free_bytes_;
+  std::map<std::uint64_t, std::uint64_t> free_ranges_;  // offset -> size
+};
+
+}  // namespace ziggurat
