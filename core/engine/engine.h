@@ -20,9 +20,8 @@
 
 #include "base/dtype.h"
 #include "base/runtime/metrics.h"
-#include "base/runtime/trace.h"
-#include "base/runtime/worker_pool.h"
 #include "core/engine/engine_config.h"
+#include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
 #include "tiers/device.h"
 
@@ -42,14 +41,26 @@ struct StepResult {
 /// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of `unit`'s flat parameters.
 using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)>;
 
+/// What a store says about itself without its model being known: for `sample`, `export` and reports.
+struct StoreInfo {
+  std::string model_name;            ///< ModelSpec::name
+  std::string run_identity;          ///< EngineConfig::run_identity
+  std::string numerics_fingerprint;
+  std::uint64_t generation = 0;
+  std::vector<std::byte> blob;
+};
+
 class Engine {
  public:
+  /// Reads the store in `directory`. Errors: as open().
+  static StoreInfo inspect(Runtime& runtime, const std::string& directory);
+
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if config.resume says so and there is one.
-  /// `device` and `workers` must outlive the engine.
+  /// `runtime` and `device` must outlive the engine; the device must have been made on runtime.reactor.
   /// Errors: kInvalidArgument (another model, world size, seed or batch; budget nonsense), kResourceExhausted (a budget too
   /// small, with the account and the smallest that works; a full disk), kDataLoss (no valid generation), kUnavailable (in use).
-  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config, Device& device,
-                                      WorkerPool& workers, const Initializer& initialize, Trace* trace = nullptr);
+  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                                      Device& device, const Initializer& initialize);
   virtual ~Engine() = default;
 
   /// Makes `unit`'s 16-bit parameters present on the device, all of this generation, and pins them there until release().
@@ -72,7 +83,8 @@ class Engine {
   /// Waits until every finished step is durable; with state placed off NVMe, writes a checkpoint first. Call before exit.
   virtual void make_durable() = 0;
 
-  /// The blob of the generation that open() resumed at; empty for a new store.
+  /// True if open() found a store and resumed; then the blob of the generation it resumed at.
+  virtual bool resumed() const = 0;
   virtual std::span<const std::byte> resumed_blob() const = 0;
 
   /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in element order.

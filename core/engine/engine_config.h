@@ -57,6 +57,9 @@ struct EngineConfig {
   /// What changes forward's and backward's bits ("oneDNN 2.6.3 avx512_core_bf16"): a change is reported, not refused.
   std::string numerics_fingerprint;
 
+  /// Progress of what takes over two seconds at open (filling a new store, reading an old one), on the engine's thread.
+  std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
+
   /// Called on the engine's thread just before a generation may become durable; for logs that must not lag behind it.
   std::function<void(std::uint64_t generation)> before_seal;
 };

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/runtime.h: the spine of one rank, made before its device and its engine, and outliving both.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "base/runtime/metrics.h"
+#include "base/runtime/reactor.h"
+#include "base/runtime/trace.h"
+#include "base/runtime/worker_pool.h"
+#include "base/topology/topology.h"
+
+namespace ziggurat {
+
+struct RuntimeOptions {
+  std::size_t threads = 0;  ///< the core budget; 0: one per physical core this process may use
+  std::string trace_path;   ///< empty: no trace
+};
+
+/// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace, topology.
+struct Runtime {
+  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs; errno's for the trace file.
+  static std::unique_ptr<Runtime> create(const RuntimeOptions& options);
+  ~Runtime();
+
+  Topology topology;
+  Metrics metrics;
+  std::unique_ptr<Trace> trace;  ///< may be null
+  Reactor reactor;
+  std::unique_ptr<WorkerPool> workers;
+};
+
+}  // namespace ziggurat
