@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/safetensors_writer.cc: header, streaming, and publication by rename.
+#include "core/checkpoint/safetensors_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "tensors are written as they lie in memory");
+
+constexpr std::size_t kHeaderBytesMax = 100'000'000;  // the reference reader's limit
+constexpr std::size_t kBufferBytes = 1 << 20;
+
+std::string_view safetensors_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "F32";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kFloat16:
+      return "F16";
+  }
+  return "?";
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+void sync_folder(const std::string& path) {
+  const std::string folder = folder_of(path);
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0)
+    throw system_error(errno, fmt::format("cannot open the folder {} to sync it", folder));
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  // Some filesystems have no fsync of folders (EINVAL): nothing to be done there.
+  if (result != 0 && error != EINVAL)
+    throw system_error(error, fmt::format("cannot sync the folder {}", folder));
+}
+
+Error exists_error(const std::string& path) {
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("{} is there already: give another name, or say --force to replace it", path),
+          EEXIST};
+}
+
+}  // namespace
+
+std::uint64_t SafetensorsTensor::count() const noexcept {
+  std::uint64_t total = 1;
+  for (const std::int64_t dimension : shape) total *= static_cast<std::uint64_t>(dimension);
+  return total;
+}
+
+std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
+                               const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::set<std::string_view> names;
+  std::uint64_t offset = 0;
+  for (const SafetensorsTensor& tensor : tensors) {
+    if (tensor.name.empty() || tensor.name == "__metadata__" || !names.insert(tensor.name).second) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("safetensors: '{}' cannot name a tensor (empty, reserved or repeated)",
+                      tensor.name));
+    }
+    if (std::any_of(tensor.shape.begin(), tensor.shape.end(),
+                    [](std::int64_t d) { return d < 0; })) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("safetensors: {} has a negative dimension", tensor.name));
+    }
+    header[tensor.name] = {{"dtype", safetensors_name(tensor.dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + tensor.size_bytes()}}};
+    offset += tensor.size_bytes();
+  }
+  std::string json;
+  try {
+    json = header.dump();
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
+  }
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  if (json.size() > kHeaderBytesMax) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("safetensors: a header of {} bytes; readers accept {}", json.size(),
+                            kHeaderBytesMax));
+  }
+  const std::uint64_t length = json.size();
+  std::string text(sizeof(length), '\0');
+  std::memcpy(text.data(), &length, sizeof(length));
+  return text + json;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsTensor> tensors,
+                                     Options options)
+    : path_(std::move(path)), tensors_(std::move(tensors)), overwrite_(options.overwrite) {
+  const std::string header = safetensors_header(tensors_, options.metadata);
+  file_bytes_ = header.size();
+  for (const SafetensorsTensor& tensor : tensors_) file_bytes_ += tensor.size_bytes();
+
+  struct stat status {};
+  if (::lstat(path_.c_str(), &status) == 0) {
+    if (!S_ISREG(status.st_mode)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} is not a file: give another name", path_), EEXIST);
+    }
+    if (!overwrite_) throw exists_error(path_);
+  }
+  temporary_path_ = path_ + ".part-XXXXXX";
+  fd_ = ::mkostemp(temporary_path_.data(), O_CLOEXEC);
+  if (fd_ < 0) throw system_error(errno, fmt::format("cannot create a file beside {}", path_));
+  try {
+    // Reserving first turns a disk that is too small into an error now, not after minutes.
+    const int error = ::posix_fallocate(fd_, 0, static_cast<off_t>(file_bytes_));
+    if (error != 0 && error != EOPNOTSUPP && error != EINVAL) {
+      throw system_error(error, fmt::format("cannot reserve {} bytes for {}", file_bytes_, path_));
+    }
+    write(std::as_bytes(std::span(header)));
+  } catch (...) {
+    ::close(fd_);
+    ::unlink(temporary_path_.c_str());
+    throw;
+  }
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_path_.c_str());
+}
+
+void SafetensorsWriter::append(std::span<const float> values) {
+  while (!values.empty()) {
+    while (tensor_ < tensors_.size() && element_ == tensors_[tensor_].count()) {
+      ++tensor_;
+      element_ = 0;
+    }
+    if (tensor_ == tensors_.size()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: {} values after the last tensor's last one", path_, values.size()));
+    }
+    const SafetensorsTensor& tensor = tensors_[tensor_];
+    const std::uint64_t room = std::min<std::uint64_t>(tensor.count() - element_, kBufferBytes / 4);
+    const std::span<const float> part = values.first(std::min<std::uint64_t>(room, values.size()));
+    switch (tensor.dtype) {
+      case DType::kFloat32:
+        write(std::as_bytes(part));
+        break;
+      case DType::kBFloat16: {
+        buffer_.resize(part.size() * sizeof(bf16));
+        for (std::size_t i = 0; i < part.size(); ++i) {
+          const bf16 rounded = float_to_bf16(part[i]);
+          std::memcpy(&buffer_[i * sizeof(bf16)], &rounded, sizeof(rounded));
+        }
+        write(buffer_);
+        break;
+      }
+      case DType::kFloat16:
+        throw Error(ErrorCode::kUnimplemented,
+                    fmt::format("{}: {} as fp16; write fp32 or bf16", path_, tensor.name));
+    }
+    element_ += part.size();
+    values = values.subspan(part.size());
+  }
+}
+
+void SafetensorsWriter::finish() {
+  while (tensor_ < tensors_.size() && element_ == tensors_[tensor_].count()) {
+    ++tensor_;
+    element_ = 0;
+  }
+  if (tensor_ != tensors_.size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} has {} of {} values", path_, tensors_[tensor_].name, element_,
+                            tensors_[tensor_].count()));
+  }
+  // mkostemp gives 0600; the file is the user's to share, so the umask decides.
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  if (::fchmod(fd_, 0666 & ~mask) != 0)
+    throw system_error(errno, fmt::format("cannot set the mode of {}", path_));
+  if (::fsync(fd_) != 0) throw system_error(errno, fmt::format("cannot sync {}", temporary_path_));
+  const unsigned flags = overwrite_ ? 0 : RENAME_NOREPLACE;
+  int result = ::renameat2(AT_FDCWD, temporary_path_.c_str(), AT_FDCWD, path_.c_str(), flags);
+  if (result != 0 && errno == EINVAL && !overwrite_) {
+    // No RENAME_NOREPLACE here (NFS, some FUSE): a hard link refuses an existing name just as well.
+    result = ::link(temporary_path_.c_str(), path_.c_str());
+    if (result == 0) ::unlink(temporary_path_.c_str());
+  }
+  if (result != 0) {
+    const int error = errno;
+    if (error == EEXIST) throw exists_error(path_);
+    throw system_error(error, fmt::format("cannot rename {} to {}", temporary_path_, path_));
+  }
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0) throw system_error(errno, fmt::format("cannot close {}", path_));
+  sync_folder(path_);
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t result = ::write(fd_, bytes.data(), bytes.size());
+    if (result < 0) {
+      if (errno == EINTR) continue;
+      throw system_error(
+          errno, fmt::format("cannot write {} at offset {}", temporary_path_, written_bytes_));
+    }
+    written_bytes_ += static_cast<std::uint64_t>(result);
+    bytes = bytes.subspan(static_cast<std::size_t>(result));
+  }
+}
+
+}  // namespace ziggurat
