@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/gradient.cc: sums of squares in an order that no instruction set changes, and the clip
+// coefficient.
+#include "optimizer/gradient.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "optimizer/kernels.h"
+
+namespace ziggurat {
+namespace {
+
+/// Lane i takes lane i + 8, then i + 4, i + 2, i + 1.
+double add_lanes(float (&lanes)[internal::kSumLanes]) {
+  for (std::size_t half = internal::kSumLanes / 2; half != 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return static_cast<double>(lanes[0]);
+}
+
+}  // namespace
+
+double round_gradient(std::span<const float> accumulator, std::span<bf16> out) noexcept {
+  ZIGGURAT_CHECK(out.size() == accumulator.size(), "{} values into {} places", accumulator.size(),
+                 out.size());
+  double sum = 0.0;
+  for (std::size_t begin = 0; begin < accumulator.size(); begin += internal::kSumBlock) {
+    const std::size_t count = std::min(internal::kSumBlock, accumulator.size() - begin);
+    float lanes[internal::kSumLanes] = {};
+    internal::round_and_square(accumulator.data() + begin, out.data() + begin, count, lanes);
+    sum = sum + add_lanes(lanes);
+  }
+  // One NaN for all: which payload an addition hands on is the compiler's choice.
+  return sum != sum ? std::numeric_limits<double>::quiet_NaN() : sum;
+}
+
+void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept {
+  ZIGGURAT_CHECK(out.size() == values.size(), "{} values into {} places", values.size(),
+                 out.size());
+  internal::round_to_bf16(values.data(), out.data(), values.size());
+}
+
+float clip_coefficient(double norm, float clip_norm) noexcept {
+  if (clip_norm == 0.0f) return 1.0f;
+  const double coefficient = static_cast<double>(clip_norm) / (norm + 1e-6);
+  return static_cast<float>(coefficient > 1.0 ? 1.0 : coefficient);  // NaN stays NaN, as in torch
+}
+
+}  // namespace ziggurat
