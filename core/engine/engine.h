@@ -73,6 +73,10 @@ class Engine {
   /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way; the span is gone.
   virtual void finish_gradient(UnitId unit) = 0;
 
+  /// Optional, before the step's first finish_gradient(): with the learning rate known and clipping off, updates start during
+  /// backward instead of after it. step() must then be given the same learning rate.
+  virtual void prepare_step(float learning_rate) { static_cast<void>(learning_rate); }
+
   /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the optimizer sweep and returns;
   /// the sweep goes on under the next forward. Waits, if need be, until the generation before is durable.
   virtual StepResult step(const StepOptions& options) = 0;
@@ -90,6 +94,8 @@ class Engine {
   /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in element order.
   virtual void read_master(UnitId unit, const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
 
+  /// Host memory that can hold records while the sweep waits for the norm: what a step's lower bound depends on.
+  virtual std::uint64_t read_ahead_bytes() const { return 0; }
   virtual const Metrics& metrics() const = 0;
   virtual Account host_account() const = 0;
   /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for the start of a run.

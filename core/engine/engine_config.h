@@ -6,26 +6,10 @@
 #include <functional>
 #include <limits>
 #include <string>
-#include <string_view>
+
+#include "core/sharding/placement.h"
 
 namespace ziggurat {
-
-/// A level of the tower.
-enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
-
-std::string_view to_string(Tier tier) noexcept;
-
-/// Which tier each class of state lives on.
-struct Placement {
-  Tier params = Tier::kHost;
-  Tier grads = Tier::kHost;
-  Tier optimizer = Tier::kNvme;
-};
-
-/// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their default.
-/// Errors: kInvalidArgument naming the word that is wrong.
-Placement parse_placement(const std::string& text);
-std::string to_string(const Placement& placement);
 
 /// AdamW (Loshchilov & Hutter 2019), bias-corrected.
 struct AdamWConfig {

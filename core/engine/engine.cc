@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine.cc: a training step, as the trainer calls it. Opening is in engine_open.cc.
+#include "core/engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+
+std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device,
+                                     const Initializer& initialize) {
+  auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
+  engine->open(initialize);
+  return engine;
+}
+
+EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device)
+    : model_(model), config_(config), runtime_(runtime), device_(device) {}
+
+/// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper ones first.
+EngineImpl::~EngineImpl() {
+  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+    self.fail(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed")));
+    if (self.tasks_) {
+      try {
+        co_await self.tasks_->wait_idle();
+      } catch (const std::exception&) {
+        // Reported when it happened, by the call that the trainer was in.
+      }
+    }
+    self.sweep_.reset();
+    self.flow_.reset();
+    self.cache_.reset();
+    self.records_.reset();
+    self.grads_.reset();
+    self.params_.reset();
+    self.to_device_.reset();
+    self.to_host_.reset();
+    self.storage_.reset();  // the ring goes before the memory registered with it
+    self.pool_.reset();
+  }(*this));
+}
+
+void EngineImpl::fail(std::exception_ptr error) {
+  if (error_) return;
+  error_ = error;
+  if (cache_) cache_->fail(error);
+  if (flow_) flow_->fail(error);
+  if (sweep_) sweep_->fail(error);
+  if (pool_) pool_->fail_waiters(error);
+}
+
+std::span<const bf16> EngineImpl::acquire(UnitId unit) { return runtime_.reactor.block_on(cache_->acquire(unit)); }
+
+void EngineImpl::release(UnitId unit) {
+  runtime_.reactor.post([this, unit] { cache_->release(unit); });
+}
+
+std::span<float> EngineImpl::gradient(UnitId unit) {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
+  return runtime_.reactor.block_on(flow_->accumulator(unit));
+}
+
+void EngineImpl::finish_gradient(UnitId unit) {
+  runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
+    if (self.error_) std::rethrow_exception(self.error_);
+    const std::uint64_t making = self.generation_ + 1;
+    self.flow_->finish(finished, making);
+    self.sweep_->gradient_started(finished, making, self.early_ ? &*self.early_ : nullptr);
+    co_return;
+  }(*this, unit));
+}
+
+AdamWStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
+  return AdamWStep::make({.learning_rate = learning_rate,
+                          .beta1 = config_.adamw.beta1,
+                          .beta2 = config_.adamw.beta2,
+                          .eps = config_.adamw.eps,
+                          .weight_decay = config_.adamw.weight_decay,
+                          .grad_scale = grad_scale,
+                          .t = generation_ + 1});
+}
+
+void EngineImpl::prepare_step(float learning_rate) {
+  if (config_.clip_norm > 0) return;  // the norm decides: nothing can start early
+  runtime_.reactor.block_on([](EngineImpl& self, float rate) -> Task<> {
+    self.early_ = self.scalars(rate, 1.0F);
+    self.early_learning_rate_ = rate;
+    co_return;
+  }(*this, learning_rate));
+}
+
+StepResult EngineImpl::step(const StepOptions& options) { return runtime_.reactor.block_on(finish_step(options)); }
+
+Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
+  {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
+    co_await flow_->all_arrived();
+    co_await cache_->quiesce();
+  }
+  if (early_ && early_learning_rate_ != options.learning_rate) {
+    throw Error(ErrorCode::kInvalidArgument, "step() has another learning rate than prepare_step() announced");
+  }
+  std::array<double, 1> square{flow_->norm_squared()};
+  const std::span<double> sum(square);
+  co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
+  const double norm = std::sqrt(square[0]);
+  if (!std::isfinite(norm)) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("the gradient norm of step {} is {}: nothing was updated, generation {} stands; a lower "
+                            "--lr or a longer --warmup may help",
+                            generation_ + 1, norm, durable_generation()));
+  }
+  const float coefficient = clip_coefficient(norm, config_.clip_norm);
+  last_blob_ = wrap_blob(generation_ + 1, options.blob);
+  sweep_->end_step(scalars(options.learning_rate, coefficient), last_blob_);
+  ++generation_;
+  early_.reset();
+  flow_->begin_step();
+  cache_->begin_generation(generation_);
+  co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
+}
+
+std::uint64_t EngineImpl::durable_generation() const { return sweep_ ? sweep_->durable_generation() : 0; }
+
+void EngineImpl::make_durable() {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
+  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+    if (self.error_) std::rethrow_exception(self.error_);
+    co_await self.sweep_->settled();
+    if (self.records_->resident()) co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
+  }(*this));
+}
+
+void EngineImpl::read_master(UnitId unit,
+                             const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+  runtime_.reactor.block_on(sweep_->settled());
+  const UnitChunks& chunks = table_->unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    std::vector<float> values;
+    runtime_.reactor.block_on(read_master_chunk(id, values));
+    const std::uint64_t begin = table_->chunk(id).begin;
+    consume(begin, std::span<const float>(values).first(std::min<std::uint64_t>(values.size(), chunks.count - begin)));
+  }
+}
+
+Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
+  const Chunk& chunk = table_->chunk(id);
+  Lease lease = co_await state_lease(id);
+  const std::span<std::byte> record = record_memory(id, lease);
+  if (!records_->resident()) {
+    const std::uint64_t stored = storage_->store->durable_generation();
+    co_await storage_->store->read(id, stored, record);
+    const StateStore::Expected expected = storage_->store->expected(id, stored);
+    if (record_hash(record, expected.seed) != expected.hash) throw storage_->store->corrupt_record(id, stored);
+  }
+  values.resize(chunk.count);
+  std::memcpy(values.data(), record.data(), chunk.count * sizeof(float));
+}
+
+std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const {
+  const BlobHeader header{.generation = generation};
+  std::vector<std::byte> wrapped(sizeof(header) + blob.size());
+  std::memcpy(wrapped.data(), &header, sizeof(header));
+  if (!blob.empty()) std::memcpy(wrapped.data() + sizeof(header), blob.data(), blob.size());
+  return wrapped;
+}
+
+std::vector<std::string> EngineImpl::description() const { return notes_; }
+
+}  // namespace ziggurat

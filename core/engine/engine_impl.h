@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_impl.h: the engine of one rank: owns the floors below and joins their pipelines into steps.
+#pragma once
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "aio/io_engine.h"
+#include "aio/probe.h"
+#include "collectives/self_communicator.h"
+#include "core/engine/communicator_quorum.h"
+#include "core/engine/engine.h"
+#include "core/engine/host_plan.h"
+#include "core/schedule/context.h"
+#include "core/schedule/gradient_flow.h"
+#include "core/schedule/homes.h"
+#include "core/schedule/optimizer_sweep.h"
+#include "core/schedule/param_cache.h"
+
+namespace ziggurat {
+
+/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a few MiB at most.
+class AlignedMemory {
+ public:
+  explicit AlignedMemory(std::uint64_t size_bytes);
+  std::span<std::byte> bytes() const noexcept { return {data_.get(), size_bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const noexcept { std::free(data); }
+  };
+  std::uint64_t size_bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+/// What stands before the trainer's blob in a generation's blob.
+struct BlobHeader {
+  static constexpr std::uint64_t kMagic = 0x315a494747424c31;  // "1LBGGIZ1"
+  std::uint64_t magic = kMagic;
+  std::uint64_t generation = 0;  ///< finished steps
+};
+
+/// Files of one engine and the memory its store works in. Made and destroyed on the reactor.
+struct Storage {
+  std::unique_ptr<IoEngine> io;
+  IoProbe probe;
+  IoObservers observers;
+  SelfCommunicator ranks;
+  CommunicatorQuorum quorum{ranks};
+  std::vector<AlignedMemory> staging;
+  std::optional<AlignedMemory> fill;
+  std::unique_ptr<StateStore> store;
+
+  /// Makes the directory if needed and picks the IoEngine.
+  static std::unique_ptr<Storage> open(Runtime& runtime, const std::string& directory);
+  StoreEnvironment environment(Runtime& runtime, const EngineConfig& config);
+};
+
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
+  ~EngineImpl() override;
+
+  /// The rest of construction: everything that can fail because of the world.
+  void open(const Initializer& initialize);
+
+  std::span<const bf16> acquire(UnitId unit) override;
+  void release(UnitId unit) override;
+  std::span<float> gradient(UnitId unit) override;
+  void finish_gradient(UnitId unit) override;
+  void prepare_step(float learning_rate) override;
+  StepResult step(const StepOptions& options) override;
+
+  std::uint64_t generation() const override { return generation_; }
+  std::uint64_t durable_generation() const override;
+  void make_durable() override;
+  bool resumed() const override { return resumed_; }
+  std::span<const std::byte> resumed_blob() const override { return resumed_blob_; }
+  void read_master(UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  std::uint64_t read_ahead_bytes() const override { return plan_.items * plan_.item_bytes; }
+  const Metrics& metrics() const override { return runtime_.metrics; }
+  Account host_account() const override { return pool_->account(); }
+  std::vector<std::string> description() const override;
+
+ private:
+  // engine_open.cc
+  void validate() const;
+  Task<> open_store();
+  Task<> build_floors();
+  Task<> create_state(const Initializer& initialize);
+  Task<> create_chunk(ChunkId id, const Initializer& initialize);
+  Task<> load_state();
+  Task<> load_chunk(ChunkId id);
+  Task<Lease> state_lease(ChunkId id);
+  std::span<std::byte> record_memory(ChunkId id, const Lease& lease) const;
+  Task<> publish_params(ChunkId id, std::span<const std::byte> record, const Lease& lease);
+  void report_progress(ChunkId id, const char* what);
+  void check_identity(const StoreState& state);
+  void read_blob(const StoreState& state);
+
+  // engine.cc
+  Task<StepResult> finish_step(const StepOptions& options);
+  Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
+  AdamWStep scalars(float learning_rate, float grad_scale) const;
+  std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
+  void fail(std::exception_ptr error);
+
+  ModelSpec model_;
+  EngineConfig config_;
+  Runtime& runtime_;
+  Device& device_;
+
+  std::unique_ptr<Storage> storage_;
+  std::optional<ChunkTable> table_;
+  HostPlan plan_;
+  std::unique_ptr<PinnedPool> pool_;
+  std::unique_ptr<Stream> to_device_;
+  std::unique_ptr<Stream> to_host_;
+  std::optional<WorkGroup> tasks_;
+  std::optional<Context> context_;
+  std::unique_ptr<ParamHome> params_;
+  std::unique_ptr<GradHome> grads_;
+  std::unique_ptr<RecordHome> records_;
+  std::unique_ptr<ParamCache> cache_;
+  std::unique_ptr<GradientFlow> flow_;
+  std::unique_ptr<OptimizerSweep> sweep_;
+
+  std::uint64_t generation_ = 0;
+  std::vector<std::byte> last_blob_;     // of generation_, wrapped
+  std::vector<std::byte> resumed_blob_;
+  bool resumed_ = false;
+  std::optional<AdamWStep> early_;       // scalars of the step under way, if they do not need the norm
+  float early_learning_rate_ = 0;
+  std::exception_ptr error_;
+  std::uint64_t opened_bytes_ = 0;       // progress of create_state() and load_state()
+  std::vector<std::string> notes_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_open.cc: from a configuration to an engine at a generation: the store, the budgets, the floors, the state.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "core/engine/engine_impl.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::uint64_t kFillBytes = 4 * kMiB;  // a write of a new file
+constexpr std::uint64_t kPageBytes = 4096;
+
+}  // namespace
+
+AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
+    : size_bytes_(size_bytes),
+      data_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes)))) {
+  if (!data_) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("no memory for {} of store tables", format_bytes(size_bytes)));
+  }
+}
+
+std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::string& directory) {
+  std::error_code failure;
+  std::filesystem::create_directories(directory, failure);
+  if (failure) throw system_error(failure.value(), fmt::format("--store {}: cannot create the directory", directory));
+  auto storage = std::make_unique<Storage>();
+  storage->observers = IoObservers::make(&runtime.metrics, runtime.trace.get());
+  storage->io = choose_io_engine(runtime.reactor, directory, &storage->probe);
+  return storage;
+}
+
+StoreEnvironment Storage::environment(Runtime& runtime, const EngineConfig& config) {
+  fill.emplace(kFillBytes);
+  return {.reactor = runtime.reactor,
+          .io = *io,
+          .ranks = quorum,
+          .observers = observers,
+          .staging =
+              [this](std::uint64_t size_bytes) {
+                staging.emplace_back(size_bytes);
+                return staging.back().bytes();
+              },
+          .fill = fill->bytes(),
+          .progress = [progress = config.progress](std::uint64_t done, std::uint64_t total) {
+            if (progress) progress("filling the store", done, total);
+          }};
+}
+
+StoreInfo Engine::inspect(Runtime& runtime, const std::string& directory) {
+  return runtime.reactor.block_on([](Runtime& run, std::string path) -> Task<StoreInfo> {
+    if (!std::filesystem::is_directory(path)) {
+      throw Error(ErrorCode::kInvalidArgument, fmt::format("--store {}: no such directory", path));
+    }
+    auto storage = Storage::open(run, path);
+    const EngineConfig config;
+    StoreEnvironment environment = storage->environment(run, config);
+    storage->store = co_await StateStore::open(std::move(environment), path);
+    const StoreState& state = storage->store->state();
+    StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
+                   .run_identity = state.run_identity,
+                   .numerics_fingerprint = state.numerics_fingerprint,
+                   .generation = 0,
+                   .blob = {}};
+    BlobHeader header;
+    if (state.blob.size() >= sizeof(header)) {
+      std::memcpy(&header, state.blob.data(), sizeof(header));
+      info.generation = header.generation;
+      info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
+    }
+    co_return info;
+  }(runtime, directory));
+}
+
+void EngineImpl::validate() const {
+  const auto require = [](bool good, const std::string& message) {
+    if (!good) throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  require(config_.slots == 1 || config_.slots == 2, fmt::format("--slots {}: 1 or 2", config_.slots));
+  require(config_.clip_norm >= 0, fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
+  require(!config_.store_directory.empty(), "--store: a directory is needed");
+  require(device_.host_accessible(),
+          fmt::format("device '{}': the engine's rounding and updates run on the CPU; use the host-emulated device",
+                      device_.description()));
+}
+
+void EngineImpl::open(const Initializer& initialize) {
+  validate();
+  runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
+    co_await self.open_store();
+    co_await self.build_floors();
+    if (self.resumed_) {
+      co_await self.load_state();
+    } else {
+      co_await self.create_state(init);
+    }
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u) self.cache_->unit_updated(u, self.generation_);
+    self.cache_->begin_generation(self.generation_);
+  }(*this, initialize));
+}
+
+Task<> EngineImpl::open_store() {
+  storage_ = Storage::open(runtime_, config_.store_directory);
+  const bool found = StateStore::exists(*storage_->io, config_.store_directory, storage_->ranks.rank());
+  StoreEnvironment environment = storage_->environment(runtime_, config_);
+  if (found && config_.resume == EngineConfig::Resume::kAuto) {
+    storage_->store = co_await StateStore::open(std::move(environment), config_.store_directory);
+    const StoreState& state = storage_->store->state();
+    table_ = ChunkTable::from_layout(model_, state.layout);
+    check_identity(state);
+    resumed_ = true;
+    for (const std::string& note : state.notes) notes_.push_back(note);
+  } else {
+    // The budget is judged before a byte is written.
+    table_.emplace(model_, choose_chunk_tiles(model_, config_.placement, config_.host_budget_bytes));
+  }
+  plan_ = plan_host(*table_, config_.placement, config_.host_budget_bytes);
+  require_host_budget(plan_, config_.host_budget_bytes);
+  if (resumed_) co_return;
+  StoreSpec spec{.layout = table_->layout(),
+                 .run_identity = config_.run_identity,
+                 .numerics_fingerprint = config_.numerics_fingerprint,
+                 .record_bytes = table_->record_bytes(),
+                 .slots = static_cast<std::uint32_t>(config_.slots)};
+  storage_->store = co_await StateStore::create(std::move(environment), config_.store_directory, std::move(spec));
+}
+
+/// What may not change at resume, word by word, so that the message names the word.
+void EngineImpl::check_identity(const StoreState& state) {
+  if (state.run_identity != config_.run_identity) {
+    std::istringstream stored(state.run_identity);
+    std::istringstream wanted(config_.run_identity);
+    std::string differences;
+    for (std::string a, b; (stored >> a) && (wanted >> b);) {
+      if (a != b) differences += fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--store {}: another run's: {}. Give the same settings, another --store, or --resume never to "
+                            "replace it",
+                            config_.store_directory, differences.empty() ? state.run_identity : differences));
+  }
+  if (static_cast<int>(state.slots) != config_.slots) {
+    notes_.push_back(fmt::format("the store was made with --slots {}, which stays in force", state.slots));
+  }
+  if (state.numerics_fingerprint != config_.numerics_fingerprint) {
+    notes_.push_back(fmt::format("numerics changed since the store was made: '{}' then, '{}' now; the loss may differ in its bits",
+                                 state.numerics_fingerprint, config_.numerics_fingerprint));
+  }
+}
+
+Task<> EngineImpl::build_floors() {
+  PinnedPoolOptions options;
+  options.budget_bytes = config_.host_budget_bytes;
+  options.reserves = plan_.reserves;
+  pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
+  storage_->io->register_memory(pool_->mapping());
+  to_device_ = device_.create_stream("host to device");
+  to_host_ = device_.create_stream("device to host");
+  tasks_.emplace(runtime_.reactor);
+  context_.emplace(Context{.reactor = runtime_.reactor,
+                           .workers = *runtime_.workers,
+                           .metrics = runtime_.metrics,
+                           .device = device_,
+                           .to_device = *to_device_,
+                           .to_host = *to_host_,
+                           .pool = *pool_,
+                           .table = *table_,
+                           .placement = config_.placement,
+                           .tasks = *tasks_,
+                           .fail = [this](std::exception_ptr error) { fail(error); }});
+  const SwapEnvironment swap{.io = *storage_->io,
+                             .directory = config_.store_directory,
+                             .fill = storage_->fill->bytes(),
+                             .observers = storage_->observers};
+  params_ = co_await ParamHome::create(*context_, swap);
+  const ParamCacheLimits limits{.max_live_parameters = config_.max_live_parameters,
+                                .max_reuse_distance = config_.max_reuse_distance};
+  cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
+  const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
+    return cache_->allocate(size_bytes, purpose);
+  };
+  grads_ = co_await GradHome::create(*context_, swap, allocate);
+  records_ = std::make_unique<RecordHome>(*context_);
+  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_);
+  notes_.push_back(fmt::format("files through {}", storage_->io->description()));
+  notes_.push_back(fmt::format("{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all gradients",
+                               table_->unit_count(), table_->chunks().size(),
+                               format_bytes(table_->largest_chunk_count() * 12), pool_->page_kind(), plan_.items));
+  if (config_.placement.optimizer != Tier::kNvme) {
+    notes_.push_back(fmt::format("optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
+                                 to_string(config_.placement.optimizer)));
+  } else if (storage_->store->state().slots == 1) {
+    notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
+  } else {
+    notes_.push_back("every finished step becomes durable, at no extra written bytes");
+  }
+}
+
+Task<Lease> EngineImpl::state_lease(ChunkId id) {
+  const std::uint64_t size_bytes = OptimizerSweep::item_bytes(*context_, *params_, *grads_, table_->chunk(id));
+  if (size_bytes == 0) co_return Lease{};
+  const LeaseRequest request{.purpose = Purpose::kOptimizer,
+                             .size_bytes = size_bytes,
+                             .need = {.generation = generation_, .position = id},
+                             .holder = "opening"};
+  co_return co_await pool_->acquire(request);
+}
+
+std::span<std::byte> EngineImpl::record_memory(ChunkId id, const Lease& lease) const {
+  if (records_->resident()) return records_->record(id);
+  return lease.bytes().first(table_->chunk(id).record_bytes());
+}
+
+/// The 16-bit parameters are made from the masters, here as in every update.
+Task<> EngineImpl::publish_params(ChunkId id, std::span<const std::byte> record, const Lease& lease) {
+  const Chunk& chunk = table_->chunk(id);
+  const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
+  const auto item = lease.bytes().subspan(behind, params_->item_bytes(chunk));
+  const std::span<bf16> param = params_->destination(id, item);
+  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), chunk.count);
+  const std::function<void()> job = [&] { round_to_bf16(master, param); };
+  co_await runtime_.workers->run(runtime_.reactor, "round params", job);
+  co_await params_->publish(id, param);
+}
+
+void EngineImpl::report_progress(ChunkId id, const char* what) {
+  opened_bytes_ += table_->chunk(id).record_bytes();
+  if (config_.progress) config_.progress(what, opened_bytes_, table_->padded_count() * 12);
+}
+
+Task<> EngineImpl::create_state(const Initializer& initialize) {
+  WorkGroup chunks(runtime_.reactor);
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(create_chunk(id, initialize));
+  co_await chunks.wait_idle();
+  last_blob_ = wrap_blob(0, {});
+  const std::function<void()> before_seal = [this] {
+    if (config_.before_seal) config_.before_seal(0);
+  };
+  co_await storage_->store->commit(0, last_blob_, before_seal);
+  storage_->store->set_durable_everywhere(0);
+  OptimizerSweep::Settings settings{
+      .read_ahead_chunks = plan_.items, .store_offset = 0, .before_seal = config_.before_seal};
+  const OptimizerSweep::Parts parts{*params_, *grads_, *records_, *storage_->store, *flow_, *cache_};
+  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
+}
+
+Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
+  const Chunk& chunk = table_->chunk(id);
+  const Lease lease = co_await state_lease(id);
+  const std::span<std::byte> record = record_memory(id, lease);
+  std::uint64_t hash = 0;
+  const std::uint64_t seed = storage_->store->write_seed(id, 0);
+  const std::function<void()> job = [&] {
+    std::memset(record.data(), 0, record.size());
+    const std::uint64_t real = std::min(chunk.count, table_->unit(chunk.unit).count - chunk.begin);
+    initialize(chunk.unit, chunk.begin, {reinterpret_cast<float*>(record.data()), real});
+    hash = record_hash(record, seed);
+  };
+  co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
+  co_await storage_->store->write(id, 0, record, hash);
+  co_await publish_params(id, record, lease);
+  report_progress(id, "writing generation 0");
+}
+
+void EngineImpl::read_blob(const StoreState& state) {
+  BlobHeader header;
+  if (state.blob.size() < sizeof(header)) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("--store {}: the blob of generation {} is too short",
+                                                  config_.store_directory, state.generation));
+  }
+  std::memcpy(&header, state.blob.data(), sizeof(header));
+  if (header.magic != BlobHeader::kMagic) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("--store {}: the blob of generation {} is not an engine's",
+                                                  config_.store_directory, state.generation));
+  }
+  generation_ = header.generation;
+  last_blob_ = state.blob;
+  resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
+}
+
+Task<> EngineImpl::load_state() {
+  const StoreState& state = storage_->store->state();
+  read_blob(state);
+  WorkGroup chunks(runtime_.reactor);
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id));
+  co_await chunks.wait_idle();
+  OptimizerSweep::Settings settings{.read_ahead_chunks = plan_.items,
+                                    .store_offset = state.generation - generation_,
+                                    .before_seal = config_.before_seal};
+  const OptimizerSweep::Parts parts{*params_, *grads_, *records_, *storage_->store, *flow_, *cache_};
+  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
+}
+
+Task<> EngineImpl::load_chunk(ChunkId id) {
+  const Lease lease = co_await state_lease(id);
+  const std::span<std::byte> record = record_memory(id, lease);
+  const std::uint64_t stored = storage_->store->durable_generation();
+  co_await storage_->store->read(id, stored, record);
+  const StateStore::Expected expected = storage_->store->expected(id, stored);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = record_hash(record, expected.seed); };
+  co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
+  if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
+  co_await publish_params(id, record, lease);
+  report_progress(id, "reading the store");
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/host_plan.cc: the sums behind the host budget.
+#include "core/engine/host_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "tiers/arena.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::uint64_t kItemsWanted = 12;
+constexpr std::uint64_t kChunkTilesMax = 32;
+
+/// What a lease of `size_bytes` takes of the pool.
+std::uint64_t lease_bytes(std::uint64_t size_bytes) {
+  return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
+}
+
+}  // namespace
+
+std::uint64_t HostPlan::smallest_bytes() const {
+  std::uint64_t total = permanent_bytes + gradient_bytes;
+  for (const auto& reserve : reserves) total += lease_bytes(reserve.largest_item_bytes);
+  return round_up(total, kMiB);
+}
+
+HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uint64_t budget_bytes) {
+  HostPlan plan;
+  const std::uint64_t largest_half = table.largest_chunk_count() * 2;
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(table.unit(u).padded_count * 2);
+  }
+  for (const Chunk& chunk : table.chunks()) {
+    if (placement.optimizer == Tier::kHost) plan.permanent_bytes += lease_bytes(chunk.record_bytes());
+    if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.half_bytes());
+  }
+
+  if (placement.optimizer == Tier::kNvme) plan.item_bytes += table.largest_chunk_count() * 12;
+  if (placement.params == Tier::kNvme) plan.item_bytes += largest_half;
+  if (placement.grads == Tier::kNvme) plan.item_bytes += largest_half;
+
+  if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
+  if (placement.params == Tier::kNvme) {
+    plan.reserves.push_back({Purpose::kParams, table.largest_unit_padded_count() * 2});
+  }
+  if (placement.grads == Tier::kNvme) plan.reserves.push_back({Purpose::kGradients, largest_half});
+
+  const std::uint64_t needed = plan.smallest_bytes();
+  if (plan.item_bytes > 0 && budget_bytes >= needed) {
+    plan.items = 1 + (budget_bytes - needed) / lease_bytes(plan.item_bytes);
+  }
+  return plan;
+}
+
+std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement, std::uint64_t budget_bytes) {
+  for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
+    const HostPlan plan = plan_host(ChunkTable(model, tiles), placement, budget_bytes);
+    const bool fits = plan.smallest_bytes() <= budget_bytes;
+    if (fits && (plan.item_bytes == 0 || plan.items >= kItemsWanted)) return tiles;
+  }
+  require_host_budget(plan_host(ChunkTable(model, 1), placement, budget_bytes), budget_bytes);
+  return 1;
+}
+
+void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
+  if (plan.smallest_bytes() <= budget_bytes) return;
+  std::string reserves;
+  for (const auto& reserve : plan.reserves) {
+    reserves += fmt::format(", one {} item of {}", to_string(reserve.purpose), format_bytes(reserve.largest_item_bytes));
+  }
+  throw Error(ErrorCode::kResourceExhausted,
+              fmt::format("--host-memory {} is too small; the smallest that works with this placement is {}: {} that stays "
+                          "on host, {} of gradients{}",
+                          format_bytes(budget_bytes), format_bytes(plan.smallest_bytes()),
+                          format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/context.h: what every pipeline of one engine shares. Owned by the engine; reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+
+#include "base/runtime/async.h"
+#include "base/runtime/metrics.h"
+#include "base/runtime/worker_pool.h"
+#include "core/sharding/chunk_table.h"
+#include "core/sharding/placement.h"
+#include "tiers/device.h"
+#include "tiers/pinned_pool.h"
+
+namespace ziggurat {
+
+struct Context {
+  Reactor& reactor;
+  WorkerPool& workers;
+  Metrics& metrics;
+  Device& device;
+  Stream& to_device;
+  Stream& to_host;
+  PinnedPool& pool;
+  const ChunkTable& table;
+  Placement placement;
+
+  /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
+  WorkGroup& tasks;
+  std::function<void(std::exception_ptr)> fail;
+
+  /// Starts `task` as a background pipeline.
+  void spawn(Task<> task);
+
+ private:
+  Task<> guarded(Task<> task);
+};
+
+/// Adds the time from construction to destruction to `counter`.
+class CountedTime {
+ public:
+  CountedTime(Metrics& metrics, Counter counter) : metrics_(metrics), counter_(counter) {}
+  ~CountedTime() {
+    metrics_.add(counter_, static_cast<std::uint64_t>((monotonic_now() - begin_).count()));
+  }
+  CountedTime(const CountedTime&) = delete;
+  CountedTime& operator=(const CountedTime&) = delete;
+
+ private:
+  Metrics& metrics_;
+  Counter counter_;
+  Nanoseconds begin_ = monotonic_now();
+};
+
+}  // namespace ziggurat

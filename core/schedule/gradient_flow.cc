@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradient_flow.cc: accumulate, round in place, copy out.
+#include "core/schedule/gradient_flow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+
+GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home)
+    : context_(context),
+      cache_(cache),
+      home_(home),
+      stages_(context.table.unit_count(), Stage::kNone),
+      buffers_(context.table.unit_count()),
+      tile_sums_(context.table.tile_count(), 0.0),
+      idle_(context.reactor) {
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i) arrived_.emplace_back(context.reactor);
+  idle_.set();
+  cache.set_spare_memory([this] { return give_back_spare(); });
+}
+
+bool GradientFlow::give_back_spare() {
+  if (spare_.empty()) return false;
+  spare_.pop_back();
+  return true;
+}
+
+Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
+  if (error_) std::rethrow_exception(error_);
+  const UnitChunks& chunks = context_.table.unit(unit);
+  if (stages_[unit] == Stage::kFinished) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the gradient of unit {} was finished in this step: call step() before asking for it again", unit));
+  }
+  DeviceBuffer& buffer = buffers_[unit];
+  if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
+
+  const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
+  const auto fits = std::find_if(spare_.begin(), spare_.end(),
+                                 [&](const DeviceBuffer& spare) { return spare.size_bytes() >= size_bytes; });
+  if (fits != spare_.end()) {
+    buffer = std::move(*fits);
+    spare_.erase(fits);
+  } else {
+    buffer = co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  }
+  stages_[unit] = Stage::kAccumulating;
+  // A chunk a job: workers share the pass, and a tile of the trainer's never waits long behind one.
+  WorkGroup clears(context_.reactor);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    const Chunk& chunk = context_.table.chunk(id);
+    const std::function<void()> job = [data = buffer.data() + chunk.begin * sizeof(float), &chunk] {
+      std::memset(data, 0, chunk.count * sizeof(float));
+    };
+    clears.spawn([](Context& context, std::function<void()> clear) -> Task<> {
+      co_await context.workers.run(context.reactor, "clear accumulator", clear);
+    }(context_, job));
+  }
+  co_await clears.wait_idle();
+  co_return buffer.as<float>().first(chunks.count);
+}
+
+void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
+  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating, "unit {}: finish_gradient() without gradient()", unit);
+  stages_[unit] = Stage::kFinished;
+  const Need need{.generation = generation, .position = finished_units_++};
+  if (units_under_way_++ == 0) idle_.reset();
+  context_.spawn(flow(unit, need));
+}
+
+Task<> GradientFlow::flow(UnitId unit, Need need) {
+  const UnitChunks& chunks = context_.table.unit(unit);
+  WorkGroup group(context_.reactor);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    group.spawn(flow_chunk(id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
+  }
+  co_await group.wait_idle();
+  spare_.push_back(std::move(buffers_[unit]));
+  cache_.memory_returned();
+  if (--units_under_way_ == 0) idle_.set();
+}
+
+Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {
+  const Chunk& chunk = context_.table.chunk(id);
+  // Rounded in place: tile t of 16-bit values lands at half its own offset, over values already read.
+  const std::function<void()> round = [&] {
+    const auto* values = reinterpret_cast<const float*>(accumulator);
+    auto* rounded = reinterpret_cast<bf16*>(accumulator);
+    double* sums = &tile_sums_[context_.table.unit(chunk.unit).first_tile + chunk.begin / kTileElements];
+    for (std::uint64_t begin = 0; begin < chunk.count; begin += kTileElements) {
+      *sums++ = round_gradient({values + begin, kTileElements}, {rounded + begin, kTileElements});
+    }
+  };
+  co_await context_.workers.run(context_.reactor, "round gradient", round);
+  co_await home_.accept(id, accumulator, need);
+  arrived_[id].set();
+}
+
+Task<> GradientFlow::all_arrived() {
+  if (error_) std::rethrow_exception(error_);
+  for (UnitId unit = 0; unit < stages_.size(); ++unit) {
+    if (stages_[unit] == Stage::kFinished) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("step() before unit {} ('{}') had its gradient: call finish_gradient() for every unit", unit,
+                            context_.table.model().units[unit].name));
+  }
+  co_await idle_.wait();
+  if (error_) std::rethrow_exception(error_);
+}
+
+double GradientFlow::norm_squared() const noexcept {
+  double sum = 0;
+  for (const double tile : tile_sums_) sum += tile;
+  return sum;
+}
+
+void GradientFlow::begin_step() {
+  std::fill(stages_.begin(), stages_.end(), Stage::kNone);
+  finished_units_ = 0;
+}
+
+void GradientFlow::fail(std::exception_ptr error) {
+  error_ = error;
+  for (Signal& signal : arrived_) signal.fail(error);
+  idle_.fail(error);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to its 16-bit home, chunk by chunk, rounded
+// once; squares are summed in passing, per tile, so that the norm depends on neither chunks, threads nor placement.
+// Reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <vector>
+
+#include "core/schedule/context.h"
+#include "core/schedule/homes.h"
+#include "core/schedule/param_cache.h"
+
+namespace ziggurat {
+
+class GradientFlow {
+ public:
+  GradientFlow(Context& context, ParamCache& cache, GradHome& home);
+
+  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
+  /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
+  Task<std::span<float>> accumulator(UnitId unit);
+  /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at once.
+  void finish(UnitId unit, std::uint64_t generation);
+
+  /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a gradient.
+  Task<> all_arrived();
+  /// Sum of squares of all 16-bit gradients, tile by tile in order of the model. After all_arrived().
+  double norm_squared() const noexcept;
+  /// Set once `chunk`'s gradient is at home in this step.
+  Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
+
+  /// The step is over: gradients of the next one may be asked for. Its chunks' signals are reset as they are consumed.
+  void begin_step();
+  void fail(std::exception_ptr error);
+
+ private:
+  Task<> flow(UnitId unit, Need need);
+  Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need);
+  bool give_back_spare();
+
+  enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
+  Context& context_;
+  ParamCache& cache_;
+  GradHome& home_;
+  std::vector<Stage> stages_;            // per unit
+  std::vector<DeviceBuffer> buffers_;    // per unit
+  std::vector<DeviceBuffer> spare_;      // accumulators between units: reused, so that the device does not fragment
+  std::vector<Signal> arrived_;          // per chunk
+  std::vector<double> tile_sums_;        // of the whole model
+  std::uint64_t finished_units_ = 0;
+  std::size_t units_under_way_ = 0;
+  Signal idle_;
+  std::exception_ptr error_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes.cc: the three tiers, for each class of state.
+#include "core/schedule/homes.h"
+
+#include <fmt/format.h>
+
+#include "base/checksum.h"
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+/// A lease that is kept for the whole run.
+Lease permanent_lease(Context& context, Purpose purpose, std::uint64_t size_bytes, const char* holder) {
+  Lease lease = context.pool.try_acquire(
+      {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
+  if (!lease) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes, to_string(purpose),
+                            context.pool.account().text()));
+  }
+  return lease;
+}
+
+std::vector<std::uint64_t> half_bytes_of(const ChunkTable& table) {
+  std::vector<std::uint64_t> bytes;
+  for (const Chunk& chunk : table.chunks()) bytes.push_back(chunk.half_bytes());
+  return bytes;
+}
+
+}  // namespace
+
+Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap) {
+  std::unique_ptr<ParamHome> home(new ParamHome(context));
+  for (UnitId u = 0; u < context.table.unit_count(); ++u) {
+    const std::uint64_t size_bytes = context.table.unit(u).padded_count * 2;
+    if (home->tier_ == Tier::kHost) {
+      home->host_.push_back(permanent_lease(context, Purpose::kParams, size_bytes, "parameters"));
+    } else if (home->tier_ == Tier::kDevice) {
+      home->device_.push_back(context.device.allocate(size_bytes, Purpose::kParams));
+    }
+  }
+  if (home->tier_ == Tier::kNvme) {
+    auto sizes = half_bytes_of(context.table);
+    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory, std::move(sizes), swap.fill,
+                                            swap.observers);
+  }
+  co_return home;
+}
+
+std::uint64_t ParamHome::item_bytes(const Chunk& chunk) const noexcept {
+  return tier_ == Tier::kNvme ? chunk.half_bytes() : 0;
+}
+
+std::span<bf16> ParamHome::destination(ChunkId id, std::span<std::byte> item) const noexcept {
+  const Chunk& chunk = context_.table.chunk(id);
+  switch (tier_) {
+    case Tier::kDevice: return device_[chunk.unit].as<bf16>().subspan(chunk.begin, chunk.count);
+    case Tier::kHost: return host_[chunk.unit].as<bf16>().subspan(chunk.begin, chunk.count);
+    case Tier::kNvme: break;
+  }
+  return {reinterpret_cast<bf16*>(item.data()), chunk.count};
+}
+
+Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
+  if (tier_ != Tier::kNvme) co_return;
+  const auto bytes = std::as_bytes(values);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(bytes, id); };
+  co_await context_.workers.run(context_.reactor, "hash params", job);
+  co_await swap_->write(id, bytes, hash);
+}
+
+std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept { return device_[unit].as<bf16>(); }
+
+Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
+  const std::uint64_t size_bytes = context_.table.unit(unit).padded_count * 2;
+  Lease staging;
+  std::span<std::byte> source;
+  if (tier_ == Tier::kHost) {
+    source = host_[unit].bytes();
+  } else {
+    const LeaseRequest request{
+        .purpose = Purpose::kParams, .size_bytes = size_bytes, .need = need, .holder = "parameter read"};
+    staging = co_await context_.pool.acquire(request);
+    source = staging.bytes();
+    co_await read_unit(unit, source);
+  }
+  const Stream::Copy request{.destination = destination,
+                             .source = source.data(),
+                             .size_bytes = size_bytes,
+                             .direction = Stream::Direction::kToDevice};
+  co_await copy(context_.reactor, context_.to_device, request);
+}
+
+Task<> ParamHome::read_unit(UnitId unit, std::span<std::byte> memory) {
+  const UnitChunks& chunks = context_.table.unit(unit);
+  WorkGroup reads(context_.reactor);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    const Chunk& chunk = context_.table.chunk(id);
+    reads.spawn(read_chunk(id, memory.subspan(chunk.begin * 2, chunk.half_bytes())));
+  }
+  co_await reads.wait_idle();
+}
+
+Task<> ParamHome::read_chunk(ChunkId id, std::span<std::byte> memory) {
+  co_await swap_->read(id, memory);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(memory, id); };
+  co_await context_.workers.run(context_.reactor, "verify params", job);
+  if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
+}
+
+Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap, AllocateDevice allocate) {
+  std::unique_ptr<GradHome> home(new GradHome(context, std::move(allocate)));
+  home->host_.resize(context.table.chunks().size());
+  home->device_.resize(context.table.chunks().size());
+  if (home->tier_ == Tier::kNvme) {
+    auto sizes = half_bytes_of(context.table);
+    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory, std::move(sizes), swap.fill,
+                                            swap.observers);
+  }
+  co_return home;
+}
+
+std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
+  return tier_ == Tier::kNvme ? chunk.half_bytes() : 0;
+}
+
+Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
+  const std::uint64_t size_bytes = context_.table.chunk(id).half_bytes();
+  if (tier_ == Tier::kDevice) {
+    device_[id] = co_await allocate_(size_bytes, Purpose::kGradients);
+    const Stream::Copy request{.destination = device_[id].data(),
+                               .source = source,
+                               .size_bytes = size_bytes,
+                               .direction = Stream::Direction::kOnDevice};
+    co_await copy(context_.reactor, context_.to_host, request);
+    co_return;
+  }
+  const LeaseRequest lease_request{
+      .purpose = Purpose::kGradients, .size_bytes = size_bytes, .need = need, .holder = "gradient"};
+  Lease lease = co_await context_.pool.acquire(lease_request);
+  const Stream::Copy request{.destination = lease.bytes().data(),
+                             .source = source,
+                             .size_bytes = size_bytes,
+                             .direction = Stream::Direction::kToHost};
+  co_await copy(context_.reactor, context_.to_host, request);
+  if (tier_ == Tier::kHost) {
+    host_[id] = std::move(lease);
+    co_return;
+  }
+  std::uint64_t hash = 0;
+  const std::span<const std::byte> bytes = lease.bytes();
+  const std::function<void()> job = [&] { hash = hash64(bytes, id); };
+  co_await context_.workers.run(context_.reactor, "hash gradient", job);
+  co_await swap_->write(id, bytes, hash);
+}
+
+Task<std::span<const bf16>> GradHome::fetch(ChunkId id, std::span<std::byte> item) {
+  if (tier_ == Tier::kDevice) co_return device_[id].as<const bf16>();
+  if (tier_ == Tier::kHost) co_return host_[id].as<const bf16>();
+  co_await swap_->read(id, item);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(item, id); };
+  co_await context_.workers.run(context_.reactor, "verify gradient", job);
+  if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
+  co_return std::span<const bf16>{reinterpret_cast<const bf16*>(item.data()), item.size() / sizeof(bf16)};
+}
+
+void GradHome::drop(ChunkId id) noexcept {
+  host_[id] = {};
+  device_[id] = {};
+}
+
+RecordHome::RecordHome(Context& context) : context_(context) {
+  for (const Chunk& chunk : context.table.chunks()) {
+    if (context.placement.optimizer == Tier::kHost) {
+      host_.push_back(permanent_lease(context, Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
+    } else if (context.placement.optimizer == Tier::kDevice) {
+      device_.push_back(context.device.allocate(chunk.record_bytes(), Purpose::kOptimizer));
+    }
+  }
+}
+
+std::span<std::byte> RecordHome::record(ChunkId chunk) const noexcept {
+  if (context_.placement.optimizer == Tier::kHost) return host_[chunk].bytes();
+  return {device_[chunk].data(), device_[chunk].size_bytes()};
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/homes.h: where each class of state lives between uses, one class per class of state. The placement is chosen
+// here and nowhere else: pipelines ask a home for bytes and do not know the tier. Reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/schedule/context.h"
+#include "tiers/swap_file.h"
+
+namespace ziggurat {
+
+/// What making an NVMe-placed home takes.
+struct SwapEnvironment {
+  IoEngine& io;
+  std::string directory;
+  std::span<std::byte> fill;
+  IoObservers observers;
+};
+
+/// 16-bit parameters.
+class ParamHome {
+ public:
+  static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap);
+
+  /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in place.
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
+  /// Where the update writes `chunk`'s new parameters: at home, or in the item's memory.
+  std::span<bf16> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
+  /// `destination` is written: brings it home.
+  Task<> publish(ChunkId chunk, std::span<const bf16> values);
+
+  /// Parameters live on the device: nothing is ever loaded.
+  bool on_device() const noexcept { return tier_ == Tier::kDevice; }
+  std::span<const bf16> device_view(UnitId unit) const noexcept;
+  /// Copies `unit`'s parameters to `destination` on the device.
+  Task<> load(UnitId unit, std::byte* destination, Need need);
+
+ private:
+  explicit ParamHome(Context& context) : context_(context), tier_(context.placement.params) {}
+  Task<> read_unit(UnitId unit, std::span<std::byte> memory);
+  Task<> read_chunk(ChunkId chunk, std::span<std::byte> memory);
+
+  Context& context_;
+  Tier tier_;
+  std::vector<Lease> host_;           // per unit
+  std::vector<DeviceBuffer> device_;  // per unit
+  std::unique_ptr<SwapFile> swap_;    // item per chunk
+};
+
+/// 16-bit gradients between backward and the update.
+class GradHome {
+ public:
+  using AllocateDevice = std::function<Task<DeviceBuffer>(std::uint64_t size_bytes, Purpose purpose)>;
+  static Task<std::unique_ptr<GradHome>> create(Context& context, SwapEnvironment swap, AllocateDevice allocate);
+
+  std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
+  /// Takes `chunk`'s gradient from `source` on the device; returns when `source` may be reused.
+  Task<> accept(ChunkId chunk, const std::byte* source, Need need);
+  /// The gradient accepted before, wherever it is; `item` as given by item_bytes().
+  Task<std::span<const bf16>> fetch(ChunkId chunk, std::span<std::byte> item);
+  /// The update has used it.
+  void drop(ChunkId chunk) noexcept;
+
+ private:
+  GradHome(Context& context, AllocateDevice allocate)
+      : context_(context), tier_(context.placement.grads), allocate_(std::move(allocate)) {}
+
+  Context& context_;
+  Tier tier_;
+  AllocateDevice allocate_;
+  std::vector<Lease> host_;           // per chunk
+  std::vector<DeviceBuffer> device_;  // per chunk
+  std::unique_ptr<SwapFile> swap_;    // item per chunk
+};
+
+/// Optimizer records that stay in memory; on NVMe they are the StateStore's.
+class RecordHome {
+ public:
+  /// Errors: kResourceExhausted when the tier's budget does not hold all records.
+  explicit RecordHome(Context& context);
+  bool resident() const noexcept { return context_.placement.optimizer != Tier::kNvme; }
+  std::span<std::byte> record(ChunkId chunk) const noexcept;
+
+ private:
+  Context& context_;
+  std::vector<Lease> host_;
+  std::vector<DeviceBuffer> device_;
+};
+
+}  // namespace ziggurat

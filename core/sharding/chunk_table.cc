@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/chunk_table.cc: cutting units into chunks, and writing the cut down.
+#include "core/sharding/chunk_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+/// The decay setting of elements [begin, end) of `unit`; what lies behind its parameters is padding and does not decay.
+std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end) {
+  std::vector<DecayRun> runs;
+  const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay) {
+    from = std::max(from, begin);
+    to = std::min(to, end);
+    if (from >= to) return;
+    if (!runs.empty() && runs.back().decay == decay) {
+      runs.back().end = to - begin;
+    } else {
+      runs.push_back({from - begin, to - begin, decay});
+    }
+  };
+  std::uint64_t offset = 0;
+  for (const ParamSpec& param : unit.params) {
+    append(offset, offset + param.count(), param.decay);
+    offset += param.count();
+  }
+  append(offset, end, false);
+  return runs;
+}
+
+nlohmann::json to_json(const ModelSpec& model) {
+  nlohmann::json units = nlohmann::json::array();
+  for (const UnitSpec& unit : model.units) {
+    nlohmann::json params = nlohmann::json::array();
+    for (const ParamSpec& param : unit.params) {
+      params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
+    }
+    units.push_back({{"name", unit.name}, {"params", params}});
+  }
+  return units;
+}
+
+}  // namespace
+
+ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max)
+    : model_(model), chunk_tiles_max_(chunk_tiles_max) {
+  ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
+  if (model.units.empty()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
+  }
+  for (const UnitSpec& unit : model.units) add_unit(unit, chunk_tiles_max);
+}
+
+void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
+  const std::uint64_t count = unit.count();
+  if (count == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("unit '{}' of model '{}' has no parameters", unit.name, model_.name));
+  }
+  const std::uint64_t tiles = round_up(count, kTileElements) / kTileElements;
+  const std::uint64_t chunk_count = (tiles + chunk_tiles_max - 1) / chunk_tiles_max;
+  const auto id = static_cast<UnitId>(units_.size());
+  units_.push_back({.count = count,
+                    .padded_count = tiles * kTileElements,
+                    .first_chunk = static_cast<ChunkId>(chunks_.size()),
+                    .chunk_count = static_cast<std::uint32_t>(chunk_count),
+                    .first_tile = tile_count_});
+  for (std::uint64_t i = 0; i < chunk_count; ++i) {
+    // Even cut: 433 tiles in 19 chunks are 22 or 23 tiles each, never 18 full ones and a crumb.
+    const std::uint64_t begin = tiles * i / chunk_count * kTileElements;
+    const std::uint64_t end = tiles * (i + 1) / chunk_count * kTileElements;
+    chunks_.push_back({.unit = id, .begin = begin, .count = end - begin});
+    decay_runs_.push_back(runs_of(unit, begin, end));
+  }
+  tile_count_ += tiles;
+}
+
+std::string ChunkTable::layout() const {
+  const nlohmann::json layout = {{"model", model_.name},
+                                 {"units", to_json(model_)},
+                                 {"tile_elements", kTileElements},
+                                 {"chunk_tiles_max", chunk_tiles_max_},
+                                 {"record", "master fp32, exp_avg fp32, exp_avg_sq fp32"},
+                                 {"param", "bf16, nearest, ties away"}};
+  return layout.dump();
+}
+
+std::string ChunkTable::model_name(const std::string& layout) {
+  const auto json = nlohmann::json::parse(layout, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("model") || !json["model"].is_string()) {
+    throw Error(ErrorCode::kDataLoss, "the store's layout is not readable JSON");
+  }
+  return json["model"].get<std::string>();
+}
+
+ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout) {
+  const std::string stored_name = model_name(layout);
+  const auto json = nlohmann::json::parse(layout);
+  if (stored_name != model.name) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store holds model '{}', not '{}': give that --model, another --store, or "
+                            "--resume never to replace it",
+                            stored_name, model.name));
+  }
+  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}));
+  if (table.layout() != layout) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's model '{}' has other parameters or formats than this program's", model.name));
+  }
+  return table;
+}
+
+std::uint64_t ChunkTable::padded_count() const noexcept { return tile_count_ * kTileElements; }
+
+std::uint64_t ChunkTable::largest_unit_padded_count() const noexcept {
+  std::uint64_t largest = 0;
+  for (const UnitChunks& unit : units_) largest = std::max(largest, unit.padded_count);
+  return largest;
+}
+
+std::uint64_t ChunkTable::largest_chunk_count() const noexcept {
+  std::uint64_t largest = 0;
+  for (const Chunk& chunk : chunks_) largest = std::max(largest, chunk.count);
+  return largest;
+}
+
+std::vector<std::uint64_t> ChunkTable::record_bytes() const {
+  std::vector<std::uint64_t> bytes;
+  bytes.reserve(chunks_.size());
+  for (const Chunk& chunk : chunks_) bytes.push_back(chunk.record_bytes());
+  return bytes;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/chunk_table.h: how a model's flat units are cut into chunks, the quantum of optimizer work and NVMe I/O.
+//
+// A unit is padded to whole tiles (tiers/record_hash.h) and cut into chunks of nearly equal size; a chunk never spans two
+// units, so a unit is ready when its chunks are. The padding is zero and stays zero. Fixed when a store is created.
+//
+//   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the last 9,152 elements padding
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/sharding/model_spec.h"
+#include "optimizer/adamw.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat {
+
+struct Chunk {
+  UnitId unit;
+  std::uint64_t begin;  ///< first element in the unit's flat parameters
+  std::uint64_t count;  ///< elements, whole tiles, padding included
+
+  /// master, exp_avg and exp_avg_sq in fp32.
+  std::uint64_t record_bytes() const noexcept { return count * 12; }
+  /// The chunk's 16-bit parameters or gradients.
+  std::uint64_t half_bytes() const noexcept { return count * 2; }
+};
+
+struct UnitChunks {
+  std::uint64_t count;         ///< elements
+  std::uint64_t padded_count;  ///< whole tiles
+  ChunkId first_chunk;
+  std::uint32_t chunk_count;
+  std::uint64_t first_tile;    ///< of the model's tiles, in order of unit and offset
+};
+
+class ChunkTable {
+ public:
+  /// Errors: kInvalidArgument for a model without units or a unit without parameters.
+  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max);
+  /// The table a store was created with. Errors: kInvalidArgument if `model` is not the model of `layout`, saying where they differ.
+  static ChunkTable from_layout(const ModelSpec& model, const std::string& layout);
+  /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
+  std::string layout() const;
+  /// The ModelSpec::name in a layout.
+  static std::string model_name(const std::string& layout);
+
+  std::size_t unit_count() const noexcept { return units_.size(); }
+  const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }
+  std::span<const Chunk> chunks() const noexcept { return chunks_; }
+  const Chunk& chunk(ChunkId id) const noexcept { return chunks_[id]; }
+  std::uint64_t tile_count() const noexcept { return tile_count_; }
+  std::uint64_t padded_count() const noexcept;
+  std::uint64_t largest_unit_padded_count() const noexcept;
+  std::uint64_t largest_chunk_count() const noexcept;
+  std::vector<std::uint64_t> record_bytes() const;
+  /// Which elements of a chunk decay; covers the whole chunk, padding too.
+  std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
+  const ModelSpec& model() const noexcept { return model_; }
+
+ private:
+  void add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max);
+
+  ModelSpec model_;
+  std::uint64_t chunk_tiles_max_;
+  std::vector<UnitChunks> units_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::vector<DecayRun>> decay_runs_;
+  std::uint64_t tile_count_ = 0;
+};
+
+}  // namespace ziggurat

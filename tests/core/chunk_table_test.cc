@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/chunk_table_test.cc: units are covered by chunks without gap or overlap, and a layout says which model it is of.
+#include "core/sharding/chunk_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "tests/core/engine_harness.h"
+
+namespace ziggurat::testing {
+namespace {
+
+class EveryChunkSize : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(EveryChunkSize, CoversEveryUnitOnceInWholeTiles) {
+  const ModelSpec model = small_model();
+  const ChunkTable table(model, GetParam());
+  std::uint64_t tiles = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    const UnitChunks& unit = table.unit(u);
+    EXPECT_EQ(unit.count, model.units[u].count());
+    EXPECT_EQ(unit.first_tile, tiles);
+    EXPECT_LT(unit.padded_count - unit.count, kTileElements);
+    std::uint64_t next = 0;
+    for (ChunkId id = unit.first_chunk; id < unit.first_chunk + unit.chunk_count; ++id) {
+      const Chunk& chunk = table.chunk(id);
+      EXPECT_EQ(chunk.unit, u);
+      EXPECT_EQ(chunk.begin, next);
+      EXPECT_EQ(chunk.count % kTileElements, 0U);
+      EXPECT_GT(chunk.count, 0U);
+      EXPECT_LE(chunk.count, GetParam() * kTileElements);
+      next += chunk.count;
+    }
+    EXPECT_EQ(next, unit.padded_count);
+    tiles += unit.padded_count / kTileElements;
+  }
+  EXPECT_EQ(table.tile_count(), tiles);
+}
+
+TEST_P(EveryChunkSize, DecayRunsSayOfEveryElementWhatItsParameterSays) {
+  const ModelSpec model = small_model();
+  const ChunkTable table(model, GetParam());
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    const Chunk& chunk = table.chunk(id);
+    const std::uint64_t weights = model.units[chunk.unit].params[0].count();
+    std::size_t next = 0;
+    for (const DecayRun& run : table.decay_runs(id)) {
+      ASSERT_EQ(run.begin, next);
+      for (std::size_t i = run.begin; i < run.end; ++i) ASSERT_EQ(run.decay, chunk.begin + i < weights);
+      next = run.end;
+    }
+    EXPECT_EQ(next, chunk.count);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(ChunkTable, EveryChunkSize, ::testing::Values(1, 2, 3, 1000));
+
+TEST(ChunkTable, ALayoutGivesTheSameTableBack) {
+  const ModelSpec model = small_model();
+  const ChunkTable table(model, 2);
+  const ChunkTable again = ChunkTable::from_layout(model, table.layout());
+  EXPECT_EQ(again.record_bytes(), table.record_bytes());
+  EXPECT_EQ(ChunkTable::model_name(table.layout()), "small");
+}
+
+TEST(ChunkTable, AModelWithoutUnitsOrParametersIsRefused) {
+  EXPECT_THROW(ChunkTable({.name = "none", .units = {}}, 1), Error);
+  EXPECT_THROW(ChunkTable({.name = "hollow", .units = {{.name = "u", .params = {}}}}, 1), Error);
+}
+
+TEST(ChunkTable, ALayoutThatIsNotJsonIsDataLoss) {
+  EXPECT_THROW(ChunkTable::model_name("{"), Error);
+  EXPECT_THROW(ChunkTable::model_name("[]"), Error);
+}
+
+TEST(Placement, ReadsClassesAndAll) {
+  const Placement placement = parse_placement("all=host,optimizer=nvme");
+  EXPECT_EQ(to_string(placement), "params=host,grads=host,optimizer=nvme");
+  for (const char* wrong : {"params", "params=disk", "weights=host", "=host", "all="}) {
+    EXPECT_THROW(parse_placement(wrong), Error) << wrong;
+  }
+}
+
+}  // namespace
+}  // namespace ziggurat::testing

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/engine_harness.h: a small model, a trainer whose gradients depend on every parameter's bits, and the same training
+// in plain arrays, to compare an engine of any placement with.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "core/engine/engine.h"
+#include "core/sharding/chunk_table.h"
+#include "optimizer/adamw.h"
+#include "optimizer/gradient.h"
+#include "tiers/host_device.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat::testing {
+
+/// Five units of uneven size: less than a tile, exactly one, a bit more, several chunks.
+inline ModelSpec small_model() {
+  ModelSpec model{.name = "small", .units = {}};
+  const std::vector<std::int64_t> widths{90, 128, 129, 300, 400};
+  for (std::size_t u = 0; u < widths.size(); ++u) {
+    const std::string unit = "unit" + std::to_string(u);
+    model.units.push_back({.name = unit,
+                           .params = {{.name = unit + ".weight", .shape = {widths[u], 128}, .decay = true},
+                                      {.name = unit + ".bias", .shape = {widths[u]}, .decay = false}}});
+  }
+  return model;
+}
+
+inline float initial_value(UnitId unit, std::uint64_t element) {
+  const std::uint64_t mixed = (element * 2654435761U + unit * 40503U) % 20011U;
+  return (static_cast<float>(mixed) - 10005.0F) / 20011.0F;
+}
+
+inline void initialize(UnitId unit, std::uint64_t first, std::span<float> values) {
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = initial_value(unit, first + i);
+}
+
+/// A gradient that any wrong parameter bit changes.
+inline float gradient_of(bf16 param, UnitId unit, std::uint64_t element, std::uint64_t step) {
+  const float noise = static_cast<float>((element * 31 + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
+  return 0.01F * bf16_to_float(param) + noise;
+}
+
+/// One step as a trainer does it: forward over all units, backward in reverse, gradients, step.
+inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step, float learning_rate,
+                             std::span<const std::byte> blob = {}) {
+  engine.prepare_step(learning_rate);
+  const auto units = static_cast<UnitId>(model.units.size());
+  for (UnitId u = 0; u < units; ++u) {
+    engine.acquire(u);
+    engine.release(u);
+  }
+  for (UnitId u = units; u-- > 0;) {
+    const auto params = engine.acquire(u);
+    const auto gradient = engine.gradient(u);
+    for (std::size_t i = 0; i < params.size(); ++i) gradient[i] += gradient_of(params[i], u, i, step);
+    engine.release(u);
+    engine.finish_gradient(u);
+  }
+  return engine.step({.learning_rate = learning_rate, .blob = blob});
+}
+
+/// The same in plain arrays: what every placement must equal, bit for bit.
+class PlainTraining {
+ public:
+  explicit PlainTraining(const ModelSpec& model, float clip_norm) : table_(model, 1U << 20), clip_norm_(clip_norm) {
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      const std::uint64_t padded = table_.unit(u).padded_count;
+      masters_.emplace_back(padded, 0.0F);
+      averages_.emplace_back(padded, 0.0F);
+      squares_.emplace_back(padded, 0.0F);
+      params_.emplace_back(padded, bf16{0});
+      initialize(u, 0, std::span(masters_.back()).first(table_.unit(u).count));
+      round_to_bf16(masters_.back(), params_.back());
+    }
+  }
+
+  double step(std::uint64_t step, float learning_rate) {
+    std::vector<std::vector<bf16>> gradients;
+    double sum = 0;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      std::vector<float> accumulator(params_[u].size(), 0.0F);
+      for (std::size_t i = 0; i < table_.unit(u).count; ++i) accumulator[i] += gradient_of(params_[u][i], u, i, step);
+      gradients.emplace_back(accumulator.size());
+      for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
+        sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),
+                              std::span(gradients.back()).subspan(begin, kTileElements));
+      }
+    }
+    const double norm = std::sqrt(sum);
+    const AdamWStep scalars = AdamWStep::make({.learning_rate = learning_rate,
+                                               .beta1 = 0.9F,
+                                               .beta2 = 0.95F,
+                                               .eps = 1e-8F,
+                                               .weight_decay = 0.1F,
+                                               .grad_scale = clip_coefficient(norm, clip_norm_),
+                                               .t = step + 1});
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      adamw_update(scalars,
+                   {.master = masters_[u],
+                    .exp_avg = averages_[u],
+                    .exp_avg_sq = squares_[u],
+                    .grad = gradients[u],
+                    .param = params_[u]},
+                   table_.decay_runs(table_.unit(u).first_chunk));
+    }
+    return norm;
+  }
+
+  std::span<const bf16> params(UnitId unit) const { return std::span(params_[unit]).first(table_.unit(unit).count); }
+  std::span<const float> master(UnitId unit) const { return std::span(masters_[unit]).first(table_.unit(unit).count); }
+
+ private:
+  ChunkTable table_;
+  float clip_norm_;
+  std::vector<std::vector<float>> masters_, averages_, squares_;
+  std::vector<std::vector<bf16>> params_;
+};
+
+/// A directory that is gone afterwards.
+class ScratchDirectory {
+ public:
+  ScratchDirectory() {
+    std::string name = (std::filesystem::current_path() / "store-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  ~ScratchDirectory() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+inline EngineConfig small_config(const std::string& directory) {
+  EngineConfig config;
+  config.store_directory = directory;
+  config.host_budget_bytes = 8 * kMiB;
+  config.run_identity = "data=1 seed=2";
+  config.numerics_fingerprint = "test";
+  return config;
+}
+
+/// A runtime, a device and an engine over them, in the right order of destruction.
+struct Rig {
+  Rig(const ModelSpec& model, const EngineConfig& config, std::size_t threads = 2,
+      std::uint64_t device_bytes = 4 * kMiB)
+      : runtime(Runtime::create({.threads = threads, .trace_path = ""})),
+        device(HostDevice::create(runtime->reactor, device_bytes, runtime->trace.get(), &runtime->metrics)),
+        engine(Engine::open(model, config, *runtime, *device, initialize)) {}
+
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Engine> engine;
+};
+
+/// Bits of all parameters of `engine` equal `plain`'s.
+inline bool same_params(Engine& engine, const PlainTraining& plain, const ModelSpec& model) {
+  bool same = true;
+  for (UnitId u = 0; u < model.units.size(); ++u) {
+    const auto got = engine.acquire(u);
+    const auto expected = plain.params(u);
+    same = same && got.size() == expected.size() && std::memcmp(got.data(), expected.data(), got.size_bytes()) == 0;
+    engine.release(u);
+  }
+  return same;
+}
+
+}  // namespace ziggurat::testing
