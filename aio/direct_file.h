@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/direct_file.h: whole transfers over an IoEngine: split into blocks, short ones continued, errors with path, offset,
-// length and errno. The only way the engine reads or writes a file. Reactor's thread.
+// aio/direct_file.h: whole transfers over an IoEngine: split into blocks, short ones continued,
+// errors with path, offset, length and errno. The only way the engine reads or writes a file.
+// Reactor's thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "aio/io_activity.h"
 #include "aio/io_engine.h"
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
@@ -15,30 +18,37 @@
 
 namespace ziggurat {
 
-/// Shared by the files of one drive: where transfers are counted and traced.
+/// Shared by the files of one drive: where transfers are counted and traced. What it points to
+/// outlives the files.
 struct IoObservers {
   Metrics* metrics = nullptr;
   Trace* trace = nullptr;
+  /// Makes busy time and trace rows one account over several files; without it each file keeps its
+  /// own, and busy times of files that overlap add up.
+  IoActivity* activity = nullptr;
 };
 
 class DirectFile {
  public:
-  static constexpr std::uint32_t kBlockBytes = 1 << 20;  ///< one request; a transfer is as many as it takes, in flight together
+  static constexpr std::uint32_t kBlockBytes =
+      1 << 20;  ///< one request; a transfer's requests are in flight together
+  static constexpr int kRetriesMax = 16;
 
-  static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine, const std::string& path,
-                                          const OpenOptions& options, IoObservers observers = {});
+  static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine,
+                                          const std::string& path, const OpenOptions& options,
+                                          IoObservers observers = {});
   ~DirectFile();  ///< nothing may be in flight
   DirectFile(const DirectFile&) = delete;
 
-  /// Fills `memory` from `offset_bytes`. Errors: the first failed block, after all blocks have come back (the kernel owns
-  /// the memory until then): kDataLoss for end of file before the memory was full, otherwise errno's code. EAGAIN and
-  /// EINTR are retried at most kRetriesMax times.
+  /// Fills `memory` from `offset_bytes`. Errors: the first failed block, after all blocks have come
+  /// back (the kernel owns the memory until then): kDataLoss for end of file before the memory was
+  /// full, otherwise errno's code. EAGAIN and EINTR are retried at most kRetriesMax times a block.
+  /// Offset, length and address must be multiples of alignment() if the file was opened for direct
+  /// transfers: kInvalidArgument.
   Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory);
   Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory);
   /// fdatasync. A failed one is never retried as if the data were still dirty.
   Task<> sync();
-
-  static constexpr int kRetriesMax = 16;
 
   const std::string& path() const noexcept { return path_; }
   /// After the file was renamed.
@@ -56,8 +66,11 @@ class DirectFile {
   IoEngine& engine_;
   std::string path_;
   IoObservers observers_;
+  std::unique_ptr<IoActivity> own_activity_;  // where observers_ brought none
   FileHandle file_;
+  bool direct_ = true;
   DirectAlignment alignment_;
+  std::size_t transfers_ = 0;  // under way
 };
 
 }  // namespace ziggurat

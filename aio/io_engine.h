@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/io_engine.h: the one seam to storage: files by handle, and raw transfers whose every result is reported.
+// aio/io_engine.h: the one seam to storage: files by handle, and raw transfers whose every result
+// is reported.
 //
-// Implementations: uring_engine.h (io_uring), thread_engine.h (preadv on threads), simulated_engine.h (a disk in memory
-// with virtual time and crashes), and faulty_engine.h, a twin that wraps any of them and injects faults.
-// One conformance suite covers all: tests/aio/io_engine_conformance_test.cc. Engines report; whoever wants whole
-// transfers, retries of short ones and readable errors uses DirectFile (direct_file.h).
+// Implementations: uring_engine.h (io_uring), thread_engine.h (preadv on threads),
+// simulated_engine.h (a disk in memory with virtual time and crashes), and faulty_engine.h, a twin
+// that wraps any of them and injects faults. One conformance suite covers all:
+// tests/aio/io_engine_conformance_test.cc. Engines report; whoever wants whole transfers, retries
+// of short ones and readable errors uses DirectFile (direct_file.h).
 #pragma once
 
 #include <cstddef>
@@ -24,29 +26,32 @@ struct FileHandle {
 
 enum class IoKind : std::uint8_t { kRead, kWrite, kSync };  ///< kSync is fdatasync
 
-/// One raw transfer. The caller owns it and keeps it and its memory alive until `complete` was called.
+/// One raw transfer. The caller owns it and keeps it and its memory alive until `complete` was
+/// called.
 struct IoOp {
   IoKind kind = IoKind::kRead;
   FileHandle file;
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
   std::uint32_t size_bytes = 0;
-  /// Called once on the reactor's thread, never from inside submit(): bytes transferred (maybe fewer than asked), or -errno.
+  /// Called once on the reactor's thread, never from inside submit(): bytes transferred (maybe
+  /// fewer than asked), or -errno.
   void (*complete)(IoOp& op, std::int32_t result) = nullptr;
   void* user = nullptr;
   IoOp* next = nullptr;  ///< for the engine's own queues
 };
 
 struct OpenOptions {
-  bool create = false;      ///< O_CREAT|O_EXCL, mode 0600; otherwise the file must exist
+  bool create = false;  ///< O_CREAT|O_EXCL, mode 0600; otherwise the file must exist
   bool writable = false;
-  bool direct = true;       ///< O_DIRECT; where the filesystem refuses, degrades, logged once
-  bool unnamed = false;     ///< `path` is a directory: O_TMPFILE in it (or created and unlinked)
-  bool lock = false;        ///< flock(LOCK_EX) on the data file, waiting at most lock_wait
+  bool direct = true;    ///< O_DIRECT; where the filesystem refuses, degrades, logged once
+  bool unnamed = false;  ///< `path` is a directory: O_TMPFILE in it (or created and unlinked)
+  bool lock = false;     ///< flock(LOCK_EX) on the data file, waiting at most lock_wait
   std::chrono::milliseconds lock_wait{10'000};
 };
 
-/// Alignment that direct transfers of a file need (statx STATX_DIOALIGN; 4096 where it says nothing).
+/// Alignment that direct transfers of a file need (statx STATX_DIOALIGN; 4096 where it says
+/// nothing).
 struct DirectAlignment {
   std::uint32_t memory_bytes = 4096;
   std::uint32_t offset_bytes = 4096;
@@ -56,12 +61,14 @@ class IoEngine {
  public:
   virtual ~IoEngine() = default;
 
-  /// "io_uring", "threads", ... with what is in force: "io_uring (SINGLE_ISSUER, DEFER_TASKRUN, registered buffers)".
+  /// "io_uring", "threads", ... with what is in force: "io_uring (SINGLE_ISSUER, DEFER_TASKRUN,
+  /// registered buffers)".
   virtual std::string description() const = 0;
   virtual std::uint32_t queue_depth() const noexcept = 0;
 
-  /// Name-level operations: synchronous, for start-up and commit by rename. Symlinks in the last component are refused.
-  /// Errors: Error with path and errno; a lock held elsewhere: kUnavailable naming the path and how long it waited.
+  /// Name-level operations: synchronous, for start-up and commit by rename. Symlinks in the last
+  /// component are refused. Errors: Error with path and errno; a lock held elsewhere: kUnavailable
+  /// naming the path and how long it waited.
   virtual FileHandle open(const std::string& path, const OpenOptions& options) = 0;
   virtual void close(FileHandle file) noexcept = 0;
   virtual std::uint64_t file_size_bytes(FileHandle file) = 0;
@@ -73,7 +80,8 @@ class IoEngine {
   virtual bool exists(const std::string& path) = 0;
   virtual void sync_directory(const std::string& path) = 0;
 
-  /// Offers memory that transfers will use; registered with the kernel where that helps. Reactor's thread, before use.
+  /// Offers memory that transfers will use; registered with the kernel where that helps. Reactor's
+  /// thread, before use.
   virtual void register_memory(std::span<std::byte> memory) = 0;
 
   /// Queues `op`. Reactor's thread. More than queue_depth() wait inside, in order.

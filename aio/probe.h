@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/probe.h: picks the IoEngine that works here, by a real write and read-back, and says why not the others.
+// aio/probe.h: picks the IoEngine that works here, by a real write and read-back, and says why not
+// the others.
 #pragma once
 
 #include <memory>
@@ -12,12 +13,14 @@ namespace ziggurat {
 
 struct IoProbe {
   std::string engine;              ///< name of the choice
-  std::vector<std::string> notes;  ///< "io_uring: io_uring_setup: EPERM (Operation not permitted); kernel.io_uring_disabled=2 or a seccomp filter", ...
+  std::vector<std::string> notes;  ///< "io_uring: io_uring_setup: EPERM (Operation not permitted);
+                                   ///< kernel.io_uring_disabled=2 or a seccomp filter", ...
 };
 
-/// Tries io_uring, then threads, each with a direct 4 KiB write and read-back in an unnamed file in `directory`.
-/// ZIGGURAT_IO=io_uring|threads forces one. A fallback is a degraded mode: logged once.
-/// Errors: kUnavailable if none works, with each one's reason.
-std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory, IoProbe* probe = nullptr);
+/// Tries io_uring, then threads, each with a direct 4 KiB write and read-back in an unnamed file in
+/// `directory`. ZIGGURAT_IO=io_uring|threads forces one. A fallback is a degraded mode: logged
+/// once. Errors: kUnavailable if none works, with each one's reason.
+std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
+                                           IoProbe* probe = nullptr);
 
 }  // namespace ziggurat

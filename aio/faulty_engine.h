@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/faulty_engine.h: a twin of any IoEngine that fails what a plan says, so that tests can show
+// every failure is noticed.
+//
+// Reactor's thread. What the plan does not name goes straight through to the engine inside.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aio/io_engine.h"
+#include "base/runtime/clock.h"
+
+namespace ziggurat {
+
+/// What a fault can hit: the three transfers, and the name-level operations.
+enum class FaultPoint : std::uint8_t {
+  kRead,
+  kWrite,
+  kSync,
+  kOpen,
+  kFileSize,
+  kAllocate,
+  kAlignment,
+  kRename,
+  kRemove,
+  kExists,
+  kSyncDirectory,
+  kCount,
+};
+
+/// Make one with the functions below, then set when it strikes: `Fault::fail(FaultPoint::kWrite,
+/// EIO).at(3).from_then_on()`.
+struct Fault {
+  enum class Effect : std::uint8_t { kErrno, kShort, kZero, kMisdirect, kDelay };
+
+  FaultPoint point = FaultPoint::kRead;
+  Effect effect = Effect::kErrno;
+  int error_number = 0;              ///< kErrno
+  std::uint32_t short_bytes = 0;     ///< kShort
+  std::int64_t misdirect_bytes = 0;  ///< kMisdirect
+  Nanoseconds delay{0};              ///< kDelay
+  std::uint64_t position =
+      0;  ///< the call of this point it strikes, counted from 0 since the engine was made
+  bool persistent = false;  ///< that call and all after it
+
+  /// The operation is not carried out; it fails with `error_number`. Any point.
+  static Fault fail(FaultPoint point, int error_number);
+  /// The transfer reports this many bytes fewer than it was asked for, and has not moved them.
+  /// Reads and writes.
+  static Fault shorten(FaultPoint point, std::uint32_t by_bytes);
+  /// The transfer moves nothing and reports 0. Reads and writes.
+  static Fault zero(FaultPoint point);
+  /// The write lands `by_bytes` further on, and reports success.
+  static Fault misdirect(std::int64_t by_bytes);
+  /// The transfer is carried out after `delay` of the reactor's clock. Reads, writes and syncs.
+  static Fault slow(FaultPoint point, Nanoseconds delay);
+
+  Fault at(std::uint64_t call) const;
+  Fault from_then_on() const;
+};
+
+class FaultyEngine final : public IoEngine {
+ public:
+  FaultyEngine(Reactor& reactor, std::unique_ptr<IoEngine> inside);
+  /// On the reactor's thread, or when the reactor does not run. What a fault holds completes with
+  /// -ECANCELED.
+  ~FaultyEngine() override;
+
+  /// Adds to the plan. Of several faults that strike one call, the first planned does.
+  void plan(const Fault& fault);
+  void clear_plan() { plan_.clear(); }
+  /// Calls of `point` so far, and how many a fault has struck.
+  std::uint64_t calls(FaultPoint point) const { return at(calls_, point); }
+  std::uint64_t injected(FaultPoint point) const { return at(injected_, point); }
+
+  std::string description() const override;
+  std::uint32_t queue_depth() const noexcept override { return inside_->queue_depth(); }
+  FileHandle open(const std::string& path, const OpenOptions& options) override;
+  void close(FileHandle file) noexcept override { inside_->close(file); }
+  std::uint64_t file_size_bytes(FileHandle file) override;
+  void allocate(FileHandle file, std::uint64_t size_bytes) override;
+  DirectAlignment alignment(FileHandle file) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  bool exists(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+  void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
+  void submit(IoOp& op) override;
+  std::size_t in_flight() const noexcept override;
+
+ private:
+  using Counts = std::array<std::uint64_t, static_cast<std::size_t>(FaultPoint::kCount)>;
+  struct Held;
+  struct Altered;
+
+  static std::uint64_t at(const Counts& counts, FaultPoint point) {
+    return counts[static_cast<std::size_t>(point)];
+  }
+  const Fault* strike(FaultPoint point);
+  void strike_name(FaultPoint point, const std::string& what);
+  void hold(IoOp& op, std::int32_t result, bool carry_out, Nanoseconds delay);
+  void release(IoOp& op, std::int32_t result, bool carry_out);
+  void submit_altered(IoOp& op, const Fault& fault);
+
+  Reactor& reactor_;
+  std::unique_ptr<IoEngine> inside_;
+  std::vector<Fault> plan_;
+  Counts calls_{};
+  Counts injected_{};
+  std::shared_ptr<Held> held_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/posix_files.cc: opening without following links, one owner at a time, space reserved or
+// refused with numbers.
+#include "aio/posix_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ziggurat {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr mode_t kMode = 0600;
+constexpr std::chrono::milliseconds kLockPoll{5};
+constexpr int kReopensMax = 8;
+
+// statx's direct-I/O fields (Linux 6.1), by their place in the kernel's struct: older C libraries
+// lack the names.
+constexpr unsigned kStatxDioAlign = 0x2000;
+constexpr std::size_t kDioMemoryAlignOffset = 0x98;
+constexpr std::size_t kDioOffsetAlignOffset = 0x9c;
+
+[[noreturn]] void throw_open_error(int error, const std::string& path) {
+  if (error == ELOOP) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("open {}: {}: symbolic links are not followed; name the file itself",
+                            path, errno_text(error)),
+                error);
+  }
+  if (error == EEXIST) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("create {}: {}; it is not overwritten", path, errno_text(error)),
+                error);
+  }
+  throw system_error(error, "open " + path);
+}
+
+UniqueFd open_named(const std::string& path, const OpenOptions& options) {
+  int flags = O_CLOEXEC | O_NOFOLLOW | (options.writable ? O_RDWR : O_RDONLY);
+  if (options.create) flags |= O_CREAT | O_EXCL;
+  UniqueFd fd(::open(path.c_str(), flags, kMode));
+  if (!fd) throw_open_error(errno, path);
+  return fd;
+}
+
+UniqueFd open_unnamed(const std::string& directory) {
+  UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode));
+  if (fd) return fd;
+  const int error = errno;
+  if (error != EOPNOTSUPP && error != EISDIR && error != EINVAL) {
+    throw system_error(error, "create an unnamed file in " + directory);
+  }
+  std::string name = directory + "/.ziggurat-XXXXXX";
+  fd = UniqueFd(::mkostemp(name.data(), O_CLOEXEC));  // exclusive, mode 0600
+  if (!fd) throw system_error(errno, "create a temporary file in " + directory);
+  if (::unlink(name.c_str()) != 0) throw system_error(errno, "unlink " + name);
+  return fd;
+}
+
+// Whether `path` still names the open file: it may have been replaced while its lock was waited
+// for.
+bool still_named(const UniqueFd& fd, const std::string& path) {
+  struct stat open_file {};
+  struct stat named {};
+  if (::fstat(fd.get(), &open_file) != 0) throw system_error(errno, "fstat " + path);
+  if (::lstat(path.c_str(), &named) != 0) return false;
+  return open_file.st_dev == named.st_dev && open_file.st_ino == named.st_ino;
+}
+
+void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& options,
+               SteadyClock::time_point deadline) {
+  bool said = false;
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    if (error == EINTR) continue;
+    if (error != EWOULDBLOCK) throw system_error(error, "lock " + path);
+    if (SteadyClock::now() >= deadline) {
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("{} is in use by another process (its lock was waited for {} ms); "
+                              "stop that process, or "
+                              "name another file",
+                              path, options.lock_wait.count()),
+                  error);
+    }
+    if (!said) {
+      log().warn(
+          "{}: locked by another process; waiting up to {} ms, since the last writes of a process "
+          "that was "
+          "killed hold it for a moment",
+          path, options.lock_wait.count());
+      said = true;
+    }
+    std::this_thread::sleep_for(kLockPoll);
+  }
+}
+
+// After opening, not as a flag of open(): with O_CREAT a filesystem that refuses O_DIRECT leaves
+// the new file behind.
+void make_direct(const UniqueFd& fd, const std::string& path) {
+  const int flags = ::fcntl(fd.get(), F_GETFL);
+  if (flags < 0) throw system_error(errno, "fcntl(F_GETFL) " + path);
+  if (::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) == 0) return;
+  const int error = errno;
+  if (error != EINVAL) throw system_error(error, "fcntl(F_SETFL, O_DIRECT) " + path);
+  note_degraded(
+      "direct I/O " + path.substr(0, path.rfind('/') + 1),
+      fmt::format(
+          "the filesystem of {} refuses O_DIRECT: transfers go through the page cache, which costs "
+          "CPU and memory; put it on ext4, XFS or another one with direct I/O",
+          path));
+}
+
+void require_regular(const UniqueFd& fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) throw system_error(errno, "fstat " + path);
+  if (!S_ISREG(status.st_mode)) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("open {}: not a regular file", path));
+  }
+}
+
+std::uint64_t free_bytes(int fd, const std::string& path) {
+  struct statvfs filesystem {};
+  if (::fstatvfs(fd, &filesystem) != 0) throw system_error(errno, "statvfs " + path);
+  const auto blocks = ::geteuid() == 0 ? filesystem.f_bfree : filesystem.f_bavail;
+  return std::uint64_t{blocks} * filesystem.f_frsize;
+}
+
+Error no_space(int error, const std::string& path, std::uint64_t size_bytes,
+               std::uint64_t missing_bytes, std::uint64_t free) {
+  return {ErrorCode::kResourceExhausted,
+          fmt::format("{}: no room for a file of {}: {} more bytes are needed and {} are free ({} "
+                      "of {}): {}; free "
+                      "space, or put it on another filesystem",
+                      path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
+                      format_bytes(missing_bytes), errno_text(error)),
+          error};
+}
+
+}  // namespace
+
+UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+UniqueFd::~UniqueFd() {
+  // close() reports nothing useful here: what must be durable was synced, and EINTR has closed it
+  // too.
+  if (fd_ >= 0) static_cast<void>(::close(fd_));
+}
+
+FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options) {
+  const auto deadline = SteadyClock::now() + options.lock_wait;
+  UniqueFd fd;
+  for (int opens = 0;; ++opens) {
+    fd = options.unnamed ? open_unnamed(path) : open_named(path, options);
+    require_regular(fd, path);
+    if (!options.lock) break;
+    lock_file(fd, path, options, deadline);
+    if (options.unnamed || still_named(fd, path)) break;
+    if (opens == kReopensMax || options.create) {
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("{}: another process replaces it again and again", path));
+    }
+  }
+  if (options.direct) make_direct(fd, path);
+
+  const std::lock_guard guard(mutex_);
+  const auto free_slot =
+      std::find_if(files_.begin(), files_.end(), [](const File& file) { return !file.fd; });
+  const int id = static_cast<int>(free_slot - files_.begin());
+  if (free_slot == files_.end()) files_.emplace_back();
+  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, next_serial_++};
+  return {id};
+}
+
+void PosixFiles::close(FileHandle file) noexcept {
+  const std::lock_guard guard(mutex_);
+  File& entry = files_[static_cast<std::size_t>(file.id)];
+  // By hand: a ring that has the file registered, or a forked child, would keep the lock.
+  if (entry.locked) static_cast<void>(::flock(entry.fd.get(), LOCK_UN));
+  entry = {};
+}
+
+PosixFiles::Descriptor PosixFiles::descriptor(FileHandle file) const {
+  const std::lock_guard guard(mutex_);
+  const auto id = static_cast<std::size_t>(file.id);
+  ZIGGURAT_CHECK(file.id >= 0 && id < files_.size() && files_[id].fd, "handle {} is not open",
+                 file.id);
+  return {files_[id].fd.get(), files_[id].serial};
+}
+
+std::string PosixFiles::path_of(FileHandle file) const {
+  const std::lock_guard guard(mutex_);
+  return files_[static_cast<std::size_t>(file.id)].path;
+}
+
+std::uint64_t PosixFiles::file_size_bytes(FileHandle file) {
+  struct stat status {};
+  if (::fstat(descriptor(file).fd, &status) != 0)
+    throw system_error(errno, "fstat " + path_of(file));
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
+  const int fd = descriptor(file).fd;
+  const std::string path = path_of(file);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) throw system_error(errno, "fstat " + path);
+  const std::uint64_t held_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
+  const std::uint64_t missing_bytes = size_bytes - std::min(size_bytes, held_bytes);
+  // Asked first: finding out by filling the filesystem would take the room from everybody else
+  // meanwhile.
+  const std::uint64_t free = free_bytes(fd, path);
+  if (missing_bytes > free) throw no_space(ENOSPC, path, size_bytes, missing_bytes, free);
+
+  int error = 0;
+  do {
+    error = ::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
+  } while (error == EINTR);
+  if (error == EOPNOTSUPP) {
+    note_degraded(
+        "fallocate " + path.substr(0, path.rfind('/') + 1),
+        fmt::format(
+            "the filesystem of {} cannot reserve space: a full disk may show only in mid-run",
+            path));
+    if (static_cast<std::uint64_t>(status.st_size) < size_bytes) {
+      error = ::ftruncate(fd, static_cast<off_t>(size_bytes)) == 0 ? 0 : errno;
+    } else {
+      error = 0;
+    }
+  }
+  if (error == 0) return;
+  const bool restored =
+      ::ftruncate(fd, status.st_size) == 0;  // gives back what was reserved before it failed
+  if (error == ENOSPC || error == EDQUOT) {
+    throw no_space(error, path, size_bytes, missing_bytes, free_bytes(fd, path));
+  }
+  throw system_error(error, fmt::format("fallocate of {} bytes for {}{}", size_bytes, path,
+                                        restored ? "" : " (and truncating it back failed too)"));
+}
+
+DirectAlignment PosixFiles::alignment(FileHandle file) {
+  struct statx status {};
+  if (::statx(descriptor(file).fd, "", AT_EMPTY_PATH, kStatxDioAlign, &status) != 0) {
+    throw system_error(errno, "statx " + path_of(file));
+  }
+  DirectAlignment alignment;
+  if ((status.stx_mask & kStatxDioAlign) == 0) return alignment;
+  std::array<std::byte, sizeof(status)> raw;
+  std::memcpy(raw.data(), &status, sizeof(status));
+  DirectAlignment stated;
+  std::memcpy(&stated.memory_bytes, raw.data() + kDioMemoryAlignOffset,
+              sizeof(stated.memory_bytes));
+  std::memcpy(&stated.offset_bytes, raw.data() + kDioOffsetAlignOffset,
+              sizeof(stated.offset_bytes));
+  // Zeros: no direct I/O on this file.
+  return stated.memory_bytes > 0 && stated.offset_bytes > 0 ? stated : alignment;
+}
+
+void PosixFiles::rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw system_error(errno, fmt::format("rename {} to {}", from, to));
+  }
+}
+
+void PosixFiles::remove(const std::string& path) {
+  if (::unlink(path.c_str()) != 0) throw system_error(errno, "remove " + path);
+}
+
+bool PosixFiles::exists(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  const int error = errno;
+  if (error == ENOENT || error == ENOTDIR) return false;
+  throw system_error(error, "look for " + path);
+}
+
+void PosixFiles::sync_directory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) throw system_error(errno, "open directory " + path);
+  if (::fsync(fd.get()) != 0) throw system_error(errno, "fsync of directory " + path);
+}
+
+}  // namespace ziggurat

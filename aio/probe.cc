@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/probe.cc: an engine counts as working when 4 KiB written through it come back.
+//
+// Each candidate is tried on a reactor of its own: a ring belongs to the thread that first submits,
+// and that must be the real reactor's.
+#include "aio/probe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <utility>
+
+#include "aio/direct_file.h"
+#include "aio/thread_engine.h"
+#ifdef ZIGGURAT_HAVE_URING
+#include "aio/uring_engine.h"
+#endif
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::size_t kProbeBytes = 4096;
+
+using Make = std::function<std::unique_ptr<IoEngine>(Reactor&)>;
+
+struct Candidate {
+  const char* name;
+  Make make;  // empty: not built in
+};
+
+std::vector<Candidate> candidates() {
+  std::vector<Candidate> all;
+#ifdef ZIGGURAT_HAVE_URING
+  all.push_back({"io_uring", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
+                   return UringEngine::create(reactor);
+                 }});
+#else
+  all.push_back({"io_uring", {}});
+#endif
+  all.push_back({"threads", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
+                   return std::make_unique<ThreadEngine>(reactor);
+                 }});
+  return all;
+}
+
+std::string uring_hint(int error_number) {
+  if (error_number == ENOSYS) return "; this kernel has no io_uring, or a seccomp filter hides it";
+  if (error_number == ENOMEM) return "; raise RLIMIT_MEMLOCK (ulimit -l)";
+  if (error_number != EPERM && error_number != EACCES) return "";
+  int disabled = -1;
+  std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
+  if (disabled == 2)
+    return "; kernel.io_uring_disabled=2 forbids it to everybody (sysctl "
+           "kernel.io_uring_disabled=0 allows it)";
+  const std::string sysctl = disabled < 0 ? "this kernel has no kernel.io_uring_disabled"
+                                          : fmt::format("kernel.io_uring_disabled={}", disabled);
+  return fmt::format(
+      "; {}{}", sysctl,
+      disabled == 1
+          ? " forbids it to users outside kernel.io_uring_group, or a seccomp filter does"
+          : ", so a seccomp filter forbids it (container runtimes do by default; a profile that "
+            "adds io_uring_setup, io_uring_enter and io_uring_register allows it)");
+}
+
+struct FreeDeleter {
+  void operator()(std::byte* memory) const noexcept { std::free(memory); }
+};
+
+Task<> write_and_read_back(DirectFile& file) {
+  const std::size_t grain = std::max(file.alignment().offset_bytes, file.alignment().memory_bytes);
+  const std::size_t size = round_up(kProbeBytes, grain);
+  const std::unique_ptr<std::byte, FreeDeleter> memory(
+      static_cast<std::byte*>(std::aligned_alloc(grain, round_up(2 * size, grain))));
+  if (memory == nullptr) throw system_error(ENOMEM, "memory for a probe");
+  const std::span<std::byte> out(memory.get(), size);
+  const std::span<std::byte> in(memory.get() + size, size);
+  for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::byte>(i * 37 + i / 256 + 1);
+  std::fill(in.begin(), in.end(), std::byte{0});
+  co_await file.write(0, out);
+  co_await file.read(0, in);
+  if (!std::equal(out.begin(), out.end(), in.begin())) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} bytes written and read back came back different", size));
+  }
+}
+
+void try_out(const Make& make, const std::string& directory) {
+  Reactor reactor;
+  const auto engine = make(reactor);
+  OpenOptions options;
+  options.writable = true;
+  options.unnamed = true;
+  const auto file = DirectFile::open(reactor, *engine, directory, options);
+  reactor.block_on(write_and_read_back(*file));
+}
+
+/// Why `candidate` does not work here; empty if it does.
+std::string reason_against(const Candidate& candidate, const std::string& directory) {
+  if (!candidate.make) return "not built in (liburing was not found when this was built)";
+  try {
+    try_out(candidate.make, directory);
+    return {};
+  } catch (const Error& error) {
+    const bool uring = std::strncmp(error.what(), "io_uring", 8) == 0;
+    return error.what() + (uring ? uring_hint(error.native()) : std::string());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
+                                           IoProbe* probe) {
+  const char* const variable = std::getenv("ZIGGURAT_IO");
+  const std::string forced = variable != nullptr ? variable : "";
+  const std::vector<Candidate> all = candidates();
+  const bool known = std::any_of(all.begin(), all.end(),
+                                 [&](const Candidate& each) { return each.name == forced; });
+  if (!forced.empty() && !known) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("ZIGGURAT_IO={}: it may be io_uring or threads", forced));
+  }
+
+  IoProbe report;
+  for (const Candidate& candidate : all) {
+    if (!forced.empty() && candidate.name != forced) {
+      report.notes.push_back(fmt::format("{}: not tried, ZIGGURAT_IO={}", candidate.name, forced));
+      continue;
+    }
+    const std::string reason = reason_against(candidate, directory);
+    if (!reason.empty()) {
+      report.notes.push_back(fmt::format("{}: {}", candidate.name, reason));
+      continue;
+    }
+    auto engine = candidate.make(reactor);
+    if (forced.empty() && !report.notes.empty()) {
+      note_degraded("io engine", fmt::format("using {}, since {}", candidate.name,
+                                             fmt::join(report.notes, "; ")));
+    }
+    report.engine = candidate.name;
+    if (probe != nullptr) *probe = std::move(report);
+    return engine;
+  }
+  throw Error(ErrorCode::kUnavailable, fmt::format("no I/O engine works in {}: {}", directory,
+                                                   fmt::join(report.notes, "; ")));
+}
+
+}  // namespace ziggurat
