@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/host_device.h: the CPU-only device: a budget of host memory that plays
+// the GPU's, with streams on threads of their own.
+//
+// One mapping of transparent huge pages is the device's memory: nothing else is
+// ever allocated, so the budget is hard. A copy is a memcpy on the stream's
+// thread: it takes memory bandwidth and some CPU time, as a link would take its
+// own, and overlaps compute.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "base/runtime/metrics.h"
+#include "base/runtime/reactor.h"
+#include "base/runtime/trace.h"
+#include "tiers/device.h"
+#include "tiers/device_slab.h"
+#include "tiers/host_mapping.h"
+
+namespace ziggurat {
+
+class HostDevice final : public Device {
+public:
+  /// `trace` and `metrics` may be null. The reactor must outlive the device.
+  /// Errors: kInvalidArgument for a budget below 4 KiB; kResourceExhausted if
+  /// the memory cannot be had.
+  static std::unique_ptr<HostDevice> create(Reactor &reactor,
+                                            std::uint64_t capacity_bytes,
+                                            Trace *trace = nullptr,
+                                            Metrics *metrics = nullptr);
+
+  std::string description() const override;
+  bool host_accessible() const noexcept override { return true; }
+  DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose) override;
+  std::unique_ptr<Stream> create_stream(const std::string &name) override;
+  Account account() const override { return slab_.account(); }
+  void on_free(std::function<void()> callback) override {
+    slab_.on_free(std::move(callback));
+  }
+
+protected:
+  void free(std::byte *data, std::uint64_t size_bytes,
+            Purpose purpose) noexcept override;
+
+private:
+  HostDevice(Reactor &reactor, HostMapping mapping, Trace *trace,
+             Metrics *metrics);
+
+  Reactor &reactor_;
+  HostMapping mapping_;
+  DeviceSlab slab_;
+  Trace *trace_;
+  Metrics *metrics_;
+};
+
+/// A queue and the thread that empties it.
+class HostStream final : public Stream {
+public:
+  HostStream(Reactor &reactor, const DeviceSlab &slab, const std::string &name,
+             Trace *trace, Metrics *metrics);
+  ~HostStream() override; ///< finishes what is queued
+
+  void copy(const Copy &copy,
+            std::function<void(std::exception_ptr)> done) override;
+  /// Queues `action` to run on the stream's thread, in order. It must not
+  /// throw.
+  void enqueue(std::function<void()> action);
+
+private:
+  void work();
+  void do_copy(const Copy &copy, std::function<void(std::exception_ptr)> done);
+  std::exception_ptr misplaced(const Copy &copy) const;
+
+  Reactor &reactor_;
+  const DeviceSlab &slab_;
+  std::string name_;
+  Trace *trace_;
+  int track_ = 0;
+  Metrics *metrics_;
+  std::exception_ptr failed_; // the stream's thread only
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+} // namespace ziggurat
