@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/commands.h: what `ziggurat` can do. Each returns the exit code, or throws Error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "integrations/cli/train_options.h"
+
+namespace ziggurat::cli {
+
+/// An error with what to do about it: the lines are printed below the message.
+class AdvisedError : public Error {
+ public:
+  AdvisedError(const Error& error, std::vector<std::string> advice)
+      : Error(error.code(), error.what(), error.native()), advice_(std::move(advice)) {}
+  const std::vector<std::string>& advice() const noexcept { return advice_; }
+
+ private:
+  std::vector<std::string> advice_;
+};
+
+int train(const TrainOptions& options);
+
+struct SampleCommand {
+  std::string store;
+  std::string prompt;
+  std::int64_t bytes = 0;
+  double temperature = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+};
+int sample(const SampleCommand& command);
+
+struct ExportCommand {
+  std::string store;
+  std::string to;
+  bool bf16 = false;
+  bool force = false;
+  std::uint64_t host_bytes = 0;
+};
+int export_model(const ExportCommand& command);
+
+int doctor(const std::vector<std::string>& paths);
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/export.cc: `ziggurat export`: the fp32 masters of a store as a safetensors file,
+// unit by unit.
+//
+// Names, shapes and layout are Hugging Face's GPT-2 (integrations/gpt/model.h), so the file loads
+// there as it is.
+#include <fmt/format.h>
+
+#include "base/bytes.h"
+#include "core/checkpoint/safetensors_writer.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/stored_run.h"
+
+namespace ziggurat::cli {
+namespace {
+
+/// Exporting computes nothing: the device only has to exist.
+constexpr std::uint64_t kDeviceBytes = kMiB;
+
+}  // namespace
+
+int export_model(const ExportCommand& command) {
+  Console console;
+  StoredRun run = StoredRun::open(command.store, {kDeviceBytes, command.host_bytes}, console);
+  std::vector<SafetensorsTensor> tensors;
+  for (const UnitSpec& unit : run.spec.units) {
+    for (const ParamSpec& param : unit.params) {
+      tensors.push_back({.name = param.name,
+                         .dtype = command.bf16 ? DType::kBFloat16 : DType::kFloat32,
+                         .shape = param.shape});
+    }
+  }
+  const std::uint64_t generation = run.engine->generation();
+  SafetensorsWriter writer(command.to, std::move(tensors),
+                           {.overwrite = command.force,
+                            .metadata = {{"format", "pt"},
+                                         {"model", run.spec.name},
+                                         {"heads", fmt::format("{}", run.identity.model.heads)},
+                                         {"steps", fmt::format("{}", generation)}}});
+  for (UnitId unit = 0; unit < run.spec.units.size(); ++unit) {
+    run.engine->read_master(
+        unit, [&](std::uint64_t, std::span<const float> values) { writer.append(values); });
+    console.progress("exporting", writer.written_bytes(), writer.file_bytes());
+  }
+  writer.finish();
+  console.line(fmt::format("{}: {} at step {}, {} parameters in {}, {}", command.to, run.spec.name,
+                           generation, run.spec.count(), command.bf16 ? "bf16" : "fp32",
+                           format_bytes(writer.file_bytes())));
+  return 0;
+}
+
+}  // namespace ziggurat::cli

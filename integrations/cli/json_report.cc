@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/json_report.cc: streaming, with the closing brackets rewritten behind each step;
+// and numbers by name.
+#include "integrations/cli/json_report.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "integrations/cli/report.h"
+
+namespace ziggurat::cli {
+namespace {
+
+using nlohmann::json;
+
+json counters_json(const CounterSnapshot& counters) {
+  json object;
+  for (std::size_t i = 0; i < kCounters; ++i) {
+    const auto counter = static_cast<Counter>(i);
+    object[std::string(to_string(counter))] = counters[counter];
+  }
+  return object;
+}
+
+json split_json(const StepSplit& split) {
+  json waiting;
+  for (std::size_t i = 0; i < kWaits; ++i)
+    waiting[std::string(to_string(static_cast<Wait>(i)))] = split.wait_s[i];
+  return {{"data_s", split.data_s},         {"forward_s", split.forward_s},
+          {"backward_s", split.backward_s}, {"optimizer_s", split.optimizer_s},
+          {"waiting_s", waiting},           {"other_s", split.other_s}};
+}
+
+json account_json(const Account& account) {
+  json purposes;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Purpose::kCount); ++i) {
+    const auto purpose = static_cast<Purpose>(i);
+    purposes[std::string(to_string(purpose))] = account.peak_bytes(purpose);
+  }
+  return {{"budget_bytes", account.capacity_bytes()},
+          {"peak_bytes", account.peak_bytes()},
+          {"peak_bytes_by_purpose", purposes}};
+}
+
+}  // namespace
+
+json to_json(const StepRecord& record) {
+  json object{{"step", record.step},
+              {"loss", record.loss},
+              {"loss_bits", fmt::format("0x{:08x}", std::bit_cast<std::uint32_t>(record.loss))},
+              {"learning_rate", record.learning_rate},
+              {"grad_norm", record.grad_norm},
+              {"clipped", record.clipped},
+              {"durable_generation", record.durable_generation},
+              {"wall_s", record.wall_s},
+              {"split", split_json(record.split)},
+              {"counters", counters_json(record.counters)}};
+  if (record.held_out_loss) object["held_out_loss"] = *record.held_out_loss;
+  return object;
+}
+
+json to_json(const RunReport& report) {
+  json object{
+      {"first_step", report.first_step},
+      {"steps", report.steps},
+      {"wall_s", report.wall_s},
+      {"finish_s", report.finish_s},
+      {"tokens_per_s", report.tokens_per_s},
+      {"mean_loss_last_10", report.mean_loss_last_10},
+      {"durable_generation", report.durable_generation},
+      {"tiers",
+       {{"device", account_json(report.facts.device)},
+        {"host", account_json(report.facts.host)},
+        {"nvme", {{"store_bytes", report.facts.store_bytes}}}}},
+      {"counters", counters_json(report.totals)},
+      {"steady_step",
+       {{"steps", report.steady.steps},
+        {"wall_s", report.steady.wall_s},
+        {"split", split_json(report.steady.split)},
+        {"counters", counters_json(report.steady.counters)},
+        {"nvme_bytes_per_s", report.steady.nvme_bytes_per_s}}},
+      {"bound",
+       {{"seconds", report.bound.seconds},
+        {"compute_s", report.bound.compute_s},
+        {"nvme_s", report.bound.nvme_s},
+        {"hidden_in_backward_s", report.bound.hidden_in_backward_s},
+        {"limit", to_string(report.bound.limit)},
+        {"share", report.share}}},
+  };
+  if (report.held_out_loss) object["held_out_loss"] = *report.held_out_loss;
+  return object;
+}
+
+JsonReport::JsonReport(std::string path, const json& run)
+    : path_(std::move(path)),
+      fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  if (fd_ < 0) throw system_error(errno, fmt::format("cannot create --json {}", path_));
+  const std::string head = fmt::format("{{\"run\": {},\n\"steps\": [", run.dump());
+  write_at_end(head + "]}\n");
+  end_ = head.size();
+}
+
+JsonReport::~JsonReport() { ::close(fd_); }
+
+void JsonReport::write_at_end(const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t result =
+        ::pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(end_ + done));
+    if (result < 0 && errno == EINTR) continue;
+    if (result < 0) throw system_error(errno, fmt::format("cannot write --json {}", path_));
+    done += static_cast<std::size_t>(result);
+  }
+}
+
+void JsonReport::add_step(const json& step) {
+  const std::string text = fmt::format("{}\n{}", first_ ? "" : ",", step.dump());
+  first_ = false;
+  write_at_end(text + "\n]}\n");
+  end_ += text.size();
+}
+
+void JsonReport::finish(const json& total) {
+  write_at_end(fmt::format("\n],\n\"total\": {}}}\n", total.dump(2)));
+}
+
+}  // namespace ziggurat::cli

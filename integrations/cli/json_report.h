@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/json_report.h: the file of --json: {"run": {...}, "steps": [...], "total":
+// {...}}.
+//
+// Valid JSON after every step, and each step reaches the file in one write, so that a run that was
+// killed has its figures too.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+namespace ziggurat::cli {
+
+class JsonReport {
+ public:
+  /// Replaces `path`. `run` is what is known before the first step. Errors: errno's, with the path.
+  JsonReport(std::string path, const nlohmann::json& run);
+  ~JsonReport();
+  JsonReport(const JsonReport&) = delete;
+  JsonReport& operator=(const JsonReport&) = delete;
+
+  void add_step(const nlohmann::json& step);
+  void finish(const nlohmann::json& total);
+
+ private:
+  void write_at_end(const std::string& text);
+
+  std::string path_;
+  int fd_;
+  std::uint64_t end_ = 0;  // where the next step goes, over the closing brackets
+  bool first_ = true;
+};
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/main.cc: `ziggurat`: commands, flags, and the one place where errors become a
+// line and an exit code.
+//
+// Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store); 2 the command line or the
+// settings file; 130 Ctrl-C.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "integrations/cli/commands.h"
+#include "integrations/cli/settings.h"
+
+namespace ziggurat::cli {
+namespace {
+
+constexpr int kExitWorld = 1;
+constexpr int kExitUsage = 2;
+
+/// The flags of one command, collected as text; Settings decides what they mean.
+struct Flags {
+  std::span<const Setting> table;
+  std::map<std::string, std::string> texts;
+  std::string config;
+
+  void add_to(CLI::App& command) {
+    for (const Setting& setting : table) {
+      const std::string flag = "--" + setting.key;
+      if (setting.kind == SettingKind::kSwitch) {
+        command.add_flag_callback(
+            flag, [this, &setting] { texts[setting.key] = "true"; }, setting.help);
+        continue;
+      }
+      command
+          .add_option_function<std::string>(
+              flag, [this, &setting](const std::string& text) { texts[setting.key] = text; },
+              setting.help)
+          ->type_name(setting.value_name)
+          ->default_str(setting.default_text);
+    }
+  }
+
+  Settings settings() const {
+    Settings settings(table);
+    for (const auto& [key, text] : texts) settings.apply_flag(key, text);
+    if (!config.empty()) settings.apply_file(config);
+    return settings;
+  }
+};
+
+std::span<const Setting> sample_settings() {
+  using enum SettingKind;
+  static const std::vector<Setting> table{
+      {"store", kText, "", "DIR", "folder of the training state (required)"},
+      {"prompt", kText, "In the beginning", "TEXT", "what the model goes on from"},
+      {"bytes", kInteger, "300", "N", "bytes to add"},
+      {"temperature", kNumber, "0.8", "T", "0 takes the likeliest byte each time"},
+      {"seed", kInteger, "1", "S", "of the draw"},
+      {"device-memory", kSize, "160MiB", "SIZE", "budget of the device"},
+      {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
+  };
+  return table;
+}
+
+std::span<const Setting> export_settings() {
+  using enum SettingKind;
+  static const std::vector<Setting> table{
+      {"store", kText, "", "DIR", "folder of the training state (required)"},
+      {"to", kText, "", "FILE", "the safetensors file to make (required)"},
+      {"dtype", kText, "fp32", "fp32|bf16",
+       "fp32: the masters, every bit; bf16: rounded, half the size"},
+      {"force", kSwitch, "false", "", "replace a file that is there"},
+      {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
+  };
+  return table;
+}
+
+int run_sample(const Settings& settings) {
+  SampleCommand command;
+  command.store = settings.required("store", "the folder that `ziggurat train --store` made");
+  command.prompt = settings.required("prompt", "at least one byte");
+  command.bytes = settings.integer("bytes", {.min = 1, .max = 1'000'000});
+  command.temperature = settings.number("temperature", {.min = 0, .max = 100});
+  command.seed = static_cast<std::uint64_t>(settings.integer("seed", {}));
+  command.device_bytes = settings.size("device-memory", 1);
+  command.host_bytes = settings.size("host-memory", 1);
+  return sample(command);
+}
+
+int run_export(const Settings& settings) {
+  static constexpr std::array<std::string_view, 2> kTypes{"fp32", "bf16"};
+  ExportCommand command;
+  command.store = settings.required("store", "the folder that `ziggurat train --store` made");
+  command.to = settings.required("to", "a file name, model.safetensors");
+  command.bf16 = settings.choice("dtype", kTypes) == "bf16";
+  command.force = settings.on("force");
+  command.host_bytes = settings.size("host-memory", 1);
+  return export_model(command);
+}
+
+/// One line whatever the message holds: a path or a key may have control characters in it.
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
+void complain(const std::string& message) {
+  fmt::print(stderr, "ziggurat: error: {}\n", one_line(message));
+}
+
+/// CLI11 says what it did not expect in its own words; these are ours, with what was probably
+/// meant.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<CLI::App*> chosen = app.get_subcommands();
+  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const std::string help =
+      fmt::format("see {} --help", chosen.empty() ? "ziggurat" : "ziggurat " + command.get_name());
+  if (error.get_name() == "ExtrasError" || error.get_name() == "RequiredError") {
+    const std::vector<std::string> rest = app.remaining(true);
+    if (rest.empty())
+      return fmt::format("say what to do: train, sample, export or doctor; {}", help);
+    std::vector<std::string> known;
+    for (const CLI::Option* option : command.get_options()) known.push_back(option->get_name());
+    if (chosen.empty()) known = {"train", "sample", "export", "doctor", "--help", "--version"};
+    const std::string given = rest.front().substr(0, rest.front().find('='));
+    const std::string meant = closest(given, known);
+    return fmt::format("unknown {} '{}'{}; {}", given.rfind("-", 0) == 0 ? "flag" : "word", given,
+                       meant.empty() ? "" : fmt::format(", did you mean {}?", meant), help);
+  }
+  return fmt::format("{}; {}", error.what(), help);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{
+      "Trains models whose state does not fit memory: parameters, gradients and optimizer state on "
+      "device, host and NVMe.\n"
+      "Exit codes: 0 done, 1 the world (file, disk, budget, store), 2 the command, 130 Ctrl-C (the "
+      "step is finished first).",
+      "ziggurat"};
+  app.set_version_flag("--version", ZIGGURAT_VERSION);
+  app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error&) { return std::string(); });
+
+  std::function<int()> action;
+  Flags train_flags{train_settings(), {}, {}};
+  CLI::App* train_command = app.add_subcommand(
+      "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
+  train_flags.add_to(*train_command);
+  train_command
+      ->add_option("--config", train_flags.config,
+                   "JSON file with the same keys; flags win over it")
+      ->type_name("FILE");
+  train_command->callback(
+      [&] { action = [&] { return train(read_train_options(train_flags.settings())); }; });
+
+  Flags sample_flags{sample_settings(), {}, {}};
+  CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");
+  sample_flags.add_to(*sample_command);
+  sample_command->callback([&] { action = [&] { return run_sample(sample_flags.settings()); }; });
+
+  Flags export_flags{export_settings(), {}, {}};
+  CLI::App* export_command =
+      app.add_subcommand("export", "write a stored model's weights as a safetensors file");
+  export_flags.add_to(*export_command);
+  export_command->callback([&] { action = [&] { return run_export(export_flags.settings()); }; });
+
+  std::vector<std::string> paths{"."};
+  CLI::App* doctor_command = app.add_subcommand(
+      "doctor", "say what this machine offers, what is in force, and why not more");
+  doctor_command->add_option("--path", paths, "folders where a store may go")
+      ->type_name("DIR")
+      ->default_str(".");
+  doctor_command->callback([&] { action = [&] { return doctor(paths); }; });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    complain(usage_message(app, error));
+    return kExitUsage;
+  }
+  return action();
+}
+
+}  // namespace
+}  // namespace ziggurat::cli
+
+int main(int argc, char** argv) {
+  using namespace ziggurat;
+  try {
+    return cli::run(argc, argv);
+  } catch (const cli::UsageError& error) {
+    cli::complain(error.what());
+    return cli::kExitUsage;
+  } catch (const cli::AdvisedError& error) {
+    cli::complain(error.what());
+    for (const std::string& line : error.advice())
+      fmt::print(stderr, "  {}\n", cli::one_line(line));
+  } catch (const std::exception& error) {
+    cli::complain(error.what());
+  }
+  return cli::kExitWorld;
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/memory_advice.cc: sums over the model's units, and each remedy's saving by
+// summing again without it.
+#include "integrations/cli/memory_advice.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/bytes.h"
+
+namespace ziggurat::cli {
+namespace {
+
+// Buffers on the device are aligned and freed in another order than they came; what that costs at
+// most, as seen in tests.
+constexpr std::uint64_t kFragmentationBytes = kMiB;
+
+struct ModelSizes {
+  std::uint64_t count = 0;  // elements
+  std::uint64_t embedding =
+      0;  // of unit 0, in use through the whole backward: its matrix is tied to the head
+  std::uint64_t largest_block = 0;  // of the other units
+};
+
+ModelSizes sizes_of(const gpt::ModelConfig& model) {
+  ModelSizes sizes;
+  const ModelSpec spec = gpt::make_spec(model);
+  sizes.count = spec.count();
+  for (std::size_t i = 0; i < spec.units.size(); ++i) {
+    std::uint64_t& place = i == gpt::kEmbeddingUnit ? sizes.embedding : sizes.largest_block;
+    place = std::max(place, spec.units[i].count());
+  }
+  return sizes;
+}
+
+struct Remedy {
+  std::string text;
+  std::uint64_t saved_bytes;
+};
+
+std::vector<std::string> ranked(std::vector<Remedy> remedies) {
+  std::stable_sort(remedies.begin(), remedies.end(),
+                   [](const Remedy& a, const Remedy& b) { return a.saved_bytes > b.saved_bytes; });
+  std::vector<std::string> lines;
+  for (const Remedy& remedy : remedies) {
+    if (remedy.saved_bytes > 0)
+      lines.push_back(fmt::format("{}: {} less", remedy.text, format_bytes(remedy.saved_bytes)));
+  }
+  return lines;
+}
+
+std::vector<std::string> device_advice(const TrainOptions& options, std::size_t threads) {
+  const std::uint64_t now = device_need(options, threads).total_bytes();
+  std::vector<Remedy> remedies;
+  const auto consider = [&](std::string text, const TrainOptions& changed) {
+    const std::uint64_t then = device_need(changed, threads).total_bytes();
+    remedies.push_back({std::move(text), now - std::min(now, then)});
+  };
+  const auto change = [&](auto&& edit) {
+    TrainOptions changed = options;
+    edit(changed);
+    return changed;
+  };
+  consider("--activation-checkpointing block", change([](TrainOptions& o) {
+             o.shape.checkpointing = gpt::ActivationCheckpointing::kBlock;
+           }));
+  const std::int64_t batch = std::max<std::int64_t>(1, options.shape.batch / 2);
+  consider(fmt::format("--batch {}", batch),
+           change([&](TrainOptions& o) { o.shape.batch = batch; }));
+  const std::int64_t accumulate = std::max<std::int64_t>(1, options.shape.accumulate / 2);
+  consider(fmt::format("--accumulate {}", accumulate),
+           change([&](TrainOptions& o) { o.shape.accumulate = accumulate; }));
+  const std::int64_t context = std::max<std::int64_t>(1, options.shape.context / 2);
+  consider(fmt::format("--context {}", context),
+           change([&](TrainOptions& o) { o.shape.context = context; }));
+  consider("--placement optimizer=host", change([](TrainOptions& o) {
+             if (o.placement.optimizer == Tier::kDevice) o.placement.optimizer = Tier::kHost;
+           }));
+  consider("--placement params=host", change([](TrainOptions& o) {
+             if (o.placement.params == Tier::kDevice) o.placement.params = Tier::kHost;
+           }));
+  consider("--placement grads=host", change([](TrainOptions& o) {
+             if (o.placement.grads == Tier::kDevice) o.placement.grads = Tier::kHost;
+           }));
+  std::vector<std::string> lines = ranked(std::move(remedies));
+  if (now > options.device_bytes) {
+    lines.insert(lines.begin(),
+                 fmt::format("--device-memory {}MiB: the smallest for these settings",
+                             round_up(now, kMiB) / kMiB));
+  } else {
+    lines.push_back("a larger --device-memory");
+  }
+  return lines;
+}
+
+std::vector<std::string> host_advice(const TrainOptions& options) {
+  const std::uint64_t count = sizes_of(options.model).count;
+  std::vector<Remedy> remedies;
+  if (options.placement.optimizer == Tier::kHost)
+    remedies.push_back({"--placement optimizer=nvme", count * 12});
+  if (options.placement.grads == Tier::kHost)
+    remedies.push_back({"--placement grads=nvme", count * 2});
+  if (options.placement.params == Tier::kHost)
+    remedies.push_back({"--placement params=nvme", count * 2});
+  std::vector<std::string> lines = ranked(std::move(remedies));
+  lines.push_back("a larger --host-memory");
+  return lines;
+}
+
+}  // namespace
+
+std::string DeviceNeed::text() const {
+  std::string list =
+      fmt::format("activations {}, params {}, gradients {}", format_bytes(workspace_bytes),
+                  format_bytes(params_bytes), format_bytes(gradient_bytes));
+  if (optimizer_bytes > 0) list += fmt::format(", optimizer {}", format_bytes(optimizer_bytes));
+  return list;
+}
+
+DeviceNeed device_need(const TrainOptions& options, std::size_t threads) {
+  const ModelSizes sizes = sizes_of(options.model);
+  const std::uint64_t in_use = sizes.embedding + sizes.largest_block;
+  DeviceNeed need;
+  need.workspace_bytes = gpt::Trainer::workspace_bytes(options.model, options.shape, threads);
+  need.params_bytes =
+      2 * (options.placement.params == Tier::kDevice ? sizes.count : in_use) + kFragmentationBytes;
+  need.gradient_bytes =
+      4 * in_use + (options.placement.grads == Tier::kDevice ? 2 * sizes.count : 0);
+  need.optimizer_bytes = options.placement.optimizer == Tier::kDevice ? 12 * sizes.count : 0;
+  return need;
+}
+
+void require_device_budget(const TrainOptions& options, std::size_t threads) {
+  const DeviceNeed need = device_need(options, threads);
+  if (need.total_bytes() <= options.device_bytes) return;
+  throw Error(
+      ErrorCode::kResourceExhausted,
+      fmt::format("--device-memory {} is too small; the smallest for these settings is {}: {}",
+                  format_bytes(options.device_bytes), format_bytes(need.total_bytes()),
+                  need.text()));
+}
+
+WritePlan write_plan(const TrainOptions& options) {
+  const std::uint64_t count = sizes_of(options.model).count;
+  const std::uint64_t record_bytes = 12 * count;
+  WritePlan plan;
+  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * record_bytes;
+  if (options.placement.optimizer == Tier::kNvme) {
+    plan.per_step_bytes += record_bytes;
+  } else {
+    plan.at_end_bytes += record_bytes;
+  }
+  if (options.placement.params == Tier::kNvme) {
+    plan.fill_bytes += 4 * count;
+    plan.per_step_bytes += 2 * count;
+  }
+  if (options.placement.grads == Tier::kNvme) {
+    plan.fill_bytes += 2 * count;
+    plan.per_step_bytes += 2 * count;
+  }
+  return plan;
+}
+
+std::vector<std::string> advice(const Error& error, const TrainOptions& options,
+                                std::size_t threads) {
+  if (error.code() != ErrorCode::kResourceExhausted) return {};
+  const std::string_view message = error.what();
+  if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
+    std::vector<std::string> lines;
+    if (options.slots == 2)
+      lines.emplace_back(
+          "--slots 1 with a new --store: half the space; a kill within a step loses the run");
+    lines.emplace_back("a --store on a filesystem with more space");
+    return lines;
+  }
+  if (message.find("device") != std::string_view::npos) return device_advice(options, threads);
+  return host_advice(options);
+}
+
+}  // namespace ziggurat::cli

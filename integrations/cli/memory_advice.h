@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/memory_advice.h: what a run needs of each tier, and what helps most when that is
+// too much.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "integrations/cli/train_options.h"
+
+namespace ziggurat::cli {
+
+/// Smallest device budget of a run, by what it is for.
+struct DeviceNeed {
+  std::uint64_t workspace_bytes = 0;  ///< activations and scratch of the trainer
+  std::uint64_t params_bytes = 0;     ///< placed there, or of the units in use at once
+  std::uint64_t gradient_bytes =
+      0;  ///< fp32 accumulators of the units in use at once, and gradients placed there
+  std::uint64_t optimizer_bytes = 0;  ///< placed there
+
+  std::uint64_t total_bytes() const noexcept {
+    return workspace_bytes + params_bytes + gradient_bytes + optimizer_bytes;
+  }
+  std::string text() const;
+};
+DeviceNeed device_need(const TrainOptions& options, std::size_t threads);
+
+/// Throws kResourceExhausted with the account and the smallest budget that works, before anything
+/// is written.
+void require_device_budget(const TrainOptions& options, std::size_t threads);
+
+/// Bytes of a step, and of the whole run, that the drive is made to write. From sizes alone.
+struct WritePlan {
+  std::uint64_t fill_bytes =
+      0;  ///< a new store's file, written once from end to end, and generation 0
+  std::uint64_t per_step_bytes = 0;
+  std::uint64_t at_end_bytes = 0;  ///< the checkpoint of state that is not NVMe-placed
+};
+WritePlan write_plan(const TrainOptions& options);
+
+/// What to change, that which helps most first, when `error` says that a tier is exhausted:
+/// "--placement grads=nvme: ...". Nothing for other errors.
+std::vector<std::string> advice(const Error& error, const TrainOptions& options,
+                                std::size_t threads);
+
+}  // namespace ziggurat::cli

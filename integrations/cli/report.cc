@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/report.cc: the bound's inputs, and the table.
+#include "integrations/cli/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/bytes.h"
+
+namespace ziggurat::cli {
+namespace {
+
+double rate(std::uint64_t size_bytes, double seconds) {
+  return seconds > 0 ? static_cast<double>(size_bytes) / seconds : 0;
+}
+
+std::string account_line(const char* tier, const Account& account) {
+  std::string held;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Purpose::kCount); ++i) {
+    const auto purpose = static_cast<Purpose>(i);
+    if (account.peak_bytes(purpose) == 0) continue;
+    held += fmt::format("{}{} {}", held.empty() ? "" : ", ", to_string(purpose),
+                        format_bytes(account.peak_bytes(purpose)));
+  }
+  return fmt::format("  {:<8} {:>11} {:>11}   {}", tier, format_bytes(account.capacity_bytes()),
+                     format_bytes(account.peak_bytes()), held);
+}
+
+std::string link_line(const char* link, std::uint64_t total, std::size_t steps, double busy_s) {
+  const std::string speed =
+      busy_s > 0 ? fmt::format("{:.2f} GB/s while busy", rate(total, busy_s) / 1e9) : "";
+  return fmt::format("  {:<16} {:>11} {:>11}   {}", link, format_bytes(total),
+                     format_bytes(steps > 0 ? total / steps : 0), speed);
+}
+
+std::string part_line(const std::string& part, double seconds, double wall_s,
+                      const std::string& note = "") {
+  return fmt::format("  {:<16} {:>9.4f} s {:>9.1f} %   {}", part, seconds,
+                     wall_s > 0 ? 100 * seconds / wall_s : 0, note);
+}
+
+void add_split(std::vector<std::string>& lines, const RunReport& report) {
+  const StepLog::Steady& steady = report.steady;
+  const StepSplit& split = steady.split;
+  lines.push_back(fmt::format("a step (mean of {})      time      share", steady.steps));
+  lines.push_back(part_line("data", split.data_s, steady.wall_s));
+  lines.push_back(part_line("forward", split.forward_s, steady.wall_s));
+  lines.push_back(part_line("backward", split.backward_s, steady.wall_s));
+  lines.push_back(part_line("optimizer", split.optimizer_s, steady.wall_s,
+                            fmt::format("and {:.4f} s of processor time beside the passes",
+                                        steady.counters.seconds(Counter::kOptimizerCpuNs))));
+  for (std::size_t i = 0; i < kWaits; ++i) {
+    const auto wait = static_cast<Wait>(i);
+    lines.push_back(part_line(fmt::format("waiting: {}", to_string(wait)), split.wait_s[i],
+                              steady.wall_s, "for " + link_of(wait, report.facts.placement)));
+  }
+  lines.push_back(part_line("other", split.other_s, steady.wall_s));
+  lines.push_back(part_line("in all", steady.wall_s, steady.wall_s));
+}
+
+}  // namespace
+
+std::string link_of(Wait wait, const Placement& placement) {
+  switch (wait) {
+    case Wait::kParams:
+      return placement.params == Tier::kNvme ? "NVMe, then host to device" : "host to device";
+    case Wait::kSweep:
+      return placement.optimizer == Tier::kNvme ? "NVMe (records of the sweep)"
+                                                : "the workers (the sweep)";
+    case Wait::kGrads:
+      return placement.grads == Tier::kNvme ? "device to host, then NVMe" : "device to host";
+    default:
+      return "NVMe (the generation before)";
+  }
+}
+
+StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
+  const std::uint64_t half =
+      2 * facts.parameters;  // bytes of all 16-bit parameters, and of all 16-bit gradients
+  double sweep =
+      facts.placement.optimizer == Tier::kNvme ? 24.0 * static_cast<double>(facts.parameters) : 0;
+  double forward = 0;
+  double backward = 0;
+  if (facts.placement.params == Tier::kNvme) {
+    forward += static_cast<double>(half);
+    backward += static_cast<double>(half);
+    sweep += static_cast<double>(half);
+  }
+  if (facts.placement.grads == Tier::kNvme) {
+    backward += static_cast<double>(half);
+    sweep += static_cast<double>(half);
+  }
+  // What was really moved (padding, tables, units that stayed between passes), divided as planned.
+  const auto moved = static_cast<double>(steady.counters[Counter::kNvmeReadBytes] +
+                                         steady.counters[Counter::kNvmeWriteBytes]);
+  const double planned = sweep + forward + backward;
+  const double scale = planned > 0 ? moved / planned : 0;
+
+  StepWork work;
+  work.forward_s = steady.split.forward_s;
+  work.backward_s = steady.split.backward_s;
+  work.other_s = steady.split.data_s + steady.split.optimizer_s;
+  work.sweep_nvme_bytes = static_cast<std::uint64_t>(sweep * scale);
+  work.forward_nvme_bytes = static_cast<std::uint64_t>(forward * scale);
+  work.backward_nvme_bytes = static_cast<std::uint64_t>(backward * scale);
+  work.host_to_device_bytes = steady.counters[Counter::kHostToDeviceBytes];
+  work.device_to_host_bytes = steady.counters[Counter::kDeviceToHostBytes];
+  work.sweep_waits_for_norm = facts.clipping;
+  // A lease's record is read before the norm is known, and another one, written, may trail into the
+  // next backward.
+  work.leased_bytes = 2 * facts.read_ahead_bytes;
+  return work;
+}
+
+RunReport make_report(const RunFacts& facts, const StepLog& log) {
+  RunReport report;
+  report.facts = facts;
+  report.steps = log.steps();
+  if (!log.newest().empty()) report.first_step = log.newest().back().step + 1 - log.steps();
+  report.wall_s = log.wall_s();
+  report.tokens_per_s = rate(facts.tokens_per_step * log.steps(), log.wall_s());
+  report.mean_loss_last_10 = log.mean_loss(10);
+  report.totals = log.counters();
+  report.steady = log.steady();
+  const LinkSpeeds links{.nvme = report.steady.nvme_bytes_per_s};
+  report.bound = step_bound(step_work(facts, report.steady), links);
+  if (report.steady.wall_s > 0) report.share = report.bound.seconds / report.steady.wall_s;
+  return report;
+}
+
+std::vector<std::string> table(const RunReport& report) {
+  std::vector<std::string> lines;
+  lines.emplace_back("tier          budget        peak   largest by purpose");
+  lines.push_back(account_line("device", report.facts.device));
+  lines.push_back(account_line("host", report.facts.host));
+  lines.push_back(fmt::format("  {:<8} {:>11} {:>11}   files of the store", "nvme", "",
+                              format_bytes(report.facts.store_bytes)));
+  const CounterSnapshot& totals = report.totals;
+  lines.emplace_back("link               the run   each step   bandwidth");
+  lines.push_back(link_line("NVMe read", totals[Counter::kNvmeReadBytes], report.steps,
+                            totals.seconds(Counter::kNvmeReadBusyNs)));
+  lines.push_back(link_line("NVMe write", totals[Counter::kNvmeWriteBytes], report.steps,
+                            totals.seconds(Counter::kNvmeWriteBusyNs)));
+  lines.push_back(
+      link_line("host to device", totals[Counter::kHostToDeviceBytes], report.steps, 0));
+  lines.push_back(
+      link_line("device to host", totals[Counter::kDeviceToHostBytes], report.steps, 0));
+  add_split(lines, report);
+  const StepBound& bound = report.bound;
+  lines.push_back(
+      fmt::format("the least a step can take: {:.4f} s (compute {:.4f} s; NVMe {:.4f} s at {:.2f} "
+                  "GB/s, {:.4f} s of it under backward)",
+                  bound.seconds, bound.compute_s, bound.nvme_s,
+                  report.steady.nvme_bytes_per_s / 1e9, bound.hidden_in_backward_s));
+  lines.push_back(fmt::format("reached: {:.2f} of it; binding limit: {}", report.share,
+                              to_string(bound.limit)));
+  lines.push_back(fmt::format(
+      "{} steps in {:.1f} s, {:.0f} tokens/s; mean loss of the last {}: {:.4f}{}", report.steps,
+      report.wall_s, report.tokens_per_s, std::min<std::size_t>(10, report.steps),
+      report.mean_loss_last_10,
+      report.held_out_loss ? fmt::format("; held-out loss {:.4f}", *report.held_out_loss) : ""));
+  return lines;
+}
+
+}  // namespace ziggurat::cli

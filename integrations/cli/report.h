@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/report.h: the table that ends a run, and the same numbers as JSON.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/plan/step_bound.h"
+#include "core/sharding/placement.h"
+#include "integrations/cli/step_log.h"
+#include "tiers/account.h"
+
+namespace ziggurat::cli {
+
+/// Everything the report is made from.
+struct RunFacts {
+  Placement placement;
+  std::uint64_t parameters = 0;
+  bool clipping = true;
+  std::uint64_t tokens_per_step = 0;
+  std::uint64_t read_ahead_bytes = 0;  ///< Engine::read_ahead_bytes()
+  std::uint64_t store_bytes = 0;       ///< of files, as allocated
+  Account device{0};
+  Account host{0};
+};
+
+struct RunReport {
+  RunFacts facts;
+  std::uint64_t first_step = 0;  ///< from 1; 0 if no step was made
+  std::size_t steps = 0;
+  double wall_s = 0;    ///< of the steps
+  double finish_s = 0;  ///< from the last step until it was durable
+  double tokens_per_s = 0;
+  double mean_loss_last_10 = 0;
+  std::optional<double> held_out_loss;
+  std::uint64_t durable_generation = 0;
+  CounterSnapshot totals;
+  StepLog::Steady steady;
+  StepBound bound;   ///< of an average steady step
+  double share = 0;  ///< bound / measured
+};
+
+/// The bound's inputs from what was measured: bytes split by what each class of state does in a
+/// step.
+StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady);
+
+/// Assembles the report; what ends it (finish_s, held_out_loss, durable_generation) is the caller's
+/// to fill in.
+RunReport make_report(const RunFacts& facts, const StepLog& log);
+
+/// Lines of at most 100 columns.
+std::vector<std::string> table(const RunReport& report);
+
+nlohmann::json to_json(const StepRecord& record);
+nlohmann::json to_json(const RunReport& report);
+
+/// "NVMe", "host to device", ...: the link that `wait` waits for under `placement`.
+std::string link_of(Wait wait, const Placement& placement);
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/run_state.cc: identity as words, blob as JSON.
+#include "integrations/cli/run_state.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+
+namespace ziggurat::cli {
+namespace {
+
+template <class Integer>
+Integer parse_integer(const std::string& text, int base) {
+  Integer number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, base);
+  if (error != std::errc{} || end != text.data() + text.size()) throw std::out_of_range(text);
+  return number;
+}
+
+std::map<std::string, std::string> words_of(const std::string& text) {
+  std::map<std::string, std::string> words;
+  std::size_t at = 0;
+  while (at < text.size()) {
+    const std::size_t space = std::min(text.find(' ', at), text.size());
+    const std::string word = text.substr(at, space - at);
+    const std::size_t equals = word.find('=');
+    if (equals != std::string::npos) words[word.substr(0, equals)] = word.substr(equals + 1);
+    at = space + 1;
+  }
+  return words;
+}
+
+}  // namespace
+
+std::string RunIdentity::text() const {
+  return fmt::format("model={} data={:016x} seed={} batch={} accumulate={} context={}",
+                     gpt::to_string(model), data_hash, seed, batch, accumulate, context);
+}
+
+RunIdentity RunIdentity::parse(const std::string& text) {
+  const std::map<std::string, std::string> words = words_of(text);
+  try {
+    RunIdentity identity;
+    identity.model = gpt::parse_model(words.at("model"));
+    identity.data_hash = parse_integer<std::uint64_t>(words.at("data"), 16);
+    identity.seed = parse_integer<std::uint64_t>(words.at("seed"), 10);
+    identity.batch = parse_integer<std::int64_t>(words.at("batch"), 10);
+    identity.accumulate = parse_integer<std::int64_t>(words.at("accumulate"), 10);
+    identity.context = parse_integer<std::int64_t>(words.at("context"), 10);
+    return identity;
+  } catch (const std::exception&) {  // a word missing, or not what it should be
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store is of another trainer: its identity is '{}'", text));
+  }
+}
+
+ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t threads) {
+  return {
+      {"steps", fmt::format("{}", options.steps)},
+      {"lr", fmt::format("{:g}", options.learning_rate)},
+      {"warmup", fmt::format("{}", options.warmup)},
+      {"betas", fmt::format("{:g},{:g}", options.adamw.beta1, options.adamw.beta2)},
+      {"weight-decay", fmt::format("{:g}", options.adamw.weight_decay)},
+      {"clip", fmt::format("{:g}", options.clip_norm)},
+      {"activation-checkpointing",
+       options.shape.checkpointing == gpt::ActivationCheckpointing::kBlock ? "block" : "off"},
+      {"device-memory", format_bytes(options.device_bytes)},
+      {"host-memory", format_bytes(options.host_bytes)},
+      {"placement", to_string(options.placement)},
+      {"threads", fmt::format("{}", threads)},
+  };
+}
+
+std::vector<std::byte> RunState::encode() const {
+  const nlohmann::json object{{"version", 1}, {"steps_done", steps_done}, {"settings", settings}};
+  const std::string text = object.dump();
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+
+RunState RunState::decode(std::span<const std::byte> blob) {
+  try {
+    const auto* text = reinterpret_cast<const char*>(blob.data());
+    const nlohmann::json object = nlohmann::json::parse(text, text + blob.size());
+    if (object.at("version") != 1) throw std::out_of_range("version");
+    RunState state;
+    object.at("steps_done").get_to(state.steps_done);
+    object.at("settings").get_to(state.settings);
+    return state;
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's run state ({} bytes) is not one of this trainer: {}",
+                            blob.size(), error.what()));
+  }
+}
+
+std::vector<std::string> differences(const ChangeableSettings& before,
+                                     const ChangeableSettings& now) {
+  std::vector<std::string> lines;
+  for (const auto& [key, value] : now) {
+    const auto found = before.find(key);
+    if (found != before.end() && found->second != value) {
+      lines.push_back(fmt::format("{} {} -> {}", key, found->second, value));
+    }
+  }
+  return lines;
+}
+
+}  // namespace ziggurat::cli

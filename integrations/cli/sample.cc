@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/sample.cc: `ziggurat sample`: what a stored model says.
+#include <fmt/format.h>
+
+#include "integrations/cli/commands.h"
+#include "integrations/cli/stored_run.h"
+#include "integrations/gpt/trainer.h"
+
+namespace ziggurat::cli {
+
+int sample(const SampleCommand& command) {
+  Console console;
+  StoredRun run =
+      StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
+  const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
+  gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape);
+  gpt::SampleOptions options;
+  options.count = command.bytes;
+  options.temperature = static_cast<float>(command.temperature);
+  options.seed = command.seed;
+  options.on_byte = [](char byte) {
+    std::fputc(byte, stdout);
+    std::fflush(stdout);
+  };
+  fmt::print("{}", command.prompt);
+  trainer.sample(command.prompt, options);
+  fmt::print("\n");
+  return 0;
+}
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/settings_file.cc: the JSON file of --config: one flat object with the flags'
+// names as keys.
+//
+// Read as input that may be hostile: limits on size and depth, no key twice, no unknown key, the
+// right type or an error.
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "integrations/cli/settings.h"
+
+namespace ziggurat::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kFileBytesMax = 1 << 20;
+constexpr int kDepthMax = 4;
+
+std::string read_file(const std::string& path) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
+                                                             &std::fclose);
+  if (file == nullptr) throw system_error(errno, fmt::format("cannot open --config {}", path));
+  std::string text(kFileBytesMax + 1, '\0');
+  const std::size_t size = std::fread(text.data(), 1, text.size(), file.get());
+  if (std::ferror(file.get()) != 0)
+    throw system_error(errno, fmt::format("cannot read --config {}", path));
+  if (size > kFileBytesMax) {
+    throw UsageError(
+        fmt::format("{} is longer than a settings file may be ({} bytes)", path, kFileBytesMax));
+  }
+  text.resize(size);
+  return text;
+}
+
+/// Parses with the limits; throws UsageError.
+json parse(std::string_view text, const std::string& name) {
+  std::set<std::string> seen;
+  const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kDepthMax)
+      throw UsageError(fmt::format("{} is nested deeper than {} levels", name, kDepthMax));
+    if (event == json::parse_event_t::key && depth == 1 &&
+        !seen.insert(parsed.get<std::string>()).second) {
+      throw UsageError(fmt::format("{} has the key \"{}\" twice", name, parsed.get<std::string>()));
+    }
+    return true;
+  };
+  try {
+    return json::parse(text.begin(), text.end(), callback);
+  } catch (const json::parse_error& error) {
+    throw UsageError(fmt::format("{} is not JSON: wrong at byte {}", name, error.byte));
+  }
+}
+
+std::string_view expected(SettingKind kind) {
+  switch (kind) {
+    case SettingKind::kText:
+      return "a string";
+    case SettingKind::kInteger:
+      return "a whole number";
+    case SettingKind::kNumber:
+      return "a number";
+    case SettingKind::kNumbers:
+      return "a list of numbers, or a string like \"0.9,0.95\"";
+    case SettingKind::kSize:
+      return "a size: a string like \"160MiB\", or a number of bytes";
+    case SettingKind::kSwitch:
+      return "true or false";
+  }
+  return "?";
+}
+
+/// The text a flag would have had; nothing for a value of the wrong type.
+std::optional<std::string> as_text(const json& value, SettingKind kind) {
+  switch (kind) {
+    case SettingKind::kText:
+      if (value.is_string()) return value.get<std::string>();
+      break;
+    case SettingKind::kInteger:
+      if (value.is_number_integer()) return value.dump();
+      break;
+    case SettingKind::kNumber:
+      if (value.is_number()) return value.dump();
+      break;
+    case SettingKind::kNumbers: {
+      if (value.is_string()) return value.get<std::string>();
+      if (!value.is_array()) break;
+      std::string text;
+      for (const json& element : value) {
+        if (!element.is_number()) return std::nullopt;
+        text += (text.empty() ? "" : ",") + element.dump();
+      }
+      return text;
+    }
+    case SettingKind::kSize:
+      if (value.is_string()) return value.get<std::string>();
+      if (value.is_number_unsigned()) return value.dump();
+      break;
+    case SettingKind::kSwitch:
+      if (value.is_boolean()) return value.dump();
+      break;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void Settings::apply_file(const std::string& path) { apply_json(read_file(path), path); }
+
+void Settings::apply_json(std::string_view text, const std::string& name) {
+  const json object = parse(text, name);
+  if (!object.is_object())
+    throw UsageError(fmt::format("{} is not a JSON object, {{\"key\": value, ...}}", name));
+  file_ = name;
+  for (const auto& [key, value] : object.items()) {
+    const auto found = values_.find(key);
+    if (found == values_.end()) {
+      std::vector<std::string> keys;
+      for (const auto& [known, unused] : values_) keys.push_back(known);
+      const std::string meant = closest(key, keys);
+      throw UsageError(fmt::format("{}: unknown key \"{}\"{}", name, key,
+                                   meant.empty() ? "; the keys are the flags' names, see --help"
+                                                 : fmt::format("; did you mean \"{}\"?", meant)));
+    }
+    Value& entry = found->second;
+    std::optional<std::string> converted = as_text(value, entry.setting->kind);
+    if (!converted) {
+      throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", name, key,
+                                   value.dump().substr(0, 60), expected(entry.setting->kind)));
+    }
+    if (entry.source == Source::kFlag) continue;
+    entry.text = std::move(*converted);
+    entry.source = Source::kFile;
+  }
+}
+
+}  // namespace ziggurat::cli

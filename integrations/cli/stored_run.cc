@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/stored_run.cc: inspect, then open with what the store says.
+#include "integrations/cli/stored_run.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "integrations/gpt/model.h"
+#include "integrations/gpt/trainer.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat::cli {
+
+StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console& console) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored) ||
+      !fs::exists(fs::path(directory) / StateStore::file_name(0), ignored)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--store {}: no store is there; `ziggurat train --store {}` makes one",
+                            directory, directory));
+  }
+  StoredRun run;
+  run.runtime = Runtime::create({});
+  const StoreInfo info = Engine::inspect(*run.runtime, directory);
+  run.identity = RunIdentity::parse(info.run_identity);
+  run.spec = gpt::make_spec(run.identity.model);
+  run.device = HostDevice::create(run.runtime->reactor, budgets.device_bytes);
+
+  EngineConfig config;
+  config.store_directory = directory;
+  config.host_budget_bytes = budgets.host_bytes;
+  config.run_identity = info.run_identity;
+  config.numerics_fingerprint = gpt::numerics_fingerprint();
+  config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {
+    console.progress(what, done, total);
+  };
+  run.engine = Engine::open(run.spec, config, *run.runtime, *run.device,
+                            gpt::make_initializer(run.identity.model, run.identity.seed));
+  return run;
+}
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/train.cc: `ziggurat train`: opens what a run needs, runs its steps, and reports.
+//
+// The order at the end of a step is a promise: the loss line is flushed before Engine::step() is
+// called, so a generation that is durable has its line, and a run that was killed and resumed has
+// every line at least once.
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/bytes.h"
+#include "core/engine/engine.h"
+#include "core/engine/runtime.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+#include "integrations/cli/interrupt.h"
+#include "integrations/cli/json_report.h"
+#include "integrations/cli/memory_advice.h"
+#include "integrations/cli/report.h"
+#include "integrations/cli/run_state.h"
+#include "integrations/cli/step_log.h"
+#include "integrations/gpt/text.h"
+#include "integrations/gpt/trainer.h"
+#include "tiers/host_device.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Held-out sequences that an evaluation reads at most: the same ones each time.
+constexpr std::uint64_t kEvaluationSequencesMax = 32;
+/// A run of so many steps prints one plain line for each.
+constexpr std::uint64_t kShortRunSteps = 200;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string gigabytes(std::uint64_t size_bytes) {
+  return fmt::format("{:.1f} GB", static_cast<double>(size_bytes) / 1e9);
+}
+
+/// The nearest folder above `path` that is there.
+fs::path existing_parent(fs::path path) {
+  path = fs::absolute(path);
+  std::error_code error;
+  while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
+  return path;
+}
+
+std::string free_space(const std::string& path) {
+  struct statvfs status {};
+  if (::statvfs(existing_parent(path).c_str(), &status) != 0) return "free space unknown";
+  return fmt::format("{} free", gigabytes(status.f_bavail * status.f_frsize));
+}
+
+std::uint64_t allocated_bytes(const std::string& directory) {
+  std::uint64_t total = 0;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (entry.is_regular_file(error)) total += entry.file_size(error);
+  }
+  return total;
+}
+
+class TrainRun {
+ public:
+  explicit TrainRun(const TrainOptions& options) : options_(options) {}
+
+  int run();
+  std::size_t threads() const noexcept {
+    return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
+  }
+  /// What is durable, for the end of an error message.
+  std::optional<std::string> safe() const;
+
+ private:
+  void open();
+  void announce();
+  void announce_resume();
+  StepRecord step(std::uint64_t index);
+  double held_out_loss();
+  void show(const StepRecord& record);
+  void finish_interrupted();
+  void finish_done();
+  RunFacts facts() const;
+
+  const TrainOptions& options_;
+  Console console_;
+  std::unique_ptr<gpt::Text> text_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<gpt::Trainer> trainer_;
+  std::unique_ptr<JsonReport> json_;
+  ChangeableSettings settings_;
+  StepLog log_;
+};
+
+void TrainRun::open() {
+  const ModelSpec spec = gpt::make_spec(options_.model);
+  text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
+  runtime_ = Runtime::create({.threads = options_.threads, .trace_path = options_.trace_path});
+  require_device_budget(options_, threads());
+  settings_ = changeable_settings(options_, threads());
+  device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
+                               &runtime_->metrics);
+  announce();
+
+  EngineConfig config;
+  config.store_directory = options_.store;
+  config.placement = options_.placement;
+  config.host_budget_bytes = options_.host_bytes;
+  config.adamw = options_.adamw;
+  config.clip_norm = static_cast<float>(options_.clip_norm);
+  config.slots = options_.slots;
+  config.resume = options_.resume;
+  config.run_identity = RunIdentity{.model = options_.model,
+                                    .data_hash = text_->hash(),
+                                    .seed = options_.seed,
+                                    .batch = options_.shape.batch,
+                                    .accumulate = options_.shape.accumulate,
+                                    .context = options_.shape.context}
+                            .text();
+  config.numerics_fingerprint = gpt::numerics_fingerprint();
+  config.progress = [this](const char* what, std::uint64_t done, std::uint64_t total) {
+    console_.progress(what, done, total);
+  };
+  engine_ = Engine::open(spec, config, *runtime_, *device_,
+                         gpt::make_initializer(options_.model, options_.seed));
+  for (const std::string& line : engine_->description()) console_.line("  " + line);
+  if (engine_->resumed()) announce_resume();
+  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
+                                            options_.shape);
+}
+
+void TrainRun::announce() {
+  const ModelSpec spec = gpt::make_spec(options_.model);
+  console_.line(fmt::format("{}: {:.1f} M parameters, {} of training state; {} of text in {}",
+                            spec.name, static_cast<double>(spec.count()) / 1e6,
+                            format_bytes(16 * spec.count()), format_bytes(text_->size_bytes()),
+                            options_.data));
+  console_.line(fmt::format("  placement {}; device budget {}, host budget {}; {} workers",
+                            to_string(options_.placement), format_bytes(options_.device_bytes),
+                            format_bytes(options_.host_bytes), threads()));
+  const bool fresh = options_.resume == EngineConfig::Resume::kNever ||
+                     !fs::exists(fs::path(options_.store) / StateStore::file_name(0));
+  if (!fresh) return;  // the rest of the steps are known once the store is open
+  const WritePlan plan = write_plan(options_);
+  console_.line(fmt::format(
+      "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
+      gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
+      options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
+      plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
+      free_space(options_.store)));
+}
+
+void TrainRun::announce_resume() {
+  const std::uint64_t generation = engine_->generation();
+  if (!engine_->resumed_blob().empty()) {
+    const RunState before = RunState::decode(engine_->resumed_blob());
+    if (before.steps_done != generation) {
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("--store {}: generation {} carries the trainer's state of step {}",
+                              options_.store, generation, before.steps_done));
+    }
+    for (const std::string& line : differences(before.settings, settings_))
+      console_.line("  changed: " + line);
+  }
+  const WritePlan plan = write_plan(options_);
+  const std::uint64_t left = options_.steps - std::min(options_.steps, generation);
+  console_.line(fmt::format(
+      "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
+      gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
+      free_space(options_.store)));
+}
+
+StepRecord TrainRun::step(std::uint64_t index) {
+  StepTimes times;
+  const double begin = now_s();
+  std::vector<gpt::Batch> batches;
+  for (std::int64_t micro = 0; micro < options_.shape.accumulate; ++micro) {
+    batches.push_back(text_->training_batch(
+        {.seed = options_.seed, .step = index, .micro = static_cast<std::uint64_t>(micro)},
+        options_.shape.batch));
+  }
+  const double data_end = now_s();
+  const CounterSnapshot at_begin = CounterSnapshot::of(runtime_->metrics);
+  const gpt::ComputeSeconds compute_before = trainer_->compute_seconds();
+  const float rate = learning_rate(options_, index);
+  engine_->prepare_step(rate);
+
+  StepRecord record;
+  record.step = index + 1;
+  record.loss = static_cast<float>(trainer_->forward_backward(batches));
+  record.learning_rate = rate;
+  const double passes_end = now_s();
+  const CounterSnapshot after_passes = CounterSnapshot::of(runtime_->metrics);
+  const gpt::ComputeSeconds compute_after = trainer_->compute_seconds();
+  if (options_.print_loss_bits) {
+    console_.line(fmt::format("step {} loss-bits 0x{:08x}", record.step,
+                              std::bit_cast<std::uint32_t>(record.loss)));
+  }
+
+  const std::vector<std::byte> blob =
+      RunState{.steps_done = record.step, .settings = settings_}.encode();
+  const StepResult result = engine_->step({.learning_rate = rate, .blob = blob});
+  const double end = now_s();
+  const CounterSnapshot at_end = CounterSnapshot::of(runtime_->metrics);
+
+  record.grad_norm = result.grad_norm;
+  record.clipped = result.clipped;
+  record.durable_generation = engine_->durable_generation();
+  record.wall_s = end - begin;
+  times.data_s = data_end - begin;
+  times.passes_s = passes_end - data_end;
+  times.step_call_s = end - passes_end;
+  times.forward_compute_s = compute_after.forward - compute_before.forward;
+  times.backward_compute_s = compute_after.backward - compute_before.backward;
+  times.passes = after_passes - at_begin;
+  times.step_call = at_end - after_passes;
+  record.split = split_of(times);
+  record.counters = at_end - at_begin;
+  return record;
+}
+
+double TrainRun::held_out_loss() {
+  const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
+  const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
+  std::vector<gpt::Batch> batches;
+  for (std::uint64_t i = 0; i < std::max<std::uint64_t>(1, sequences / batch); ++i) {
+    batches.push_back(text_->held_out_batch(i, options_.shape.batch));
+  }
+  return trainer_->evaluate(batches);
+}
+
+void TrainRun::show(const StepRecord& record) {
+  const double wall_s = log_.recent_wall_s();
+  const double left_s = wall_s * static_cast<double>(options_.steps - record.step);
+  std::size_t longest = 0;
+  for (std::size_t i = 1; i < kWaits; ++i) {
+    if (record.split.wait_s[i] > record.split.wait_s[longest]) longest = i;
+  }
+  const double waited = record.wall_s > 0 ? record.split.waiting_s() / record.wall_s : 0;
+  const std::string where =
+      waited < 0.01 ? "no waiting"
+                    : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
+                                  link_of(static_cast<Wait>(longest), options_.placement));
+  const std::string held_out =
+      record.held_out_loss ? fmt::format(" held-out {:.4f}", *record.held_out_loss) : "";
+  console_.live(
+      fmt::format("step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  {}  ETA {}:{:02}", record.step,
+                  options_.steps, record.loss, held_out,
+                  wall_s > 0 ? static_cast<double>(options_.shape.tokens_per_step()) / wall_s : 0.0,
+                  where, static_cast<std::uint64_t>(left_s) / 60,
+                  static_cast<std::uint64_t>(left_s) % 60),
+      options_.steps <= kShortRunSteps || record.step == options_.steps);
+}
+
+RunFacts TrainRun::facts() const {
+  RunFacts facts;
+  facts.placement = options_.placement;
+  facts.parameters = gpt::make_spec(options_.model).count();
+  facts.clipping = options_.clip_norm > 0;
+  facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
+  facts.read_ahead_bytes = engine_->read_ahead_bytes();
+  facts.store_bytes = allocated_bytes(options_.store);
+  facts.device = device_->account();
+  facts.host = engine_->host_account();
+  return facts;
+}
+
+void TrainRun::finish_interrupted() {
+  engine_->make_durable();
+  console_.line(
+      fmt::format("interrupted: generation {} of {} steps is durable in {}; the same command goes "
+                  "on from there",
+                  engine_->durable_generation(), options_.steps, options_.store));
+  if (!json_) return;
+  RunReport report = make_report(facts(), log_);
+  report.durable_generation = engine_->durable_generation();
+  json_->finish(to_json(report));
+}
+
+void TrainRun::finish_done() {
+  const double begin = now_s();
+  engine_->make_durable();
+  const double durable = now_s();
+  RunReport report = make_report(facts(), log_);
+  report.finish_s = durable - begin;
+  report.held_out_loss = held_out_loss();
+  report.durable_generation = engine_->durable_generation();
+  for (const std::string& line : table(report)) console_.line(line);
+  console_.line(
+      fmt::format("generation {} is durable in {}; more --steps go on from there, `ziggurat sample "
+                  "--store {}` speaks",
+                  report.durable_generation, options_.store, options_.store));
+  if (json_) json_->finish(to_json(report));
+}
+
+int TrainRun::run() {
+  Interrupt interrupt(Interrupt::Mode::kExit);
+  open();
+  if (!options_.json_path.empty()) {
+    const nlohmann::json run{{"model", gpt::make_spec(options_.model).name},
+                             {"settings", settings_},
+                             {"tokens_per_step", options_.shape.tokens_per_step()},
+                             {"resumed_at", engine_->generation()},
+                             {"description", engine_->description()}};
+    json_ = std::make_unique<JsonReport>(options_.json_path, run);
+  }
+  interrupt.set_mode(Interrupt::Mode::kFinish);
+  for (std::uint64_t index = engine_->generation(); index < options_.steps; ++index) {
+    StepRecord record = step(index);
+    if (options_.eval_every > 0 && record.step % options_.eval_every == 0)
+      record.held_out_loss = held_out_loss();
+    log_.add(record);
+    if (json_) json_->add_step(to_json(record));
+    show(record);
+    if (interrupt.requested()) {
+      finish_interrupted();
+      return kExitInterrupted;
+    }
+  }
+  finish_done();
+  return 0;
+}
+
+std::optional<std::string> TrainRun::safe() const {
+  if (!engine_) return std::nullopt;
+  return fmt::format("generation {} in {} is durable: the same command goes on from there",
+                     engine_->durable_generation(), options_.store);
+}
+
+}  // namespace
+
+int train(const TrainOptions& options) {
+  TrainRun run(options);
+  try {
+    return run.run();
+  } catch (const Error& error) {
+    std::vector<std::string> lines = advice(error, options, run.threads());
+    if (!lines.empty()) lines.insert(lines.begin(), "what helps most, in order:");
+    if (const std::optional<std::string> safe = run.safe()) lines.push_back(*safe);
+    throw AdvisedError(error, std::move(lines));
+  }
+}
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/train_options.h: the settings of `ziggurat train`: their table, their types,
+// their limits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/engine/engine_config.h"
+#include "integrations/cli/settings.h"
+#include "integrations/gpt/model.h"
+#include "integrations/gpt/trainer.h"
+
+namespace ziggurat::cli {
+
+/// One entry a flag, in the order of the help. Defaults are the demo's: GPT-2 small in budgets far
+/// too small for it.
+std::span<const Setting> train_settings();
+
+struct TrainOptions {
+  gpt::ModelConfig model;
+  std::string data;
+  std::string store;
+  std::uint64_t steps = 0;  ///< total; a resumed run does the rest
+  gpt::RunShape shape;
+
+  double learning_rate = 0;
+  std::uint64_t warmup = 0;
+  double clip_norm = 0;
+  AdamWConfig adamw;
+
+  std::uint64_t eval_every = 0;  ///< 0: at the end only
+  std::uint64_t seed = 0;
+  std::uint64_t device_bytes = 0;
+  std::uint64_t host_bytes = 0;
+  Placement placement;
+  int slots = 2;
+  std::size_t threads = 0;  ///< 0: one per physical core
+  EngineConfig::Resume resume = EngineConfig::Resume::kAuto;
+
+  std::string trace_path;
+  std::string json_path;
+  bool print_loss_bits = false;
+};
+
+/// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
+TrainOptions read_train_options(const Settings& settings);
+
+/// Learning rate of step `step` (from 0): linear over the warm-up (the first step has 1/warmup of
+/// it), constant after.
+float learning_rate(const TrainOptions& options, std::uint64_t step) noexcept;
+
+}  // namespace ziggurat::cli
