@@ -35,16 +35,17 @@ constexpr std::array<SizeUnit, 14> kUnits{{{"", 1},
                                            {"tb", 1e12}}};
 
 [[noreturn]] void reject(std::string_view text, std::string_view parameter) {
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: '{}' is not a size; write it like 160MiB, 1.5GiB or 2GB", parameter, text));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: '{}' is not a size; write it like 160MiB, 1.5GiB or 2GB", parameter, text));
 }
 
 }  // namespace
 
 std::uint64_t parse_size(std::string_view text, std::string_view parameter) {
   double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number,
-                                            std::chars_format::fixed);
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
   if (error != std::errc{} || !std::isfinite(number) || number < 0) reject(text, parameter);
   std::string suffix;
   for (const char* c = end; c != text.data() + text.size(); ++c) {

@@ -18,7 +18,8 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t alignment) n
 }
 
 /// Reads "160MiB", "1.5GiB", "384M" (binary, like MiB), "2GB" (decimal) or plain bytes.
-/// Errors: kInvalidArgument, naming `parameter`, for anything else, for negative sizes and for overflow.
+/// Errors: kInvalidArgument, naming `parameter`, for anything else, for negative sizes and for
+/// overflow.
 std::uint64_t parse_size(std::string_view text, std::string_view parameter);
 
 /// "164.1 MiB"; whole bytes below 1 KiB.

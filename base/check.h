@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/check.h: ZIGGURAT_CHECK, for what can only be false if this program is wrong. Always on; prints and aborts,
-// because wrong optimizer state trains silently for days. Never for the environment's faults: those are an Error.
+// base/check.h: ZIGGURAT_CHECK, for what can only be false if this program is wrong. Always on;
+// prints and aborts, because wrong optimizer state trains silently for days. Never for the
+// environment's faults: those are an Error.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,8 +14,9 @@ namespace ziggurat::internal {
 }  // namespace ziggurat::internal
 
 /// ZIGGURAT_CHECK(index < count, "chunk {} of {}", index, count)
-#define ZIGGURAT_CHECK(condition, ...)                                                \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]]                                                    \
-      ::ziggurat::internal::check_failed(#condition, __FILE__, __LINE__, fmt::format(__VA_ARGS__)); \
+#define ZIGGURAT_CHECK(condition, ...)                                   \
+  do {                                                                   \
+    if (!(condition)) [[unlikely]]                                       \
+      ::ziggurat::internal::check_failed(#condition, __FILE__, __LINE__, \
+                                         fmt::format(__VA_ARGS__));      \
   } while (false)

@@ -29,8 +29,8 @@ constexpr float bf16_to_float(bf16 value) noexcept {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
 }
 
-/// Nearest, ties away from zero, by integer arithmetic: the same on every machine, denormals kept, and a
-/// bijection together with the 16-bit residual. NaN stays NaN (made quiet).
+/// Nearest, ties away from zero, by integer arithmetic: the same on every machine, denormals kept,
+/// and a bijection together with the 16-bit residual. NaN stays NaN (made quiet).
 constexpr bf16 float_to_bf16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<bf16>((bits >> 16) | 0x0040u);

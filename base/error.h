@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/error.h: how everything here reports failure: an exception with a code and, where there is one, an errno.
+// base/error.h: how everything here reports failure: an exception with a code and, where there is
+// one, an errno.
 //
-// The code says what the caller does next; the message names parameter, tier, path, errno and the fix.
-// A broken invariant is not an Error: see base/check.h.
+// The code says what the caller does next; the message names parameter, tier, path, errno and the
+// fix. A broken invariant is not an Error: see base/check.h.
 #pragma once
 
 #include <stdexcept>
@@ -38,8 +39,9 @@ class Error : public std::runtime_error {
   int native_;
 };
 
-/// An Error for a failed system call: appends ": NAME (text)" for `error_number` (an errno, positive)
-/// and picks the code from it: ENOSPC/ENOMEM/EDQUOT exhaust, EINVAL is the call's fault, the rest are unavailable.
+/// An Error for a failed system call: appends ": NAME (text)" for `error_number` (an errno,
+/// positive) and picks the code from it: ENOSPC/ENOMEM/EDQUOT exhaust, EINVAL is the call's fault,
+/// the rest are unavailable.
 Error system_error(int error_number, const std::string& what_failed);
 
 /// "ENOSPC (No space left on device)".

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/log.cc: logger set-up; the process-wide list of degraded modes (facts about the machine, so global is right).
+// base/log.cc: logger set-up; the process-wide list of degraded modes (facts about the machine, so
+// global is right).
 #include "base/log.h"
 
 #include <fmt/format.h>

@@ -13,7 +13,8 @@ namespace ziggurat {
 /// The process's logger (level from ZIGGURAT_LOG=debug|info|warn|error, default warn). Thread-safe.
 spdlog::logger& log();
 
-/// A degraded mode in force: logged the first time `key` is seen, kept for degraded_modes(). Thread-safe.
+/// A degraded mode in force: logged the first time `key` is seen, kept for degraded_modes().
+/// Thread-safe.
 void note_degraded(std::string_view key, std::string_view explanation);
 
 /// "key: explanation" of every degraded mode noted so far, in order.

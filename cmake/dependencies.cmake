@@ -2,6 +2,16 @@
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(Boost 1.81 REQUIRED)  # Asio, header only
+
+# Debian has no archives of these two: `portable` compiles them in. Naming both of a package's targets first makes its
+# own CMake file keep ours.
+if(ZIGGURAT_STATIC)
+  foreach(target fmt::fmt fmt::fmt-header-only spdlog::spdlog spdlog::spdlog_header_only)
+    add_library(${target} INTERFACE IMPORTED)
+  endforeach()
+  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY)
+  target_compile_definitions(spdlog::spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
+endif()
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
@@ -30,6 +40,12 @@ ziggurat_find(numa numa.h numa)
 ziggurat_find(dnnl oneapi/dnnl/dnnl.hpp dnnl)  # its CMake package demands OpenCL
 ziggurat_find(hwy hwy/highway.h hwy)
 ziggurat_find(uring liburing.h uring)
+if(ZIGGURAT_STATIC AND hwloc_LIBRARY MATCHES "\\.a$")  # Debian's archive wants what its shared library carries
+  find_library(udev_LIBRARY udev)
+  if(udev_LIBRARY)
+    set_property(TARGET ziggurat_3p_hwloc PROPERTY INTERFACE_LINK_LIBRARIES ${udev_LIBRARY} m)
+  endif()
+endif()
 foreach(required xxhash hwloc numa hwy dnnl)
   if(NOT TARGET ziggurat_3p_${required})
     message(FATAL_ERROR "lib${required} not found: run scripts/install-packages, or see the list in it")

@@ -19,6 +19,15 @@ target_compile_options(ziggurat_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${ZIGGURAT_WERROR}>>:-Werror>)
 
+# Every program and test lands in one place: build/<preset>/bin/ziggurat.
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+endif()
+
+if(ZIGGURAT_STATIC)
+  add_link_options(-static-libstdc++ -static-libgcc)
+endif()
+
 if(ZIGGURAT_SANITIZE)
   add_compile_options(-fsanitize=${ZIGGURAT_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${ZIGGURAT_SANITIZE})
@@ -32,14 +41,16 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()
 
+cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH ZIGGURAT_ROOT)
+
 # ziggurat_library(NAME HEADERS ... SOURCES ... USES ...): one static library per folder, alias ziggurat::NAME.
 function(ziggurat_library name)
   cmake_parse_arguments(ARG "" "" "HEADERS;SOURCES;USES;PRIVATE_USES" ${ARGN})
   add_library(ziggurat_${name} STATIC)
   add_library(ziggurat::${name} ALIAS ziggurat_${name})
   target_sources(ziggurat_${name}
-    PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HEADERS}
+    PUBLIC FILE_SET HEADERS BASE_DIRS ${ZIGGURAT_ROOT} FILES ${ARG_HEADERS}
     PRIVATE ${ARG_SOURCES})
-  target_include_directories(ziggurat_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  target_include_directories(ziggurat_${name} PUBLIC $<BUILD_INTERFACE:${ZIGGURAT_ROOT}>)
   target_link_libraries(ziggurat_${name} PUBLIC ${ARG_USES} PRIVATE ziggurat::flags ${ARG_PRIVATE_USES})
 endfunction()

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/async.h: what coroutines wait on: a Completion (one waiter, one result) and a Signal (many waiters, a state).
+// base/runtime/async.h: what coroutines wait on: a Completion (one waiter, one result) and a Signal
+// (many waiters, a state).
 //
 // Reactor's thread only. Waiters resume through the reactor's queue, never inside set().
 //
-// GCC 12 destroys twice a temporary that owns something when it is built inside a co_await expression: name it first,
-// then move it in (tests/base/coroutine_test.cc holds the pattern).
+// GCC 12 destroys twice a temporary that owns something when it is built inside a co_await
+// expression: name it first, then move it in (tests/base/coroutine_test.cc holds the pattern).
 #pragma once
 
 #include <boost/asio/async_result.hpp>
@@ -20,7 +21,8 @@
 
 namespace ziggurat {
 
-/// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes it false again.
+/// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes
+/// it false again.
 class Signal {
  public:
   explicit Signal(Reactor& reactor) : reactor_(&reactor) {}
@@ -65,7 +67,8 @@ class Signal {
   std::vector<std::function<void()>> waiters_;
 };
 
-/// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first failure.
+/// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first
+/// failure.
 class WorkGroup {
  public:
   explicit WorkGroup(Reactor& reactor) : reactor_(&reactor), idle_(reactor) { idle_.set(); }

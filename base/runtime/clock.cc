@@ -6,9 +6,7 @@
 
 namespace ziggurat {
 
-Nanoseconds monotonic_now() noexcept {
-  return std::chrono::steady_clock::now().time_since_epoch();
-}
+Nanoseconds monotonic_now() noexcept { return std::chrono::steady_clock::now().time_since_epoch(); }
 
 Nanoseconds Clock::now() const noexcept {
   return kind_ == Kind::kReal ? monotonic_now() : virtual_now_;
@@ -30,7 +28,8 @@ bool Clock::run_next_due() {
   } else if (timers_.top().deadline > now()) {
     return false;
   }
-  auto action = std::move(const_cast<Timer&>(timers_.top()).action);  // priority_queue has no move-out
+  auto action =
+      std::move(const_cast<Timer&>(timers_.top()).action);  // priority_queue has no move-out
   timers_.pop();
   action();
   return true;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/clock.h: time as the engine sees it: the machine's, or a virtual one that jumps when nothing is ready.
+// base/runtime/clock.h: time as the engine sees it: the machine's, or a virtual one that jumps when
+// nothing is ready.
 //
-// Owned by the Reactor; timers fire on the reactor's thread, in order of (deadline, order of scheduling).
+// Owned by the Reactor; timers fire on the reactor's thread, in order of (deadline, order of
+// scheduling).
 #pragma once
 
 #include <chrono>
@@ -31,7 +33,8 @@ class Clock {
 
   /// Deadline of the earliest timer, if there is one.
   std::optional<Nanoseconds> next_deadline() const;
-  /// Runs the earliest timer if it is due. Under virtual time it is always due: the clock jumps to it.
+  /// Runs the earliest timer if it is due. Under virtual time it is always due: the clock jumps to
+  /// it.
   bool run_next_due();
 
  private:

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/metrics.h: the counters behind the end-of-run table and --json. Thread-safe, relaxed.
+// base/runtime/metrics.h: the counters behind the end-of-run table and --json. Thread-safe,
+// relaxed.
 #pragma once
 
 #include <array>
@@ -15,15 +16,15 @@ enum class Counter : std::uint8_t {
   kNvmeWriteBytes,
   kHostToDeviceBytes,
   kDeviceToHostBytes,
-  kOptimizerBytes,        ///< host memory traffic of the optimizer's kernels
-  kNvmeReadBusyNs,        ///< at least one read in flight
-  kNvmeWriteBusyNs,       ///< at least one write in flight
-  kNvmeBusyNs,            ///< at least one transfer in flight
-  kOptimizerCpuNs,        ///< CPU time inside optimizer jobs, summed over workers
-  kWaitParamsNs,          ///< trainer blocked in acquire() for a copy or read under way
-  kWaitSweepNs,           ///< trainer blocked in acquire() for the optimizer sweep
-  kWaitGradsNs,           ///< trainer blocked handing over a gradient, or in step() for the last gradients
-  kWaitDurableNs,         ///< trainer blocked for a generation to become durable
+  kOptimizerBytes,   ///< host memory traffic of the optimizer's kernels
+  kNvmeReadBusyNs,   ///< at least one read in flight
+  kNvmeWriteBusyNs,  ///< at least one write in flight
+  kNvmeBusyNs,       ///< at least one transfer in flight
+  kOptimizerCpuNs,   ///< CPU time inside optimizer jobs, summed over workers
+  kWaitParamsNs,     ///< trainer blocked in acquire() for a copy or read under way
+  kWaitSweepNs,      ///< trainer blocked in acquire() for the optimizer sweep
+  kWaitGradsNs,    ///< trainer blocked handing over a gradient, or in step() for the last gradients
+  kWaitDurableNs,  ///< trainer blocked for a generation to become durable
   kPrefetchHits,
   kPrefetchMisses,
   kCount,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/reactor.cc: the loop: ready handlers first, then due timers, then lock-up detection, then sleep.
+// base/runtime/reactor.cc: the loop: ready handlers first, then due timers, then lock-up detection,
+// then sleep.
 #include "base/runtime/reactor.h"
 
 #include <pthread.h>
@@ -36,9 +37,7 @@ bool Reactor::on_reactor_thread() const noexcept {
   return loop_thread_ == std::this_thread::get_id();
 }
 
-void Reactor::post(std::function<void()> action) {
-  boost::asio::post(context_, std::move(action));
-}
+void Reactor::post(std::function<void()> action) { boost::asio::post(context_, std::move(action)); }
 
 void Reactor::spawn(Task<> task, std::function<void(std::exception_ptr)> on_error) {
   boost::asio::co_spawn(context_, std::move(task),
@@ -82,13 +81,15 @@ void Reactor::loop(const std::function<bool()>& done) {
   while (!done()) {
     if (run_ready()) continue;
     if (const auto deadline = clock_.next_deadline()) {
-      context_.run_one_for(*deadline - clock_.now());  // real time only: virtual timers are always due
+      context_.run_one_for(*deadline -
+                           clock_.now());  // real time only: virtual timers are always due
       continue;
     }
     if (external_ == 0 && blocked_ > 0) {
       for (const auto& handler : stall_handlers_) handler();
       if (context_.poll() > 0) continue;
-      ZIGGURAT_CHECK(thread_.joinable(), "a caller waits, nothing is in flight and nobody can post");
+      ZIGGURAT_CHECK(thread_.joinable(),
+                     "a caller waits, nothing is in flight and nobody can post");
     }
     context_.run_one();
   }

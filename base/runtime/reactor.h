@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/reactor.h: the spine: one thread per rank on which everything the engine decides happens.
+// base/runtime/reactor.h: the spine: one thread per rank on which everything the engine decides
+// happens.
 //
-// Coroutines (Task) run on the reactor's thread and nowhere else, so engine code holds no locks. Work that takes time
-// is started elsewhere (a ring, a worker, a stream) between external_begin() and external_end(). When no handler is
-// ready, nothing is external and somebody is blocked on the engine, that is a lock-up: stall handlers turn it into an error.
-// A blocking call never runs on the reactor's thread.
+// Coroutines (Task) run on the reactor's thread and nowhere else, so engine code holds no locks.
+// Work that takes time is started elsewhere (a ring, a worker, a stream) between external_begin()
+// and external_end(). When no handler is ready, nothing is external and somebody is blocked on the
+// engine, that is a lock-up: stall handlers turn it into an error. A blocking call never runs on
+// the reactor's thread.
 #pragma once
 
 #include <boost/asio/awaitable.hpp>
@@ -32,7 +34,8 @@ class Reactor {
   Reactor(const Reactor&) = delete;
   Reactor& operator=(const Reactor&) = delete;
 
-  /// Starts the engine thread. Without it, block_on() drives the loop on the caller's thread (tests, virtual time).
+  /// Starts the engine thread. Without it, block_on() drives the loop on the caller's thread
+  /// (tests, virtual time).
   void start();
   /// Stops the engine thread after the handler it is in. Called by the destructor.
   void stop();
@@ -44,10 +47,12 @@ class Reactor {
   /// Runs `action` on the reactor's thread, later. Thread-safe.
   void post(std::function<void()> action);
 
-  /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's thread).
+  /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's
+  /// thread).
   void spawn(Task<> task, std::function<void(std::exception_ptr)> on_error);
 
-  /// Runs `task` on the reactor, blocks the calling thread until it ends, returns its result or rethrows.
+  /// Runs `task` on the reactor, blocks the calling thread until it ends, returns its result or
+  /// rethrows.
   template <class T>
   T block_on(Task<T> task) {
     std::promise<T> promise;
@@ -58,7 +63,8 @@ class Reactor {
     return future.get();
   }
 
-  /// Runs everything that can run now, timers of virtual time included, on the caller's thread. Not with start().
+  /// Runs everything that can run now, timers of virtual time included, on the caller's thread. Not
+  /// with start().
   void run_until_idle();
 
   /// Brackets work under way elsewhere whose completion will post here. Reactor's thread only.

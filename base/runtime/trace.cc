@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/trace.cc: one JSON object a line, so that a killed run still leaves a file that viewers open.
+// base/runtime/trace.cc: one JSON object a line, so that a killed run still leaves a file that
+// viewers open.
 #include "base/runtime/trace.h"
 
 #include <cerrno>
@@ -28,18 +29,26 @@ Trace::~Trace() {
 int Trace::track(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const int id = next_track_++;
-  std::fprintf(file_, "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
-               first_ ? "" : ",\n", id, name.c_str());
-  std::fprintf(file_, ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", id, id);
+  std::fprintf(
+      file_,
+      "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
+      first_ ? "" : ",\n", id, name.c_str());
+  std::fprintf(file_,
+               ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{"
+               "\"sort_index\":%d}}",
+               id, id);
   first_ = false;
   return id;
 }
 
-void Trace::span(int track, const char* name, Nanoseconds begin, Nanoseconds end, std::int64_t argument) {
+void Trace::span(int track, const char* name, Nanoseconds begin, Nanoseconds end,
+                 std::int64_t argument) {
   const std::lock_guard lock(mutex_);
-  std::fprintf(file_, "%s{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f", first_ ? "" : ",\n",
-               track, name, microseconds(begin - origin_), microseconds(end - begin));
-  if (argument >= 0) std::fprintf(file_, ",\"args\":{\"id\":%lld}", static_cast<long long>(argument));
+  std::fprintf(
+      file_, "%s{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f",
+      first_ ? "" : ",\n", track, name, microseconds(begin - origin_), microseconds(end - begin));
+  if (argument >= 0)
+    std::fprintf(file_, ",\"args\":{\"id\":%lld}", static_cast<long long>(argument));
   std::fputs("}", file_);
   first_ = false;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/trace.h: what happened when, one track per resource, in the Chrome trace format (ui.perfetto.dev opens it).
+// base/runtime/trace.h: what happened when, one track per resource, in the Chrome trace format
+// (ui.perfetto.dev opens it).
 //
 // Thread-safe. A null Trace* means tracing is off; every helper accepts it.
 #pragma once
@@ -20,11 +21,13 @@ class Trace {
   static std::unique_ptr<Trace> open(const std::string& path);
   ~Trace();
 
-  /// A new track (a row in the viewer). Overlapping spans on a track that allows it are shown on sub-rows.
+  /// A new track (a row in the viewer). Overlapping spans on a track that allows it are shown on
+  /// sub-rows.
   int track(const std::string& name);
 
   /// One span. `argument` is shown with it (a chunk, a unit); -1 for none.
-  void span(int track, const char* name, Nanoseconds begin, Nanoseconds end, std::int64_t argument = -1);
+  void span(int track, const char* name, Nanoseconds begin, Nanoseconds end,
+            std::int64_t argument = -1);
 
  private:
   Trace(std::FILE* file, std::string path) : file_(file), path_(std::move(path)) {}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // base/runtime/worker_pool.cc: threads, regions and jobs.
 //
-// A worker between two phases of a region spins for about 20 us before it sleeps: phases are that short, and a futex
-// round trip costs as much. A worker with nothing at all to do sleeps at once.
+// A worker between two phases of a region spins for about 20 us before it sleeps: phases are that
+// short, and a futex round trip costs as much. A worker with nothing at all to do sleeps at once.
 #include "base/runtime/worker_pool.h"
 
 #include <pthread.h>

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/worker_pool.h: the CPU cores the engine may use: one thread per physical core of its budget.
+// base/runtime/worker_pool.h: the CPU cores the engine may use: one thread per physical core of its
+// budget.
 //
-// Two kinds of work share the threads. A *team region* is the trainer's compute: the same function on every worker,
-// with dynamic loops and barriers. A *job* is the engine's: a chunk of Adam, a rounding, a hash; short (about a
-// millisecond). Jobs run on idle workers, and between the tiles of a region, so neither starves the other.
-// Which worker does what never changes a result: a tile's arithmetic depends on its index only.
+// Two kinds of work share the threads. A *team region* is the trainer's compute: the same function
+// on every worker, with dynamic loops and barriers. A *job* is the engine's: a chunk of Adam, a
+// rounding, a hash; short (about a millisecond). Jobs run on idle workers, and between the tiles of
+// a region, so neither starves the other. Which worker does what never changes a result: a tile's
+// arithmetic depends on its index only.
 #pragma once
 
 #include <atomic>
@@ -26,13 +28,15 @@ namespace ziggurat {
 
 class WorkerPool;
 
-/// One worker's view of the region it is in. All workers must make the same calls in the same order.
+/// One worker's view of the region it is in. All workers must make the same calls in the same
+/// order.
 class Team {
  public:
   std::size_t index() const noexcept { return index_; }
   std::size_t size() const noexcept;
 
-  /// Calls body(i) once for every i in [0, count), spread over the team as workers come free; returns when all are done.
+  /// Calls body(i) once for every i in [0, count), spread over the team as workers come free;
+  /// returns when all are done.
   template <class Body>
   void for_each(std::size_t count, Body&& body) {
     for (std::size_t i = next(); i < count; i = next()) {
@@ -79,8 +83,10 @@ class WorkerPool {
 
   std::size_t threads() const noexcept { return workers_.size(); }
 
-  /// Runs `region` on every worker and returns when all have ended. From the trainer's thread, one region at a time.
-  /// Errors: rethrows the first exception of a for_each body. Outside for_each a region must not throw.
+  /// Runs `region` on every worker and returns when all have ended. From the trainer's thread, one
+  /// region at a time.
+  /// Errors: rethrows the first exception of a for_each body. Outside for_each a region must not
+  /// throw.
   void run_team(const std::function<void(Team&)>& region, const char* trace_name = "compute");
 
   /// run_team with a single loop.
@@ -91,7 +97,8 @@ class WorkerPool {
   /// Queues `job`; it must not throw. `name` must outlive the pool (a literal). Thread-safe.
   void submit(const char* name, std::function<void()> job);
 
-  /// Runs `job` on a worker and resumes on the reactor; rethrows what it threw. `job` must outlive the await: name it.
+  /// Runs `job` on a worker and resumes on the reactor; rethrows what it threw. `job` must outlive
+  /// the await: name it.
   Task<> run(Reactor& reactor, const char* name, const std::function<void()>& job);
 
  private:

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/topology/limits.cc: reads /proc and /sys.
+#include "base/topology/limits.h"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<std::string> first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  return line;
+}
+
+std::optional<std::uint64_t> number_in(const fs::path& path) {
+  const auto line = first_line(path);
+  if (!line) return std::nullopt;
+  std::uint64_t value = 0;
+  const auto result = std::from_chars(line->data(), line->data() + line->size(), value);
+  if (result.ec != std::errc{}) return std::nullopt;  // "max", among others
+  return value;
+}
+
+struct Mount {
+  std::string root;  // what of the filesystem is mounted
+  std::string point;
+  bool read_only = false;
+  std::string type;
+  std::string source;
+  std::string super_options;
+};
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+std::string unescape(const std::string& text) {
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    int code = 0;
+    if (text[i] == '\\' && i + 3 < text.size() &&
+        std::from_chars(&text[i + 1], &text[i + 4], code, 8).ptr == &text[i + 4]) {
+      plain += static_cast<char>(code);
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+/// One line is "36 35 98:0 /root /point rw,noatime shared:1 - ext4 /dev/sda1 rw,errors=continue".
+std::vector<Mount> read_mounts(const std::string& root) {
+  std::vector<Mount> mounts;
+  std::ifstream file(root + "/proc/self/mountinfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string id, parent, device, options, optional_field;
+    Mount mount;
+    fields >> id >> parent >> device >> mount.root >> mount.point >> options;
+    while (fields >> optional_field && optional_field != "-") {
+    }
+    if (!(fields >> mount.type >> mount.source >> mount.super_options)) continue;
+    mount.root = unescape(mount.root);
+    mount.point = unescape(mount.point);
+    mount.source = unescape(mount.source);
+    mount.read_only = options == "ro" || options.starts_with("ro,");
+    mounts.push_back(std::move(mount));
+  }
+  return mounts;
+}
+
+bool has_word(const std::string& list, const std::string& word) {
+  std::istringstream words(list);
+  for (std::string w; std::getline(words, w, ',');) {
+    if (w == word) return true;
+  }
+  return false;
+}
+
+/// Own group of the memory controller: version 1 where it is mounted, else the unified hierarchy.
+struct OwnGroup {
+  int version = 0;
+  std::string path;
+};
+
+OwnGroup own_group(const std::string& root) {
+  OwnGroup unified;
+  std::ifstream file(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "4:memory:/path", "0::/path"
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (has_word(controllers, "memory")) return {1, line.substr(second + 1)};
+    if (controllers.empty()) unified = {2, line.substr(second + 1)};
+  }
+  return unified;
+}
+
+/// Inside a container the mount shows a subtree: the group's path loses the mounted root, if it has
+/// it.
+fs::path folder_of(const OwnGroup& group, const Mount& mount) {
+  std::string relative = group.path;
+  if (relative.starts_with("/..")) relative = "/";  // above the namespace's root
+  if (mount.root != "/" && relative.starts_with(mount.root)) relative.erase(0, mount.root.size());
+  while (relative.starts_with("/")) relative.erase(0, 1);
+  return relative.empty() ? fs::path(mount.point) : fs::path(mount.point) / relative;
+}
+
+}  // namespace
+
+std::uint64_t memlock_limit_bytes() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0)
+    throw system_error(errno, "getrlimit(RLIMIT_MEMLOCK)");
+  return limit.rlim_cur == RLIM_INFINITY ? kUnlimited : limit.rlim_cur;
+}
+
+CgroupMemory cgroup_memory(const std::string& root) {
+  const OwnGroup group = own_group(root);
+  const auto mounts = read_mounts(root);
+  const auto mount = std::find_if(mounts.begin(), mounts.end(), [&](const Mount& m) {
+    return group.version == 1 ? m.type == "cgroup" && has_word(m.super_options, "memory")
+                              : group.version == 2 && m.type == "cgroup2";
+  });
+  if (mount == mounts.end()) return {};
+  const char* limit_file = group.version == 1 ? "memory.limit_in_bytes" : "memory.max";
+  const char* usage_file = group.version == 1 ? "memory.usage_in_bytes" : "memory.current";
+
+  const fs::path own = folder_of(group, *mount);
+  CgroupMemory memory{.version = group.version, .path = own.string()};
+  memory.usage_bytes = number_in(root + (own / usage_file).string()).value_or(0);
+  for (fs::path folder = own;; folder = folder.parent_path()) {
+    const auto limit = number_in(root + (folder / limit_file).string());
+    // Version 1 says "no limit" with the largest multiple of its page size.
+    if (limit && *limit < (std::uint64_t{1} << 62) && *limit < memory.limit_bytes) {
+      memory.limit_bytes = *limit;
+      memory.path = folder.string();
+      memory.usage_bytes = number_in(root + (folder / usage_file).string()).value_or(0);
+    }
+    if (folder == mount->point || folder == folder.parent_path()) break;
+  }
+  return memory;
+}
+
+HugePages huge_pages(const std::string& root) {
+  const std::string pool = root + "/sys/kernel/mm/hugepages/hugepages-2048kB/";
+  HugePages pages;
+  pages.reserved = number_in(pool + "nr_hugepages").value_or(0);
+  pages.free = number_in(pool + "free_hugepages").value_or(0);
+  if (const auto modes = first_line(root + "/sys/kernel/mm/transparent_hugepage/enabled")) {
+    const auto open = modes->find('[');  // "always [madvise] never"
+    const auto close = modes->find(']');
+    if (open != std::string::npos && close != std::string::npos && open < close) {
+      pages.transparent = modes->substr(open + 1, close - open - 1);
+    }
+  }
+  return pages;
+}
+
+int io_uring_disabled(const std::string& root) {
+  const auto value = number_in(root + "/proc/sys/kernel/io_uring_disabled");
+  return value ? static_cast<int>(*value) : -1;
+}
+
+std::string kernel_release() {
+  utsname name{};
+  if (::uname(&name) != 0) throw system_error(errno, "uname");
+  return name.release;
+}
+
+std::string nearest_existing(const std::string& path) {
+  std::error_code error;
+  for (fs::path p = path; !p.empty(); p = p.parent_path()) {
+    if (fs::exists(p, error)) return p.string();
+    if (p == p.parent_path()) break;
+  }
+  return fs::path(path).is_absolute() ? "/" : ".";
+}
+
+Filesystem filesystem_of(const std::string& path, const std::string& root) {
+  const std::string existing = nearest_existing(path);
+  struct statvfs info {};
+  if (::statvfs(existing.c_str(), &info) != 0) throw system_error(errno, "statvfs " + existing);
+  Filesystem result;
+  result.read_only = (info.f_flag & ST_RDONLY) != 0;
+  result.total_bytes = info.f_blocks * info.f_frsize;
+  result.available_bytes = info.f_bavail * info.f_frsize;
+
+  std::error_code error;
+  const std::string real = fs::canonical(existing, error).string();
+  for (const Mount& mount : read_mounts(root)) {
+    const std::string prefix = mount.point == "/" ? "/" : mount.point + "/";
+    if (real != mount.point && !real.starts_with(prefix)) continue;
+    if (mount.point.size() < result.mount_point.size())
+      continue;  // equal: the later mount covers the earlier
+    result.mount_point = mount.point;
+    result.type = mount.type;
+    result.source = mount.source;
+  }
+  return result;
+}
+
+ProcessMemory process_memory(const std::string& root) {
+  ProcessMemory memory;
+  std::ifstream file(root + "/proc/self/status");
+  for (std::string line; std::getline(file, line);) {  // "VmHWM:     1768 kB"
+    std::istringstream fields(line);
+    std::string name;
+    std::uint64_t kib = 0;
+    if (!(fields >> name >> kib)) continue;
+    if (name == "VmRSS:") memory.rss_bytes = kib * 1024;
+    if (name == "VmHWM:") memory.peak_rss_bytes = kib * 1024;
+    if (name == "HugetlbPages:") memory.hugetlb_bytes = kib * 1024;
+  }
+  return memory;
+}
+
+}  // namespace ziggurat

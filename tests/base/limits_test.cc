@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/base/limits_test.cc: limits as /proc and /sys show them, on machines built under a
+// temporary root and on this one.
+#include "base/topology/limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+class FakeRoot : public ::testing::Test {
+ protected:
+  FakeRoot() {
+    std::string name = (fs::temp_directory_path() / "ziggurat-limits-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw system_error(errno, "mkdtemp " + name);
+    root_ = fs::canonical(name);
+  }
+  ~FakeRoot() override {
+    std::error_code ignored;
+    fs::remove_all(root_, ignored);
+  }
+  void write(const std::string& path, const std::string& text) {
+    const fs::path file = root_.string() + path;
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  std::string root() const { return root_.string(); }
+
+ private:
+  fs::path root_;
+};
+
+TEST_F(FakeRoot, UnifiedGroupsLimitIsTheTightestOnTheWayUp) {
+  write("/proc/self/cgroup", "0::/user.slice/run.scope\n");
+  write("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n");
+  write("/sys/fs/cgroup/user.slice/run.scope/memory.max", "max\n");
+  write("/sys/fs/cgroup/user.slice/run.scope/memory.current", "1000\n");
+  write("/sys/fs/cgroup/user.slice/memory.max", "880803840\n");
+  write("/sys/fs/cgroup/user.slice/memory.current", "5000\n");
+  const CgroupMemory memory = cgroup_memory(root());
+  EXPECT_EQ(memory.version, 2);
+  EXPECT_EQ(memory.limit_bytes, 880803840U);
+  EXPECT_EQ(memory.usage_bytes, 5000U);
+  EXPECT_EQ(memory.path, "/sys/fs/cgroup/user.slice");
+}
+
+TEST_F(FakeRoot, GroupWithoutALimitIsUnlimited) {
+  write("/proc/self/cgroup", "0::/\n");
+  write("/proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  const CgroupMemory memory = cgroup_memory(root());
+  EXPECT_EQ(memory.version, 2);
+  EXPECT_EQ(memory.limit_bytes, kUnlimited);
+}
+
+TEST_F(FakeRoot, VersionOneCountsWhereItsMemoryControllerIsMounted) {
+  write("/proc/self/cgroup", "9:name=systemd:/\n4:memory:/jobs/7\n0::/\n");
+  write("/proc/self/mountinfo",
+        "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  write("/sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "9223372036854771712\n");
+  write("/sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes", "1073741824\n");
+  write("/sys/fs/cgroup/memory/jobs/7/memory.usage_in_bytes", "4096\n");
+  const CgroupMemory memory = cgroup_memory(root());
+  EXPECT_EQ(memory.version, 1);
+  EXPECT_EQ(memory.limit_bytes, kGiB);
+  EXPECT_EQ(memory.usage_bytes, 4096U);
+}
+
+TEST_F(FakeRoot, ContainersMountOnlyTheirOwnSubtree) {
+  write("/proc/self/cgroup", "4:memory:/docker/abc\n");
+  write("/proc/self/mountinfo",
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "536870912\n");
+  EXPECT_EQ(cgroup_memory(root()).limit_bytes, 512 * kMiB);
+}
+
+TEST_F(FakeRoot, NoControllerInSightIsSaidSo) {
+  EXPECT_EQ(cgroup_memory(root()).version, 0);
+  EXPECT_EQ(cgroup_memory(root()).limit_bytes, kUnlimited);
+}
+
+TEST_F(FakeRoot, HugePagesAndTheModeOfTransparentOnes) {
+  write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "96\n");
+  write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "90\n");
+  write("/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  const HugePages pages = huge_pages(root());
+  EXPECT_EQ(pages.reserved, 96U);
+  EXPECT_EQ(pages.free, 90U);
+  EXPECT_EQ(pages.transparent, "madvise");
+}
+
+TEST_F(FakeRoot, KernelWithoutHugePagesOrTheSwitchForUring) {
+  EXPECT_EQ(huge_pages(root()).reserved, 0U);
+  EXPECT_THAT(huge_pages(root()).transparent, IsEmpty());
+  EXPECT_EQ(io_uring_disabled(root()), -1);
+  write("/proc/sys/kernel/io_uring_disabled", "2\n");
+  EXPECT_EQ(io_uring_disabled(root()), 2);
+}
+
+TEST_F(FakeRoot, FilesystemIsTheDeepestMountAndTheLatestOfEqualOnes) {
+  const fs::path store = root() + "/scratch disk/run";
+  fs::create_directories(store);
+  std::string point = root() + "/scratch\\040disk";  // mountinfo's way to write a space
+  write("/proc/self/mountinfo",
+        "27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        "28 27 259:1 / " +
+            point +
+            " rw shared:2 master:1 - xfs /dev/nvme0n1p1 rw\n"
+            "29 27 259:2 / " +
+            point + " rw - btrfs /dev/nvme1n1 rw\n");
+  const Filesystem filesystem = filesystem_of((store / "not/there/yet").string(), root());
+  EXPECT_EQ(filesystem.type, "btrfs");
+  EXPECT_EQ(filesystem.source, "/dev/nvme1n1");
+  EXPECT_EQ(filesystem.mount_point, root() + "/scratch disk");
+  EXPECT_EQ(filesystem_of("/", root()).type, "ext4");
+}
+
+TEST_F(FakeRoot, ProcessMemoryIsReadInKibibytes) {
+  write("/proc/self/status",
+        "Name:\tziggurat\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nHugetlbPages:\t    4096 kB\n");
+  const ProcessMemory memory = process_memory(root());
+  EXPECT_EQ(memory.peak_rss_bytes, 2 * kMiB);
+  EXPECT_EQ(memory.rss_bytes, kMiB);
+  EXPECT_EQ(memory.hugetlb_bytes, 4 * kMiB);
+}
+
+TEST(Limits, PeakResidentSetGrowsWithWhatIsTouchedAndStays) {
+  constexpr std::size_t kSize = 64 * kMiB;
+  const std::uint64_t before = process_memory().rss_bytes;
+  void* block = ::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(block, MAP_FAILED);
+  std::memset(block, 1, kSize);
+  ASSERT_EQ(::munmap(block, kSize), 0);
+  EXPECT_GE(process_memory().peak_rss_bytes, before + kSize - kMiB);
+}
+
+TEST(Limits, MemlockIsTheSoftLimit) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+  EXPECT_EQ(memlock_limit_bytes(), limit.rlim_cur == RLIM_INFINITY ? kUnlimited : limit.rlim_cur);
+}
+
+TEST(Limits, ThisMachineAnswers) {
+  EXPECT_THAT(kernel_release(), Not(IsEmpty()));
+  const Filesystem filesystem = filesystem_of(fs::temp_directory_path().string());
+  EXPECT_THAT(filesystem.type, Not(IsEmpty()));
+  EXPECT_GT(filesystem.total_bytes, 0U);
+  EXPECT_LE(filesystem.available_bytes, filesystem.total_bytes);
+}
+
+TEST(Limits, NearestExistingParentIsUsedForWhatIsNotThere) {
+  EXPECT_EQ(nearest_existing("/no/such/folder"), "/");
+  EXPECT_EQ(nearest_existing("no-such-folder/at-all"), ".");
+  EXPECT_EQ(nearest_existing("/proc/self/no-such-file"), "/proc/self");
+}
+
+}  // namespace
+}  // namespace ziggurat
