@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/attention.h: causal self-attention of one head, forward and backward.
+//
+// Queries go in blocks of 128 against the keys up to the block's end: what lies above the diagonal
+// is mostly not computed, and no matrix is quadratic in the context. Backward makes the
+// probabilities again from the scores.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "integrations/gpt/kernels.h"
+#include "integrations/gpt/matmul.h"
+#include "integrations/gpt/model.h"
+#include "integrations/gpt/workspace.h"
+
+namespace ziggurat::gpt {
+
+/// One sequence of one head: where its rows start. Queries, keys and values lie in one matrix of 3
+/// x width columns.
+struct HeadView {
+  bf16* queries;
+  bf16* keys;
+  bf16* values;
+  kernels::RowStats* stats;  ///< of the softmax, one a row
+};
+
+class Attention {
+ public:
+  Attention(const ModelConfig& model, std::int64_t context, std::size_t workers);
+
+  static void carve(const ModelConfig& model, std::int64_t context, Carver& carver,
+                    WorkerScratch& scratch);
+  static WideElements wide_scratch(const ModelConfig& model, std::int64_t context);
+
+  /// out = softmax(q k^T / sqrt(head width)) v; rows of `out` are `width` apart.
+  void forward(std::size_t worker, const HeadView& head, bf16* out,
+               const WorkerScratch& scratch) const;
+  /// Replaces queries, keys and values by their gradients. `out` as forward left it, `d_out` its
+  /// gradient.
+  void backward(std::size_t worker, const HeadView& head, const bf16* out, const bf16* d_out,
+                const WorkerScratch& scratch) const;
+
+ private:
+  struct QueryBlock {
+    std::int64_t first, rows;  ///< sees keys [0, first + rows)
+    Matmul scores, out, d_probabilities, d_queries, d_keys, d_values;
+  };
+
+  kernels::CausalRows causal(const QueryBlock& block) const;
+
+  std::int64_t context_, width_, head_width_, leading_;
+  std::vector<QueryBlock> blocks_;
+};
+
+}  // namespace ziggurat::gpt

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/block.cc: the phases of a block.
+#include "integrations/gpt/block.h"
+
+#include <algorithm>
+#include <span>
+
+#include "integrations/gpt/phases.h"
+
+namespace ziggurat::gpt {
+namespace {
+
+using kernels::ConstRows;
+using kernels::Rows;
+
+// y[rows, out] = x[rows, in] W[in, out], and its two gradients.
+MatmulShape product(std::int64_t rows, std::int64_t in, std::int64_t out) {
+  return {.m = rows, .k = in, .n = out, .a = {in, false}, .b = {out, false}, .leading_c = out};
+}
+MatmulShape input_gradient(std::int64_t rows, std::int64_t in, std::int64_t out) {
+  return {.m = rows, .k = out, .n = in, .a = {out, false}, .b = {out, true}, .leading_c = in};
+}
+MatmulShape weight_gradient(std::int64_t rows, std::int64_t in, std::int64_t out) {
+  return {.m = in,
+          .k = rows,
+          .n = out,
+          .a = {in, true},
+          .b = {out, false},
+          .leading_c = out,
+          .add = true};
+}
+
+// The tile of `out` that this tile of the product belongs to.
+Rows at_tile(bf16* out, std::int64_t leading, const TiledMatmul::Tile& tile) {
+  return {out + tile.row * leading + tile.column, leading};
+}
+
+// A loop over a product's tiles; `epilogue(tile, values)` runs on each while it is in cache.
+template <class Epilogue>
+auto product_loop(Team& team, std::span<const WorkerScratch> scratch, const TiledMatmul& matmul,
+                  const bf16* a, const bf16* b, const Epilogue& epilogue) {
+  return Loop{matmul.tile_count(), [&team, &matmul, &epilogue, scratch, a, b](std::size_t i) {
+                const WorkerScratch& own = scratch[team.index()];
+                const TiledMatmul::Tile& tile = matmul.tile(i);
+                matmul.compute(i, team.index(), a, b, own.tile, own.wide);
+                epilogue(tile, kernels::Tile{own.tile, tile.columns, tile.rows, tile.columns});
+              }};
+}
+
+auto weight_gradient_loop(Team& team, std::span<const WorkerScratch> scratch,
+                          const TiledMatmul& matmul, const bf16* input, const bf16* d_output,
+                          float* d_weight) {
+  return Loop{
+      matmul.tile_count(), [&team, &matmul, scratch, input, d_output, d_weight](std::size_t i) {
+        matmul.accumulate(i, team.index(), input, d_output, d_weight, scratch[team.index()].wide);
+      }};
+}
+
+auto bias_gradient_loop(const bf16* d_output, std::int64_t rows, std::int64_t columns,
+                        float* d_bias) {
+  return Loop{
+      piece_count(columns, kColumnPiece), [=](std::size_t i) {
+        const Piece p = piece(i, columns, kColumnPiece);
+        kernels::add_column_sums({d_output + p.begin, columns}, rows, p.count, d_bias + p.begin);
+      }};
+}
+
+}  // namespace
+
+BlockActivations BlockActivations::carve(const ModelConfig& model, std::int64_t rows,
+                                         Carver& carver) {
+  const std::int64_t wide = rows * model.width;
+  BlockActivations a{};
+  a.ln_1 = carver.take<bf16>(wide);
+  a.qkv = carver.take<bf16>(3 * wide);
+  a.attention = carver.take<bf16>(wide);
+  a.middle = carver.take<bf16>(wide);
+  a.ln_2 = carver.take<bf16>(wide);
+  a.before_gelu = carver.take<bf16>(4 * wide);
+  a.gelu = carver.take<bf16>(4 * wide);
+  a.ln_1_stats = carver.take<kernels::RowStats>(rows);
+  a.softmax_stats = carver.take<kernels::RowStats>(rows * model.heads);
+  a.ln_2_stats = carver.take<kernels::RowStats>(rows);
+  return a;
+}
+
+Block::Block(const ModelConfig& model, const Shape& shape, std::size_t workers)
+    : model_(model),
+      shape_(shape),
+      rows_(shape.batch * shape.context),
+      at_(model),
+      attention_(model, shape.context, workers),
+      qkv_(product(rows_, model.width, 3 * model.width), workers),
+      attention_projection_(product(rows_, model.width, model.width), workers),
+      fc_(product(rows_, model.width, model.hidden()), workers),
+      mlp_projection_(product(rows_, model.hidden(), model.width), workers),
+      d_qkv_input_(input_gradient(rows_, model.width, 3 * model.width), workers),
+      d_attention_projection_input_(input_gradient(rows_, model.width, model.width), workers),
+      d_fc_input_(input_gradient(rows_, model.width, model.hidden()), workers),
+      d_mlp_projection_input_(input_gradient(rows_, model.hidden(), model.width), workers),
+      d_qkv_weight_(weight_gradient(rows_, model.width, 3 * model.width), workers),
+      d_attention_projection_weight_(weight_gradient(rows_, model.width, model.width), workers),
+      d_fc_weight_(weight_gradient(rows_, model.width, model.hidden()), workers),
+      d_mlp_projection_weight_(weight_gradient(rows_, model.hidden(), model.width), workers) {}
+
+WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
+  const std::int64_t rows = shape.batch * shape.context;
+  WideElements most = Attention::wide_scratch(model, shape.context);
+  const auto include = [&](std::int64_t in, std::int64_t out) {
+    for (const MatmulShape& s :
+         {product(rows, in, out), input_gradient(rows, in, out), weight_gradient(rows, in, out)}) {
+      const WideElements needed = wide_elements_tiled(s);
+      most = {std::max(most.a, needed.a), std::max(most.b, needed.b)};
+    }
+  };
+  include(model.width, 3 * model.width);
+  include(model.width, model.width);
+  include(model.width, model.hidden());
+  include(model.hidden(), model.width);
+  return most;
+}
+
+// Heads are numbered sequence by sequence.
+HeadView Block::head(const BlockActivations& activations, std::size_t index) const {
+  const auto sequence = static_cast<std::int64_t>(index) / model_.heads;
+  const auto number = static_cast<std::int64_t>(index) % model_.heads;
+  bf16* first =
+      activations.qkv + sequence * shape_.context * 3 * model_.width + number * model_.head_width();
+  return {.queries = first,
+          .keys = first + model_.width,
+          .values = first + 2 * model_.width,
+          .stats = activations.softmax_stats + static_cast<std::int64_t>(index) * shape_.context};
+}
+
+void Block::forward(Team& team, std::span<const WorkerScratch> scratch, const bf16* params,
+                    const bf16* x, const BlockActivations& a, Keep keep, bf16* y) const {
+  const std::int64_t width = model_.width;
+  const auto norm = [&](const bf16* in, std::int64_t weight, std::int64_t bias, bf16* out,
+                        kernels::RowStats* stats) {
+    return Loop{piece_count(rows_, kRowPiece), [=, this](std::size_t i) {
+                  const Piece p = piece(i, rows_, kRowPiece);
+                  kernels::layernorm(in + p.begin * width, p.count, width,
+                                     {params + weight, params + bias}, out + p.begin * width,
+                                     stats + p.begin);
+                }};
+  };
+
+  together(team, norm(x, at_.ln_1_weight, at_.ln_1_bias, a.ln_1, a.ln_1_stats));
+
+  const auto add_bias = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store_bias(values, params + at_.qkv_bias + t.column, at_tile(a.qkv, 3 * width, t));
+  };
+  together(team, product_loop(team, scratch, qkv_, a.ln_1, params + at_.qkv_weight, add_bias));
+
+  team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
+    const auto sequence = static_cast<std::int64_t>(i) / model_.heads;
+    const auto number = static_cast<std::int64_t>(i) % model_.heads;
+    bf16* out = a.attention + sequence * shape_.context * width + number * model_.head_width();
+    attention_.forward(team.index(), head(a, i), out, scratch[team.index()]);
+  });
+
+  const auto add_to_x = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store_bias_residual(values, params + at_.attention_projection_bias + t.column,
+                                 {x + t.row * width + t.column, width},
+                                 at_tile(a.middle, width, t));
+  };
+  together(team, product_loop(team, scratch, attention_projection_, a.attention,
+                              params + at_.attention_projection_weight, add_to_x));
+
+  together(team, norm(a.middle, at_.ln_2_weight, at_.ln_2_bias, a.ln_2, a.ln_2_stats));
+
+  const std::int64_t hidden = model_.hidden();
+  const auto gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    const Rows before = keep == Keep::kAll ? at_tile(a.before_gelu, hidden, t) : Rows{nullptr, 0};
+    kernels::store_bias_gelu(values, params + at_.fc_bias + t.column, before,
+                             at_tile(a.gelu, hidden, t));
+  };
+  together(team, product_loop(team, scratch, fc_, a.ln_2, params + at_.fc_weight, gelu));
+
+  if (y == nullptr) return;
+  const auto add_to_middle = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store_bias_residual(values, params + at_.mlp_projection_bias + t.column,
+                                 {a.middle + t.row * width + t.column, width},
+                                 at_tile(y, width, t));
+  };
+  together(team, product_loop(team, scratch, mlp_projection_, a.gelu,
+                              params + at_.mlp_projection_weight, add_to_middle));
+}
+
+void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
+                     const Backward& pass) const {
+  const std::int64_t width = model_.width;
+  const std::int64_t hidden = model_.hidden();
+  const bf16* params = pass.params;
+  float* d_params = pass.d_params;
+  const BlockActivations& a = pass.activations;
+
+  // y = middle + gelu W + b
+  const auto through_gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store_gelu_backward(values, at_tile(a.before_gelu, hidden, t));
+  };
+  together(team,
+           product_loop(team, scratch, d_mlp_projection_input_, pass.gradient,
+                        params + at_.mlp_projection_weight, through_gelu),
+           weight_gradient_loop(team, scratch, d_mlp_projection_weight_, a.gelu, pass.gradient,
+                                d_params + at_.mlp_projection_weight),
+           bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.mlp_projection_bias));
+  const bf16* d_hidden = a.before_gelu;  // what it became
+
+  const auto to_rows = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store(values, at_tile(pass.d_rows, width, t));
+  };
+  together(
+      team, product_loop(team, scratch, d_fc_input_, d_hidden, params + at_.fc_weight, to_rows),
+      weight_gradient_loop(team, scratch, d_fc_weight_, a.ln_2, d_hidden, d_params + at_.fc_weight),
+      bias_gradient_loop(d_hidden, rows_, hidden, d_params + at_.fc_bias));
+
+  const auto norm = [&](const bf16* in, const kernels::RowStats* stats, std::int64_t weight) {
+    return Loop{piece_count(rows_, kRowPiece), [=, this, &pass](std::size_t i) {
+                  const Piece p = piece(i, rows_, kRowPiece);
+                  bf16* gradient = pass.gradient + p.begin * width;
+                  kernels::layernorm_backward(pass.d_rows + p.begin * width, in + p.begin * width,
+                                              stats + p.begin, params + weight, p.count, width,
+                                              gradient, gradient);
+                }};
+  };
+  const auto norm_params = [&](const bf16* in, const kernels::RowStats* stats, std::int64_t weight,
+                               std::int64_t bias) {
+    return Loop{piece_count(width, kColumnPiece), [=, this, &pass](std::size_t i) {
+                  const Piece p = piece(i, width, kColumnPiece);
+                  kernels::layernorm_backward_columns(
+                      {pass.d_rows + p.begin, width}, {in + p.begin, width}, stats, rows_, p.count,
+                      d_params + weight + p.begin, d_params + bias + p.begin);
+                }};
+  };
+  together(team, norm(a.middle, a.ln_2_stats, at_.ln_2_weight),
+           norm_params(a.middle, a.ln_2_stats, at_.ln_2_weight, at_.ln_2_bias));
+
+  // middle = x + attention W + b
+  together(
+      team,
+      product_loop(team, scratch, d_attention_projection_input_, pass.gradient,
+                   params + at_.attention_projection_weight, to_rows),
+      weight_gradient_loop(team, scratch, d_attention_projection_weight_, a.attention,
+                           pass.gradient, d_params + at_.attention_projection_weight),
+      bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.attention_projection_bias));
+
+  team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
+    const auto sequence = static_cast<std::int64_t>(i) / model_.heads;
+    const auto number = static_cast<std::int64_t>(i) % model_.heads;
+    const std::int64_t at = sequence * shape_.context * width + number * model_.head_width();
+    attention_.backward(team.index(), head(a, i), a.attention + at, pass.d_rows + at,
+                        scratch[team.index()]);
+  });
+
+  together(
+      team, product_loop(team, scratch, d_qkv_input_, a.qkv, params + at_.qkv_weight, to_rows),
+      weight_gradient_loop(team, scratch, d_qkv_weight_, a.ln_1, a.qkv, d_params + at_.qkv_weight),
+      bias_gradient_loop(a.qkv, rows_, 3 * width, d_params + at_.qkv_bias));
+  together(team, norm(pass.x, a.ln_1_stats, at_.ln_1_weight),
+           norm_params(pass.x, a.ln_1_stats, at_.ln_1_weight, at_.ln_1_bias));
+}
+
+}  // namespace ziggurat::gpt

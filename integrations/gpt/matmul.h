@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/matmul.h: bf16 matrix products by oneDNN, single-threaded, one tile at a time.
+//
+// oneDNN would thread with OpenMP, and its threads change the bits of some products. So a worker
+// calls it for one tile, with an OpenMP limit of one thread, and the grid of tiles depends on the
+// shape alone. The reduction is never split over tiles. Products are fp32; rounding to bf16 is the
+// caller's epilogue, by the rule in base/dtype.h. Where the CPU has no bf16 dot product, operands
+// are widened to fp32 per tile.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace ziggurat::gpt {
+
+/// How a matrix lies in memory: `leading` elements from one stored row to the next; transposed: the
+/// stored rows are its columns.
+struct Layout {
+  std::int64_t leading = 0;
+  bool transposed = false;
+};
+
+/// C[m,n] (fp32, `leading_c`) = A[m,k] B[k,n] (bf16), plus C where `add`.
+struct MatmulShape {
+  std::int64_t m = 0, k = 0, n = 0;
+  Layout a, b;
+  std::int64_t leading_c = 0;
+  bool add = false;
+  bool whole_rows = false;  ///< TiledMatmul: do not cut columns
+};
+
+/// fp32 scratch that one worker needs to run a product; all zero where the CPU multiplies bf16.
+struct WideScratch {
+  std::span<float> a, b;
+};
+
+/// One product of a fixed shape. execute() may run on all workers at once, each under its own
+/// index.
+class Matmul {
+ public:
+  /// `workers`: how many indices execute() will see.
+  Matmul(const MatmulShape& shape, std::size_t workers);
+  ~Matmul();
+  Matmul(Matmul&&) noexcept;
+  Matmul& operator=(Matmul&&) noexcept;
+
+  void execute(std::size_t worker, const bf16* a, const bf16* b, float* c,
+               const WideScratch& wide) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A product cut into tiles of at most about a millisecond: the same tiles whatever the number of
+/// workers.
+class TiledMatmul {
+ public:
+  struct Tile {
+    std::int64_t row, column, rows, columns;
+  };
+
+  TiledMatmul(const MatmulShape& shape, std::size_t workers);
+
+  std::size_t tile_count() const noexcept { return tiles_.size(); }
+  const Tile& tile(std::size_t index) const noexcept { return tiles_[index]; }
+  /// Largest tile in elements: what `c` of compute() must hold.
+  static std::int64_t tile_elements_max() noexcept;
+
+  /// The tile's product into `c`, dense (rows x columns). For shapes without `add`.
+  void compute(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+               const WideScratch& wide) const;
+  /// Adds the tile's product to its place in the whole matrix `c`. For shapes with `add`.
+  void accumulate(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+                  const WideScratch& wide) const;
+
+ private:
+  void run(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+           const WideScratch& wide) const;
+
+  MatmulShape shape_;
+  std::vector<Tile> tiles_;
+  std::vector<std::size_t> kernel_of_tile_;
+  std::vector<Matmul> kernels_;  ///< whole tiles, and those cut by the right and lower edges
+};
+
+/// Elements of WideScratch that any tile of `shape` needs, {a, b}; {0, 0} where the CPU multiplies
+/// bf16.
+struct WideElements {
+  std::int64_t a = 0, b = 0;
+};
+WideElements wide_elements(const MatmulShape& shape);
+WideElements wide_elements_tiled(const MatmulShape& shape);
+
+/// Whether this CPU, as oneDNN is allowed to use it (ONEDNN_MAX_CPU_ISA), multiplies bf16. Found
+/// once.
+bool has_bf16_products();
+/// "oneDNN 2.6.3 avx512_core_bf16, bf16 dot: yes".
+std::string matmul_fingerprint();
+
+}  // namespace ziggurat::gpt

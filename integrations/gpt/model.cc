@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/model.cc: names, shapes, offsets, initial values.
+#include "integrations/gpt/model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "integrations/gpt/random.h"
+
+namespace ziggurat::gpt {
+namespace {
+
+[[noreturn]] void refuse(std::string_view text, const std::string& why) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "model \"{}\": {} (gpt2-small, gpt2-medium, or LAYERSxWIDTHxHEADS such as 12x768x12)",
+          text, why));
+}
+
+enum class Init : std::uint8_t { kNormal, kResidualNormal, kZero, kOne };
+
+struct NamedParam {
+  ParamSpec spec;
+  Init init;
+};
+
+// The one table that spec, layout and initial values are read from.
+std::vector<NamedParam> embedding_params(const ModelConfig& c) {
+  return {{{"wte.weight", {c.vocabulary, c.width}, true}, Init::kNormal},
+          {{"wpe.weight", {c.context_max, c.width}, true}, Init::kNormal},
+          {{"ln_f.weight", {c.width}, false}, Init::kOne},
+          {{"ln_f.bias", {c.width}, false}, Init::kZero}};
+}
+
+std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
+  const std::string h = fmt::format("h.{}.", block);
+  return {{{h + "attn.c_attn.weight", {c.width, 3 * c.width}, true}, Init::kNormal},
+          {{h + "attn.c_proj.weight", {c.width, c.width}, true}, Init::kResidualNormal},
+          {{h + "mlp.c_fc.weight", {c.width, c.hidden()}, true}, Init::kNormal},
+          {{h + "mlp.c_proj.weight", {c.hidden(), c.width}, true}, Init::kResidualNormal},
+          {{h + "ln_1.weight", {c.width}, false}, Init::kOne},
+          {{h + "ln_1.bias", {c.width}, false}, Init::kZero},
+          {{h + "attn.c_attn.bias", {3 * c.width}, false}, Init::kZero},
+          {{h + "attn.c_proj.bias", {c.width}, false}, Init::kZero},
+          {{h + "ln_2.weight", {c.width}, false}, Init::kOne},
+          {{h + "ln_2.bias", {c.width}, false}, Init::kZero},
+          {{h + "mlp.c_fc.bias", {c.hidden()}, false}, Init::kZero},
+          {{h + "mlp.c_proj.bias", {c.width}, false}, Init::kZero}};
+}
+
+std::vector<NamedParam> unit_params(const ModelConfig& c, UnitId unit) {
+  return unit == kEmbeddingUnit ? embedding_params(c)
+                                : block_params(c, static_cast<std::int64_t>(unit) - 1);
+}
+
+std::vector<std::int64_t> offsets(const std::vector<NamedParam>& params) {
+  std::vector<std::int64_t> result;
+  std::int64_t next = 0;
+  for (const NamedParam& param : params) {
+    result.push_back(next);
+    next += static_cast<std::int64_t>(param.spec.count());
+  }
+  return result;
+}
+
+// A stretch of a unit's flat parameters with one rule.
+struct Segment {
+  std::uint64_t end;
+  Init init;
+  float scale;
+};
+
+std::vector<Segment> segments(const ModelConfig& c, UnitId unit) {
+  constexpr double kStddev = 0.02;
+  const double residual = kStddev / std::sqrt(2.0 * static_cast<double>(c.layers));
+  std::vector<Segment> result;
+  std::uint64_t end = 0;
+  for (const NamedParam& param : unit_params(c, unit)) {
+    end += param.spec.count();
+    result.push_back(
+        {end, param.init,
+         static_cast<float>(param.init == Init::kResidualNormal ? residual : kStddev)});
+  }
+  return result;
+}
+
+void fill(const Segment& segment, std::uint64_t key, std::uint64_t first, std::span<float> values) {
+  switch (segment.init) {
+    case Init::kNormal:
+    case Init::kResidualNormal:
+      fill_normal(key, first, values);
+      for (float& value : values) value *= segment.scale;
+      return;
+    case Init::kZero:
+      std::fill(values.begin(), values.end(), 0.0F);
+      return;
+    case Init::kOne:
+      std::fill(values.begin(), values.end(), 1.0F);
+      return;
+  }
+}
+
+}  // namespace
+
+ModelConfig parse_model(std::string_view text) {
+  ModelConfig config;
+  if (text == "gpt2-small") return config;
+  if (text == "gpt2-medium") {
+    config.layers = 24;
+    config.width = 1024;
+    config.heads = 16;
+    return config;
+  }
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  std::int64_t* const fields[] = {&config.layers, &config.width, &config.heads};
+  for (std::int64_t* field : fields) {
+    if (field != fields[0]) {
+      if (at == end || *at != 'x')
+        refuse(text, "not a known name, and not three numbers with x between");
+      ++at;
+    }
+    const auto [next, error] = std::from_chars(at, end, *field);
+    if (error != std::errc() || *field < 1)
+      refuse(text, "not a known name, and not three positive numbers with x between");
+    at = next;
+  }
+  if (at != end)
+    refuse(text, fmt::format("\"{}\" after the third number", std::string_view(at, end)));
+  if (config.layers > 1000 || config.width > 65536)
+    refuse(text, "at most 1000 layers of width 65536");
+  if (config.width % 16 != 0)
+    refuse(text, fmt::format("width {} is not a multiple of 16", config.width));
+  if (config.width % config.heads != 0) {
+    refuse(text, fmt::format("width {} is not a multiple of {} heads", config.width, config.heads));
+  }
+  return config;
+}
+
+std::string to_string(const ModelConfig& config) {
+  return fmt::format("{}x{}x{}", config.layers, config.width, config.heads);
+}
+
+ModelSpec make_spec(const ModelConfig& config) {
+  ModelSpec spec{.name = to_string(config), .units = {}};
+  for (std::int64_t unit = 0; unit <= config.layers; ++unit) {
+    UnitSpec unit_spec{.name = unit == 0 ? std::string("embedding") : fmt::format("h.{}", unit - 1),
+                       .params = {}};
+    for (NamedParam& param : unit_params(config, static_cast<UnitId>(unit)))
+      unit_spec.params.push_back(std::move(param.spec));
+    spec.units.push_back(std::move(unit_spec));
+  }
+  return spec;
+}
+
+Initializer make_initializer(const ModelConfig& config, std::uint64_t seed) {
+  // All blocks share one table: only the key differs.
+  const auto embedding =
+      std::make_shared<const std::vector<Segment>>(segments(config, kEmbeddingUnit));
+  const auto block = std::make_shared<const std::vector<Segment>>(segments(config, block_unit(0)));
+  return [embedding, block, seed](UnitId unit, std::uint64_t first, std::span<float> values) {
+    const std::uint64_t key = mix64(mix64(seed) + unit);
+    for (const Segment& segment : unit == kEmbeddingUnit ? *embedding : *block) {
+      if (values.empty()) return;
+      if (first >= segment.end) continue;
+      const std::size_t count = std::min<std::uint64_t>(values.size(), segment.end - first);
+      fill(segment, key, first, values.first(count));
+      values = values.subspan(count);
+      first += count;
+    }
+  };
+}
+
+EmbeddingLayout::EmbeddingLayout(const ModelConfig& config) {
+  const auto at = offsets(embedding_params(config));
+  wte = at[0];
+  wpe = at[1];
+  ln_f_weight = at[2];
+  ln_f_bias = at[3];
+}
+
+BlockLayout::BlockLayout(const ModelConfig& config) {
+  const auto at = offsets(block_params(config, 0));
+  qkv_weight = at[0];
+  attention_projection_weight = at[1];
+  fc_weight = at[2];
+  mlp_projection_weight = at[3];
+  ln_1_weight = at[4];
+  ln_1_bias = at[5];
+  qkv_bias = at[6];
+  attention_projection_bias = at[7];
+  ln_2_weight = at[8];
+  ln_2_bias = at[9];
+  fc_bias = at[10];
+  mlp_projection_bias = at[11];
+}
+
+}  // namespace ziggurat::gpt

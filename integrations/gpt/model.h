@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/model.h: GPT-2's shape as units of named parameters, and their initial values.
+//
+// Names, shapes and order of the matrices are Hugging Face's GPT-2 (Conv1D layout: [in, out]), so
+// weights export 1:1. The vocabulary is the 256 bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/engine/engine.h"
+#include "core/sharding/model_spec.h"
+
+namespace ziggurat::gpt {
+
+struct ModelConfig {
+  std::int64_t layers = 12;
+  std::int64_t width = 768;
+  std::int64_t heads = 12;
+  std::int64_t vocabulary = 256;
+  std::int64_t context_max = 1024;  ///< rows of the learned positions
+
+  std::int64_t head_width() const { return width / heads; }
+  std::int64_t hidden() const { return 4 * width; }
+  bool operator==(const ModelConfig&) const = default;
+};
+
+/// Reads "gpt2-small" (12x768x12), "gpt2-medium" (24x1024x16) or LAYERSxWIDTHxHEADS.
+/// Errors: kInvalidArgument naming what is wrong; the width must be a multiple of 16 and of the
+/// heads.
+ModelConfig parse_model(std::string_view text);
+/// "12x768x12".
+std::string to_string(const ModelConfig& config);
+
+/// Unit 0 holds what is tied or shared (wte, wpe, ln_f); unit 1 + i is block i. Matrices come first
+/// in each unit.
+inline constexpr UnitId kEmbeddingUnit = 0;
+constexpr UnitId block_unit(std::int64_t block) { return static_cast<UnitId>(1 + block); }
+/// The spec's name is to_string(config): parse_model() reads it back.
+ModelSpec make_spec(const ModelConfig& config);
+
+/// Normal(0, 0.02), residual projections by another 1/sqrt(2 layers); biases 0; norms 1. A value is
+/// a function of (seed, unit, element) alone and uses no libm, so any range comes out the same on
+/// every machine. Thread-safe.
+Initializer make_initializer(const ModelConfig& config, std::uint64_t seed);
+
+/// Where each parameter of unit 0 starts in the unit's flat span, in elements.
+struct EmbeddingLayout {
+  explicit EmbeddingLayout(const ModelConfig& config);
+  std::int64_t wte, wpe, ln_f_weight, ln_f_bias;
+};
+
+/// The same for a block.
+struct BlockLayout {
+  explicit BlockLayout(const ModelConfig& config);
+  std::int64_t qkv_weight, attention_projection_weight, fc_weight, mlp_projection_weight;
+  std::int64_t ln_1_weight, ln_1_bias, qkv_bias, attention_projection_bias;
+  std::int64_t ln_2_weight, ln_2_bias, fc_bias, mlp_projection_bias;
+};
+
+}  // namespace ziggurat::gpt

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/trainer.cc: how a trainer uses the engine. Read forward_backward() first; the
+// rest is what it calls.
+#include "integrations/gpt/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "base/error.h"
+#include "integrations/gpt/block.h"
+#include "integrations/gpt/head.h"
+#include "integrations/gpt/sampler.h"
+
+namespace ziggurat::gpt {
+namespace {
+
+// A unit's parameters for as long as this lives.
+class AcquiredUnit {
+ public:
+  AcquiredUnit(Engine& engine, UnitId unit)
+      : engine_(engine), unit_(unit), params_(engine.acquire(unit)) {}
+  ~AcquiredUnit() { engine_.release(unit_); }
+  AcquiredUnit(const AcquiredUnit&) = delete;
+  AcquiredUnit& operator=(const AcquiredUnit&) = delete;
+
+  const bf16* params() const noexcept { return params_.data(); }
+
+ private:
+  Engine& engine_;
+  UnitId unit_;
+  std::span<const bf16> params_;
+};
+
+// Everything the trainer keeps on the device.
+struct Workspace {
+  std::vector<WorkerScratch> scratch;  // one a worker
+  std::vector<std::vector<bf16*>>
+      stream;  // [layer][micro-batch]: a block's input; the last: the head's
+  std::vector<std::vector<BlockActivations>>
+      activations;  // the same; with checkpointing all are one
+  HeadActivations head;
+  bf16* d_rows;
+
+  static Workspace carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
+                         Carver& carver);
+};
+
+Workspace Workspace::carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
+                           Carver& carver) {
+  const std::int64_t rows = shape.rows();
+  const auto micro_batches = static_cast<std::size_t>(shape.accumulate);
+  Workspace w{};
+  w.stream.resize(static_cast<std::size_t>(model.layers + 1));
+  for (auto& layer : w.stream) {
+    for (std::size_t k = 0; k < micro_batches; ++k)
+      layer.push_back(carver.take<bf16>(rows * model.width));
+  }
+  const bool checkpointing = shape.checkpointing == ActivationCheckpointing::kBlock;
+  const BlockActivations shared =
+      checkpointing ? BlockActivations::carve(model, rows, carver) : BlockActivations{};
+  w.activations.resize(static_cast<std::size_t>(model.layers));
+  for (auto& layer : w.activations) {
+    for (std::size_t k = 0; k < micro_batches; ++k) {
+      layer.push_back(checkpointing ? shared : BlockActivations::carve(model, rows, carver));
+    }
+  }
+  w.head = HeadActivations::carve(model, rows, carver);
+  w.d_rows = carver.take<bf16>(rows * model.width);
+
+  const WideElements block = Block::wide_scratch(model, {shape.batch, shape.context});
+  const WideElements head = Head::wide_scratch(model, rows);
+  for (std::size_t i = 0; i < threads; ++i) {
+    WorkerScratch own;
+    own.tile = carver.take<float>(TiledMatmul::tile_elements_max());
+    const std::int64_t wide_a = std::max(block.a, head.a);
+    const std::int64_t wide_b = std::max(block.b, head.b);
+    own.wide.a = {carver.take<float>(wide_a), static_cast<std::size_t>(wide_a)};
+    own.wide.b = {carver.take<float>(wide_b), static_cast<std::size_t>(wide_b)};
+    Attention::carve(model, shape.context, carver, own);
+    w.scratch.push_back(own);
+  }
+  return w;
+}
+
+void check_shape(const ModelConfig& model, const RunShape& shape) {
+  const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
+  if (shape.batch < 1 || shape.batch > 4096)
+    refuse(fmt::format("batch {}: 1 to 4096", shape.batch));
+  if (shape.accumulate < 1 || shape.accumulate > 4096)
+    refuse(fmt::format("accumulate {}: 1 to 4096", shape.accumulate));
+  if (shape.context < 1 || shape.context > model.context_max) {
+    refuse(fmt::format("context {}: 1 to {}, the model's positions", shape.context,
+                       model.context_max));
+  }
+}
+
+}  // namespace
+
+class Trainer::Impl {
+ public:
+  Impl(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+       const RunShape& shape)
+      : engine_(engine),
+        workers_(workers),
+        model_(model),
+        shape_(shape),
+        memory_(device.allocate(workspace_bytes(model, shape, workers.threads()),
+                                Purpose::kActivations)),
+        block_(model, {shape.batch, shape.context}, workers.threads()),
+        head_(model, shape.rows(), workers.threads()) {
+    Carver carver(memory_.data());
+    space_ = Workspace::carve(model, shape, workers.threads(), carver);
+  }
+
+  double forward_backward(std::span<const Batch> batches) {
+    forward(batches);
+    const double loss = head(batches, Pass::kForwardBackward);
+    for (std::int64_t block = model_.layers - 1; block >= 0; --block)
+      backward_block(block, batches.size());
+    embed_backward(batches);
+    return loss;
+  }
+
+  double evaluate(std::span<const Batch> batches) {
+    double loss = 0;
+    const auto most = static_cast<std::size_t>(shape_.accumulate);
+    for (std::size_t first = 0; first < batches.size(); first += most) {
+      const auto some = batches.subspan(first, std::min(most, batches.size() - first));
+      forward(some);
+      loss += head(some, Pass::kForward) * static_cast<double>(some.size());
+    }
+    return loss / static_cast<double>(batches.size());
+  }
+
+  std::string sample(const std::string& prompt, const SampleOptions& options) {
+    const SamplerSpace space{.context = shape_.context,
+                             .scratch = space_.scratch,
+                             .x = space_.stream[0][0],
+                             .y = space_.stream[1][0],
+                             .activations = space_.activations[0][0],
+                             .head = space_.head};
+    return gpt::sample(engine_, workers_, model_, space, prompt, options);
+  }
+
+  void check(std::span<const Batch> batches) const;
+  const RunShape& shape() const noexcept { return shape_; }
+  ComputeSeconds seconds() const noexcept { return seconds_; }
+
+ private:
+  enum class Pass : std::uint8_t { kForward, kForwardBackward };
+
+  void forward(std::span<const Batch> batches) {
+    {
+      const AcquiredUnit unit(engine_, kEmbeddingUnit);
+      compute("embed", seconds_.forward, [&](Team& team) {
+        for (std::size_t k = 0; k < batches.size(); ++k) {
+          head_.embed(team, unit.params(), batches[k].inputs, shape_.context, space_.stream[0][k]);
+        }
+      });
+    }
+    for (std::int64_t block = 0; block < model_.layers; ++block)
+      forward_block(block, batches.size());
+  }
+
+  // Vertical order: every micro-batch of the unit while its parameters are here.
+  void forward_block(std::int64_t block, std::size_t micro_batches) {
+    const auto i = static_cast<std::size_t>(block);
+    const AcquiredUnit unit(engine_, block_unit(block));
+    const auto keep = checkpointing() ? Block::Keep::kNothing : Block::Keep::kAll;
+    compute("forward", seconds_.forward, [&](Team& team) {
+      for (std::size_t k = 0; k < micro_batches; ++k) {
+        block_.forward(team, space_.scratch, unit.params(), space_.stream[i][k],
+                       space_.activations[i][k], keep, space_.stream[i + 1][k]);
+      }
+    });
+  }
+
+  // Mean loss; backward too, each micro-batch's output gives way to its gradient.
+  double head(std::span<const Batch> batches, Pass pass) {
+    const AcquiredUnit unit(engine_, kEmbeddingUnit);
+    const bool backward = pass == Pass::kForwardBackward;
+    const auto tokens = static_cast<double>(shape_.rows()) * static_cast<double>(batches.size());
+    float* gradient = backward ? engine_.gradient(kEmbeddingUnit).data() : nullptr;
+    double sum = 0;
+    for (std::size_t k = 0; k < batches.size(); ++k) {
+      bf16* x = space_.stream.back()[k];
+      compute("head", seconds_.forward, [&](Team& team) {
+        head_.logits(team, space_.scratch, unit.params(), x, space_.head);
+        head_.loss(team, batches[k].targets, backward ? static_cast<float>(1.0 / tokens) : 0.0F,
+                   space_.head);
+        if (backward) head_.backward(team, space_.scratch, unit.params(), x, space_.head, gradient);
+      });
+      for (std::int64_t row = 0; row < shape_.rows(); ++row)
+        sum += static_cast<double>(space_.head.losses[row]);
+    }
+    return sum / tokens;
+  }
+
+  void backward_block(std::int64_t block, std::size_t micro_batches) {
+    const auto i = static_cast<std::size_t>(block);
+    const UnitId id = block_unit(block);
+    {
+      const AcquiredUnit unit(engine_, id);
+      float* d_params = engine_.gradient(id).data();
+      compute("backward", seconds_.backward, [&](Team& team) {
+        for (std::size_t k = 0; k < micro_batches; ++k) {
+          bf16* x = space_.stream[i][k];
+          const BlockActivations& activations = space_.activations[i][k];
+          if (checkpointing()) {
+            block_.forward(team, space_.scratch, unit.params(), x, activations, Block::Keep::kAll,
+                           nullptr);
+          }
+          block_.backward(team, space_.scratch,
+                          {.params = unit.params(),
+                           .x = x,
+                           .activations = activations,
+                           .gradient = space_.stream.back()[k],
+                           .d_rows = space_.d_rows,
+                           .d_params = d_params});
+        }
+      });
+    }
+    engine_.finish_gradient(id);
+  }
+
+  // The embedding's gradient needs no parameters; unit 0's accumulator has been open since the
+  // head.
+  void embed_backward(std::span<const Batch> batches) {
+    float* d_params = engine_.gradient(kEmbeddingUnit).data();
+    compute("embed backward", seconds_.backward, [&](Team& team) {
+      for (std::size_t k = 0; k < batches.size(); ++k) {
+        head_.embed_backward(team, batches[k].inputs, shape_.context, space_.stream.back()[k],
+                             d_params);
+      }
+    });
+    engine_.finish_gradient(kEmbeddingUnit);
+  }
+
+  void compute(const char* name, double& seconds, const std::function<void(Team&)>& region) {
+    const auto start = std::chrono::steady_clock::now();
+    workers_.run_team(region, name);
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  bool checkpointing() const noexcept {
+    return shape_.checkpointing == ActivationCheckpointing::kBlock;
+  }
+
+  Engine& engine_;
+  WorkerPool& workers_;
+  ModelConfig model_;
+  RunShape shape_;
+  DeviceBuffer memory_;
+  Workspace space_;
+  Block block_;
+  Head head_;
+  ComputeSeconds seconds_;
+};
+
+void Trainer::Impl::check(std::span<const Batch> batches) const {
+  const auto rows = static_cast<std::size_t>(shape_.rows());
+  for (const Batch& batch : batches) {
+    if (batch.inputs.size() != rows || batch.targets.size() != rows) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "a micro-batch of {} inputs and {} targets: expected {} (batch {} x context {})",
+              batch.inputs.size(), batch.targets.size(), rows, shape_.batch, shape_.context));
+    }
+  }
+}
+
+Trainer::Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+                 const RunShape& shape) {
+  check_shape(model, shape);
+  if (!device.host_accessible()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("device {}: this trainer computes on the CPU and cannot reach its memory",
+                    device.description()));
+  }
+  impl_ = std::make_unique<Impl>(engine, device, workers, model, shape);
+}
+
+Trainer::~Trainer() = default;
+
+std::uint64_t Trainer::workspace_bytes(const ModelConfig& model, const RunShape& shape,
+                                       std::size_t threads) {
+  check_shape(model, shape);
+  Carver carver(nullptr);
+  Workspace::carve(model, shape, threads, carver);
+  return carver.used_bytes();
+}
+
+double Trainer::forward_backward(std::span<const Batch> micro_batches) {
+  if (micro_batches.size() != static_cast<std::size_t>(impl_->shape().accumulate)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} micro-batches: a step has {}", micro_batches.size(),
+                            impl_->shape().accumulate));
+  }
+  impl_->check(micro_batches);
+  return impl_->forward_backward(micro_batches);
+}
+
+double Trainer::evaluate(std::span<const Batch> micro_batches) {
+  if (micro_batches.empty()) throw Error(ErrorCode::kInvalidArgument, "no micro-batch to evaluate");
+  impl_->check(micro_batches);
+  return impl_->evaluate(micro_batches);
+}
+
+std::string Trainer::sample(const std::string& prompt, const SampleOptions& options) {
+  return impl_->sample(prompt, options);
+}
+
+ComputeSeconds Trainer::compute_seconds() const noexcept { return impl_->seconds(); }
+
+std::string numerics_fingerprint() { return matmul_fingerprint(); }
+
+}  // namespace ziggurat::gpt

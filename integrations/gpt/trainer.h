@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/trainer.h: GPT-2's forward and backward over an engine's parameters: the manual
+// for embedding the engine.
+//
+// The trainer owns its activations and nothing else. Parameters come from Engine::acquire,
+// gradients go into Engine::gradient; where either lives is not its business. A step reads:
+//
+//   std::vector<Batch> micro_batches = ...;                    // RunShape::accumulate of them
+//   double loss = trainer.forward_backward(micro_batches);     // acquire, compute, release; every
+//   gradient finished engine.step({.learning_rate = lr, .blob = cursor});
+//
+// One thread, the engine's trainer thread. Bits depend on shapes, data and parameters, and on what
+// numerics_fingerprint() names; never on the number of workers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/runtime/worker_pool.h"
+#include "core/engine/engine.h"
+#include "integrations/gpt/model.h"
+#include "integrations/gpt/text.h"
+#include "tiers/device.h"
+
+namespace ziggurat::gpt {
+
+enum class ActivationCheckpointing : std::uint8_t {
+  kBlock,  ///< keep each block's input only; backward computes the rest again
+  kOff,    ///< keep everything
+};
+
+struct RunShape {
+  std::int64_t batch = 2;       ///< sequences of a micro-batch
+  std::int64_t accumulate = 4;  ///< micro-batches of a step
+  std::int64_t context = 256;   ///< bytes of a sequence
+  ActivationCheckpointing checkpointing = ActivationCheckpointing::kBlock;
+
+  std::int64_t rows() const { return batch * context; }
+  std::int64_t tokens_per_step() const { return accumulate * rows(); }
+};
+
+/// Wall seconds inside the workers' compute since construction: forward includes evaluation, not
+/// recomputation.
+struct ComputeSeconds {
+  double forward = 0;
+  double backward = 0;
+};
+
+struct SampleOptions {
+  std::int64_t count = 200;  ///< bytes to add to the prompt
+  float temperature = 0.8F;  ///< 0 takes the likeliest byte
+  std::uint64_t seed = 1;
+  /// Called with each byte as it is drawn; may be empty.
+  std::function<void(char)> on_byte;
+};
+
+class Trainer {
+ public:
+  /// Allocates the whole workspace (Purpose::kActivations), once. The references must outlive the
+  /// trainer. Errors: kInvalidArgument (a shape out of range, a device whose memory the CPU cannot
+  /// reach); kResourceExhausted (device budget).
+  Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+          const RunShape& shape);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Device bytes that the constructor asks for.
+  static std::uint64_t workspace_bytes(const ModelConfig& model, const RunShape& shape,
+                                       std::size_t threads);
+
+  /// Forward and backward of one step, vertical order: all micro-batches of a unit before the next
+  /// unit. Returns the mean loss over the step's tokens, in nats; every unit's gradient of that
+  /// mean is finished, so engine.step() may follow. Errors: kInvalidArgument unless there are
+  /// `accumulate` micro-batches of batch x context; and the engine's.
+  double forward_backward(std::span<const Batch> micro_batches);
+
+  /// Mean loss over `micro_batches` (any number, each of batch x context); no gradient.
+  double evaluate(std::span<const Batch> micro_batches);
+
+  /// `prompt` (at least one byte) and what the model adds. Sees the last `context` bytes at most.
+  std::string sample(const std::string& prompt, const SampleOptions& options);
+
+  ComputeSeconds compute_seconds() const noexcept;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What decides the bits of forward and backward besides our own code: "oneDNN 2.6.3
+/// avx512_core_bf16, bf16 dot: yes".
+std::string numerics_fingerprint();
+
+}  // namespace ziggurat::gpt

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/gpt/workspace.h: the trainer's device memory, cut once into the pieces that compute
+// needs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/dtype.h"
+#include "integrations/gpt/kernels.h"
+#include "integrations/gpt/matmul.h"
+
+namespace ziggurat::gpt {
+
+/// Cuts a buffer from front to back. Over no buffer it only counts, so that the size asked for and
+/// the cuts made from it come from the same code.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    T* result = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_bytes_);
+    used_bytes_ += round_up(static_cast<std::uint64_t>(count) * sizeof(T), kAlignment) + kStagger;
+    return result;
+  }
+  std::uint64_t used_bytes() const noexcept { return used_bytes_; }
+
+ private:
+  static constexpr std::uint64_t kAlignment = 64;
+  // Keeps arrays of a power of two from starting at equal addresses modulo 4 KiB, where a store
+  // delays a load of another.
+  static constexpr std::uint64_t kStagger = 320;
+
+  std::byte* base_;
+  std::uint64_t used_bytes_ = 0;
+};
+
+/// One worker's own scratch.
+struct WorkerScratch {
+  float* tile = nullptr;  ///< TiledMatmul::tile_elements_max()
+  WideScratch wide;
+
+  // Attention, for one block of queries against all keys.
+  float* scores = nullptr;
+  float* d_probabilities = nullptr;
+  bf16* probabilities = nullptr;
+  bf16* d_scores = nullptr;
+  float* d_keys = nullptr;    ///< context x head width
+  float* d_values = nullptr;  ///< the same
+  float* dots = nullptr;
+};
+
+}  // namespace ziggurat::gpt

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/support/ram_engine.h: an Engine that keeps all state in RAM, for tests of trainers: no
+// tiers, no threads, no overlap.
+//
+// It also checks what a trainer owes an engine: acquire and release in pairs, every gradient
+// finished once before step().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+
+namespace ziggurat::testing {
+
+class RamEngine final : public Engine {
+ public:
+  RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float clip_norm,
+            const Initializer& initialize);
+
+  std::span<const bf16> acquire(UnitId unit) override;
+  void release(UnitId unit) override;
+  std::span<float> gradient(UnitId unit) override;
+  void finish_gradient(UnitId unit) override;
+  StepResult step(const StepOptions& options) override;
+  std::uint64_t generation() const override { return generation_; }
+  std::uint64_t durable_generation() const override { return 0; }
+  void make_durable() override {}
+  bool resumed() const override { return false; }
+  std::span<const std::byte> resumed_blob() const override { return {}; }
+  void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  const Metrics& metrics() const override { return metrics_; }
+  Account host_account() const override { return Account(0); }
+  std::vector<std::string> description() const override { return {"everything in RAM"}; }
+
+  std::size_t unit_count() const { return units_.size(); }
+  /// For tests that look inside or nudge a weight. The last finished gradient: as summed, and as
+  /// rounded to 16 bits.
+  std::span<bf16> params(UnitId unit) { return units_.at(unit).params; }
+  std::span<const float> finished_gradient(UnitId unit) const {
+    return units_.at(unit).accumulator;
+  }
+  std::span<const bf16> rounded_gradient(UnitId unit) const { return units_.at(unit).rounded; }
+  /// Units acquired and not released; must be 0 between steps.
+  int acquired() const;
+  /// Forgets finished gradients without a step.
+  void drop_gradients();
+
+ private:
+  struct Unit {
+    std::vector<bool> decay;  // one a parameter tensor
+    std::vector<std::uint64_t> ends;
+    std::vector<bf16> params, rounded;
+    std::vector<float> master, exp_avg, exp_avg_sq, accumulator;
+    int acquired = 0;
+    bool open = false;
+    bool finished = false;
+  };
+
+  void update(Unit& unit, float learning_rate, float scale);
+
+  AdamWConfig adamw_;
+  float clip_norm_;
+  std::vector<Unit> units_;
+  std::uint64_t generation_ = 0;
+  Metrics metrics_;
+};
+
+}  // namespace ziggurat::testing
