@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/quorum.h: the little that a store needs to agree with the stores of other ranks. core/ adapts a Communicator to it;
-// tiers/ stands below collectives/ and cannot use one.
+// tiers/quorum.h: the little that a store needs to agree with the stores of other ranks. core/
+// adapts a Communicator to it; tiers/ stands below collectives/ and cannot use one.
 #pragma once
 
 #include <cstdint>

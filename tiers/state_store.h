@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store.h: optimizer records on NVMe, two slots each, so that every finished step is durable without extra bytes.
+// tiers/state_store.h: optimizer records on NVMe, two slots each, so that every finished step is
+// durable without extra bytes.
 //
-// One file per rank: superblocks, tables, blobs, then each record's slots. A step writes its records into the slots of its
-// generation's parity, then commit() seals it: fdatasync, superblock, fdatasync. Whatever instant the machine dies at, open()
-// finds the newest generation that is whole on every rank. ARCHITECTURE.md has the rules and the crash schedule behind each.
-// Reactor's thread only. Hashes are computed by the caller (record_hash.h), because it has the bytes in cache.
+// One file per rank: superblocks, tables, blobs, then each record's slots. A step writes its
+// records into the slots of its generation's parity, then commit() seals it: fdatasync, superblock,
+// fdatasync. Whatever instant the machine dies at, open() finds the newest generation that is whole
+// on every rank. ARCHITECTURE.md has the rules and the crash schedule behind each. Reactor's thread
+// only. Hashes are computed by the caller (record_hash.h), because it has the bytes in cache.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +19,7 @@
 
 #include "aio/direct_file.h"
 #include "aio/io_engine.h"
+#include "base/error.h"
 #include "base/runtime/async.h"
 #include "tiers/quorum.h"
 
@@ -26,7 +29,8 @@ using ChunkId = std::uint32_t;
 
 /// What a new store is made for. All of it is kept in the store.
 struct StoreSpec {
-  std::string layout;                       ///< model, chunk table and formats, canonical JSON; its hash is the layout hash
+  std::string
+      layout;  ///< model, chunk table and formats, canonical JSON; its hash is the layout hash
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes
@@ -39,8 +43,9 @@ struct StoreEnvironment {
   IoEngine& io;
   Quorum& ranks;
   IoObservers observers;
-  /// Aligned memory for superblocks, tables and blobs, StateStore::staging_bytes() long, for the store's lifetime; and
-  /// fill memory for create() (any size that is a multiple of 1 MiB), needed only during it.
+  /// Aligned memory for superblocks, tables and blobs, StateStore::staging_bytes() long, for the
+  /// store's lifetime; and fill memory for create() and open() (any size that is a multiple of 1
+  /// MiB, at least that), needed only during them.
   std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
   std::span<std::byte> fill;
   std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
@@ -55,7 +60,8 @@ struct StoreState {
   std::string run_identity;
   std::string numerics_fingerprint;
   std::vector<std::byte> blob;
-  std::vector<std::string> notes;  ///< what recovery found and did: "superblock 1, first copy: checksum wrong; second copy used", ...
+  std::vector<std::string> notes;  ///< what recovery found and did: "superblock 1, first copy:
+                                   ///< checksum wrong; second copy used", ...
 };
 
 class StateStore {
@@ -63,21 +69,25 @@ class StateStore {
   /// File name of `rank`'s state inside the directory, and of one under construction.
   static std::string file_name(int rank);
   static std::string temporary_name(int rank);
-  /// A store (finished) of this rank is in `directory`.
+  /// A store (finished) of this rank is in `directory`. If any rank says yes, all open(): a
+  /// creation that was cut short between two ranks' renames is finished there.
   static bool exists(IoEngine& io, const std::string& directory, int rank);
   static std::uint64_t staging_bytes(const StoreSpec& spec);
   /// Bytes of file that `spec` needs.
   static std::uint64_t file_bytes(const StoreSpec& spec);
 
-  /// Builds a store under a temporary name: space reserved and filled once. It becomes a store, and replaces an older one of that
-  /// name, when generation 0 is committed. Errors: kResourceExhausted (says needed and free bytes), errno's with the path.
-  static Task<std::unique_ptr<StateStore>> create(StoreEnvironment environment, std::string directory, StoreSpec spec);
+  /// Builds a store under a temporary name: space reserved and filled once. It becomes a store, and
+  /// replaces an older one of that name, when generation 0 is committed. Errors: kResourceExhausted
+  /// (says needed and free bytes), errno's with the path.
+  static Task<std::unique_ptr<StateStore>> create(StoreEnvironment environment,
+                                                  std::string directory, StoreSpec spec);
 
-  /// Opens the finished store and recovers: the newest generation valid on every rank is agreed, newer superblocks are erased, a
-  /// new epoch begins. Falling back to an older generation verifies every one of its records first.
-  /// Errors: kInvalidArgument (not there; other rank, world size or version), kUnavailable (in use), kDataLoss (names what is
-  /// damaged and what remains).
-  static Task<std::unique_ptr<StateStore>> open(StoreEnvironment environment, std::string directory);
+  /// Opens the finished store and recovers: the newest generation valid on every rank is agreed,
+  /// newer superblocks are erased, a new epoch begins. Falling back to an older generation verifies
+  /// every one of its records first. Errors: kInvalidArgument (not there; other rank, world size or
+  /// version), kUnavailable (in use), kDataLoss (names what is damaged and what remains).
+  static Task<std::unique_ptr<StateStore>> open(StoreEnvironment environment,
+                                                std::string directory);
 
   ~StateStore();
 
@@ -85,11 +95,13 @@ class StateStore {
   std::size_t chunk_count() const noexcept;
   std::uint64_t record_bytes(ChunkId chunk) const noexcept;
   std::uint64_t durable_generation() const noexcept;
-  /// The newest generation known durable on every rank (the engine learns it with the norm's all-reduce).
+  /// The newest generation known durable on every rank (the engine learns it with the norm's
+  /// all-reduce).
   void set_durable_everywhere(std::uint64_t generation) noexcept;
   std::uint64_t durable_everywhere() const noexcept;
 
-  /// Seed of a record's hash when written in `generation`; carries uuid, chunk, generation and attempt.
+  /// Seed of a record's hash when written in `generation`; carries uuid, chunk, generation and
+  /// attempt.
   std::uint64_t write_seed(ChunkId chunk, std::uint64_t generation) const noexcept;
   /// Seed and expected hash of the record as read() gives it.
   struct Expected {
@@ -98,19 +110,25 @@ class StateStore {
   };
   Expected expected(ChunkId chunk, std::uint64_t generation) const;
 
-  /// Reads the record of `generation` (the durable one or one written since). The caller verifies the hash where it has the bytes
-  /// in cache, and reports a mismatch with corrupt_record().
+  /// Reads the record of `generation` (the durable one or one written since). The caller verifies
+  /// the hash where it has the bytes in cache, and reports a mismatch with corrupt_record().
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record);
-  /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on every rank.
-  Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record, std::uint64_t hash);
-  /// The error for a record whose hash is wrong: file, chunk, generation, offset, and what is still safe. kDataLoss.
+  /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on
+  /// every rank.
+  Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
+               std::uint64_t hash);
+  /// The error for a record whose hash is wrong: file, chunk, generation, offset, and what is still
+  /// safe. kDataLoss.
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
 
-  /// Every record of `generation` is written: makes it durable with `blob`. `before_seal` runs just before the superblock is written.
-  Task<> commit(std::uint64_t generation, std::span<const std::byte> blob, const std::function<void()>& before_seal);
+  /// Every record of `generation` is written: makes it durable with `blob`. `before_seal` runs just
+  /// before the superblock is written.
+  Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,
+                const std::function<void()>& before_seal);
+
+  struct Impl;  ///< state_store_impl.h, private to tiers/
 
  private:
-  struct Impl;
   explicit StateStore(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

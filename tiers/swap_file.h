@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/swap_file.h: NVMe space for state that need not survive (16-bit parameters and gradients placed on NVMe): an unnamed
-// file, filled once, with each item's hash kept in memory so that a wrong byte is never used. Reactor's thread only.
+// tiers/swap_file.h: NVMe space for state that need not survive (16-bit parameters and gradients
+// placed on NVMe): an unnamed file, filled once, with each item's hash kept in memory so that a
+// wrong byte is never used. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,18 @@
 #include <vector>
 
 #include "aio/direct_file.h"
+#include "base/error.h"
 
 namespace ziggurat {
 
 class SwapFile {
  public:
-  /// `item_bytes`: size of each item. `fill`: aligned memory, a multiple of 1 MiB, used during the call.
-  static Task<std::unique_ptr<SwapFile>> create(Reactor& reactor, IoEngine& io, std::string directory,
-                                                std::vector<std::uint64_t> item_bytes, std::span<std::byte> fill,
-                                                IoObservers observers);
+  /// `item_bytes`: size of each item. `fill`: aligned memory, a multiple of 1 MiB, used during the
+  /// call.
+  static Task<std::unique_ptr<SwapFile>> create(Reactor& reactor, IoEngine& io,
+                                                std::string directory,
+                                                std::vector<std::uint64_t> item_bytes,
+                                                std::span<std::byte> fill, IoObservers observers);
 
   Task<> write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash);
   Task<> read(std::size_t item, std::span<std::byte> bytes);

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/simulated_engine.cc: operations as timers, and the moment after the power went.
+#include "aio/simulated_engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <random>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/checksum.h"
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::uint64_t kSectorBytes = 512;
+
+/// What a crash does to unsynced work, drawn anew for each file: mostly-lost and mostly-kept are as
+/// likely as an even mix, since the schedules that break stores need one particular write lost (or
+/// kept) among many of the other kind.
+struct Fate {
+  double keep;
+  double tear;
+  explicit Fate(std::mt19937_64& random) {
+    constexpr double kKeep[] = {0.0, 0.1, 0.5, 0.9, 1.0};
+    constexpr double kTear[] = {0.0, 0.1, 0.5};
+    keep = kKeep[random() % 5];
+    tear = kTear[random() % 3];
+  }
+};
+
+bool chance(std::mt19937_64& random, double probability) {
+  return static_cast<double>(random() >> 11) * 0x1p-53 < probability;
+}
+
+std::string directory_of(const std::string& path) { return path.substr(0, path.find_last_of('/')); }
+
+}  // namespace
+
+void SimulatedDisk::apply(const NameOp& op, Names& names) {
+  if (op.kind != NameOp::Kind::kCreate) {
+    const auto at = names.find(op.from);
+    if (at != names.end() && at->second == op.inode) names.erase(at);
+  }
+  if (op.kind != NameOp::Kind::kRemove) names[op.to] = op.inode;
+}
+
+void SimulatedDisk::apply(const Write& write, std::vector<std::byte>& bytes) {
+  if (bytes.size() < write.offset_bytes + write.bytes.size())
+    bytes.resize(write.offset_bytes + write.bytes.size());
+  std::ranges::copy(write.bytes, bytes.begin() + static_cast<std::ptrdiff_t>(write.offset_bytes));
+}
+
+void SimulatedDisk::do_name_op(NameOp op) {
+  apply(op, names_);
+  unsynced_names_.push_back(std::move(op));
+}
+
+int SimulatedDisk::inode_of(const std::string& path) const {
+  const auto at = names_.find(path);
+  ZIGGURAT_CHECK(at != names_.end(), "no file {}", path);
+  return at->second;
+}
+
+void SimulatedDisk::crash(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const Fate name_fate(random);
+  names_ = durable_names_;
+  for (const NameOp& op : unsynced_names_) {
+    if (chance(random, name_fate.keep)) apply(op, names_);
+  }
+  unsynced_names_.clear();
+  durable_names_ = names_;
+  for (auto& [id, inode] : inodes_) {
+    const Fate fate(random);
+    const std::size_t size =
+        chance(random, fate.keep) ? inode.current.size() : inode.durable.size();
+    std::ranges::shuffle(inode.unsynced, random);
+    inode.durable.resize(std::max(inode.durable.size(), inode.current.size()));
+    for (Write& write : inode.unsynced) {
+      if (chance(random, fate.tear)) {
+        for (std::size_t at = 0; at < write.bytes.size(); at += kSectorBytes) {
+          if (chance(random, 0.5)) continue;
+          const auto from = write.bytes.begin() + static_cast<std::ptrdiff_t>(at);
+          std::copy(from, from + std::min<std::ptrdiff_t>(kSectorBytes, write.bytes.end() - from),
+                    inode.durable.begin() + static_cast<std::ptrdiff_t>(write.offset_bytes + at));
+        }
+      } else if (chance(random, fate.keep)) {
+        apply(write, inode.durable);
+      }
+    }
+    inode.unsynced.clear();
+    inode.durable.resize(size);
+    inode.current = inode.durable;
+  }
+  forget_programs();
+}
+
+void SimulatedDisk::kill(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (auto& [id, inode] : inodes_) {
+    const auto in_flight = std::ranges::stable_partition(inode.unsynced, &Write::completed);
+    std::ranges::shuffle(in_flight, random);
+    std::erase_if(inode.unsynced,
+                  [&](const Write& write) { return !write.completed && chance(random, 0.5); });
+    for (Write& write : inode.unsynced) {
+      if (!write.completed) apply(write, inode.current);
+      write.completed = true;
+    }
+  }
+  forget_programs();
+}
+
+void SimulatedDisk::forget_programs() {
+  for (auto& [id, inode] : inodes_) {
+    inode.locked = false;
+    inode.open_count = 0;
+  }
+  forget_unnamed();
+  off_ = false;
+  power_cut_at_ = std::numeric_limits<std::uint64_t>::max();
+}
+
+/// Drops files that no name leads to, now or after a crash, and that nobody has open.
+void SimulatedDisk::forget_unnamed() {
+  std::erase_if(inodes_, [this](const auto& entry) {
+    const auto& [id, inode] = entry;
+    const auto is_it = [wanted = id](const auto& name) { return name.second == wanted; };
+    return inode.open_count == 0 && std::ranges::none_of(names_, is_it) &&
+           std::ranges::none_of(durable_names_, is_it) &&
+           std::ranges::none_of(unsynced_names_,
+                                [wanted = id](const NameOp& op) { return op.inode == wanted; });
+  });
+}
+
+std::uint64_t SimulatedDisk::used_bytes() const {
+  std::uint64_t used = 0;
+  for (const auto& [id, inode] : inodes_) used += inode.current.size();
+  return used;
+}
+
+void SimulatedDisk::overwrite(const std::string& path, std::uint64_t offset_bytes,
+                              std::span<const std::byte> bytes) {
+  Inode& inode = inodes_.at(inode_of(path));
+  ZIGGURAT_CHECK(inode.unsynced.empty() && offset_bytes + bytes.size() <= inode.durable.size(),
+                 "{}", path);
+  for (auto* image : {&inode.durable, &inode.current})
+    std::ranges::copy(bytes, image->begin() + static_cast<std::ptrdiff_t>(offset_bytes));
+}
+
+std::vector<std::byte> SimulatedDisk::contents(const std::string& path) const {
+  return inodes_.at(inode_of(path)).current;
+}
+
+void SimulatedDisk::truncate(const std::string& path, std::uint64_t size_bytes) {
+  Inode& inode = inodes_.at(inode_of(path));
+  inode.current.resize(size_bytes);
+  inode.durable.resize(size_bytes);
+}
+
+void SimulatedDisk::copy_file(const std::string& from, const std::string& to) {
+  Inode copy;
+  copy.current = copy.durable = contents(from);
+  const int id = next_inode_++;
+  inodes_.emplace(id, std::move(copy));
+  names_[to] = durable_names_[to] = id;
+  forget_unnamed();
+}
+
+SimulatedEngine::SimulatedEngine(Reactor& reactor, SimulatedDisk& disk,
+                                 SimulatedEngineOptions options)
+    : reactor_(reactor),
+      disk_(disk),
+      options_(std::move(options)),
+      random_state_(mix_seed(options_.seed, 0)) {}
+
+SimulatedEngine::~SimulatedEngine() {
+  ZIGGURAT_CHECK(in_flight() == 0, "{} operations in flight", in_flight());
+}
+
+std::string SimulatedEngine::description() const {
+  return fmt::format("simulated ({:.1f} GB/s read, {:.1f} GB/s write, {} us)",
+                     options_.read_bytes_per_second / 1e9, options_.write_bytes_per_second / 1e9,
+                     options_.latency.count() / 1000);
+}
+
+void SimulatedEngine::check_power(const char* what, const std::string& path) const {
+  if (disk_.off_)
+    throw system_error(EIO, fmt::format("{} {} (simulated: the power is off)", what, path));
+}
+
+SimulatedDisk::Inode& SimulatedEngine::inode(FileHandle file) {
+  return disk_.inodes_.at(handles_.at(file.id).inode);
+}
+
+FileHandle SimulatedEngine::open(const std::string& path, const OpenOptions& options) {
+  check_power("open", path);
+  int id = -1;
+  if (options.unnamed) {
+    id = disk_.next_inode_++;
+    disk_.inodes_[id];
+  } else if (options.create) {
+    if (disk_.names_.contains(path))
+      throw system_error(EEXIST, fmt::format("open {} to create it", path));
+    id = disk_.next_inode_++;
+    disk_.inodes_[id];
+    disk_.do_name_op({SimulatedDisk::NameOp::Kind::kCreate, "", path, id});
+    disk_.count_event();
+  } else {
+    if (!disk_.names_.contains(path)) throw system_error(ENOENT, fmt::format("open {}", path));
+    id = disk_.names_.at(path);
+  }
+  auto& node = disk_.inodes_.at(id);
+  if (options.lock) {
+    if (node.locked)
+      throw Error(ErrorCode::kUnavailable,
+                  fmt::format("{}: in use by another process (waited {} ms for its lock)", path,
+                              options.lock_wait.count()));
+    node.locked = true;
+  }
+  ++node.open_count;
+  handles_.push_back({id, options.lock});
+  return {static_cast<int>(handles_.size()) - 1};
+}
+
+void SimulatedEngine::close(FileHandle file) noexcept {
+  const Handle handle = std::exchange(handles_[file.id], {});
+  const auto at = disk_.inodes_.find(handle.inode);
+  if (disk_.off_ || at == disk_.inodes_.end()) return;
+  if (handle.locked) at->second.locked = false;
+  --at->second.open_count;
+  disk_.forget_unnamed();
+}
+
+std::uint64_t SimulatedEngine::file_size_bytes(FileHandle file) {
+  return inode(file).current.size();
+}
+
+void SimulatedEngine::allocate(FileHandle file, std::uint64_t size_bytes) {
+  check_power("allocate", "a file");
+  auto& bytes = inode(file).current;
+  const std::uint64_t used = disk_.used_bytes() - bytes.size();
+  if (used + size_bytes > disk_.capacity_bytes_)
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("simulated disk: {} needed, {} free", format_bytes(size_bytes),
+                            format_bytes(disk_.capacity_bytes_ - used)));
+  bytes.resize(std::max<std::uint64_t>(bytes.size(), size_bytes));
+  disk_.count_event();
+}
+
+DirectAlignment SimulatedEngine::alignment(FileHandle) { return options_.alignment; }
+
+void SimulatedEngine::rename(const std::string& from, const std::string& to) {
+  check_power("rename", from);
+  if (!disk_.names_.contains(from))
+    throw system_error(ENOENT, fmt::format("rename {} to {}", from, to));
+  disk_.do_name_op({SimulatedDisk::NameOp::Kind::kRename, from, to, disk_.names_.at(from)});
+  disk_.count_event();
+}
+
+void SimulatedEngine::remove(const std::string& path) {
+  check_power("remove", path);
+  if (!disk_.names_.contains(path)) throw system_error(ENOENT, fmt::format("remove {}", path));
+  disk_.do_name_op({SimulatedDisk::NameOp::Kind::kRemove, path, "", disk_.names_.at(path)});
+  disk_.count_event();
+}
+
+bool SimulatedEngine::exists(const std::string& path) {
+  check_power("look for", path);
+  return disk_.names_.contains(path);
+}
+
+void SimulatedEngine::sync_directory(const std::string& path) {
+  check_power("sync", path);
+  std::erase_if(disk_.unsynced_names_, [&](const SimulatedDisk::NameOp& op) {
+    if (directory_of(op.to.empty() ? op.from : op.to) != path) return false;
+    SimulatedDisk::apply(op, disk_.durable_names_);
+    return true;
+  });
+  disk_.count_event();
+}
+
+std::uint64_t SimulatedEngine::random() {
+  random_state_ = random_state_ * 0x5851'f42d'4c95'7f2d + 0x1405'7b7e'f767'814f;
+  return random_state_ >> 33;
+}
+
+/// The drive moves bytes one operation at a time; latencies overlap, so that operations finish out
+/// of order.
+Nanoseconds SimulatedEngine::duration(const IoOp& op) {
+  const double rate =
+      op.kind == IoKind::kRead ? options_.read_bytes_per_second : options_.write_bytes_per_second;
+  const double transfer = op.kind == IoKind::kSync ? 0 : 1e9 * op.size_bytes / rate;
+  const Nanoseconds now = reactor_.clock().now();
+  busy_until_ = std::max(busy_until_, now) + Nanoseconds(static_cast<std::int64_t>(transfer));
+  const double stretch = 1 + options_.jitter * static_cast<double>(random()) * 0x1p-31;
+  return busy_until_ - now +
+         Nanoseconds(
+             static_cast<std::int64_t>(stretch * static_cast<double>(options_.latency.count())));
+}
+
+/// What O_DIRECT refuses.
+std::int32_t SimulatedEngine::refusal(const IoOp& op) const noexcept {
+  if (op.kind == IoKind::kSync) return 0;
+  const auto& a = options_.alignment;
+  const bool aligned = op.offset_bytes % a.offset_bytes == 0 &&
+                       op.size_bytes % a.offset_bytes == 0 &&
+                       reinterpret_cast<std::uintptr_t>(op.data) % a.memory_bytes == 0;
+  return aligned ? 0 : -EINVAL;
+}
+
+void SimulatedEngine::submit(IoOp& op) {
+  op.next = nullptr;
+  waiting_.push_back(&op);
+  start_waiting();
+}
+
+void SimulatedEngine::start_waiting() {
+  while (!waiting_.empty() && in_flight_ < options_.queue_depth) {
+    IoOp& op = *waiting_.front();
+    waiting_.pop_front();
+    ++in_flight_;
+    start(op);
+  }
+}
+
+void SimulatedEngine::start(IoOp& op) {
+  auto started = std::make_shared<Started>(Started{&op, 0, {}, false});
+  if (const std::int32_t result = disk_.off_ ? -EIO : refusal(op); result != 0) {
+    reactor_.clock().after(Nanoseconds(0), [this, started, result] { finish(*started, result); });
+    return;
+  }
+  auto& node = inode(op.file);
+  if (op.kind == IoKind::kWrite) {
+    started->write_id = disk_.next_write_++;
+    node.unsynced.push_back(
+        {started->write_id, op.offset_bytes, {op.data, op.data + op.size_bytes}, false});
+  } else if (op.kind == IoKind::kSync) {
+    for (const auto& write : node.unsynced) {
+      if (write.completed) started->synced.push_back(write.id);
+    }
+    std::ranges::sort(started->synced);
+    started->lie = options_.sync_is_a_lie && options_.sync_is_a_lie(syncs_++);
+  }
+  disk_.count_event();
+  reactor_.clock().after(
+      duration(op), [this, started] { finish(*started, disk_.off_ ? -EIO : perform(*started)); });
+}
+
+std::int32_t SimulatedEngine::perform(const Started& started) {
+  const IoOp& op = *started.op;
+  auto& node = inode(op.file);
+  std::int32_t result = 0;
+  if (op.kind == IoKind::kRead) {
+    if (op.offset_bytes < node.current.size()) {
+      const auto size =
+          std::min<std::uint64_t>(op.size_bytes, node.current.size() - op.offset_bytes);
+      std::copy_n(node.current.begin() + static_cast<std::ptrdiff_t>(op.offset_bytes), size,
+                  op.data);
+      result = static_cast<std::int32_t>(size);
+    }
+  } else if (op.kind == IoKind::kWrite) {
+    const auto write =
+        std::ranges::find(node.unsynced, started.write_id, &SimulatedDisk::Write::id);
+    SimulatedDisk::apply(*write, node.current);
+    write->completed = true;
+    std::rotate(
+        write, write + 1,
+        node.unsynced.end());  // a sync makes them durable in the order in which they completed
+    result = static_cast<std::int32_t>(op.size_bytes);
+  } else if (!started.lie) {
+    node.durable.resize(node.current.size());
+    std::erase_if(node.unsynced, [&](const SimulatedDisk::Write& write) {
+      if (!std::ranges::binary_search(started.synced, write.id)) return false;
+      SimulatedDisk::apply(write, node.durable);
+      return true;
+    });
+  }
+  disk_.count_event();
+  return result;
+}
+
+void SimulatedEngine::finish(const Started& started, std::int32_t result) {
+  --in_flight_;
+  started.op->complete(*started.op, result);
+  start_waiting();
+}
+
+}  // namespace ziggurat

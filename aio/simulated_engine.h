@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// aio/simulated_engine.h: an IoEngine over a disk in memory, with the reactor's (virtual) time, and
+// a power switch.
+//
+// SimulatedDisk outlives engines: it is what a crash leaves behind. It keeps what was made durable
+// apart from what was only written, so that crash() may lose, tear and reorder everything in
+// between, directory entries included. Any number of engines (ranks, or processes one after the
+// other) share a disk. Everything is a function of the seeds. Reactor's thread only.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "aio/io_engine.h"
+
+namespace ziggurat {
+
+class SimulatedDisk {
+ public:
+  explicit SimulatedDisk(std::uint64_t capacity_bytes = std::uint64_t{1} << 40)
+      : capacity_bytes_(capacity_bytes) {}
+
+  /// An event is a submission, a completion or a name-level operation. The power goes right after
+  /// the `events`-th from now: nothing reaches the disk any more, and everything in flight and
+  /// later fails with EIO, so that programs end.
+  void cut_power_after(std::uint64_t events) { power_cut_at_ = events_ + events; }
+  bool power_is_off() const noexcept { return off_; }
+  std::uint64_t events() const noexcept { return events_; }
+
+  /// The machine comes back after losing power. Each write that was not synced (completed or in
+  /// flight) is there whole, torn into sectors of 512 bytes or not at all, applied in any order;
+  /// each directory operation that was not synced happened or not; a file's new size likewise.
+  /// Programs are gone, and so are their locks.
+  void crash(std::uint64_t seed);
+  /// The process is killed, the machine lives: what completed can be read but is still not durable;
+  /// what was in flight happened or not.
+  void kill(std::uint64_t seed);
+
+  bool exists(const std::string& path) const { return names_.contains(path); }
+  /// The durable bytes of a file, to damage; what is changed here is what programs read.
+  void overwrite(const std::string& path, std::uint64_t offset_bytes,
+                 std::span<const std::byte> bytes);
+  std::vector<std::byte> contents(const std::string& path) const;
+  void truncate(const std::string& path, std::uint64_t size_bytes);
+  /// A copy under another name, durable, as `cp` and sync make it.
+  void copy_file(const std::string& from, const std::string& to);
+
+ private:
+  friend class SimulatedEngine;
+
+  struct Write {
+    std::uint64_t id;
+    std::uint64_t offset_bytes;
+    std::vector<std::byte> bytes;
+    bool completed = false;
+  };
+  struct Inode {
+    std::vector<std::byte> current;  ///< what reads see
+    std::vector<std::byte> durable;  ///< what is left if every unsynced write is lost
+    std::vector<Write> unsynced;     ///< those that completed are in the order in which they did
+    bool locked = false;
+    int open_count = 0;
+  };
+  struct NameOp {
+    enum class Kind { kCreate, kRename, kRemove } kind;
+    std::string from;
+    std::string to;
+    int inode;
+  };
+  using Names = std::map<std::string, int>;
+
+  void count_event() {
+    if (++events_ >= power_cut_at_) off_ = true;
+  }
+  static void apply(const NameOp& op, Names& names);
+  static void apply(const Write& write, std::vector<std::byte>& bytes);
+  void do_name_op(NameOp op);
+  int inode_of(const std::string& path) const;
+  void forget_programs();
+  void forget_unnamed();
+  std::uint64_t used_bytes() const;
+
+  std::uint64_t capacity_bytes_;
+  std::map<int, Inode> inodes_;
+  Names names_;
+  Names durable_names_;
+  std::vector<NameOp> unsynced_names_;
+  int next_inode_ = 0;
+  std::uint64_t next_write_ = 0;
+  std::uint64_t events_ = 0;
+  std::uint64_t power_cut_at_ = std::numeric_limits<std::uint64_t>::max();
+  bool off_ = false;
+};
+
+struct SimulatedEngineOptions {
+  double read_bytes_per_second = 3e9;
+  double write_bytes_per_second = 5e9;
+  Nanoseconds latency{50'000};
+  double jitter = 3;  ///< an operation's latency is drawn from [1, 1 + jitter] times `latency`
+  std::uint64_t seed = 1;
+  std::uint32_t queue_depth = 32;
+  DirectAlignment alignment;
+  /// For tests of tests: says of the n-th fdatasync (from 0) of this engine whether the drive only
+  /// claims to have done it.
+  std::function<bool(std::uint64_t index)> sync_is_a_lie;
+};
+
+class SimulatedEngine final : public IoEngine {
+ public:
+  SimulatedEngine(Reactor& reactor, SimulatedDisk& disk, SimulatedEngineOptions options = {});
+  ~SimulatedEngine() override;
+
+  std::string description() const override;
+  std::uint32_t queue_depth() const noexcept override { return options_.queue_depth; }
+
+  FileHandle open(const std::string& path, const OpenOptions& options) override;
+  void close(FileHandle file) noexcept override;
+  std::uint64_t file_size_bytes(FileHandle file) override;
+  void allocate(FileHandle file, std::uint64_t size_bytes) override;
+  DirectAlignment alignment(FileHandle file) override;
+  void rename(const std::string& from, const std::string& to) override;
+  void remove(const std::string& path) override;
+  bool exists(const std::string& path) override;
+  void sync_directory(const std::string& path) override;
+  void register_memory(std::span<std::byte>) override {}
+  void submit(IoOp& op) override;
+  std::size_t in_flight() const noexcept override { return in_flight_ + waiting_.size(); }
+
+ private:
+  struct Handle {
+    int inode = -1;
+    bool locked = false;
+  };
+  struct Started {
+    IoOp* op;
+    std::uint64_t write_id = 0;  ///< kWrite
+    std::vector<std::uint64_t>
+        synced;  ///< kSync: writes that had completed when it was submitted, sorted
+    bool lie = false;
+  };
+
+  void check_power(const char* what, const std::string& path) const;
+  SimulatedDisk::Inode& inode(FileHandle file);
+  std::int32_t refusal(const IoOp& op) const noexcept;
+  void start(IoOp& op);
+  void start_waiting();
+  void finish(const Started& started, std::int32_t result);
+  std::int32_t perform(const Started& started);
+  Nanoseconds duration(const IoOp& op);
+  std::uint64_t random();
+
+  Reactor& reactor_;
+  SimulatedDisk& disk_;
+  SimulatedEngineOptions options_;
+  std::vector<Handle> handles_;
+  std::deque<IoOp*> waiting_;
+  std::size_t in_flight_ = 0;
+  Nanoseconds busy_until_{0};
+  std::uint64_t random_state_;
+  std::uint64_t syncs_ = 0;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/faults/crash_world.cc: the job, and the judge.
+#include "tests/faults/crash_world.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "base/log.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat::faults {
+namespace {
+
+/// Aligned memory, freed with it.
+class AlignedMemory {
+ public:
+  explicit AlignedMemory(std::uint64_t size_bytes)
+      : bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size_bytes, 4096))),
+               size_bytes) {}
+  ~AlignedMemory() { std::free(bytes_.data()); }
+  AlignedMemory(const AlignedMemory&) = delete;
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+struct Tag {
+  std::uint64_t launch;
+  std::uint64_t generation;
+  bool operator==(const Tag&) const = default;
+};
+
+/// Two words of tag at the head of every 512-byte sector, the rest a function of the tag and the
+/// place.
+void write_pattern(std::span<std::byte> bytes, Tag tag, std::uint64_t place) {
+  std::uint64_t value = mix_seed(mix_seed(tag.launch, tag.generation), place);
+  auto* words = reinterpret_cast<std::uint64_t*>(bytes.data());
+  for (std::size_t i = 0; i < bytes.size() / 8; ++i) {
+    words[i] = i % 64 == 0 ? tag.launch : i % 64 == 1 ? tag.generation : value;
+    value += 0x9e37'79b9'7f4a'7c15;
+  }
+}
+
+std::uint64_t place_of(int rank, ChunkId chunk) {
+  return static_cast<std::uint64_t>(rank) * 1000 + chunk;
+}
+
+std::vector<std::byte> blob_of(Tag tag, int rank) {
+  std::vector<std::byte> blob(512 + 8 * (tag.generation % 5));
+  write_pattern(blob, tag, place_of(rank, 999));
+  return blob;
+}
+
+Tag tag_in(std::span<const std::byte> bytes) {
+  Tag tag{};
+  if (bytes.size() >= sizeof tag) std::memcpy(&tag, bytes.data(), sizeof tag);
+  return tag;
+}
+
+AlignedMemory& fill_memory(int rank) {
+  static std::vector<std::unique_ptr<AlignedMemory>> memory;
+  while (memory.size() <= static_cast<std::size_t>(rank))
+    memory.push_back(std::make_unique<AlignedMemory>(kMiB));
+  return *memory[static_cast<std::size_t>(rank)];
+}
+
+}  // namespace
+
+std::string describe(const LaunchResult& result) {
+  if (!result.error) return "finished";
+  try {
+    std::rethrow_exception(result.error);
+  } catch (const Error& error) {
+    return fmt::format("{}: {}", to_string(error.code()), error.what());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+ErrorCode code_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    return e.code();
+  }
+}
+
+struct CrashWorld::Rank {
+  Rank(Reactor& on, SimulatedDisk& disk, SimulatedRanks& all, int number,
+       SimulatedEngineOptions io_options)
+      : quorum(all, number), engine(on, disk, std::move(io_options)), reactor(on) {}
+  SimulatedQuorum quorum;
+  SimulatedEngine engine;
+  Reactor& reactor;
+  std::unique_ptr<AlignedMemory> staging;
+  std::unique_ptr<AlignedMemory> records;  ///< all of them, one after the other
+  std::unique_ptr<StateStore> store;
+  std::vector<Tag> found;  ///< by chunk, then the blob
+  bool verified = false;
+};
+
+CrashWorld::CrashWorld(WorldOptions options)
+    : options_(std::move(options)), disk_(options_.capacity_bytes) {
+  log().set_level(spdlog::level::off);  // thousands of dying jobs have the same thing to say
+}
+CrashWorld::CrashWorld(const CrashWorld& other)
+    : options_(other.options_),
+      disk_(other.disk_),
+      fault_(other.fault_),
+      launches_(other.launches_),
+      written_(other.written_),
+      creations_(other.creations_),
+      durable_(other.durable_) {}
+CrashWorld::~CrashWorld() = default;
+
+StoreSpec CrashWorld::spec() const {
+  StoreSpec spec;
+  spec.layout = R"({"model":"test"})";
+  spec.run_identity = "seed=1";
+  spec.numerics_fingerprint = "scalar";
+  spec.record_bytes = options_.record_bytes;
+  spec.slots = options_.slots;
+  spec.blob_capacity_bytes = 4096;
+  return spec;
+}
+
+std::optional<std::uint64_t> CrashWorld::promised() const {
+  if (durable_.empty()) return std::nullopt;
+  return *std::ranges::min_element(durable_);
+}
+
+void CrashWorld::blame(const std::string& fault) {
+  if (fault_.empty()) fault_ = fault;
+}
+
+LaunchResult CrashWorld::launch(const Launch& launch) {
+  ++launches_;
+  durable_.resize(static_cast<std::size_t>(options_.ranks));
+  LaunchResult result;
+  Reactor reactor(Clock::Kind::kVirtual);
+  SimulatedRanks all(reactor, options_.ranks);
+  ranks_.clear();
+  for (int number = 0; number < options_.ranks; ++number) {
+    SimulatedEngineOptions io;
+    io.seed = launch.seed * 64 + static_cast<std::uint64_t>(number);
+    io.sync_is_a_lie = launch.sync_is_a_lie;
+    ranks_.push_back(std::make_unique<Rank>(reactor, disk_, all, number, std::move(io)));
+  }
+  if (launch.power_cut_after) disk_.cut_power_after(*launch.power_cut_after);
+  const std::uint64_t events_before = disk_.events();
+  std::size_t ended = 0;
+  for (auto& rank : ranks_) {
+    reactor.spawn(run_rank(*rank, launch), [&](std::exception_ptr error) {
+      ++ended;
+      if (!result.error) result.error = error;
+      all.lose(error);
+    });
+  }
+  reactor.run_until_idle();
+  result.events = disk_.events() - events_before;
+  result.started = std::ranges::all_of(ranks_, [](const auto& each) { return each->verified; });
+  result.finished = ended == 0;
+  for (auto& rank : ranks_) {
+    result.notes.push_back(rank->store ? rank->store->state().notes : std::vector<std::string>{});
+    if (rank->verified) result.resumed_at = rank->found.front().generation;
+  }
+  ranks_.clear();
+  if (result.error && !disk_.power_is_off()) blame(describe(result));
+  return result;
+}
+
+Task<> CrashWorld::run_rank(Rank& rank, const Launch& launch) {
+  co_await start(rank, launch);
+  co_await verify(rank);
+  if (std::ranges::all_of(ranks_, [](const auto& each) { return each->verified; })) judge();
+  for (int i = 0; i < launch.steps; ++i) {
+    // The engine's own way: each rank's durable generation rides on the norm's all-reduce of the
+    // next step.
+    const std::uint64_t everywhere = co_await rank.quorum.min(rank.store->durable_generation());
+    rank.store->set_durable_everywhere(everywhere);
+    co_await step(rank, rank.store->durable_generation() + 1);
+  }
+}
+
+Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
+  StoreEnvironment environment{
+      rank.reactor, rank.engine, rank.quorum, {}, {}, fill_memory(rank.quorum.rank()).bytes(), {}};
+  environment.staging = [&rank](std::uint64_t size_bytes) {
+    rank.staging = std::make_unique<AlignedMemory>(size_bytes);
+    return rank.staging->bytes();
+  };
+  std::uint64_t total_bytes = 0;
+  for (const std::uint64_t size_bytes : options_.record_bytes) total_bytes += size_bytes;
+  rank.records = std::make_unique<AlignedMemory>(total_bytes);
+
+  bool resume = launch.start == Launch::Start::kResume;
+  if (launch.start == Launch::Start::kAuto)
+    resume = co_await rank.quorum.max(
+                 StateStore::exists(rank.engine, kDirectory, rank.quorum.rank()) ? 1 : 0) != 0;
+  StoreSpec wanted = spec();
+  if (resume) {
+    Task<std::unique_ptr<StateStore>> opening = StateStore::open(environment, kDirectory);
+    rank.store = co_await std::move(opening);
+  } else {
+    Task<std::unique_ptr<StateStore>> creating =
+        StateStore::create(environment, kDirectory, wanted);
+    rank.store = co_await std::move(creating);
+    creations_.insert(launches_);
+    co_await step(rank, 0);
+  }
+}
+
+Task<> CrashWorld::step(Rank& rank, std::uint64_t generation) {
+  const Tag tag{launches_, generation};
+  written_.insert({tag.launch, generation});
+  WorkGroup writes(rank.reactor);
+  std::span<std::byte> memory = rank.records->bytes();
+  for (ChunkId chunk = 0; chunk < options_.record_bytes.size(); ++chunk) {
+    const auto record = memory.first(options_.record_bytes[chunk]);
+    memory = memory.subspan(record.size());
+    write_pattern(record, tag, place_of(rank.quorum.rank(), chunk));
+    writes.spawn(rank.store->write(chunk, generation, record,
+                                   record_hash(record, rank.store->write_seed(chunk, generation))));
+  }
+  co_await writes.wait_idle();
+  const auto blob = blob_of(tag, rank.quorum.rank());
+  const std::function<void()> nothing;
+  co_await rank.store->commit(generation, blob, nothing);
+  durable_[static_cast<std::size_t>(rank.quorum.rank())] = generation;
+  if (generation > 0) co_return;
+  // A new store has taken the name on every rank: whatever was there before must not be found
+  // again.
+  std::erase_if(written_, [&](const auto& entry) { return entry.first != tag.launch; });
+  std::ranges::fill(durable_, generation);
+  creations_.clear();
+}
+
+/// Reads every record of the generation that was resumed at, and compares every byte with what that
+/// generation's writer wrote.
+Task<> CrashWorld::verify(Rank& rank) {
+  StateStore& store = *rank.store;
+  const std::uint64_t generation = store.durable_generation();
+  const int number = rank.quorum.rank();
+  for (ChunkId chunk = 0; chunk < store.chunk_count(); ++chunk) {
+    const auto record = rank.records->bytes().first(store.record_bytes(chunk));
+    co_await store.read(chunk, generation, record);
+    const StateStore::Expected expected = store.expected(chunk, generation);
+    if (record_hash(record, expected.seed) != expected.hash)
+      blame(fmt::format("rank {} chunk {} generation {}: the store's own hash does not fit", number,
+                        chunk, generation));
+    const Tag tag = tag_in(record);
+    const AlignedMemory wanted(record.size());
+    write_pattern(wanted.bytes(), tag, place_of(number, chunk));
+    if (std::memcmp(wanted.bytes().data(), record.data(), record.size()) != 0)
+      blame(fmt::format("rank {} chunk {} generation {}: bytes are not those that launch {} wrote",
+                        number, chunk, generation, tag.launch));
+    rank.found.push_back(tag);
+  }
+  const auto& blob = store.state().blob;
+  const Tag tag = tag_in(blob);
+  if (blob != blob_of(tag, number))
+    blame(fmt::format("rank {} generation {}: the blob is not what launch {} gave", number,
+                      generation, tag.launch));
+  rank.found.push_back(tag);
+  rank.verified = true;
+}
+
+/// One launch and one generation on every chunk of every rank; not older than what was promised, at
+/// most one newer; and of a history that this directory can have had.
+void CrashWorld::judge() {
+  const Tag found = ranks_.front()->found.front();
+  for (const auto& rank : ranks_) {
+    for (std::size_t chunk = 0; chunk < rank->found.size(); ++chunk) {
+      const Tag tag = rank->found[chunk];
+      if (tag != found)
+        blame(
+            fmt::format("histories mix: rank {} chunk {} is of launch {} generation {}, rank 0 "
+                        "chunk 0 of launch {} generation {}",
+                        rank->quorum.rank(), chunk, tag.launch, tag.generation, found.launch,
+                        found.generation));
+    }
+  }
+  if (!written_.contains({found.launch, found.generation}))
+    blame(fmt::format("launch {} generation {} came back from the dead", found.launch,
+                      found.generation));
+  const std::uint64_t least = promised().value_or(0);
+  const bool created = found.generation == 0 && creations_.contains(found.launch);
+  if (!created && (found.generation < least || found.generation > least + 1))
+    blame(fmt::format("generation {} recovered, {} had been reported durable on every rank",
+                      found.generation, least));
+  written_ = {{found.launch, found.generation}};
+  creations_.clear();
+  std::ranges::fill(durable_, found.generation);
+}
+
+}  // namespace ziggurat::faults

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/faults/crash_world.h: a job of a few ranks that trains on simulated disks, dies at a chosen
+// event and is started again; and the judge of what it finds then.
+//
+// Every record and blob says which launch wrote it and in which generation, in every byte. The
+// world knows which launches may have written which generation, so it notices a lost generation, a
+// torn record and two histories mixed, without asking the store.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aio/simulated_engine.h"
+#include "base/error.h"
+#include "tests/support/simulated_quorum.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat::faults {
+
+inline const std::string kDirectory = "/store";
+
+struct WorldOptions {
+  int ranks = 1;
+  std::vector<std::uint64_t> record_bytes{64 * 1024, 128 * 1024, 64 * 1024};
+  std::uint32_t slots = 2;
+  std::uint64_t capacity_bytes = std::uint64_t{1} << 40;
+};
+
+struct Launch {
+  enum class Start {
+    kCreate,
+    kResume,
+    kAuto
+  } start = Start::kAuto;  ///< kAuto: resume if any rank has a store
+  int steps = 2;
+  std::uint64_t seed = 1;                              ///< of completion times
+  std::optional<std::uint64_t> power_cut_after{};      ///< events
+  std::function<bool(std::uint64_t)> sync_is_a_lie{};  ///< SimulatedEngineOptions, of every rank
+};
+
+struct LaunchResult {
+  bool finished = false;     ///< every rank got to its end
+  std::exception_ptr error;  ///< the first one otherwise
+  bool started = false;      ///< every rank had its store and had verified it
+  std::uint64_t resumed_at = 0;
+  std::uint64_t events = 0;
+  std::vector<std::vector<std::string>> notes;  ///< by rank
+};
+
+/// An ErrorCode and message, or "finished".
+std::string describe(const LaunchResult& result);
+ErrorCode code_of(const std::exception_ptr& error);
+
+class CrashWorld {
+ public:
+  explicit CrashWorld(WorldOptions options);
+  CrashWorld(const CrashWorld& other);  ///< between launches: the same disks and the same past
+  ~CrashWorld();
+
+  /// Runs one job to its end or to the power cut. What it finds at its start is judged; a wrong
+  /// byte or a mixed history is a fault().
+  LaunchResult launch(const Launch& launch);
+
+  /// What the judge found wrong first, or "". A launch that fails with the power on counts too.
+  const std::string& fault() const noexcept { return fault_; }
+  SimulatedDisk& disk() noexcept { return disk_; }
+  std::string path(int rank) const { return kDirectory + "/" + StateStore::file_name(rank); }
+  std::string temporary_path(int rank) const {
+    return kDirectory + "/" + StateStore::temporary_name(rank);
+  }
+  StoreSpec spec() const;
+  /// Newest generation that every rank has reported durable.
+  std::optional<std::uint64_t> promised() const;
+
+ private:
+  struct Rank;
+  Task<> run_rank(Rank& rank, const Launch& launch);
+  Task<> start(Rank& rank, const Launch& launch);
+  Task<> verify(Rank& rank);
+  Task<> step(Rank& rank, std::uint64_t generation);
+  void judge();
+  void blame(const std::string& fault);
+
+  WorldOptions options_;
+  SimulatedDisk disk_;
+  std::string fault_;
+  std::uint64_t launches_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;  ///< of the launch under way
+  std::set<std::pair<std::uint64_t, std::uint64_t>>
+      written_;  ///< (launch, generation) that a recovery may find
+  std::set<std::uint64_t>
+      creations_;  ///< launches that may or may not have given a new store its name
+  std::vector<std::optional<std::uint64_t>>
+      durable_;  ///< by rank: newest generation its commit() reported
+};
+
+}  // namespace ziggurat::faults

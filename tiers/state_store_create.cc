@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/state_store_create.cc: a new store under its temporary name: space reserved, every byte
+// written once.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/checksum.h"
+#include "base/error.h"
+#include "tiers/state_store_impl.h"
+
+namespace ziggurat {
+namespace {
+
+/// Bytes that no drive compresses and no thin volume leaves out: xorshift64*.
+void fill_incompressibly(std::span<std::byte> memory) {
+  std::uint64_t state = 0x9e37'79b9'7f4a'7c15;
+  for (std::size_t i = 0; i + 8 <= memory.size(); i += 8) {
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    const std::uint64_t value = state * 0x2545'f491'4f6c'dd1d;
+    std::memcpy(memory.data() + i, &value, 8);
+  }
+}
+
+/// Makes every 4 KiB block differ from the same block of other pieces, so that nothing below us
+/// stores it once.
+void stamp_blocks(std::span<std::byte> memory, std::uint64_t offset_bytes) {
+  for (std::size_t block = 0; block < memory.size(); block += 4096) {
+    const std::uint64_t stamp = mix_seed(offset_bytes + block, 0);
+    std::memcpy(memory.data() + block, &stamp, sizeof stamp);
+  }
+}
+
+std::uint64_t random_u64() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32) | device();
+}
+
+class Builder {
+ public:
+  Builder(StateStore::Impl& store, const StoreSpec& spec) : store_(store), spec_(spec) {}
+
+  Task<> build(StoreLayout& layout, Superblock& identity) {
+    const std::string text = store_text(spec_);
+    layout = StoreLayout::of(spec_, text.size());
+    open_files();
+    DirectFile& file = *store_.file;
+    if (kRegionBytes % file.alignment().offset_bytes != 0 ||
+        kRegionBytes % file.alignment().memory_bytes != 0)
+      throw Error(
+          ErrorCode::kUnimplemented,
+          fmt::format("{}: direct I/O needs an alignment of {} bytes here; at most {} is supported",
+                      file.path(), file.alignment().offset_bytes, kRegionBytes));
+    file.allocate(layout.file_bytes);
+    co_await fill(layout.file_bytes);
+    for (const unsigned parity : {0u, 1u}) {
+      for (int copy = 0; copy < kSuperblockCopies; ++copy)
+        co_await write_padded(StoreLayout::superblock_offset(parity, copy, layout.file_bytes), {},
+                              kRegionBytes);
+    }
+    for (const std::uint64_t offset : layout.text_offset)
+      co_await write_padded(offset, text, layout.text_region_bytes);
+    co_await file.sync();
+    // fdatasync makes the file's bytes durable, not its name; and the others will count on finding
+    // it (see publish()).
+    store_.environment.io.sync_directory(store_.directory);
+
+    identity.rank = static_cast<std::uint32_t>(store_.environment.ranks.rank());
+    identity.world_size = static_cast<std::uint32_t>(store_.environment.ranks.world_size());
+    identity.mesh.data = identity.world_size;
+    identity.slots = spec_.slots;
+    identity.file_bytes = layout.file_bytes;
+    identity.chunk_count = spec_.record_bytes.size();
+    identity.layout_hash = hash64(std::as_bytes(std::span(spec_.layout)), 0);
+    identity.identity_hash = hash64(std::as_bytes(std::span(spec_.run_identity)), 0);
+    identity.numerics_hash = hash64(std::as_bytes(std::span(spec_.numerics_fingerprint)), 0);
+    identity.text_offset_bytes = layout.text_offset[0];
+    identity.text_bytes = text.size();
+    identity.text_hash = hash64(std::as_bytes(std::span(text)), 0);
+  }
+
+ private:
+  /// Locks an older store, which this one will replace; removes what a killed run left half built;
+  /// makes the new file.
+  void open_files() {
+    auto& environment = store_.environment;
+    const auto open = [&](const std::string& path, const OpenOptions& options) {
+      return DirectFile::open(environment.reactor, environment.io, path, options,
+                              environment.observers);
+    };
+    OpenOptions existing;
+    existing.lock = true;
+    existing.writable = true;
+    if (environment.io.exists(store_.final_path()))
+      store_.replaced = open(store_.final_path(), existing);
+    if (environment.io.exists(store_.temporary_path())) {
+      const auto stale =
+          open(store_.temporary_path(), existing);  // its lock says that nobody is building it
+      environment.io.remove(store_.temporary_path());
+    }
+    OpenOptions fresh = existing;
+    fresh.create = true;
+    fresh.lock_wait = std::chrono::milliseconds(0);
+    store_.file = open(store_.temporary_path(), fresh);
+    store_.temporary = true;
+  }
+
+  Task<> fill(std::uint64_t file_bytes) {
+    const auto& environment = store_.environment;
+    fill_incompressibly(environment.fill);
+    for (std::uint64_t offset = 0; offset < file_bytes;) {
+      const auto piece = environment.fill.first(
+          std::min<std::uint64_t>(environment.fill.size(), file_bytes - offset));
+      stamp_blocks(piece, offset);
+      co_await store_.file->write(offset, piece);
+      offset += piece.size();
+      if (environment.progress) environment.progress(offset, file_bytes);
+    }
+  }
+
+  /// `text`, then zeros up to `size_bytes`.
+  Task<> write_padded(std::uint64_t offset, std::string_view text, std::uint64_t size_bytes) {
+    while (size_bytes > 0) {
+      const auto piece = store_.environment.fill.first(
+          std::min<std::uint64_t>(store_.environment.fill.size(), size_bytes));
+      const std::size_t part = std::min(text.size(), piece.size());
+      std::ranges::copy(std::as_bytes(std::span(text.substr(0, part))), piece.begin());
+      std::ranges::fill(piece.subspan(part), std::byte{0});
+      co_await store_.file->write(offset, piece);
+      text.remove_prefix(part);
+      offset += piece.size();
+      size_bytes -= piece.size();
+    }
+  }
+
+  StateStore::Impl& store_;
+  const StoreSpec& spec_;
+};
+
+}  // namespace
+
+Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environment,
+                                                     std::string directory, StoreSpec spec) {
+  ZIGGURAT_CHECK(!environment.fill.empty() && environment.fill.size() % kMiB == 0,
+                 "fill memory of {} bytes", environment.fill.size());
+  Quorum& ranks = environment.ranks;
+  auto impl = std::make_unique<Impl>(std::move(environment), std::move(directory));
+  std::unique_ptr<StateStore> store(
+      new StateStore(std::move(impl)));  // from here its destructor cleans up
+  Impl& made = *store->impl_;
+
+  StoreLayout layout;
+  Superblock identity;
+  Builder builder(made, spec);
+  Task<> building = builder.build(layout, identity);
+  Task<> built = together(ranks, std::move(building), "create its store");
+  co_await std::move(built);
+
+  identity.uuid.high = co_await ranks.max(random_u64());
+  identity.uuid.low = co_await ranks.max(random_u64());
+  made.newest = identity;
+  made.state.epoch = 1;
+  made.adopt(std::move(spec), std::move(layout));
+  co_return store;
+}
+
+}  // namespace ziggurat

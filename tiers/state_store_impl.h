@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/state_store_impl.h: what an open store keeps in memory, shared by its three sources:
+// state_store.cc (reads, writes, commit), state_store_create.cc and state_store_open.cc (recovery).
+// Private to tiers/.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tiers/state_store.h"
+#include "tiers/store_layout.h"
+#include "tiers/superblock.h"
+
+namespace ziggurat {
+
+/// What is known of one slot: which record it holds, whole or being written.
+struct SlotEntry {
+  static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t hash = 0;
+  std::uint64_t attempt = 0;  ///< the epoch it was written in
+  std::uint64_t generation = kNone;
+  bool complete = false;
+};
+using SlotTable = std::vector<SlotEntry>;
+
+std::uint64_t record_seed(const StoreUuid& uuid, ChunkId chunk, std::uint64_t generation,
+                          std::uint64_t attempt) noexcept;
+
+/// The table region's bytes, and back; `generation` is that of all its entries.
+void encode_table(const SlotTable& table, std::span<std::byte> region);
+SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
+                       std::uint64_t generation);
+
+/// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
+/// rank is left waiting for one that gave up. Throws this rank's own error, or kUnavailable saying
+/// `what` failed elsewhere.
+Task<> together(Quorum& ranks, Task<> mine, const char* what);
+
+struct StateStore::Impl {
+  Impl(StoreEnvironment environment_, std::string directory_)
+      : environment(std::move(environment_)),
+        directory(std::move(directory_)),
+        marked(environment.reactor) {}
+
+  std::string final_path() const { return directory + "/" + file_name(environment.ranks.rank()); }
+  std::string temporary_path() const {
+    return directory + "/" + temporary_name(environment.ranks.rank());
+  }
+
+  /// Takes spec, layout and the staging memory; both ways of making a store end here.
+  void adopt(StoreSpec spec, StoreLayout layout);
+
+  Task<> write_superblock(const Superblock& superblock);
+  Task<> write_superblock_copy(unsigned parity, int copy);
+  Task<> mark_in_progress(std::uint64_t generation);
+  Task<> seal(std::uint64_t generation, std::span<const std::byte> blob,
+              const std::function<void()>& before_seal);
+  Task<> publish(Task<> sealing);
+  Task<> take_name();
+
+  StoreEnvironment environment;
+  std::string directory;
+  std::unique_ptr<DirectFile> file;
+  std::unique_ptr<DirectFile> replaced;  ///< the older store, locked until this one takes its name
+  bool temporary = false;   ///< not a store yet: generation 0 is not sealed on every rank
+  bool seal_begun = false;  ///< from here on another rank may count on this file
+
+  StoreSpec spec;
+  StoreLayout layout;
+  StoreState state;
+  Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
+  std::array<SlotTable, 2> tables;    ///< by parity
+  std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here
+  std::uint64_t durable_everywhere = 0;
+
+  std::span<std::byte> superblock_memory;
+  std::span<std::byte> table_memory;
+  std::span<std::byte> blob_memory;
+  bool committing = false;
+  std::exception_ptr
+      broken;  ///< a failed write or sync of tables or superblocks: nothing may be sealed after it
+
+  bool mark_begun = false;  ///< slots = 1: the in-progress superblock of next_generation
+  Signal marked;
+};
+
+}  // namespace ziggurat

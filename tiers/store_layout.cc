@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/store_layout.cc: offsets by addition, and the text area.
+#include "tiers/store_layout.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+void check_spec(const StoreSpec& spec) {
+  if (spec.slots != 1 && spec.slots != 2)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("slots: {} (a store has 1 or 2 slots per record)", spec.slots));
+  if (spec.record_bytes.empty())
+    throw Error(ErrorCode::kInvalidArgument, "record_bytes: a store without chunks");
+  for (std::size_t chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
+    if (spec.record_bytes[chunk] == 0 || spec.record_bytes[chunk] % kTileBytes != 0)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("record_bytes: chunk {} has {} bytes; pad records to whole tiles of {} bytes",
+                      chunk, spec.record_bytes[chunk], kTileBytes));
+  }
+}
+
+}  // namespace
+
+StoreLayout StoreLayout::of(const StoreSpec& spec, std::uint64_t text_bytes) {
+  check_spec(spec);
+  StoreLayout layout;
+  layout.slots = spec.slots;
+  layout.record_bytes = spec.record_bytes;
+  std::uint64_t offset = 2 * kRegionBytes;  // the first copies of both superblocks
+  const auto take = [&offset](std::uint64_t size_bytes) {
+    const std::uint64_t begin = offset;
+    offset += size_bytes;
+    return begin;
+  };
+
+  layout.text_region_bytes = round_up(text_bytes, kRegionBytes);
+  layout.text_offset[0] = take(layout.text_region_bytes);
+  layout.table_region_bytes = round_up(spec.record_bytes.size() * kTableEntryBytes, kRegionBytes);
+  for (auto& table : layout.table_offset) table = take(layout.table_region_bytes);
+  layout.blob_region_bytes = round_up(spec.blob_capacity_bytes, kRegionBytes);
+  for (auto& blob : layout.blob_offset) blob = take(layout.blob_region_bytes);
+  for (const std::uint64_t record_bytes : spec.record_bytes)
+    layout.record_offsets.push_back(take(record_bytes * spec.slots));
+  layout.text_offset[1] = take(layout.text_region_bytes);
+  layout.file_bytes = offset + 2 * kRegionBytes;
+  return layout;
+}
+
+std::uint64_t StoreLayout::superblock_offset(unsigned parity, int copy,
+                                             std::uint64_t file_bytes) noexcept {
+  return (copy == 0 ? 0 : file_bytes - 2 * kRegionBytes) + parity * kRegionBytes;
+}
+
+std::uint64_t StoreLayout::record_offset(ChunkId chunk, std::uint64_t generation) const noexcept {
+  const std::uint64_t slot = slots == 2 ? parity_of(generation) : 0;
+  return record_offsets[chunk] + slot * record_bytes[chunk];
+}
+
+std::string store_text(const StoreSpec& spec) {
+  nlohmann::ordered_json text;
+  text["layout"] = spec.layout;
+  text["run_identity"] = spec.run_identity;
+  text["numerics_fingerprint"] = spec.numerics_fingerprint;
+  text["slots"] = spec.slots;
+  text["blob_capacity_bytes"] = spec.blob_capacity_bytes;
+  text["record_bytes"] = spec.record_bytes;
+  return text.dump();
+}
+
+StoreSpec parse_store_text(const std::string& text, const std::string& path) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    StoreSpec spec;
+    spec.layout = json.at("layout").get<std::string>();
+    spec.run_identity = json.at("run_identity").get<std::string>();
+    spec.numerics_fingerprint = json.at("numerics_fingerprint").get<std::string>();
+    spec.slots = json.at("slots").get<std::uint32_t>();
+    spec.blob_capacity_bytes = json.at("blob_capacity_bytes").get<std::uint64_t>();
+    spec.record_bytes = json.at("record_bytes").get<std::vector<std::uint64_t>>();
+    return spec;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: the store's text area is not understood: {}", path, error.what()));
+  }
+}
+
+}  // namespace ziggurat

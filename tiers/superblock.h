@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/superblock.h: the 4 KiB block that says which generation of a store is whole, field by
+// field, little-endian.
+//
+// There are two, by parity of the generation, two copies of each far apart. A superblock is
+// believed only if its magic and its own checksum are right; what it says about tables and blobs is
+// believed only if their hashes are right too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace ziggurat {
+
+inline constexpr std::size_t kSuperblockBytes = 4096;
+inline constexpr std::uint32_t kStoreFormatVersion = 1;
+
+/// Drawn when a store is created, the same on every rank: files of two stores are never taken for
+/// one.
+struct StoreUuid {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+  bool operator==(const StoreUuid&) const = default;
+  /// 64 bits of it for comparing ranks and for seeds; never 0.
+  std::uint64_t key() const noexcept;
+};
+
+struct Superblock {
+  std::uint32_t version = kStoreFormatVersion;
+  StoreUuid uuid;
+  std::uint32_t rank = 0;
+  std::uint32_t world_size = 1;
+  struct Mesh {
+    std::uint32_t data = 1;
+    std::uint32_t tensor = 1;
+    std::uint32_t pipeline = 1;
+    std::uint32_t context = 1;
+  } mesh;
+  std::uint32_t stripe_index = 0;
+  std::uint32_t stripe_count = 1;
+  std::uint32_t slots = 2;
+  /// slots = 1 only: records of `generation` are being written over those of the one before;
+  /// nothing is whole.
+  bool in_progress = false;
+  std::uint64_t file_bytes = 0;
+  std::uint64_t chunk_count = 0;
+  std::uint64_t layout_hash = 0;    ///< of StoreSpec::layout
+  std::uint64_t identity_hash = 0;  ///< of StoreSpec::run_identity
+  std::uint64_t numerics_hash = 0;  ///< of StoreSpec::numerics_fingerprint
+  std::uint64_t text_offset_bytes = 0;
+  std::uint64_t text_bytes = 0;
+  std::uint64_t text_hash =
+      0;  ///< of the text area, which holds the three above and the chunk table
+  std::uint64_t generation = 0;
+  std::uint64_t optimizer_step = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t previous_hash =
+      0;  ///< superblock_hash() of the generation before on this rank; 0 for generation 0
+  std::uint64_t lineage =
+      0;  ///< folds the (generation, epoch) of every generation up to this: equal on all ranks
+  std::uint64_t table_offset_bytes = 0;
+  std::uint64_t table_hash = 0;
+  std::uint64_t blob_offset_bytes = 0;
+  std::uint64_t blob_bytes = 0;
+  std::uint64_t blob_hash = 0;
+};
+
+/// Fills `block` (kSuperblockBytes) with `superblock`, zero padded, checksum set.
+void encode_superblock(const Superblock& superblock, std::span<std::byte> block);
+
+enum class SuperblockVerdict {
+  kValid,
+  kBlank,    ///< all zero: never written, or erased
+  kForeign,  ///< no magic
+  kWrongChecksum,
+  kWrongVersion,  ///< whole, but of a format this program does not know; only `version` is filled
+                  ///< in
+};
+std::string to_string(SuperblockVerdict verdict);
+
+SuperblockVerdict decode_superblock(std::span<const std::byte> block, Superblock& superblock);
+
+/// Identity of a superblock in the chain: hash of its encoded block.
+std::uint64_t superblock_hash(const Superblock& superblock);
+
+/// Lineage of a generation made in `epoch` on top of `lineage_before`.
+std::uint64_t extend_lineage(std::uint64_t lineage_before, std::uint64_t generation,
+                             std::uint64_t epoch) noexcept;
+
+}  // namespace ziggurat
