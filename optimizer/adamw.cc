@@ -4,6 +4,7 @@
 #include "optimizer/adamw.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/check.h"
 #include "optimizer/kernels.h"
@@ -34,21 +35,21 @@ class Sweep {
   Sweep(const AdamWStep& step, const AdamWRecord& record, std::span<const DecayRun> runs)
       : step_(step), record_(record), run_(runs.begin()) {}
 
-  /// Updates from where the last call ended up to element `end`.
-  void update_until(std::size_t end) {
-    while (at_ < end) {
-      while (run_->end <= at_) ++run_;
-      const std::size_t stop = std::min(end, run_->end);
-      internal::adamw(step_, {.master = record_.master.data() + at_,
-                              .exp_avg = record_.exp_avg.data() + at_,
-                              .exp_avg_sq = record_.exp_avg_sq.data() + at_,
-                              .grad = record_.grad.data() + at_,
-                              .param = record_.param.data() + at_,
-                              .count = stop - at_,
-                              .decay_factor = run_->decay ? step_.decay_factor : 1.0f});
-      at_ = stop;
-    }
+  /// The elements from where the last one ended up to `end`, or to the end of the run if that is
+  /// nearer.
+  internal::AdamWSlice next(std::size_t end) {
+    while (run_->end <= at_) ++run_;
+    const std::size_t begin = at_;
+    at_ = std::min(end, run_->end);
+    return {.master = record_.master.data() + begin,
+            .exp_avg = record_.exp_avg.data() + begin,
+            .exp_avg_sq = record_.exp_avg_sq.data() + begin,
+            .grad = record_.grad.data() + begin,
+            .param = record_.param.data() + begin,
+            .count = at_ - begin,
+            .decay_factor = run_->decay ? step_.decay_factor : 1.0f};
   }
+  std::size_t at() const { return at_; }
 
  private:
   const AdamWStep& step_;
@@ -57,12 +58,29 @@ class Sweep {
   std::size_t at_ = 0;
 };
 
+/// Most tiles lie in one run. One that does not is hashed around its updates.
+void update_tile(const AdamWStep& step, Sweep& sweep, bool verify, internal::TileHashes& hashes) {
+  const std::size_t end = sweep.at() + kTileElements;
+  internal::AdamWSlice slice = sweep.next(end);
+  if (slice.count == kTileElements) {
+    internal::adamw_hashed(step, slice, verify, hashes);
+    return;
+  }
+  internal::AdamWSlice tile = slice;
+  tile.count = kTileElements;
+  internal::hash_around(tile, verify, hashes, [&] {
+    internal::adamw(step, slice);
+    while (sweep.at() < end) internal::adamw(step, sweep.next(end));
+  });
+}
+
 }  // namespace
 
 void adamw_update(const AdamWStep& step, const AdamWRecord& record,
                   std::span<const DecayRun> runs) noexcept {
   check(record, runs);
-  Sweep(step, record, runs).update_until(record.master.size());
+  Sweep sweep(step, record, runs);
+  while (sweep.at() < record.master.size()) internal::adamw(step, sweep.next(record.master.size()));
 }
 
 RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& record,
@@ -72,23 +90,23 @@ RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& recor
   ZIGGURAT_CHECK(count % kTileElements == 0, "{} elements are not whole tiles of {}", count,
                  kTileElements);
   const std::size_t tiles = count / kTileElements;
-  RecordHash before(3 * tiles * kTileBytes);
-  RecordHash after(3 * tiles * kTileBytes);
-  const auto hash_tile = [&](RecordHash& hash, std::size_t tile) {
-    const std::size_t begin = tile * kTileElements;
-    hash.set_tile(tile, std::as_bytes(record.master.subspan(begin, kTileElements)));
-    hash.set_tile(tiles + tile, std::as_bytes(record.exp_avg.subspan(begin, kTileElements)));
-    hash.set_tile(2 * tiles + tile, std::as_bytes(record.exp_avg_sq.subspan(begin, kTileElements)));
-  };
+  // In the order of offsets in the record: the masters' tiles, then exp_avg's, then exp_avg_sq's.
+  std::vector<std::uint64_t> before(hashing.verify ? 3 * tiles : 0);
+  std::vector<std::uint64_t> after(3 * tiles);
 
   Sweep sweep(step, record, runs);
   for (std::size_t tile = 0; tile < tiles; ++tile) {
-    if (hashing.verify) hash_tile(before, tile);
-    sweep.update_until((tile + 1) * kTileElements);
-    hash_tile(after, tile);
+    internal::TileHashes hashes;
+    update_tile(step, sweep, hashing.verify, hashes);
+    for (std::size_t array = 0; array < 3; ++array) {
+      if (hashing.verify) before[array * tiles + tile] = hashes.before[array];
+      after[array * tiles + tile] = hashes.after[array];
+    }
   }
-  return {.before = hashing.verify ? before.finish(hashing.seed_before) : 0,
-          .after = after.finish(hashing.seed_after)};
+  // As RecordHash::finish does.
+  return {
+      .before = hashing.verify ? hash64(std::as_bytes(std::span(before)), hashing.seed_before) : 0,
+      .after = hash64(std::as_bytes(std::span(after)), hashing.seed_after)};
 }
 
 }  // namespace ziggurat

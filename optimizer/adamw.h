@@ -52,7 +52,8 @@ struct AdamWRecord {
   std::span<bf16> param;                         ///< out
 };
 
-/// Updates `record`, any count and alignment. Bits do not depend on the target in use.
+/// Updates `record`, any count and alignment. Bits do not depend on the target in use; every NaN stored is 0x7fc00000.
+/// `runs` must cover the record.
 void adamw_update(const AdamWStep& step, const AdamWRecord& record, std::span<const DecayRun> runs) noexcept;
 
 /// adamw_update tile by tile (tiers/record_hash.h), hashing each tile before and after while it is in cache.
@@ -69,7 +70,8 @@ RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& recor
                                  const HashedUpdate& hashing);
 
 /// The instruction set in use ("scalar", "AVX2", "AVX3", ...), and all that this CPU can run. ZIGGURAT_SIMD=name forces one
-/// (read once, at first use; an unknown or unsupported name is an Error listing the valid ones).
+/// (read once, at first use; an unknown or unsupported name is an Error listing the valid ones: call simd_target() at start,
+/// for kernels cannot throw; they log it and run at the best target, whose bits are the same).
 std::string_view simd_target();
 std::vector<std::string_view> simd_targets();
 /// For tests: force a target by name from now on; empty name returns to the best. Errors: kInvalidArgument.
