@@ -25,7 +25,8 @@ std::string_view to_string(ErrorCode code) noexcept {
 std::string errno_text(int error_number) {
   const char* name = ::strerrorname_np(error_number);
   const char* text = ::strerrordesc_np(error_number);
-  return fmt::format("{} ({})", name != nullptr ? name : "errno", text != nullptr ? text : "?");
+  if (name == nullptr || text == nullptr) return fmt::format("errno {}", error_number);
+  return fmt::format("{} ({})", name, text);
 }
 
 Error system_error(int error_number, const std::string& what_failed) {

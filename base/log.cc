@@ -21,22 +21,32 @@ struct DegradedModes {
 };
 
 DegradedModes& modes() {
-  static DegradedModes instance;
+  static DegradedModes& instance = *new DegradedModes;  // never destroyed: threads log to the last
   return instance;
+}
+
+/// Never destroyed either.
+spdlog::logger& make_logger() {
+  auto sink = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
+  auto& logger = *new spdlog::logger("ziggurat", std::move(sink));
+  logger.set_pattern("ziggurat: %^%l%$: %v");
+  logger.set_level(spdlog::level::warn);
+  if (const char* wanted = std::getenv("ZIGGURAT_LOG")) {
+    const auto level = spdlog::level::from_str(wanted);  // what it does not know reads as "off"
+    if (level == spdlog::level::off && std::string_view(wanted) != "off") {
+      logger.warn("ZIGGURAT_LOG={} is not a level: use debug, info, warn, error or off", wanted);
+    } else {
+      logger.set_level(level);
+    }
+  }
+  return logger;
 }
 
 }  // namespace
 
 spdlog::logger& log() {
-  static const std::unique_ptr<spdlog::logger> instance = [] {
-    auto sink = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
-    auto logger = std::make_unique<spdlog::logger>("ziggurat", std::move(sink));
-    logger->set_pattern("ziggurat: %^%l%$: %v");
-    const char* level = std::getenv("ZIGGURAT_LOG");
-    logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::warn);
-    return logger;
-  }();
-  return *instance;
+  static spdlog::logger& instance = make_logger();
+  return instance;
 }
 
 void note_degraded(std::string_view key, std::string_view explanation) {

@@ -10,7 +10,8 @@
 
 namespace ziggurat {
 
-/// The process's logger (level from ZIGGURAT_LOG=debug|info|warn|error, default warn). Thread-safe.
+/// The process's logger (level from ZIGGURAT_LOG=debug|info|warn|error|off, default warn).
+/// Thread-safe.
 spdlog::logger& log();
 
 /// A degraded mode in force: logged the first time `key` is seen, kept for degraded_modes().

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/runtime/async.h: what coroutines wait on: a Completion (one waiter, one result) and a Signal
-// (many waiters, a state).
+// base/runtime/async.h: what coroutines wait on: a Signal (a state, many waiters) and a WorkGroup
+// (work under way).
 //
 // Reactor's thread only. Waiters resume through the reactor's queue, never inside set().
 //
@@ -22,7 +22,8 @@
 namespace ziggurat {
 
 /// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes
-/// it false again.
+/// it false again. Every waiter gets the outcome it was woken with: a reset, or the end of the
+/// signal, between set() and its resumption does not touch it.
 class Signal {
  public:
   explicit Signal(Reactor& reactor) : reactor_(&reactor) {}
@@ -40,23 +41,30 @@ class Signal {
 
   /// Returns once set; rethrows what fail() gave.
   Task<> wait() {
-    if (!set_) co_await suspend();
-    if (error_) std::rethrow_exception(error_);
+    if (!set_) {
+      co_await suspend();  // throws what it is resumed with; `this` may be gone by then
+    } else if (error_) {
+      std::rethrow_exception(error_);
+    }
   }
 
  private:
   void finish(std::exception_ptr error) {
     set_ = true;
     error_ = std::move(error);
-    for (auto& resume : std::exchange(waiters_, {})) reactor_->post(std::move(resume));
+    for (auto& waiter : std::exchange(waiters_, {})) {
+      reactor_->post([resume = std::move(waiter), outcome = error_] { resume(outcome); });
+    }
   }
 
   Task<> suspend() {
-    return boost::asio::async_initiate<const boost::asio::use_awaitable_t<>, void()>(
+    return boost::asio::async_initiate<const boost::asio::use_awaitable_t<>,
+                                       void(std::exception_ptr)>(
         [this](auto handler) {
           // std::function wants to copy; the handler only moves.
           auto shared = std::make_shared<decltype(handler)>(std::move(handler));
-          waiters_.push_back([shared] { std::move (*shared)(); });
+          waiters_.push_back(
+              [shared](std::exception_ptr error) { std::move (*shared)(std::move(error)); });
         },
         boost::asio::use_awaitable);
   }
@@ -64,7 +72,7 @@ class Signal {
   Reactor* reactor_;
   bool set_ = false;
   std::exception_ptr error_;
-  std::vector<std::function<void()>> waiters_;
+  std::vector<std::function<void(std::exception_ptr)>> waiters_;
 };
 
 /// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first
@@ -83,7 +91,7 @@ class WorkGroup {
   std::exception_ptr error() const noexcept { return first_error_; }
 
   Task<> wait_idle() {
-    co_await idle_.wait();
+    while (count_ > 0) co_await idle_.wait();  // more may have been started before we resumed
     if (first_error_) std::rethrow_exception(first_error_);
   }
 

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/check.h"
+#include "base/runtime/floating_point.h"
 
 namespace ziggurat {
 
@@ -21,20 +22,23 @@ Reactor::~Reactor() { stop(); }
 
 void Reactor::start() {
   ZIGGURAT_CHECK(!thread_.joinable(), "the reactor is started once");
+  stopping_ = false;
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "zig-reactor");
+    internal::set_floating_point_environment();
     loop([this] { return stopping_; });
   });
 }
 
 void Reactor::stop() {
   if (!thread_.joinable()) return;
+  ZIGGURAT_CHECK(!on_reactor_thread(), "the reactor cannot stop itself");
   boost::asio::post(context_, [this] { stopping_ = true; });
   thread_.join();
 }
 
 bool Reactor::on_reactor_thread() const noexcept {
-  return loop_thread_ == std::this_thread::get_id();
+  return loop_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
 }
 
 void Reactor::post(std::function<void()> action) { boost::asio::post(context_, std::move(action)); }
@@ -47,6 +51,7 @@ void Reactor::spawn(Task<> task, std::function<void(std::exception_ptr)> on_erro
 }
 
 void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
+  ZIGGURAT_CHECK(!on_reactor_thread(), "a blocking call on the reactor's own thread");
   if (!thread_.joinable()) {
     ++blocked_;
     spawn(std::move(task), [](std::exception_ptr) {});
@@ -54,7 +59,6 @@ void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
     --blocked_;
     return;
   }
-  ZIGGURAT_CHECK(!on_reactor_thread(), "a blocking call on the reactor's own thread");
   std::mutex mutex;
   std::condition_variable finished;
   bool ended = false;
@@ -72,36 +76,40 @@ void Reactor::start_blocking(Task<> task, const std::function<bool()>& done) {
 }
 
 bool Reactor::run_ready() {
-  if (context_.poll() > 0) return true;
-  return clock_.run_next_due();
+  if (context_.poll_one() == 0) return clock_.run_next_due();
+  // Handlers that keep posting each other must not hold up real timers. Virtual time only moves
+  // when nothing is ready.
+  if (clock_.kind() == Clock::Kind::kReal) clock_.run_next_due();
+  return true;
 }
 
 void Reactor::loop(const std::function<bool()>& done) {
-  loop_thread_ = std::this_thread::get_id();
+  loop_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   while (!done()) {
     if (run_ready()) continue;
     if (const auto deadline = clock_.next_deadline()) {
-      context_.run_one_for(*deadline -
-                           clock_.now());  // real time only: virtual timers are always due
+      // Real time only: virtual timers are always due.
+      context_.run_one_for(*deadline - clock_.now());
       continue;
     }
     if (external_ == 0 && blocked_ > 0) {
-      for (const auto& handler : stall_handlers_) handler();
-      if (context_.poll() > 0) continue;
+      // By index: a handler may register another.
+      for (std::size_t i = 0; i < stall_handlers_.size(); ++i) stall_handlers_[i]();
+      if (context_.poll_one() > 0) continue;
       ZIGGURAT_CHECK(thread_.joinable(),
                      "a caller waits, nothing is in flight and nobody can post");
     }
     context_.run_one();
   }
-  loop_thread_ = {};
+  loop_thread_.store(std::thread::id(), std::memory_order_relaxed);
 }
 
 void Reactor::run_until_idle() {
   ZIGGURAT_CHECK(!thread_.joinable(), "the engine thread already runs the loop");
-  loop_thread_ = std::this_thread::get_id();
+  loop_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   while (run_ready()) {
   }
-  loop_thread_ = {};
+  loop_thread_.store(std::thread::id(), std::memory_order_relaxed);
 }
 
 }  // namespace ziggurat

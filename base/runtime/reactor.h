@@ -9,6 +9,7 @@
 // the reactor's thread.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <exception>
@@ -44,7 +45,7 @@ class Reactor {
   Clock& clock() noexcept { return clock_; }
   bool on_reactor_thread() const noexcept;
 
-  /// Runs `action` on the reactor's thread, later. Thread-safe.
+  /// Runs `action` on the reactor's thread, later; it must not throw. Thread-safe.
   void post(std::function<void()> action);
 
   /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's
@@ -100,7 +101,7 @@ class Reactor {
   std::size_t blocked_ = 0;   // callers inside block_on(); reactor's thread only
   std::vector<std::function<void()>> stall_handlers_;
   std::thread thread_;
-  std::thread::id loop_thread_;
+  std::atomic<std::thread::id> loop_thread_{};
   bool stopping_ = false;
 };
 

@@ -6,11 +6,21 @@
 #include <cerrno>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace ziggurat {
 namespace {
 
 double microseconds(Nanoseconds t) { return static_cast<double>(t.count()) * 1e-3; }
+
+std::string escaped(const std::string& text) {
+  std::string json;
+  for (char c : text) {
+    if (c == '"' || c == '\\') json += '\\';
+    json += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return json;
+}
 
 }  // namespace
 
@@ -23,7 +33,9 @@ std::unique_ptr<Trace> Trace::open(const std::string& path) {
 
 Trace::~Trace() {
   std::fputs("\n]\n", file_);
-  std::fclose(file_);
+  const bool failed = std::ferror(file_) != 0;
+  if (std::fclose(file_) != 0 || failed)
+    log().error("--trace: {} is not whole: {}", path_, errno_text(errno));
 }
 
 int Trace::track(const std::string& name) {
@@ -32,7 +44,7 @@ int Trace::track(const std::string& name) {
   std::fprintf(
       file_,
       "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
-      first_ ? "" : ",\n", id, name.c_str());
+      first_ ? "" : ",\n", id, escaped(name).c_str());
   std::fprintf(file_,
                ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{"
                "\"sort_index\":%d}}",

@@ -21,8 +21,8 @@ class Trace {
   static std::unique_ptr<Trace> open(const std::string& path);
   ~Trace();
 
-  /// A new track (a row in the viewer). Overlapping spans on a track that allows it are shown on
-  /// sub-rows.
+  /// A new track (a row in the viewer). Spans of one track follow each other or nest; work that
+  /// overlaps takes a track for each lane, as aio/io_activity.cc does.
   int track(const std::string& name);
 
   /// One span. `argument` is shown with it (a chunk, a unit); -1 for none.

@@ -1,36 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 // base/runtime/worker_pool.cc: threads, regions and jobs.
 //
-// A worker between two phases of a region spins for about 20 us before it sleeps: phases are that
-// short, and a futex round trip costs as much. A worker with nothing at all to do sleeps at once.
+// A worker at a barrier runs jobs, then spins for about 20 us, then sleeps: phases follow each
+// other that quickly, and a futex round trip costs as much. A worker with nothing at all to do
+// sleeps at once.
 #include "base/runtime/worker_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
 
-#include <boost/asio/post.hpp>
+#include <system_error>
+#include <utility>
 
 #include "base/check.h"
+#include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/floating_point.h"
 
 namespace ziggurat {
 namespace {
 
-constexpr int kSpinsBeforeSleep = 2000;
+constexpr Nanoseconds kSpinAtBarrier{20'000};
+constexpr int kRelaxesPerLook = 32;  // one to two microseconds between two looks at the clock
 
 void relax() noexcept {
 #if defined(__x86_64__)
   _mm_pause();
-#endif
-}
-
-// Embedders may have flush-to-zero on, and threads inherit it: it would change bits.
-void set_floating_point_environment() noexcept {
-#if defined(__x86_64__)
-  _mm_setcsr(0x1f80);  // round to nearest, denormals kept, exceptions masked
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
@@ -49,9 +46,9 @@ std::size_t Team::size() const noexcept { return pool_.threads(); }
 
 std::size_t Team::next() noexcept { return pool_.next_.fetch_add(1, std::memory_order_relaxed); }
 
-void Team::run_jobs() {
-  while (pool_.job_count_.load(std::memory_order_relaxed) > 0 && pool_.run_one_job(index_)) {
-  }
+// One, not all: while the queue keeps filling, tiles and jobs take turns.
+void Team::run_job_between_tiles() {
+  if (pool_.job_count_.load(std::memory_order_relaxed) > 0) pool_.run_one_job(index_);
 }
 
 void Team::barrier() { pool_.wait_at_barrier(index_); }
@@ -65,20 +62,35 @@ WorkerPool::WorkerPool(WorkerPoolOptions options) : trace_(options.trace) {
   ZIGGURAT_CHECK(options.threads > 0, "a pool of no workers");
   tracks_.resize(options.threads, 0);
   workers_.reserve(options.threads);
-  std::unique_lock lock(mutex_);  // workers read threads(): let them start when the vector is whole
+  // Workers read threads(): they start when the vector is whole.
+  std::unique_lock lock(mutex_);
   for (std::size_t i = 0; i < options.threads; ++i) {
     if (trace_ != nullptr) tracks_[i] = trace_->track(fmt::format("worker {}", i));
     const int cpu = i < options.cpus.size() ? options.cpus[i] : -1;
-    workers_.emplace_back([this, i, cpu] {
-      ::pthread_setname_np(::pthread_self(), fmt::format("zig-worker-{}", i).c_str());
-      set_floating_point_environment();
-      if (cpu >= 0) pin_this_thread(cpu);
-      work(i);
-    });
+    try {
+      workers_.emplace_back([this, i, cpu] {
+        ::pthread_setname_np(::pthread_self(), fmt::format("zig-worker-{}", i).c_str());
+        internal::set_floating_point_environment();
+        if (cpu >= 0) pin_this_thread(cpu);
+        work(i);
+      });
+    } catch (const std::system_error& error) {
+      lock.unlock();
+      stop();
+      throw Error(
+          ErrorCode::kResourceExhausted,
+          fmt::format(
+              "worker thread {} of {} cannot be started: {}; use fewer threads or raise the limit "
+              "(ulimit -u, pids.max)",
+              i + 1, options.threads, errno_text(error.code().value())),
+          error.code().value());
+    }
   }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { stop(); }
+
+void WorkerPool::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -134,17 +146,19 @@ void WorkerPool::wait_at_barrier(std::size_t index) {
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == workers_.size()) {
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
-    phase_.notify_all();
+    phase_.store(phase + 1);  // sequentially consistent, for parking_
+    parking_.wake_all();
     return;
   }
-  for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
+  const auto may_go_on = [&] { return phase_.load() != phase || job_count_.load() > 0; };
+  Nanoseconds spin_until = monotonic_now() + kSpinAtBarrier;
+  while (phase_.load(std::memory_order_acquire) == phase) {
     if (job_count_.load(std::memory_order_relaxed) > 0 && run_one_job(index)) {
-      spins = 0;
-    } else if (spins < kSpinsBeforeSleep) {
-      relax();
+      spin_until = monotonic_now() + kSpinAtBarrier;
+    } else if (monotonic_now() < spin_until) {
+      for (int i = 0; i < kRelaxesPerLook && !may_go_on(); ++i) relax();
     } else {
-      phase_.wait(phase, std::memory_order_acquire);
+      parking_.park_unless(may_go_on);
     }
   }
 }
@@ -167,9 +181,11 @@ void WorkerPool::submit(const char* name, std::function<void()> job) {
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back({name, std::move(job)});
-    job_count_.store(jobs_.size(), std::memory_order_relaxed);
+    job_count_.store(jobs_.size());  // sequentially consistent, for parking_
   }
+  // A worker sleeps in one of two places; which, if any, is not known here. Waking nobody is cheap.
   wake_.notify_one();
+  parking_.wake_one();
 }
 
 Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<void()>& job) {

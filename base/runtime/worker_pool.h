@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "base/runtime/async.h"
+#include "base/runtime/parking.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/trace.h"
 
@@ -41,7 +42,7 @@ class Team {
   void for_each(std::size_t count, Body&& body) {
     for (std::size_t i = next(); i < count; i = next()) {
       guarded([&] { body(i); });
-      run_jobs();
+      run_job_between_tiles();
     }
     barrier();
   }
@@ -53,7 +54,7 @@ class Team {
   friend class WorkerPool;
   Team(WorkerPool& pool, std::size_t index) : pool_(pool), index_(index) {}
   std::size_t next() noexcept;
-  void run_jobs();
+  void run_job_between_tiles();
   void keep_error(std::exception_ptr error) noexcept;
   template <class F>
   void guarded(F&& action) noexcept {
@@ -109,6 +110,7 @@ class WorkerPool {
   };
 
   void work(std::size_t index);
+  void stop();
   bool run_one_job(std::size_t index);
   void wait_at_barrier(std::size_t index);
 
@@ -131,6 +133,7 @@ class WorkerPool {
   alignas(64) std::atomic<std::size_t> next_{0};
   alignas(64) std::atomic<std::size_t> arrived_{0};
   alignas(64) std::atomic<std::uint32_t> phase_{0};
+  internal::Parking parking_;  // of workers that wait at a barrier
 };
 
 }  // namespace ziggurat

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/runtime/floating_point.h: the floating-point environment that our threads compute in.
+//
+// Threads inherit it from the one that starts them, and embedders may have flush-to-zero or another
+// rounding mode on: either changes bits.
+#pragma once
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
+#endif
+
+namespace ziggurat::internal {
+
+/// Round to nearest, denormals kept, exceptions masked, for the calling thread.
+inline void set_floating_point_environment() noexcept {
+#if defined(__x86_64__)
+  _mm_setcsr(0x1f80);
+#elif defined(__aarch64__)
+  const std::uint64_t fpcr = 0;
+  asm volatile("msr fpcr, %0" : : "r"(fpcr));
+#endif
+}
+
+}  // namespace ziggurat::internal

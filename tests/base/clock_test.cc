@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/base/clock_test.cc: order of timers; virtual time jumps, real time does not.
+#include "base/runtime/clock.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace ziggurat {
+namespace {
+
+TEST(VirtualClock, JumpsToTheEarliestDeadlineAndKeepsTheOrderOfEqualOnes) {
+  Clock clock(Clock::Kind::kVirtual);
+  std::vector<int> fired;
+  clock.after(Nanoseconds(20), [&] { fired.push_back(3); });
+  clock.after(Nanoseconds(10), [&] { fired.push_back(1); });
+  clock.after(Nanoseconds(10), [&] { fired.push_back(2); });
+  EXPECT_EQ(clock.next_deadline(), Nanoseconds(10));
+  EXPECT_EQ(clock.now(), Nanoseconds(0));
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_EQ(clock.now(), Nanoseconds(10));
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_EQ(clock.now(), Nanoseconds(20));
+  EXPECT_FALSE(clock.run_next_due());
+  EXPECT_EQ(clock.next_deadline(), std::nullopt);
+  EXPECT_EQ(fired, (std::vector<int>{1, 2, 3}));
+}
+
+TEST(VirtualClock, NeverRunsBackwards) {
+  Clock clock(Clock::Kind::kVirtual);
+  clock.after(Nanoseconds(10), [] {});
+  clock.run_next_due();
+  clock.after(Nanoseconds(-5), [] {});
+  clock.run_next_due();
+  EXPECT_EQ(clock.now(), Nanoseconds(10));
+}
+
+TEST(VirtualClock, ActionMayScheduleAnother) {
+  Clock clock(Clock::Kind::kVirtual);
+  int fired = 0;
+  clock.after(Nanoseconds(1), [&] { clock.after(Nanoseconds(1), [&] { fired = 1; }); });
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_EQ(fired, 1);
+  EXPECT_EQ(clock.now(), Nanoseconds(2));
+}
+
+TEST(RealClock, DoesNotRunWhatIsNotDue) {
+  Clock clock(Clock::Kind::kReal);
+  bool fired = false;
+  clock.after(std::chrono::hours(1), [&] { fired = true; });
+  EXPECT_FALSE(clock.run_next_due());
+  EXPECT_FALSE(fired);
+  clock.after(Nanoseconds(0), [&] { fired = true; });
+  EXPECT_TRUE(clock.run_next_due());
+  EXPECT_TRUE(fired);
+}
+
+TEST(RealClock, IsMonotonic) {
+  const Clock clock(Clock::Kind::kReal);
+  const Nanoseconds first = clock.now();
+  EXPECT_GE(clock.now().count(), first.count());
+}
+
+}  // namespace
+}  // namespace ziggurat

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/base/reactor_test.cc: block_on with and without the engine thread, order under virtual
+// time, lock-ups.
+#include "base/runtime/reactor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/runtime/async.h"
+
+namespace ziggurat {
+namespace {
+
+Task<int> answer() { co_return 42; }
+Task<> fail() {
+  throw Error(ErrorCode::kDataLoss, "gone");
+  co_return;
+}
+Task<std::thread::id> where() { co_return std::this_thread::get_id(); }
+
+TEST(Reactor, BlockOnWithoutAThreadRunsOnTheCallers) {
+  Reactor reactor;
+  EXPECT_EQ(reactor.block_on(answer()), 42);
+  EXPECT_EQ(reactor.block_on(where()), std::this_thread::get_id());
+  EXPECT_FALSE(reactor.on_reactor_thread());
+}
+
+TEST(Reactor, BlockOnWithTheEngineThreadRunsThere) {
+  Reactor reactor;
+  reactor.start();
+  EXPECT_EQ(reactor.block_on(answer()), 42);
+  EXPECT_NE(reactor.block_on(where()), std::this_thread::get_id());
+  EXPECT_FALSE(reactor.on_reactor_thread());
+}
+
+TEST(Reactor, BlockOnRethrowsWhatTheTaskThrew) {
+  for (const bool started : {false, true}) {
+    Reactor reactor;
+    if (started) reactor.start();
+    try {
+      reactor.block_on(fail());
+      FAIL() << "no exception";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+    }
+    EXPECT_EQ(reactor.block_on(answer()), 42) << "usable afterwards";
+  }
+}
+
+TEST(Reactor, SpawnGivesTheErrorToItsHandlerOnTheReactorsThread) {
+  Reactor reactor;
+  reactor.start();
+  std::promise<bool> on_thread;
+  reactor.spawn(fail(), [&](std::exception_ptr error) {
+    EXPECT_THROW(std::rethrow_exception(error), Error);
+    on_thread.set_value(reactor.on_reactor_thread());
+  });
+  EXPECT_TRUE(on_thread.get_future().get());
+}
+
+TEST(Reactor, PostsFromManyThreadsAllRunOnOne) {
+  Reactor reactor;
+  reactor.start();
+  constexpr int kThreads = 4;
+  constexpr int kPosts = 500;
+  int ran = 0;  // no lock: every increment is on the reactor's thread
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kPosts; ++i) reactor.post([&ran] { ++ran; });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  reactor.stop();  // posted last, so everything before it has run
+  EXPECT_EQ(ran, kThreads * kPosts);
+}
+
+TEST(Reactor, StartsAgainAfterStop) {
+  Reactor reactor;
+  for (int i = 0; i < 3; ++i) {
+    reactor.start();
+    EXPECT_EQ(reactor.block_on(answer()), 42);
+    reactor.stop();
+  }
+  EXPECT_EQ(reactor.block_on(answer()), 42);
+}
+
+Task<> pause(Reactor& reactor, Nanoseconds delay) {
+  Signal passed(reactor);
+  reactor.clock().after(delay, [&passed] { passed.set(); });
+  co_await passed.wait();
+}
+
+Task<> stamp(Reactor& reactor, Nanoseconds delay, std::string name, std::vector<std::string>& log) {
+  co_await pause(reactor, delay);
+  log.push_back(name + "@" + std::to_string(reactor.clock().now().count()));
+}
+
+TEST(Reactor, VirtualTimeJumpsFromTimerToTimerInOrder) {
+  Reactor reactor(Clock::Kind::kVirtual);
+  std::vector<std::string> log;
+  const auto ignore = [](std::exception_ptr) {};
+  reactor.spawn(stamp(reactor, std::chrono::hours(1), "late", log), ignore);
+  reactor.spawn(stamp(reactor, Nanoseconds(5), "b", log), ignore);
+  reactor.spawn(stamp(reactor, Nanoseconds(5), "c", log), ignore);
+  reactor.spawn(stamp(reactor, Nanoseconds(1), "a", log), ignore);
+  reactor.run_until_idle();
+  EXPECT_EQ(log, (std::vector<std::string>{"a@1", "b@5", "c@5", "late@3600000000000"}));
+}
+
+TEST(Reactor, VirtualTimeStandsStillWhileHandlersAreReady) {
+  Reactor reactor(Clock::Kind::kVirtual);
+  std::vector<std::string> log;
+  reactor.clock().after(Nanoseconds(1), [&] { log.push_back("timer"); });
+  int left = 100;
+  std::function<void()> again = [&] {
+    if (--left > 0) reactor.post(again);
+    log.push_back(std::to_string(reactor.clock().now().count()));
+  };
+  reactor.post(again);
+  reactor.run_until_idle();
+  ASSERT_EQ(log.size(), 101U);
+  EXPECT_EQ(log[99], "0");
+  EXPECT_EQ(log[100], "timer");
+}
+
+TEST(Reactor, RealTimersFireAmongHandlersThatKeepPosting) {
+  Reactor reactor;
+  bool fired = false;
+  reactor.clock().after(Nanoseconds(0), [&] { fired = true; });
+  std::function<void()> again = [&] {
+    if (!fired) reactor.post(again);
+  };
+  reactor.post(again);
+  reactor.block_on(answer());
+  reactor.run_until_idle();
+  EXPECT_TRUE(fired);
+}
+
+TEST(Reactor, RealTimerIsNotEarly) {
+  Reactor reactor;
+  reactor.start();
+  const Nanoseconds delay = std::chrono::milliseconds(3);
+  const Nanoseconds begin = monotonic_now();
+  reactor.block_on(pause(reactor, delay));
+  EXPECT_GE((monotonic_now() - begin).count(), delay.count());
+}
+
+Task<> wait_for(Signal& signal) { co_await signal.wait(); }
+
+TEST(Reactor, StallHandlersTurnALockUpIntoAnError) {
+  for (const bool started : {false, true}) {
+    Reactor reactor;
+    if (started) reactor.start();
+    Signal never(reactor);
+    reactor.on_stall([&never] {
+      never.fail(
+          std::make_exception_ptr(Error(ErrorCode::kResourceExhausted, "a circle of leases")));
+    });
+    try {
+      reactor.block_on(wait_for(never));
+      FAIL() << "no exception";
+    } catch (const Error& error) {
+      EXPECT_STREQ(error.what(), "a circle of leases");
+    }
+  }
+}
+
+TEST(Reactor, WaitingForWorkElsewhereIsNoLockUp) {
+  Reactor reactor;
+  Signal done(reactor);
+  bool stalled = false;
+  reactor.on_stall([&] { stalled = true; });
+  reactor.external_begin();
+  std::thread elsewhere([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    reactor.post([&] {
+      reactor.external_end();
+      done.set();
+    });
+  });
+  reactor.block_on(wait_for(done));
+  elsewhere.join();
+  EXPECT_FALSE(stalled);
+}
+
+TEST(Reactor, WaitingForATimerIsNoLockUp) {
+  for (const Clock::Kind kind : {Clock::Kind::kReal, Clock::Kind::kVirtual}) {
+    Reactor reactor(kind);
+    bool stalled = false;
+    reactor.on_stall([&] { stalled = true; });
+    reactor.block_on(pause(reactor, std::chrono::milliseconds(2)));
+    EXPECT_FALSE(stalled);
+  }
+}
+
+TEST(Reactor, IdleReactorWithNobodyBlockedIsNoLockUp) {
+  std::atomic<bool> stalled{false};
+  Reactor reactor;
+  reactor.on_stall([&] { stalled = true; });
+  reactor.start();
+  reactor.block_on(answer());
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  reactor.stop();
+  EXPECT_FALSE(stalled);
+}
+
+using ReactorDeathTest = ::testing::Test;
+
+TEST(ReactorDeathTest, BlockingOnItsOwnThreadIsABrokenInvariant) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        Reactor reactor;
+        reactor.post([&] { reactor.block_on(answer()); });
+        reactor.run_until_idle();
+      },
+      "a blocking call on the reactor's own thread");
+}
+
+TEST(ReactorDeathTest, LockUpThatNoHandlerResolvesIsABrokenInvariant) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(
+      {
+        Reactor reactor;
+        Signal never(reactor);
+        reactor.block_on(wait_for(never));
+      },
+      "nothing is in flight");
+}
+
+}  // namespace
+}  // namespace ziggurat
