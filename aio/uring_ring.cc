@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +54,7 @@ void note_unregistered(std::span<std::byte> memory, const std::string& why) {
 
 UringEngine::Ring::Ring(Reactor& reactor, const UringEngine& engine, std::uint32_t queue_depth)
     : reactor_(reactor), engine_(engine), queue_depth_(queue_depth), event_(reactor.context()) {
+  entered_.reserve(queue_depth_);
   set_up();
 }
 
@@ -63,24 +65,33 @@ UringEngine::Ring::~Ring() {
 void UringEngine::Ring::set_up() {
   UniqueFd event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event) throw system_error(errno, "eventfd");
-  for (const unsigned flags : {kBestFlags, kPlainFlags}) {
-    flags_ = flags;
-    const int result = io_uring_queue_init(queue_depth_, &ring_, flags);
-    if (result == 0) break;
-    if (result != -EINVAL || flags == kPlainFlags) throw system_error(-result, "io_uring_setup");
+  flags_ = kBestFlags;
+  int result = io_uring_queue_init(queue_depth_, &ring_, flags_);
+  if (result == -EINVAL) {
+    flags_ = kPlainFlags;
+    result = io_uring_queue_init(queue_depth_, &ring_, flags_);
   }
-  ring_made_ = true;
-  const int registered = io_uring_register_eventfd(&ring_, event.get());
-  if (registered != 0) {
-    const Error error = system_error(-registered, "io_uring_register (eventfd)");
+  if (result != 0) throw system_error(-result, "io_uring_setup");
+  const auto check = [this](int registered, const char* what) {
+    if (registered >= 0) return;
     io_uring_queue_exit(&ring_);
-    ring_made_ = false;
-    throw error;
-  }
-  event_.assign(event.release());
-  // Linux 5.19; without them every transfer looks its file up and pins its pages.
-  files_registrable_ = io_uring_register_files_sparse(&ring_, kRegisteredFilesMax) == 0;
+    throw system_error(-registered, fmt::format("io_uring_register ({})", what));
+  };
+  check(io_uring_register_eventfd(&ring_, event.get()), "eventfd");
+  // Sparse tables: Linux 5.19. Without them every transfer looks its file up and pins its pages.
+  files_registrable_ = io_uring_register_files_sparse(&ring_, kRegisteredFilesMax + 1) == 0;
   buffers_registrable_ = io_uring_register_buffers_sparse(&ring_, kRegisteredBuffersMax) == 0;
+  if ((flags_ & IORING_SETUP_SINGLE_ISSUER) != 0) check(register_witness(), "files");
+  event_.assign(event.release());
+  ring_made_ = true;
+}
+
+int UringEngine::Ring::register_witness() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return -errno;
+  witness_ = UniqueFd(ends[0]);
+  const UniqueFd held_by_ring(ends[1]);
+  return io_uring_register_files_update(&ring_, kRegisteredFilesMax, &ends[1], 1);
 }
 
 std::string UringEngine::Ring::description() const {
@@ -99,8 +110,10 @@ bool UringEngine::Ring::on_ring_thread() const noexcept {
 void UringEngine::Ring::enable() {
   if (enabled_) return;
   if ((flags_ & IORING_SETUP_R_DISABLED) != 0) {
-    const int result = io_uring_enable_rings(&ring_);
-    ZIGGURAT_CHECK(result == 0, "io_uring_register (enable rings): {}", errno_text(-result));
+    // By hand: liburing 2.3 declares io_uring_enable_rings() and does not export it.
+    const long result =
+        ::syscall(__NR_io_uring_register, ring_.ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0);
+    ZIGGURAT_CHECK(result == 0, "io_uring_register (enable rings): {}", errno_text(errno));
   }
   enabled_ = true;
   thread_ = std::this_thread::get_id();
@@ -124,7 +137,7 @@ void UringEngine::Ring::submit(IoOp& op) {
   ++in_flight_;
   reactor_.external_begin();
   waiting_.push(op);
-  if (!flush_posted_ && !draining_ && in_ring_ < queue_depth_) {
+  if (!flush_posted_ && !draining_ && entered_.size() < queue_depth_) {
     flush_posted_ = true;
     boost::asio::post(reactor_.context(), [ring = weak_from_this()] {
       const auto self = ring.lock();
@@ -141,11 +154,12 @@ void UringEngine::Ring::flush() {
   ZIGGURAT_CHECK(
       on_ring_thread(),
       "the ring belongs to the thread that first submitted; the reactor moved to another");
-  while (!waiting_.empty() && in_ring_ < queue_depth_) {
+  while (!waiting_.empty() && entered_.size() < queue_depth_) {
     io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
     if (sqe == nullptr) break;  // full of what the kernel has not taken yet
-    ++in_ring_;
-    prepare(*sqe, *waiting_.pop());
+    IoOp& op = *waiting_.pop();
+    entered_.push_back(&op);
+    prepare(*sqe, op);
   }
   push();
 }
@@ -186,8 +200,7 @@ void UringEngine::Ring::fail_unsubmitted(int error) {
     if (op != nullptr) failed.push(*op);
   }
   while (IoOp* const op = failed.pop()) {
-    --in_ring_;
-    finish(*op, error);
+    leave(*op, error);
   }
 }
 
@@ -320,8 +333,7 @@ void UringEngine::Ring::reap() {
     io_uring_cq_advance(&ring_, count);
     for (unsigned i = 0; i < count; ++i) {
       if (results[i].op == nullptr) continue;  // one of fail_unsubmitted()'s
-      --in_ring_;
-      finish(*results[i].op, results[i].result);
+      leave(*results[i].op, results[i].result);
     }
     if (count > 0) continue;
     // Cleared before the last look, so that nothing that comes meanwhile is slept over. Running the
@@ -339,6 +351,14 @@ void UringEngine::Ring::reap() {
   }
 }
 
+void UringEngine::Ring::leave(IoOp& op, std::int32_t result) {
+  const auto place = std::find(entered_.begin(), entered_.end(), &op);
+  ZIGGURAT_CHECK(place != entered_.end(), "a completion of nothing that was submitted");
+  *place = entered_.back();
+  entered_.pop_back();
+  finish(op, result);
+}
+
 void UringEngine::Ring::finish(IoOp& op, std::int32_t result) {
   --in_flight_;
   reactor_.external_end();
@@ -352,18 +372,33 @@ void UringEngine::Ring::drain() {
   if (enabled_) fail_unsubmitted(-ECANCELED);
   while (in_flight_ > 0) {
     while (IoOp* const op = waiting_.pop()) finish(*op, -ECANCELED);
-    if (in_ring_ == 0) continue;
-    if (on_ring_thread()) {
-      io_uring_cqe* cqe = nullptr;
-      const int result = io_uring_wait_cqe(&ring_, &cqe);
-      ZIGGURAT_CHECK(result == 0 || result == -EINTR || result == -EAGAIN, "io_uring_enter: {}",
-                     errno_text(-result));
-    } else {
-      // The reactor's thread has ended; the kernel completes its requests without it.
-      std::this_thread::sleep_for(kRefusalDelay);
+    if (entered_.empty()) continue;
+    if (!on_ring_thread()) {
+      reap();  // what had completed in time
+      abandon();
+      continue;
     }
+    io_uring_cqe* cqe = nullptr;
+    const int result = io_uring_wait_cqe(&ring_, &cqe);
+    ZIGGURAT_CHECK(result == 0 || result == -EINTR || result == -EAGAIN, "io_uring_enter: {}",
+                   errno_text(-result));
     reap();
   }
+}
+
+// The thread that alone may fetch completions has ended. Closing the ring makes the kernel finish
+// its requests by itself, some time later; the last thing it lets go of are the registered files,
+// which the pipe's other end notices.
+void UringEngine::Ring::abandon() {
+  io_uring_queue_exit(&ring_);
+  ring_made_ = false;
+  char end = 0;
+  ssize_t count = 0;
+  do {
+    count = ::read(witness_.get(), &end, sizeof(end));
+  } while (count < 0 && errno == EINTR);
+  ZIGGURAT_CHECK(count == 0, "witness of the ring's end: {}", errno_text(errno));
+  while (!entered_.empty()) leave(*entered_.back(), -ECANCELED);
 }
 
 }  // namespace ziggurat

@@ -45,6 +45,7 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   };
 
   void set_up();
+  int register_witness();
   void enable();
   void listen();
   void flush();
@@ -55,6 +56,8 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   int registered_buffer(const IoOp& op) const noexcept;
   bool register_chunk(std::span<std::byte> chunk);
   void reap();
+  void abandon();
+  void leave(IoOp& op, std::int32_t result);
   void finish(IoOp& op, std::int32_t result);
   bool on_ring_thread() const noexcept;
 
@@ -66,19 +69,21 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   unsigned flags_ = 0;
   bool enabled_ = false;
   std::thread::id thread_;
+  UniqueFd
+      witness_;  // read end of a pipe whose write end only the kernel's ring holds: see abandon()
   boost::asio::posix::stream_descriptor event_;
 
   OpQueue waiting_;
-  std::size_t in_ring_ = 0;    // given to the ring, completion not seen
-  std::size_t in_flight_ = 0;  // those, and the waiting
+  std::vector<IoOp*> entered_;  // given to the ring, completion not seen; at most queue_depth_
+  std::size_t in_flight_ = 0;   // those, and the waiting
   bool flush_posted_ = false;
   bool draining_ = false;
   int refusals_ = 0;  // of io_uring_enter, in a row
   bool retry_planned_ = false;
 
   bool files_registrable_ = false;
-  std::array<std::uint64_t, kRegisteredFilesMax>
-      files_{};  // by handle: serial of the file in the slot, 0 for none
+  // By handle: serial of the file in the slot, 0 for none.
+  std::array<std::uint64_t, kRegisteredFilesMax> files_{};
   bool buffers_registrable_ = false;
   bool buffers_registered_ = false;
   std::vector<Buffer> buffers_;

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/aio/engine_cases.cc: the table of engines.
+#include "tests/aio/engine_cases.h"
+
+#include "aio/faulty_engine.h"
+#include "aio/simulated_engine.h"
+#include "aio/thread_engine.h"
+#ifdef ZIGGURAT_HAVE_URING
+#include "aio/uring_engine.h"
+#endif
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace ziggurat::testing_support {
+namespace {
+
+constexpr std::uint64_t kSimulatedCapacity = 256 * kMiB;
+
+MakeEngine threads() {
+  return [](Reactor& reactor) { return std::make_unique<ThreadEngine>(reactor); };
+}
+
+MakeEngine simulated() {
+  auto disk = std::make_shared<SimulatedDisk>(kSimulatedCapacity);
+  return [disk](Reactor& reactor) { return std::make_unique<SimulatedEngine>(reactor, *disk); };
+}
+
+#ifdef ZIGGURAT_HAVE_URING
+MakeEngine uring() {
+  return [](Reactor& reactor) { return UringEngine::create(reactor); };
+}
+
+bool uring_works() {
+  try {
+    Reactor reactor;
+    static_cast<void>(UringEngine::create(reactor));
+    return true;
+  } catch (const Error&) {
+    return false;  // forbidden here; probe_test.cc tests that this is said
+  }
+}
+#endif
+
+EngineCase with_faults_possible(const EngineCase& plain) {
+  EngineCase faulty = plain;
+  faulty.name = "faulty_" + plain.name;
+  faulty.make_world = [make_world = plain.make_world]() -> MakeEngine {
+    return [make = make_world()](Reactor& reactor) {
+      return std::make_unique<FaultyEngine>(reactor, make(reactor));
+    };
+  };
+  return faulty;
+}
+
+}  // namespace
+
+std::vector<EngineCase> engine_cases() {
+  std::vector<EngineCase> all = {
+      {"threads", Clock::Kind::kReal, true, threads},
+      {"simulated", Clock::Kind::kVirtual, false, simulated},
+  };
+#ifdef ZIGGURAT_HAVE_URING
+  if (uring_works()) all.push_back({"uring", Clock::Kind::kReal, true, uring});
+#endif
+  const std::size_t plain = all.size();
+  for (std::size_t i = 0; i < plain; ++i) all.push_back(with_faults_possible(all[i]));
+  return all;
+}
+
+}  // namespace ziggurat::testing_support
