@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/pinned_pool.cc: one general region and a reserve per class, each an
-// Arena; the order of service; taking back; lock-ups.
+// tiers/pinned_pool.cc: one general region and a reserve per class, each an Arena; the order of
+// service; taking back; lock-ups.
 //
-// Why the reserve of a class always holds its largest item when none of the
-// class is out: only this class may use it, it is one largest item long, and
-// with none out it is one free range.
+// Why the reserve of a class always holds its largest item when none of the class is out: only this
+// class may use it, it is one largest item long, and with none out it is one free range.
 #include "tiers/pinned_pool.h"
 
 #include <algorithm>
@@ -17,35 +16,31 @@
 
 namespace ziggurat {
 
-/// Lives as long as anybody may still ask whether the pool does. Recursive,
-/// because a coroutine that ends while waiters are served may take its own
-/// waiter with it.
+/// Lives as long as anybody may still ask whether the pool does. Recursive, because a coroutine
+/// that ends while waiters are served may take its own waiter with it.
 struct PinnedPool::Lifetime {
   std::recursive_mutex mutex;
-  PinnedPool *pool;
+  PinnedPool* pool;
 };
 
-/// Lives in the frame of acquire(). Leaves the queue when served, failed or
-/// destroyed.
+/// Lives in the frame of acquire(). Leaves the queue when served, failed or destroyed.
 struct PinnedPool::Waiter {
-  Waiter(PinnedPool &pool, const LeaseRequest &wanted)
+  Waiter(PinnedPool& pool, const LeaseRequest& wanted)
       : request(wanted), granted(pool.reactor_), lifetime(pool.lifetime_) {
     const std::lock_guard lock(pool.mutex_);
-    const auto later = std::find_if(pool.waiters_.begin(), pool.waiters_.end(),
-                                    [this](const Waiter *other) {
-                                      return request.need < other->request.need;
-                                    });
+    const auto later =
+        std::find_if(pool.waiters_.begin(), pool.waiters_.end(),
+                     [this](const Waiter* other) { return request.need < other->request.need; });
     pool.waiters_.insert(later, this);
   }
   ~Waiter() {
     const std::lock_guard alive(lifetime->mutex);
-    if (lifetime->pool == nullptr)
-      return;
+    if (lifetime->pool == nullptr) return;
     const std::lock_guard lock(lifetime->pool->mutex_);
     lifetime->pool->waiters_.remove(this);
   }
-  Waiter(const Waiter &) = delete;
-  Waiter &operator=(const Waiter &) = delete;
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
 
   LeaseRequest request;
   Lease lease;
@@ -55,17 +50,17 @@ struct PinnedPool::Waiter {
 
 struct PinnedPool::Offer {
   ReclaimId id;
-  std::uint64_t serial; // of its holder
+  std::uint64_t serial;  // of its holder
   Need need;
   std::function<void()> give_back;
 };
 
-Lease::Lease(Lease &&other) noexcept
+Lease::Lease(Lease&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)),
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
-Lease &Lease::operator=(Lease &&other) noexcept {
+Lease& Lease::operator=(Lease&& other) noexcept {
   if (this != &other) {
     reset();
     pool_ = std::exchange(other.pool_, nullptr);
@@ -76,68 +71,56 @@ Lease &Lease::operator=(Lease &&other) noexcept {
 }
 
 void Lease::reset() noexcept {
-  if (pool_ == nullptr)
-    return;
+  if (pool_ == nullptr) return;
   pool_->give_back(*this);
   pool_ = nullptr;
   data_ = nullptr;
   size_bytes_ = 0;
 }
 
-std::uint64_t PinnedPool::smallest_budget(const PinnedPoolOptions &options) {
+std::uint64_t PinnedPool::smallest_budget(const PinnedPoolOptions& options) {
   std::uint64_t sum = 0;
-  for (const auto &reserve : options.reserves) {
+  for (const auto& reserve : options.reserves) {
     sum += staggered_bytes(reserve.largest_item_bytes, options.alignment_bytes);
   }
   return sum;
 }
 
-std::unique_ptr<PinnedPool> PinnedPool::create(Reactor &reactor,
-                                               PinnedPoolOptions options) {
+std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptions options) {
   constexpr std::uint64_t kHugePage = 2 * kMiB;
-  if (!std::has_single_bit(options.alignment_bytes) ||
-      options.alignment_bytes > kHugePage) {
+  if (!std::has_single_bit(options.alignment_bytes) || options.alignment_bytes > kHugePage) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("pinned pool: alignment of {} bytes: it must be a "
                             "power of two up to 2 MiB",
                             options.alignment_bytes));
   }
   std::string parts;
-  for (const auto &reserve : options.reserves) {
-    const auto same = [&](const auto &other) {
-      return other.purpose == reserve.purpose;
-    };
-    if (std::count_if(options.reserves.begin(), options.reserves.end(), same) >
-        1) {
+  for (const auto& reserve : options.reserves) {
+    const auto same = [&](const auto& other) { return other.purpose == reserve.purpose; };
+    if (std::count_if(options.reserves.begin(), options.reserves.end(), same) > 1) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("pinned pool: two reserves for {}",
-                              to_string(reserve.purpose)));
+                  fmt::format("pinned pool: two reserves for {}", to_string(reserve.purpose)));
     }
     parts += fmt::format(
         "{}{} {}", parts.empty() ? "" : " + ", to_string(reserve.purpose),
-        format_bytes(staggered_bytes(reserve.largest_item_bytes,
-                                     options.alignment_bytes)));
+        format_bytes(staggered_bytes(reserve.largest_item_bytes, options.alignment_bytes)));
   }
-  const std::uint64_t smallest =
-      std::max(smallest_budget(options), options.alignment_bytes);
+  const std::uint64_t smallest = std::max(smallest_budget(options), options.alignment_bytes);
   if (options.budget_bytes < smallest) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("host memory: a budget of {} is too small: the "
                             "smallest that works is {} "
                             "({} bytes), one largest item of each class: {}",
-                            format_bytes(options.budget_bytes),
-                            format_bytes(smallest), smallest,
+                            format_bytes(options.budget_bytes), format_bytes(smallest), smallest,
                             parts.empty() ? "none" : parts));
   }
-  options.budget_bytes =
-      options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
+  options.budget_bytes = options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
   const HostMappingOptions mapping{.owner = "pinned pool",
                                    .size_bytes = options.budget_bytes,
                                    .numa_node = options.numa_node,
                                    .huge_pages = options.use_huge_pages,
                                    .lock = true};
-  // A budget that is not whole huge pages would be overdrawn or cut by reserved
-  // ones.
+  // A budget that is not whole huge pages would be overdrawn or cut by reserved ones.
   if (options.use_huge_pages && options.budget_bytes % kHugePage == 0) {
     if (auto reserved = HostMapping::reserved(mapping)) {
       return std::unique_ptr<PinnedPool>(
@@ -148,29 +131,26 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor &reactor,
       new PinnedPool(reactor, std::move(options), HostMapping(mapping)));
 }
 
-PinnedPool::PinnedPool(Reactor &reactor, PinnedPoolOptions options,
-                       HostMapping mapping)
-    : reactor_(reactor), options_(std::move(options)),
-      mapping_(std::move(mapping)), account_(options_.budget_bytes),
+PinnedPool::PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping mapping)
+    : reactor_(reactor),
+      options_(std::move(options)),
+      mapping_(std::move(mapping)),
+      account_(options_.budget_bytes),
       lifetime_(std::make_shared<Lifetime>()) {
   lifetime_->pool = this;
-  const std::uint64_t general =
-      options_.budget_bytes - smallest_budget(options_);
-  regions_.push_back(
-      {Purpose::kCount, 0, Arena(general, options_.alignment_bytes)});
+  const std::uint64_t general = options_.budget_bytes - smallest_budget(options_);
+  regions_.push_back({Purpose::kCount, 0, Arena(general, options_.alignment_bytes)});
   std::uint64_t base = general;
-  for (const auto &reserve : options_.reserves) {
+  for (const auto& reserve : options_.reserves) {
     const std::uint64_t size =
         staggered_bytes(reserve.largest_item_bytes, options_.alignment_bytes);
-    regions_.push_back(
-        {reserve.purpose, base, Arena(size, options_.alignment_bytes)});
+    regions_.push_back({reserve.purpose, base, Arena(size, options_.alignment_bytes)});
     base += size;
   }
   // Handlers cannot be taken out of the reactor again.
   reactor_.on_stall([lifetime = lifetime_] {
     const std::lock_guard alive(lifetime->mutex);
-    if (lifetime->pool != nullptr)
-      lifetime->pool->fail_waiters();
+    if (lifetime->pool != nullptr) lifetime->pool->fail_waiters();
   });
 }
 
@@ -178,90 +158,73 @@ PinnedPool::~PinnedPool() {
   const std::lock_guard alive(lifetime_->mutex);
   lifetime_->pool = nullptr;
   const std::lock_guard lock(mutex_);
-  ZIGGURAT_CHECK(holders_.empty(),
-                 "the pinned pool goes away while memory is lent:\n{}",
-                 table());
-  const auto error = std::make_exception_ptr(
-      Error(ErrorCode::kCancelled,
-            "host memory: the pinned pool was closed while somebody waited"));
-  for (Waiter *waiter : waiters_)
-    waiter->granted.fail(error);
+  ZIGGURAT_CHECK(holders_.empty(), "the pinned pool goes away while memory is lent:\n{}", table());
+  const auto error = std::make_exception_ptr(Error(
+      ErrorCode::kCancelled, "host memory: the pinned pool was closed while somebody waited"));
+  for (Waiter* waiter : waiters_) waiter->granted.fail(error);
 }
 
-bool PinnedPool::may_use(const LeaseRequest &request,
-                         std::size_t region) const {
-  const Region &where = regions_[region];
+bool PinnedPool::may_use(const LeaseRequest& request, std::size_t region) const {
+  const Region& where = regions_[region];
   return (region == 0 || where.purpose == request.purpose) &&
          request.size_bytes <= where.arena.size_bytes();
 }
 
-void PinnedPool::claim(const LeaseRequest &request, Claims &claimed) const {
+void PinnedPool::claim(const LeaseRequest& request, Claims& claimed) const {
   for (std::size_t region = 0; region < regions_.size(); ++region) {
-    if (may_use(request, region))
-      claimed[region] = true;
+    if (may_use(request, region)) claimed[region] = true;
   }
 }
 
-void PinnedPool::check_possible(const LeaseRequest &request) const {
+void PinnedPool::check_possible(const LeaseRequest& request) const {
   std::uint64_t longest = regions_[0].arena.size_bytes();
-  for (const Region &region : regions_) {
-    if (region.purpose == request.purpose)
-      longest = std::max(longest, region.arena.size_bytes());
+  for (const Region& region : regions_) {
+    if (region.purpose == request.purpose) longest = std::max(longest, region.arena.size_bytes());
   }
-  if (request.size_bytes > 0 && request.size_bytes <= longest)
-    return;
+  if (request.size_bytes > 0 && request.size_bytes <= longest) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format(
-          "host memory: {} for {} ({}) can never be lent: the longest that "
-          "fits a budget "
-          "of {} with its reserves is {}. Give a larger host memory budget",
-          format_bytes(request.size_bytes), to_string(request.purpose),
-          request.holder, format_bytes(options_.budget_bytes),
-          format_bytes(longest)));
+      fmt::format("host memory: {} for {} ({}) can never be lent: the longest that "
+                  "fits a budget "
+                  "of {} with its reserves is {}. Give a larger host memory budget",
+                  format_bytes(request.size_bytes), to_string(request.purpose), request.holder,
+                  format_bytes(options_.budget_bytes), format_bytes(longest)));
 }
 
-/// General memory first, so that the reserve stays for when there is none.
-Lease PinnedPool::carve(const LeaseRequest &request, const Claims &claimed) {
-  for (std::size_t region = 0; region < regions_.size(); ++region) {
-    if (claimed[region] || !may_use(request, region))
-      continue;
-    if (Lease lease = carve_from(region, request))
-      return lease;
+/// Its own reserve first: nobody else can use that, and what one class leaves of the general region another may be waiting for.
+Lease PinnedPool::carve(const LeaseRequest& request, const Claims& claimed) {
+  for (std::size_t region = regions_.size(); region-- > 0;) {
+    if (claimed[region] || !may_use(request, region)) continue;
+    if (Lease lease = carve_from(region, request)) return lease;
   }
   return {};
 }
 
-Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest &request) {
-  Region &from = regions_[region];
-  std::uint64_t range =
-      staggered_bytes(request.size_bytes, options_.alignment_bytes);
+Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
+  Region& from = regions_[region];
+  std::uint64_t range = staggered_bytes(request.size_bytes, options_.alignment_bytes);
   auto offset = from.arena.allocate(range);
-  if (!offset) { // staggering is for speed: it may not cost a lease
+  if (!offset) {  // staggering is for speed: it may not cost a lease
     range = round_up(request.size_bytes, options_.alignment_bytes);
     offset = from.arena.allocate(range);
   }
-  if (!offset)
-    return {};
+  if (!offset) return {};
   account_.add(request.purpose, range);
   Lease lease;
   lease.pool_ = this;
   lease.data_ = mapping_.bytes().data() + from.base_offset_bytes + *offset;
   lease.size_bytes_ = request.size_bytes;
-  holders_.push_back({next_serial_++, lease.data_, request.holder,
-                      request.purpose, request.size_bytes, request.need, region,
-                      *offset, range});
+  holders_.push_back({next_serial_++, lease.data_, request.holder, request.purpose,
+                      request.size_bytes, request.need, region, *offset, range});
   return lease;
 }
 
-Lease PinnedPool::try_acquire(const LeaseRequest &request) {
-  if (request.size_bytes == 0)
-    return {};
+Lease PinnedPool::try_acquire(const LeaseRequest& request) {
+  if (request.size_bytes == 0) return {};
   const std::lock_guard lock(mutex_);
   Claims claimed(regions_.size());
-  for (const Waiter *waiter : waiters_) {
-    if (request.need < waiter->request.need)
-      break;
+  for (const Waiter* waiter : waiters_) {
+    if (request.need < waiter->request.need) break;
     claim(waiter->request, claimed);
   }
   return carve(request, claimed);
@@ -269,52 +232,39 @@ Lease PinnedPool::try_acquire(const LeaseRequest &request) {
 
 Task<Lease> PinnedPool::acquire(LeaseRequest request) {
   check_possible(request);
-  if (Lease lease = try_acquire(request))
-    co_return std::move(lease);
+  if (Lease lease = try_acquire(request)) co_return std::move(lease);
   Waiter waiter(*this, request);
   serve_waiters(/*whatever_need=*/false);
   co_await waiter.granted.wait();
-  co_return std::move(waiter.lease); // touches the pool no more: it may be gone
+  co_return std::move(waiter.lease);  // touches the pool no more: it may be gone
 }
 
-void PinnedPool::give_back(Lease &lease) noexcept {
-  Reactor &reactor = reactor_;
+void PinnedPool::give_back(Lease& lease) noexcept {
+  Reactor& reactor = reactor_;
   std::shared_ptr<Lifetime> somebody_waits;
-  std::vector<Offer>
-      ended; // destroyed after the lock: a callback may own anything
+  std::vector<Offer> ended;  // destroyed after the lock: a callback may own anything
   {
     const std::lock_guard lock(mutex_);
-    const auto holder =
-        std::find_if(holders_.begin(), holders_.end(),
-                     [&](const Holder &h) { return h.data == lease.data_; });
-    ZIGGURAT_CHECK(holder != holders_.end(),
-                   "a lease that this pool never lent");
-    const auto of_lease = [&](const Offer &offer) {
-      return offer.serial == holder->serial;
-    };
-    std::copy_if(std::make_move_iterator(offers_.begin()),
-                 std::make_move_iterator(offers_.end()),
+    const auto holder = std::find_if(holders_.begin(), holders_.end(),
+                                     [&](const Holder& h) { return h.data == lease.data_; });
+    ZIGGURAT_CHECK(holder != holders_.end(), "a lease that this pool never lent");
+    const auto of_lease = [&](const Offer& offer) { return offer.serial == holder->serial; };
+    std::copy_if(std::make_move_iterator(offers_.begin()), std::make_move_iterator(offers_.end()),
                  std::back_inserter(ended), of_lease);
     std::erase_if(offers_, of_lease);
-    regions_[holder->region].arena.free(holder->offset_bytes,
-                                        holder->range_bytes);
+    regions_[holder->region].arena.free(holder->offset_bytes, holder->range_bytes);
     account_.subtract(holder->purpose, holder->range_bytes);
     holders_.erase(holder);
-    if (!waiters_.empty())
-      somebody_waits = lifetime_;
+    if (!waiters_.empty()) somebody_waits = lifetime_;
   }
-  // From here the pool may be gone: this was perhaps its last lease, on another
-  // thread.
-  if (somebody_waits)
-    post_serve(reactor, std::move(somebody_waits));
+  // From here the pool may be gone: this was perhaps its last lease, on another thread.
+  if (somebody_waits) post_serve(reactor, std::move(somebody_waits));
 }
 
-void PinnedPool::post_serve(Reactor &reactor,
-                            std::shared_ptr<Lifetime> lifetime) {
+void PinnedPool::post_serve(Reactor& reactor, std::shared_ptr<Lifetime> lifetime) {
   reactor.post([lifetime = std::move(lifetime)] {
     const std::lock_guard alive(lifetime->mutex);
-    if (lifetime->pool != nullptr)
-      lifetime->pool->serve_waiters(/*whatever_need=*/false);
+    if (lifetime->pool != nullptr) lifetime->pool->serve_waiters(/*whatever_need=*/false);
   });
 }
 
@@ -322,11 +272,11 @@ bool PinnedPool::serve_from_free_memory() {
   bool served = false;
   Claims claimed(regions_.size());
   for (auto it = waiters_.begin(); it != waiters_.end();) {
-    Waiter &waiter = **it;
+    Waiter& waiter = **it;
     if (Lease lease = carve(waiter.request, claimed)) {
       it = waiters_.erase(it);
       waiter.lease = std::move(lease);
-      waiter.granted.set(); // resumes it later, through the reactor's queue
+      waiter.granted.set();  // resumes it later, through the reactor's queue
       served = true;
     } else {
       claim(waiter.request, claimed);
@@ -345,40 +295,32 @@ bool PinnedPool::serve_waiters(bool whatever_need) {
       served |= serve_from_free_memory();
       taken = plan_reclaim(whatever_need && !served);
     }
-    if (taken.empty())
-      return served;
-    for (const Offer &offer : taken)
-      offer.give_back(); // unlocked: it drops the lease, and may do anything
-                         // else
+    if (taken.empty()) return served;
+    for (const Offer& offer : taken)
+      offer.give_back();  // unlocked: it drops the lease, and may do anything else
     const std::lock_guard lock(mutex_);
-    for (const Offer &offer : taken) {
+    for (const Offer& offer : taken) {
       ZIGGURAT_CHECK(std::none_of(holders_.begin(), holders_.end(),
-                                  [&](const Holder &h) {
-                                    return h.serial == offer.serial;
-                                  }),
+                                  [&](const Holder& h) { return h.serial == offer.serial; }),
                      "an offered lease was called back and not dropped");
     }
   }
 }
 
-/// Takes out of the list the offers that serve the soonest waiter whom offers
-/// can serve. None, if all of them would not do: nothing is thrown away for
-/// nothing.
+/// Takes out of the list the offers that serve the soonest waiter whom offers can serve. None, if
+/// all of them would not do: nothing is thrown away for nothing.
 std::vector<PinnedPool::Offer> PinnedPool::plan_reclaim(bool whatever_need) {
   Claims claimed(regions_.size());
-  for (const Waiter *waiter : waiters_) {
+  for (const Waiter* waiter : waiters_) {
     for (std::size_t region = 0; region < regions_.size(); ++region) {
-      if (claimed[region] || !may_use(waiter->request, region))
-        continue;
+      if (claimed[region] || !may_use(waiter->request, region)) continue;
       const auto ids = enough_offers(waiter->request, region, whatever_need);
-      if (ids.empty())
-        continue;
-      const auto chosen = [&](const Offer &offer) {
+      if (ids.empty()) continue;
+      const auto chosen = [&](const Offer& offer) {
         return std::find(ids.begin(), ids.end(), offer.id) != ids.end();
       };
       std::vector<Offer> taken;
-      std::copy_if(std::make_move_iterator(offers_.begin()),
-                   std::make_move_iterator(offers_.end()),
+      std::copy_if(std::make_move_iterator(offers_.begin()), std::make_move_iterator(offers_.end()),
                    std::back_inserter(taken), chosen);
       std::erase_if(offers_, chosen);
       return taken;
@@ -388,88 +330,67 @@ std::vector<PinnedPool::Offer> PinnedPool::plan_reclaim(bool whatever_need) {
   return {};
 }
 
-/// The offers of latest need that, returned, make `request` fit `region`: tried
-/// on a copy of its arena.
-std::vector<PinnedPool::ReclaimId>
-PinnedPool::enough_offers(const LeaseRequest &request, std::size_t region,
-                          bool whatever_need) const {
-  std::vector<const Offer *> latest_first;
-  for (const Offer &offer : offers_) {
-    if (whatever_need || request.need < offer.need)
-      latest_first.push_back(&offer);
+/// The offers of latest need that, returned, make `request` fit `region`: tried on a copy of its
+/// arena.
+std::vector<PinnedPool::ReclaimId> PinnedPool::enough_offers(const LeaseRequest& request,
+                                                             std::size_t region,
+                                                             bool whatever_need) const {
+  std::vector<const Offer*> latest_first;
+  for (const Offer& offer : offers_) {
+    if (whatever_need || request.need < offer.need) latest_first.push_back(&offer);
   }
-  std::stable_sort(
-      latest_first.begin(), latest_first.end(),
-      [](const Offer *a, const Offer *b) { return b->need < a->need; });
+  std::stable_sort(latest_first.begin(), latest_first.end(),
+                   [](const Offer* a, const Offer* b) { return b->need < a->need; });
   Arena arena = regions_[region].arena;
   std::vector<ReclaimId> ids;
-  for (const Offer *offer : latest_first) {
-    const auto holder =
-        std::find_if(holders_.begin(), holders_.end(), [&](const Holder &h) {
-          return h.serial == offer->serial && h.region == region;
-        });
-    if (holder == holders_.end())
-      continue;
+  for (const Offer* offer : latest_first) {
+    const auto holder = std::find_if(holders_.begin(), holders_.end(), [&](const Holder& h) {
+      return h.serial == offer->serial && h.region == region;
+    });
+    if (holder == holders_.end()) continue;
     arena.free(holder->offset_bytes, holder->range_bytes);
     ids.push_back(offer->id);
-    if (arena.allocate(request.size_bytes))
-      return ids;
+    if (arena.allocate(request.size_bytes)) return ids;
   }
   return {};
 }
 
-PinnedPool::ReclaimId PinnedPool::offer(const Lease &lease, Need need,
+PinnedPool::ReclaimId PinnedPool::offer(const Lease& lease, Need need,
                                         std::function<void()> give_back) {
   std::shared_ptr<Lifetime> somebody_waits;
   ReclaimId id = 0;
   {
     const std::lock_guard lock(mutex_);
-    const auto holder =
-        std::find_if(holders_.begin(), holders_.end(),
-                     [&](const Holder &h) { return h.data == lease.data_; });
+    const auto holder = std::find_if(holders_.begin(), holders_.end(),
+                                     [&](const Holder& h) { return h.data == lease.data_; });
     ZIGGURAT_CHECK(holder != holders_.end(), "offered a lease that is not out");
     id = next_reclaim_++;
     offers_.push_back({id, holder->serial, need, std::move(give_back)});
-    if (!waiters_.empty())
-      somebody_waits = lifetime_;
+    if (!waiters_.empty()) somebody_waits = lifetime_;
   }
-  if (somebody_waits)
-    post_serve(reactor_, std::move(somebody_waits));
+  if (somebody_waits) post_serve(reactor_, std::move(somebody_waits));
   return id;
 }
 
 void PinnedPool::withdraw(ReclaimId id) {
   std::vector<Offer> ended;
   const std::lock_guard lock(mutex_);
-  const auto offer = std::find_if(offers_.begin(), offers_.end(),
-                                  [id](const Offer &o) { return o.id == id; });
-  if (offer == offers_.end())
-    return; // called back, or ended with its lease
+  const auto offer =
+      std::find_if(offers_.begin(), offers_.end(), [id](const Offer& o) { return o.id == id; });
+  if (offer == offers_.end()) return;  // called back, or ended with its lease
   ended.push_back(std::move(*offer));
   offers_.erase(offer);
 }
 
 void PinnedPool::fail_waiters() {
-  if (waiting() == 0)
-    return;
-  // A prefetch that guessed wrong may sit on what the real demand waits for:
-  // rather read it again than give up.
-  if (serve_waiters(/*whatever_need=*/true))
-    return;
-  std::list<Waiter *> waiters;
-  std::string text;
-  {
-    const std::lock_guard lock(mutex_);
-    text = table();
-    waiters.swap(waiters_);
-  }
-  const auto error = std::make_exception_ptr(
-      Error(ErrorCode::kResourceExhausted,
-            fmt::format("host memory is locked up: nothing is in flight and {} "
-                        "requests wait for it\n{}",
-                        waiters.size(), text)));
-  for (Waiter *waiter : waiters)
-    waiter->granted.fail(error);
+  if (waiting() == 0) return;
+  // A prefetch that guessed wrong may sit on what the real demand waits for: rather read it again
+  // than give up.
+  if (serve_waiters(/*whatever_need=*/true)) return;
+  const std::string text =
+      fmt::format("host memory is locked up: nothing is in flight and {} requests wait for it\n{}",
+                  waiting(), holder_table());
+  cancel_waiters(std::make_exception_ptr(Error(ErrorCode::kResourceExhausted, text)));
 }
 
 void PinnedPool::cancel_waiters(std::exception_ptr error) {
@@ -502,30 +423,26 @@ std::string PinnedPool::holder_table() const {
 }
 
 std::string PinnedPool::table() const {
-  const auto line = [](const char *verb, Purpose purpose, std::uint64_t size,
-                       const Need &need, const char *who) {
-    return fmt::format("  {} {:>10} {:<12} generation {} position {}: {}\n",
-                       verb, format_bytes(size), to_string(purpose),
-                       need.generation, need.position, who);
+  const auto line = [](const char* verb, Purpose purpose, std::uint64_t size, const Need& need,
+                       const char* who) {
+    return fmt::format("  {} {:>10} {:<12} generation {} position {}: {}\n", verb,
+                       format_bytes(size), to_string(purpose), need.generation, need.position, who);
   };
   std::string text = fmt::format("  account: {}\n", account_.text());
-  for (const Region &region : regions_) {
+  for (const Region& region : regions_) {
     text += fmt::format(
         "  {}: {} of {} free, longest {}\n",
-        &region == regions_.data()
-            ? std::string("general")
-            : fmt::format("reserve of {}", to_string(region.purpose)),
-        format_bytes(region.arena.free_bytes()),
-        format_bytes(region.arena.size_bytes()),
+        &region == regions_.data() ? std::string("general")
+                                   : fmt::format("reserve of {}", to_string(region.purpose)),
+        format_bytes(region.arena.free_bytes()), format_bytes(region.arena.size_bytes()),
         format_bytes(region.arena.largest_free_bytes()));
   }
-  for (const Holder &h : holders_)
-    text += line("holds", h.purpose, h.size_bytes, h.need, h.name);
-  for (const Waiter *w : waiters_) {
-    text += line("waits", w->request.purpose, w->request.size_bytes,
-                 w->request.need, w->request.holder);
+  for (const Holder& h : holders_) text += line("holds", h.purpose, h.size_bytes, h.need, h.name);
+  for (const Waiter* w : waiters_) {
+    text += line("waits", w->request.purpose, w->request.size_bytes, w->request.need,
+                 w->request.holder);
   }
   return text;
 }
 
-} // namespace ziggurat
+}  // namespace ziggurat

@@ -30,12 +30,9 @@ constexpr std::size_t kBufferBytes = 1 << 20;
 
 std::string_view safetensors_name(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kFloat16:
-      return "F16";
+    case DType::kFloat32: return "F32";
+    case DType::kBFloat16: return "BF16";
+    case DType::kFloat16: return "F16";
   }
   return "?";
 }
@@ -167,9 +164,7 @@ void SafetensorsWriter::append(std::span<const float> values) {
     const std::uint64_t room = std::min<std::uint64_t>(tensor.count() - element_, kBufferBytes / 4);
     const std::span<const float> part = values.first(std::min<std::uint64_t>(room, values.size()));
     switch (tensor.dtype) {
-      case DType::kFloat32:
-        write(std::as_bytes(part));
-        break;
+      case DType::kFloat32: write(std::as_bytes(part)); break;
       case DType::kBFloat16: {
         buffer_.resize(part.size() * sizeof(bf16));
         for (std::size_t i = 0; i < part.size(); ++i) {

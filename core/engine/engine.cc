@@ -57,7 +57,7 @@ void EngineImpl::fail(std::exception_ptr error) {
   if (cache_) cache_->fail(error);
   if (flow_) flow_->fail(error);
   if (sweep_) sweep_->fail(error);
-  if (pool_) pool_->fail_waiters(error);
+  if (pool_) pool_->cancel_waiters(error);
 }
 
 std::span<const bf16> EngineImpl::acquire(UnitId unit) { return runtime_.reactor.block_on(cache_->acquire(unit)); }

@@ -48,6 +48,7 @@ struct BlobHeader {
 struct Storage {
   std::unique_ptr<IoEngine> io;
   IoProbe probe;
+  IoActivity activity;
   IoObservers observers;
   SelfCommunicator ranks;
   CommunicatorQuorum quorum{ranks};

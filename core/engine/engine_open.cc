@@ -37,7 +37,7 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::string& dire
   std::filesystem::create_directories(directory, failure);
   if (failure) throw system_error(failure.value(), fmt::format("--store {}: cannot create the directory", directory));
   auto storage = std::make_unique<Storage>();
-  storage->observers = IoObservers::make(&runtime.metrics, runtime.trace.get());
+  storage->observers = {.metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
   storage->io = choose_io_engine(runtime.reactor, directory, &storage->probe);
   return storage;
 }

@@ -21,18 +21,14 @@ void raise(StepBound& bound, double at_least_s, StepLimit limit) noexcept {
 
 std::string to_string(StepLimit limit) {
   switch (limit) {
-    case StepLimit::kCompute:
-      return "compute";
-    case StepLimit::kNvme:
-      return "NVMe (the drive works all through the step)";
+    case StepLimit::kCompute: return "compute";
+    case StepLimit::kNvme: return "NVMe (the drive works all through the step)";
     case StepLimit::kNvmeForward:
       return "NVMe (the sweep waits for the norm and outlasts the forward it hides in)";
     case StepLimit::kNvmeBackward:
       return "NVMe (parameters and gradients outlast backward's compute)";
-    case StepLimit::kHostToDevice:
-      return "host to device link";
-    case StepLimit::kDeviceToHost:
-      return "device to host link";
+    case StepLimit::kHostToDevice: return "host to device link";
+    case StepLimit::kDeviceToHost: return "device to host link";
   }
   return "?";
 }

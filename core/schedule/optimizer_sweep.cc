@@ -107,14 +107,8 @@ void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id) {
 Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
   co_await written_[id].wait();
   written_[id].reset();
-  Lease lease;
-  if (const std::uint64_t size_bytes = item_bytes(id); size_bytes > 0) {
-    const LeaseRequest request{.purpose = Purpose::kOptimizer,
-                               .size_bytes = size_bytes,
-                               .need = {.generation = pass->generation, .position = kFirstRecordPosition + id},
-                               .holder = "optimizer chunk"};
-    lease = co_await context_.pool.acquire(request);
-  }
+  Lease lease = co_await prepare(pass, id);
+  parts_.flow.arrived(id).reset();
   std::uint64_t hash = 0;
   co_await update(pass, id, lease, hash);
   if (!parts_.records.resident()) {
@@ -127,7 +121,50 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
   if (--pass->records_left == 0) co_await seal(pass);
 }
 
-/// From lease to new parameters at home; `hash` is the new record's.
+/// Returns once the chunk may be updated: its record is in the lease, its gradient at home, the step's scalars known. Until
+/// then the record is clean, and the pool may take the lease back for somebody with a sooner need: then it is read again.
+Task<Lease> OptimizerSweep::prepare(PassPtr pass, ChunkId id) {
+  const LeaseRequest request{.purpose = Purpose::kOptimizer,
+                             .size_bytes = item_bytes(id),
+                             .need = {.generation = pass->generation, .position = kFirstRecordPosition + id},
+                             .holder = "optimizer chunk"};
+  for (;;) {
+    Lease lease;
+    if (request.size_bytes > 0) lease = co_await context_.pool.acquire(request);
+    if (!parts_.records.resident()) {
+      const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
+      co_await parts_.store.read(id, pass->generation + settings_.store_offset - 1, record);
+    }
+    const bool kept = co_await wait_for_gradient(pass, id, lease);
+    if (kept) co_return lease;
+  }
+}
+
+/// False if the pool took `lease` back meanwhile.
+Task<bool> OptimizerSweep::wait_for_gradient(PassPtr pass, ChunkId id, Lease& lease) {
+  Signal& arrived = parts_.flow.arrived(id);
+  bool taken = false;
+  PinnedPool::ReclaimId offer = 0;
+  if (lease && !(arrived.is_set() && pass->scalars.is_set())) {
+    const Need need{.generation = pass->generation, .position = kFirstRecordPosition + id};
+    offer = context_.pool.offer(lease, need, [&lease, &taken] {
+      taken = true;
+      lease.reset();
+    });
+  }
+  std::exception_ptr error;
+  try {
+    co_await arrived.wait();
+    co_await pass->scalars.wait();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (offer != 0 && !taken) context_.pool.withdraw(offer);
+  if (error) std::rethrow_exception(error);
+  co_return !taken;
+}
+
+/// From record and gradient to new parameters at home; `hash` is the new record's.
 Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint64_t& hash) {
   const Chunk& chunk = context_.table.chunk(id);
   const bool stored = !parts_.records.resident();
@@ -136,14 +173,8 @@ Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint6
   if (stored) item = item.subspan(chunk.record_bytes());
   const std::span<std::byte> param_item = item.first(parts_.params.item_bytes(chunk));
   const std::span<std::byte> grad_item = item.last(parts_.grads.item_bytes(chunk));
-
-  // With records on NVMe the store stands at the generation before, or is about to: it is what is in this chunk's newest slot.
-  const std::uint64_t to = pass->generation + settings_.store_offset;
-  if (stored) co_await parts_.store.read(id, to - 1, record);
-  co_await parts_.flow.arrived(id).wait();
-  parts_.flow.arrived(id).reset();
   const std::span<const bf16> grad = co_await parts_.grads.fetch(id, grad_item);
-  co_await pass->scalars.wait();
+  const std::uint64_t to = pass->generation + settings_.store_offset;
 
   const std::span<bf16> param = parts_.params.destination(id, param_item);
   StateStore::Expected expected{};

@@ -66,6 +66,8 @@ class OptimizerSweep {
   void begin(std::uint64_t generation);
   void start_chunk(const PassPtr& pass, ChunkId id);
   Task<> update_chunk(PassPtr pass, ChunkId id);
+  Task<Lease> prepare(PassPtr pass, ChunkId id);
+  Task<bool> wait_for_gradient(PassPtr pass, ChunkId id, Lease& lease);
   Task<> update(PassPtr pass, ChunkId id, Lease& lease, std::uint64_t& hash);
   Task<> seal(PassPtr pass);
   Task<> checkpoint_chunk(ChunkId id, std::uint64_t stored_generation);

@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
                       PlacementCase{"NvmeUnclipped", "all=nvme", 0.0F, 2},
                       PlacementCase{"DemoUnclipped", "params=host,grads=host,optimizer=nvme", 0.0F, 2},
                       PlacementCase{"HostUnclipped", "all=host", 0.0F, 1}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& one) { return std::string(one.param.name); });
 
 TEST(Engine, ResumesUnderAnotherPlacementAndBudgetWithTheSameBits) {
   const ScratchDirectory directory;
