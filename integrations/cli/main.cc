@@ -42,7 +42,8 @@ struct Flags {
               flag, [this, &setting](const std::string& text) { texts[setting.key] = text; },
               setting.help)
           ->type_name(setting.value_name)
-          ->default_str(setting.default_text);
+          ->default_str(setting.default_text)
+          ->take_last();
     }
   }
 

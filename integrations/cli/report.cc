@@ -71,8 +71,7 @@ std::string link_of(Wait wait, const Placement& placement) {
                                                 : "the workers (the sweep)";
     case Wait::kGrads:
       return placement.grads == Tier::kNvme ? "device to host, then NVMe" : "device to host";
-    default:
-      return "NVMe (the generation before)";
+    default: return "NVMe (the generation before)";
   }
 }
 

@@ -60,18 +60,12 @@ json parse(std::string_view text, const std::string& name) {
 
 std::string_view expected(SettingKind kind) {
   switch (kind) {
-    case SettingKind::kText:
-      return "a string";
-    case SettingKind::kInteger:
-      return "a whole number";
-    case SettingKind::kNumber:
-      return "a number";
-    case SettingKind::kNumbers:
-      return "a list of numbers, or a string like \"0.9,0.95\"";
-    case SettingKind::kSize:
-      return "a size: a string like \"160MiB\", or a number of bytes";
-    case SettingKind::kSwitch:
-      return "true or false";
+    case SettingKind::kText: return "a string";
+    case SettingKind::kInteger: return "a whole number";
+    case SettingKind::kNumber: return "a number";
+    case SettingKind::kNumbers: return "a list of numbers, or a string like \"0.9,0.95\"";
+    case SettingKind::kSize: return "a size: a string like \"160MiB\", or a number of bytes";
+    case SettingKind::kSwitch: return "true or false";
   }
   return "?";
 }

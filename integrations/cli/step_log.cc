@@ -28,30 +28,21 @@ CounterSnapshot& CounterSnapshot::operator+=(const CounterSnapshot& other) noexc
 
 std::string_view to_string(Wait wait) noexcept {
   switch (wait) {
-    case Wait::kParams:
-      return "params";
-    case Wait::kSweep:
-      return "sweep";
-    case Wait::kGrads:
-      return "grads";
-    case Wait::kDurable:
-      return "durable";
-    case Wait::kCount:
-      break;
+    case Wait::kParams: return "params";
+    case Wait::kSweep: return "sweep";
+    case Wait::kGrads: return "grads";
+    case Wait::kDurable: return "durable";
+    case Wait::kCount: break;
   }
   return "?";
 }
 
 Counter counter_of(Wait wait) noexcept {
   switch (wait) {
-    case Wait::kParams:
-      return Counter::kWaitParamsNs;
-    case Wait::kSweep:
-      return Counter::kWaitSweepNs;
-    case Wait::kGrads:
-      return Counter::kWaitGradsNs;
-    default:
-      return Counter::kWaitDurableNs;
+    case Wait::kParams: return Counter::kWaitParamsNs;
+    case Wait::kSweep: return Counter::kWaitSweepNs;
+    case Wait::kGrads: return Counter::kWaitGradsNs;
+    default: return Counter::kWaitDurableNs;
   }
 }
 

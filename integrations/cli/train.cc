@@ -5,7 +5,6 @@
 // called, so a generation that is durable has its line, and a run that was killed and resumed has
 // every line at least once.
 #include <fmt/format.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +15,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/topology/limits.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
 #include "integrations/cli/commands.h"
@@ -49,18 +49,8 @@ std::string gigabytes(std::uint64_t size_bytes) {
   return fmt::format("{:.1f} GB", static_cast<double>(size_bytes) / 1e9);
 }
 
-/// The nearest folder above `path` that is there.
-fs::path existing_parent(fs::path path) {
-  path = fs::absolute(path);
-  std::error_code error;
-  while (!fs::exists(path, error) && path.has_relative_path()) path = path.parent_path();
-  return path;
-}
-
 std::string free_space(const std::string& path) {
-  struct statvfs status {};
-  if (::statvfs(existing_parent(path).c_str(), &status) != 0) return "free space unknown";
-  return fmt::format("{} free", gigabytes(status.f_bavail * status.f_frsize));
+  return fmt::format("{} free", gigabytes(filesystem_of(path).available_bytes));
 }
 
 std::uint64_t allocated_bytes(const std::string& directory) {

@@ -1,0 +1,13 @@
+# The command `ziggurat`: parts of it in the test's process, the whole of it as a child.
+if(TARGET ziggurat)
+  ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
+  ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
+  foreach(part command bits kill)
+    ziggurat_test(cli_${part}_test
+      SOURCES cli_${part}_test.cc cli_process.h cli_process.cc
+      USES ziggurat::cli nlohmann_json::nlohmann_json
+      LABELS multiprocess)
+    target_compile_definitions(cli_${part}_test PRIVATE ZIGGURAT_BINARY="$<TARGET_FILE:ziggurat>")
+    add_dependencies(cli_${part}_test ziggurat)
+  endforeach()
+endif()

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_bits_test.cc: where state lives, how many workers there are and which SIMD
+// target runs never change a bit of the loss.
+#include <gtest/gtest.h>
+
+#include "optimizer/adamw.h"
+#include "tests/integrations/cli_process.h"
+
+namespace ziggurat::test {
+namespace {
+
+constexpr int kSteps = 6;
+
+class CliBits : public testing::Test {
+ protected:
+  std::map<int, std::string> run(const Arguments& more, const Environment& environment = {}) {
+    const Output output = ziggurat(
+        folder_.path(), tiny_train(folder_, "store-" + std::to_string(++runs_), kSteps) + more,
+        environment);
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    return loss_bits(output.out);
+  }
+
+  TemporaryFolder folder_;
+  int runs_ = 0;
+};
+
+const char* const kPlacements[] = {"all=host",
+                                   "all=nvme",
+                                   "params=nvme,grads=host,optimizer=host",
+                                   "params=host,grads=nvme,optimizer=nvme",
+                                   "params=device,grads=device,optimizer=host",
+                                   "all=device"};
+
+TEST_F(CliBits, DoNotDependOnPlacement) {
+  const auto expected = run({});
+  ASSERT_EQ(expected.size(), static_cast<std::size_t>(kSteps));
+  EXPECT_NE(expected.at(1), expected.at(kSteps));
+  for (const char* placement : kPlacements) {
+    EXPECT_EQ(run({"--placement", placement, "--device-memory", "32MiB"}), expected) << placement;
+  }
+}
+
+TEST_F(CliBits, DoNotDependOnPlacementWithoutClipping) {
+  const auto expected = run({"--clip", "0"});
+  EXPECT_NE(expected, run({}));
+  for (const char* placement : {"all=host", "all=nvme"}) {
+    EXPECT_EQ(run({"--clip", "0", "--placement", placement}), expected) << placement;
+  }
+}
+
+TEST_F(CliBits, DoNotDependOnWorkersBudgetsOrCheckpointing) {
+  const auto expected = run({"--threads", "1"});
+  EXPECT_EQ(run({"--threads", "2"}), expected);
+  EXPECT_EQ(run({"--threads", "3"}), expected);
+  EXPECT_EQ(run({"--host-memory", "64MiB", "--device-memory", "64MiB"}), expected);
+  EXPECT_EQ(run({"--slots", "1"}), expected);
+  EXPECT_EQ(run({"--activation-checkpointing", "off"}), expected);
+}
+
+TEST_F(CliBits, DoNotDependOnTheSimdTarget) {
+  const auto expected = run({});
+  for (const std::string_view target : simd_targets()) {
+    EXPECT_EQ(run({}, {{"ZIGGURAT_SIMD", std::string(target)}}), expected) << target;
+  }
+}
+
+TEST_F(CliBits, AgreeAmongThemselvesWhereTheMatrixLibraryHasNoBf16) {
+  const Environment avx2{{"ONEDNN_MAX_CPU_ISA", "AVX2"}};
+  const auto expected = run({}, avx2);
+  ASSERT_EQ(expected.size(), static_cast<std::size_t>(kSteps));
+  EXPECT_EQ(run({"--placement", "all=host"}, avx2), expected);
+  EXPECT_EQ(run({"--placement", "all=nvme", "--threads", "1"}, avx2), expected);
+}
+
+TEST_F(CliBits, AnUnknownSimdTargetIsAnErrorThatListsTheKnown) {
+  const Output output =
+      ziggurat(folder_.path(), tiny_train(folder_, "store", 1), {{"ZIGGURAT_SIMD", "abacus"}});
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_NE(output.err.find("abacus"), std::string::npos) << output.err;
+  EXPECT_NE(output.err.find(std::string(simd_targets().front())), std::string::npos) << output.err;
+}
+
+}  // namespace
+}  // namespace ziggurat::test

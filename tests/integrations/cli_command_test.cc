@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_command_test.cc: `ziggurat` as its user meets it: help, mistakes, a run,
+// its files.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "integrations/cli/train_options.h"
+#include "tests/integrations/cli_process.h"
+
+namespace ziggurat::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+/// One line, of ours, and nothing on standard output that looks like a run.
+void expect_one_line(const Output& output) {
+  EXPECT_THAT(output.err, StartsWith("ziggurat: error: "));
+  EXPECT_EQ(std::count(output.err.begin(), output.err.end(), '\n'), 1) << output.err;
+}
+
+TEST(CliCommand, HelpShowsEveryFlagWithItsDefault) {
+  const TemporaryFolder folder;
+  const Output output = ziggurat(folder.path(), {"train", "--help"});
+  EXPECT_EQ(output.exit_code, 0);
+  for (const cli::Setting& setting : cli::train_settings()) {
+    EXPECT_THAT(output.out, HasSubstr("--" + setting.key));
+    if (setting.kind == cli::SettingKind::kSwitch || setting.default_text.empty()) continue;
+    EXPECT_THAT(output.out, HasSubstr("[" + setting.default_text + "]")) << setting.key;
+  }
+  EXPECT_THAT(output.out, HasSubstr("--config"));
+  for (const char* command : {"sample", "export", "doctor"}) {
+    EXPECT_EQ(ziggurat(folder.path(), {command, "--help"}).exit_code, 0);
+  }
+  const Output whole = ziggurat(folder.path(), {"--help"});
+  for (const char* command : {"train", "sample", "export", "doctor"})
+    EXPECT_THAT(whole.out, HasSubstr(command));
+}
+
+TEST(CliCommand, UsageErrorsAreOneLineAndExitWithTwo) {
+  const TemporaryFolder folder;
+  write_file(folder / "bad.json", R"({"stepz": 1})");
+  const Arguments good = tiny_train(folder, "store", 1);
+  const struct {
+    Arguments arguments;
+    const char* names;
+  } cases[] = {
+      {{}, "train, sample, export or doctor"},
+      {{"trian"}, "did you mean train"},
+      {good + Arguments{"--bach", "2"}, "did you mean --batch"},
+      {good + Arguments{"--batch"}, "--batch"},
+      {good + Arguments{"surprise"}, "surprise"},
+      {good + Arguments{"--batch", "-1"}, "--batch -1"},
+      {good + Arguments{"--device-memory", "1 bushel"}, "--device-memory 1 bushel"},
+      {good + Arguments{"--placement", "params=cloud"}, "cloud"},
+      {good + Arguments{"--placement", "weights=host"}, "weights"},
+      {good + Arguments{"--model", "2x65x2"}, "--model 2x65x2"},
+      {good + Arguments{"--model", "-2x64x2"}, "--model"},
+      {good + Arguments{"--model", "99999999999999999999x64x2"}, "--model"},
+      {good + Arguments{"--resume", "perhaps"}, "auto, never"},
+      {good + Arguments{"--config", folder / "bad.json"}, "stepz"},
+      {{"train", "--store", folder / "store"}, "--data is missing"},
+      {{"train", "--data", folder / "text.txt"}, "--store is missing"},
+      {{"export", "--store", folder / "store"}, "--to is missing"},
+      {{"export", "--store", "x", "--to", "y", "--dtype", "int4"}, "fp32, bf16"},
+      {{"sample"}, "--store is missing"},
+      {{"sample", "--store", "x", "--bytes", "0"}, "--bytes 0"},
+  };
+  for (const auto& [arguments, names] : cases) {
+    SCOPED_TRACE(names);
+    const Output output = ziggurat(folder.path(), arguments);
+    EXPECT_EQ(output.exit_code, 2) << output.err;
+    EXPECT_THAT(output.err, HasSubstr(names));
+    EXPECT_EQ(output.out, "");
+    expect_one_line(output);
+  }
+  EXPECT_FALSE(fs::exists(folder / "store"));
+}
+
+TEST(CliCommand, ErrorsOfTheWorldExitWithOneAndMakeNoStore) {
+  const TemporaryFolder folder;
+  write_file(folder / "empty.txt", "");
+  write_file(folder / "short.txt", "too short");
+  write_file(folder / "a-file", "x");
+  fs::create_directory(folder / "no-text");
+  const Arguments good = tiny_train(folder, "store", 1);
+  const struct {
+    Arguments arguments;
+    const char* names;
+  } cases[] = {
+      {good + Arguments{"--data", folder / "missing.txt"}, "missing.txt"},
+      {good + Arguments{"--data", folder / "empty.txt"}, "empty.txt"},
+      {good + Arguments{"--data", folder / "short.txt"}, "short.txt"},
+      {good + Arguments{"--data", folder / "no-text"}, "no-text"},
+      {good + Arguments{"--store", folder / "a-file/inside"}, "a-file"},
+      {good + Arguments{"--store", "/proc/ziggurat-store"}, "/proc/ziggurat-store"},
+      {good + Arguments{"--config", folder / "missing.json"}, "missing.json"},
+      {good + Arguments{"--json", folder / "no/such/folder.json"}, "folder.json"},
+      {good + Arguments{"--trace", folder / "no/such/trace.json"}, "trace.json"},
+      {{"sample", "--store", folder / "nothing"}, "nothing"},
+      {{"export", "--store", folder / "nothing", "--to", folder / "out"}, "nothing"},
+  };
+  for (const auto& [arguments, names] : cases) {
+    SCOPED_TRACE(names);
+    const Output output = ziggurat(folder.path(), arguments);
+    EXPECT_EQ(output.exit_code, 1) << output.out << output.err;
+    EXPECT_THAT(output.err, HasSubstr(names));
+    EXPECT_THAT(output.err, StartsWith("ziggurat: error: "));
+    EXPECT_THAT(output.out, Not(HasSubstr("loss-bits")));
+  }
+  EXPECT_FALSE(fs::exists(folder / "nothing"));
+}
+
+TEST(CliCommand, ABudgetTooSmallGetsTheSmallestAndTheFixThatHelpsMost) {
+  const TemporaryFolder folder;
+  const Output device = ziggurat(
+      folder.path(), tiny_train(folder, "store", 1) + Arguments{"--device-memory", "1MiB"});
+  EXPECT_EQ(device.exit_code, 1);
+  EXPECT_THAT(device.err, HasSubstr("--device-memory 1.0 MiB"));
+  EXPECT_THAT(device.err, HasSubstr("what helps most, in order"));
+  EXPECT_FALSE(fs::exists(folder / "store"));
+
+  // The smallest it names does work.
+  const std::size_t at = device.err.find("  --device-memory ");
+  ASSERT_NE(at, std::string::npos) << device.err;
+  const std::string smallest = device.err.substr(at + 18, device.err.find(':', at) - at - 18);
+  const Output fits = ziggurat(
+      folder.path(), tiny_train(folder, "store", 3) + Arguments{"--device-memory", smallest});
+  EXPECT_EQ(fits.exit_code, 0) << smallest << "\n" << fits.err;
+
+  const Output host =
+      ziggurat(folder.path(), tiny_train(folder, "other", 1) + Arguments{"--host-memory", "1MiB"});
+  EXPECT_EQ(host.exit_code, 1);
+  EXPECT_THAT(host.err, HasSubstr("--host-memory 1.0 MiB"));
+  EXPECT_THAT(host.err, HasSubstr("what helps most, in order"));
+  EXPECT_THAT(host.err, HasSubstr("=nvme"));
+}
+
+TEST(CliCommand, ARunSaysWhatItWillWriteAndEndsWithTheTable) {
+  const TemporaryFolder folder;
+  const Output output =
+      ziggurat(folder.path(), tiny_train(folder, "store", 5) + Arguments{"--eval-every", "2"});
+  ASSERT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_EQ(loss_bits(output.out).size(), 5U);
+  for (const char* text :
+       {"the run will write", "free", "step 5/5", "held-out", "ETA", "tier", "budget", "NVMe read",
+        "NVMe write", "waiting: sweep", "the least a step can take",
+        "binding limit:", "generation 5 is durable"}) {
+    EXPECT_THAT(output.out, HasSubstr(text));
+  }
+  EXPECT_EQ(output.err, "");
+}
+
+TEST(CliCommand, StepsAreATotalAndAResumedRunSaysWhatChanged) {
+  const TemporaryFolder folder;
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 6));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const Output first = ziggurat(folder.path(), tiny_train(folder, "parts", 2));
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  const Output rest =
+      ziggurat(folder.path(), tiny_train(folder, "parts", 6) + Arguments{"--host-memory", "24MiB"});
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  EXPECT_THAT(rest.out, HasSubstr("resumed at step 2 of 6"));
+  EXPECT_THAT(rest.out, HasSubstr("changed: steps 2 -> 6"));
+  EXPECT_THAT(rest.out, HasSubstr("changed: host-memory 16.0 MiB -> 24.0 MiB"));
+  auto joined = loss_bits(first.out);
+  joined.merge(loss_bits(rest.out));
+  EXPECT_EQ(joined, loss_bits(whole.out));
+
+  const Output again = ziggurat(folder.path(), tiny_train(folder, "parts", 6));
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(loss_bits(again.out).empty());
+
+  const Output fresh =
+      ziggurat(folder.path(), tiny_train(folder, "parts", 3) + Arguments{"--resume", "never"});
+  EXPECT_EQ(fresh.exit_code, 0) << fresh.err;
+  EXPECT_EQ(loss_bits(fresh.out).size(), 3U);
+}
+
+TEST(CliCommand, WhatMayNotChangeIsRefusedByNameAndNothingIsLost) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(ziggurat(folder.path(), tiny_train(folder, "store", 2)).exit_code, 0);
+  const struct {
+    Arguments change;
+    const char* names;
+  } cases[] = {{{"--seed", "2"}, "seed"},
+               {{"--batch", "3"}, "batch"},
+               {{"--accumulate", "1"}, "accumulate"},
+               {{"--context", "16"}, "context"},
+               {{"--model", "3x64x2"}, "model"}};
+  for (const auto& [change, names] : cases) {
+    SCOPED_TRACE(names);
+    const Output output = ziggurat(folder.path(), tiny_train(folder, "store", 4) + change);
+    EXPECT_EQ(output.exit_code, 1);
+    EXPECT_THAT(output.err, HasSubstr(names));
+    expect_one_line(output);
+  }
+  write_file(folder / "text.txt", sample_text() + "!");
+  const Output data = ziggurat(folder.path(), tiny_train(folder, "store", 4));
+  EXPECT_EQ(data.exit_code, 1);
+  EXPECT_THAT(data.err, HasSubstr("data="));
+  write_file(folder / "text.txt", sample_text());
+  const Output good = ziggurat(folder.path(), tiny_train(folder, "store", 4));
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_EQ(loss_bits(good.out).size(), 2U);
+}
+
+TEST(CliCommand, AStoreInUseIsRefusedAndTheUserOfItIsNotDisturbed) {
+  const TemporaryFolder folder;
+  Process first(folder.path(), tiny_train(folder, "store", 100'000));
+  ASSERT_TRUE(first.wait_for_output("step 2 loss-bits")) << first.out() << first.err();
+  const Output second = ziggurat(folder.path(), tiny_train(folder, "store", 100'000));
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.err, HasSubstr("in use"));
+  first.signal(SIGINT);
+  EXPECT_EQ(first.wait().exit_code, 130);
+}
+
+TEST(CliCommand, CtrlCFinishesTheStepNamesTheDurableGenerationAndExits130) {
+  const TemporaryFolder folder;
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 12));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string store = fmt::format("store-{}", signal);
+    Process process(folder.path(), tiny_train(folder, store, 100'000));
+    ASSERT_TRUE(process.wait_for_output("step 3 loss-bits")) << process.out() << process.err();
+    process.signal(signal);
+    const Output output = process.wait();
+    EXPECT_EQ(output.exit_code, 130);
+    const auto bits = loss_bits(output.out);
+    ASSERT_FALSE(bits.empty());
+    const int last = bits.rbegin()->first;
+    EXPECT_THAT(output.out,
+                HasSubstr(fmt::format("generation {} of 100000 steps is durable", last)));
+    for (const auto& [step, value] : loss_bits(whole.out)) {
+      if (step > last) break;
+      EXPECT_EQ(bits.at(step), value) << step;
+    }
+    const Output rest = ziggurat(folder.path(), tiny_train(folder, store, last + 1));
+    EXPECT_EQ(rest.exit_code, 0) << rest.err;
+    EXPECT_EQ(loss_bits(rest.out).begin()->first, last + 1);
+  }
+}
+
+TEST(CliCommand, ASettingsFileSaysWhatFlagsSay) {
+  const TemporaryFolder folder;
+  const Output flags = ziggurat(folder.path(), tiny_train(folder, "by-flags", 3) +
+                                                   Arguments{"--lr", "1e-3", "--betas", "0.8,0.9"});
+  ASSERT_EQ(flags.exit_code, 0) << flags.err;
+  const json settings{{"model", "2x64x2"},
+                      {"data", folder / "text.txt"},
+                      {"store", folder / "by-file"},
+                      {"steps", 3},
+                      {"batch", 2},
+                      {"accumulate", 2},
+                      {"context", 32},
+                      {"device-memory", "8MiB"},
+                      {"host-memory", 16 << 20},
+                      {"print-loss-bits", true},
+                      {"lr", 1e-3},
+                      {"betas", {0.8, 0.9}}};
+  write_file(folder / "run.json", settings.dump());
+  const Output file = ziggurat(folder.path(), {"train", "--config", folder / "run.json"});
+  ASSERT_EQ(file.exit_code, 0) << file.err;
+  EXPECT_EQ(loss_bits(file.out), loss_bits(flags.out));
+}
+
+TEST(CliCommand, JsonAndTraceHoldTheRun) {
+  const TemporaryFolder folder;
+  const Output output = ziggurat(
+      folder.path(), tiny_train(folder, "store", 4) +
+                         Arguments{"--json", folder / "run.json", "--trace", folder / "run.trace"});
+  ASSERT_EQ(output.exit_code, 0) << output.err;
+  const json report = json::parse(contents(folder / "run.json"));
+  const auto bits = loss_bits(output.out);
+  ASSERT_EQ(report.at("steps").size(), bits.size());
+  for (const json& step : report.at("steps")) {
+    EXPECT_EQ(step.at("loss_bits"), bits.at(step.at("step").get<int>()));
+    double sum = 0;
+    for (const char* part : {"data_s", "forward_s", "backward_s", "optimizer_s", "other_s"})
+      sum += step.at("split").at(part).get<double>();
+    for (const json& wait : step.at("split").at("waiting_s")) sum += wait.get<double>();
+    EXPECT_NEAR(sum, step.at("wall_s").get<double>(), 1e-3 + 0.01 * sum);
+  }
+  const json& total = report.at("total");
+  EXPECT_EQ(total.at("durable_generation"), 4);
+  EXPECT_LE(total.at("tiers").at("device").at("peak_bytes"), 8 << 20);
+  EXPECT_LE(total.at("tiers").at("host").at("peak_bytes"), 16 << 20);
+  EXPECT_GT(total.at("bound").at("seconds").get<double>(), 0);
+
+  const json trace = json::parse(contents(folder / "run.trace"));
+  const json& events = trace.is_array() ? trace : trace.at("traceEvents");
+  std::set<std::string> tracks;
+  for (const json& event : events) {
+    if (event.at("ph") == "M") tracks.insert(event.at("args").at("name").get<std::string>());
+  }
+  EXPECT_THAT(tracks, testing::Contains(HasSubstr("worker")));
+}
+
+TEST(CliCommand, SampleIsDeterministicAndLeavesTheStoreAsItWas) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(ziggurat(folder.path(), tiny_train(folder, "store", 3)).exit_code, 0);
+  const Arguments words{"sample",  "--store", folder / "store", "--prompt", "and the",
+                        "--bytes", "20",      "--host-memory",  "16MiB"};
+  const Output first = ziggurat(folder.path(), words);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, StartsWith("and the"));
+  EXPECT_EQ(first.out.size(), 7 + 20 + 1);
+  EXPECT_EQ(ziggurat(folder.path(), words).out, first.out);
+  const Output more = ziggurat(folder.path(), tiny_train(folder, "store", 4));
+  EXPECT_EQ(more.exit_code, 0) << more.err;
+  EXPECT_EQ(loss_bits(more.out).size(), 1U);
+}
+
+TEST(CliCommand, ExportFreesTheWeightsWhateverThePlacement) {
+  const TemporaryFolder folder;
+  std::vector<std::string> files;
+  for (const char* placement : {"params=host,grads=host,optimizer=nvme", "all=host", "all=nvme"}) {
+    const std::string store = fmt::format("store-{}", files.size());
+    const Output run =
+        ziggurat(folder.path(), tiny_train(folder, store, 3) + Arguments{"--placement", placement});
+    ASSERT_EQ(run.exit_code, 0) << placement << run.err;
+    files.push_back(folder / (store + ".safetensors"));
+    const Arguments words{"export",     "--store",       folder / store, "--to",
+                          files.back(), "--host-memory", "16MiB"};
+    const Output output = ziggurat(folder.path(), words);
+    ASSERT_EQ(output.exit_code, 0) << placement << output.err;
+    EXPECT_EQ(contents(files.back()), contents(files.front())) << placement;
+    if (files.size() > 1) continue;
+    const Output again = ziggurat(folder.path(), words);
+    EXPECT_EQ(again.exit_code, 1);
+    EXPECT_THAT(again.err, HasSubstr("--force"));
+    EXPECT_EQ(ziggurat(folder.path(), words + Arguments{"--force"}).exit_code, 0);
+  }
+  const std::string file = contents(files.front());
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), sizeof(length));
+  const json header = json::parse(file.substr(8, length));
+  EXPECT_EQ(header.at("__metadata__").at("format"), "pt");
+  EXPECT_EQ(header.at("wte.weight").at("shape"), json::array({256, 64}));
+  EXPECT_EQ(header.at("h.1.attn.c_attn.weight").at("shape"), json::array({64, 192}));
+  EXPECT_EQ(header.at("ln_f.bias").at("dtype"), "F32");
+  std::uint64_t end = 0;
+  for (const auto& [name, tensor] : header.items()) {
+    if (name != "__metadata__")
+      end = std::max(end, tensor.at("data_offsets").at(1).get<std::uint64_t>());
+  }
+  EXPECT_EQ(file.size(), 8 + length + end);
+  float norm = 0;  // a layer norm's weight begins at 1 and has moved a little
+  std::memcpy(
+      &norm,
+      &file[8 + length + header.at("ln_f.weight").at("data_offsets").at(0).get<std::uint64_t>()],
+      sizeof(norm));
+  EXPECT_NEAR(norm, 1.0F, 0.1F);
+}
+
+TEST(CliCommand, DoctorSaysWhatIsHere) {
+  const TemporaryFolder folder;
+  const Output output =
+      ziggurat(folder.path(), {"doctor", "--path", folder.path().string(), "--path", "/proc"});
+  EXPECT_EQ(output.exit_code, 0);
+  for (const char* what : {"CPU", "NUMA node", "SIMD", "GPU", "memlock", "cgroup memory",
+                           "huge pages", "alignment", "free", "io_uring", "degraded", "limits"}) {
+    EXPECT_THAT(output.out, HasSubstr(what));
+  }
+  EXPECT_THAT(output.out, HasSubstr(folder.path().string()));
+}
+
+// Damage is said by name; what remains is used or the run refused, never a wrong number.
+TEST(CliCommand, ADamagedRecordIsRefusedByName) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(ziggurat(folder.path(), tiny_train(folder, "store", 2)).exit_code, 0);
+  for (const auto& entry : fs::directory_iterator(folder / "store")) {
+    std::string bytes = contents(entry.path());
+    // Past superblocks and tables: the middle of the records, both slots of it.
+    for (std::size_t at = bytes.size() / 2; at < bytes.size() * 3 / 4; at += 4096) bytes[at] ^= 1;
+    write_file(entry.path(), bytes);
+  }
+  const Output output = ziggurat(folder.path(), tiny_train(folder, "store", 4));
+  EXPECT_EQ(output.exit_code, 1) << output.out;
+  EXPECT_THAT(output.err, HasSubstr("checksum"));
+  EXPECT_THAT(output.out, Not(HasSubstr("loss-bits")));
+}
+
+}  // namespace
+}  // namespace ziggurat::test

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_kill_test.cc: SIGKILL at random moments, from the first write to the last:
+// every relaunch goes on, and the end has the bits of the run that was never killed.
+//
+// SIGKILL does not test fdatasync, since the kernel keeps the page cache; the simulated disk in
+// tests/faults does.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "tests/integrations/cli_process.h"
+
+namespace ziggurat::test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kKills = 25;
+constexpr int kSteps = 40;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// What the files say at the end: the exported masters of the last generation.
+std::string weights(const TemporaryFolder& folder, const std::string& store) {
+  const std::string file = folder / (store + ".safetensors");
+  const Output output = ziggurat(folder.path(), {"export", "--store", folder / store, "--to", file,
+                                                 "--force", "--host-memory", "16MiB"});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  return contents(file);
+}
+
+class CliKill : public testing::TestWithParam<const char*> {};
+
+TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const TemporaryFolder folder;
+  const Arguments placement{"--placement", GetParam()};
+
+  const Clock::time_point begin = Clock::now();
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", kSteps) + placement);
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const double whole_s = seconds_since(begin);
+  const auto expected = loss_bits(whole.out);
+  ASSERT_EQ(expected.size(), static_cast<std::size_t>(kSteps));
+
+  // Delays span a whole run, so that kills fall into opening, filling, stepping, sealing and
+  // ending. A run that ends before its kill is replaced by a new one, which begins at the filling
+  // of a new store.
+  std::map<int, std::string> seen;
+  std::uniform_real_distribution<double> delay(0, 0.6 * whole_s);
+  int kills = 0;
+  int previous_resume = 0;
+  while (kills < kKills) {
+    Process process(folder.path(), tiny_train(folder, "killed", kSteps) + placement);
+    std::this_thread::sleep_for(std::chrono::duration<double>(delay(random)));
+    process.signal(SIGKILL);
+    const Output output = process.wait();
+    int first = 0;
+    for (const auto& [step, bits] : loss_bits(output.out)) {
+      if (first == 0) first = step;
+      EXPECT_EQ(bits, expected.at(step)) << "step " << step << " after " << kills << " kills";
+      seen[step] = bits;
+    }
+    if (output.signal == SIGKILL) {
+      ++kills;
+      if (first != 0) {
+        // What was durable before stays durable: no relaunch goes back.
+        EXPECT_GE(first, previous_resume);
+        previous_resume = first;
+      }
+      continue;
+    }
+    ASSERT_EQ(output.exit_code, 0) << "after " << kills << " kills: " << output.err;
+    EXPECT_EQ(seen, expected);
+    std::filesystem::remove_all(folder / "killed");
+    seen.clear();
+    previous_resume = 0;
+  }
+  const Output last = ziggurat(folder.path(), tiny_train(folder, "killed", kSteps) + placement);
+  ASSERT_EQ(last.exit_code, 0) << last.err;
+  for (const auto& [step, bits] : loss_bits(last.out)) {
+    EXPECT_EQ(bits, expected.at(step)) << "step " << step << " in the last run";
+    seen[step] = bits;
+  }
+  EXPECT_EQ(seen, expected);  // every step's line was flushed before its generation was sealed
+  EXPECT_EQ(weights(folder, "killed"), weights(folder, "whole"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Placement, CliKill,
+                         testing::Values("params=host,grads=host,optimizer=nvme", "all=nvme"));
+
+TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
+  const TemporaryFolder folder;
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 8));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  Process process(folder.path(), tiny_train(folder, "store", 100'000));
+  ASSERT_TRUE(process.wait_for_output("step 3 loss-bits")) << process.out() << process.err();
+  process.signal(SIGINT);
+  process.signal(SIGTERM);
+  const Output output = process.wait();
+  EXPECT_EQ(output.exit_code, 130);
+  auto bits = loss_bits(output.out);
+  const Output rest =
+      ziggurat(folder.path(), tiny_train(folder, "store", std::max(8, bits.rbegin()->first + 1)));
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  for (const auto& [step, value] : loss_bits(rest.out)) bits[step] = value;
+  for (const auto& [step, value] : loss_bits(whole.out)) EXPECT_EQ(bits.at(step), value) << step;
+}
+
+}  // namespace
+}  // namespace ziggurat::test

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_report_test.cc: the parts of a step sum to it; the table and --json say
+// the same; advice is ranked.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "integrations/cli/json_report.h"
+#include "integrations/cli/memory_advice.h"
+#include "integrations/cli/report.h"
+#include "integrations/cli/run_state.h"
+
+namespace ziggurat::cli {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::Not;
+
+CounterSnapshot counters(const std::map<Counter, std::uint64_t>& values) {
+  Metrics metrics;
+  for (const auto& [counter, value] : values) metrics.add(counter, value);
+  return CounterSnapshot::of(metrics);
+}
+
+/// One second: 0.1 data, 0.2 forward, 0.4 backward, 0.05 optimizer, 0.15 sweep, 0.05 durable, 0.05
+/// other.
+StepTimes one_second() {
+  StepTimes times;
+  times.data_s = 0.1;
+  times.passes_s = 0.8;
+  times.step_call_s = 0.1;
+  times.forward_compute_s = 0.2;
+  times.backward_compute_s = 0.4;
+  times.passes = counters({{Counter::kWaitSweepNs, 150'000'000}});
+  times.step_call = counters({{Counter::kWaitDurableNs, 50'000'000}});
+  return times;
+}
+
+StepRecord record(std::uint64_t step) {
+  StepRecord result;
+  result.step = step;
+  result.loss = 3.0F - 0.01F * static_cast<float>(step);
+  result.wall_s = 1.0;
+  result.split = split_of(one_second());
+  result.counters = counters({{Counter::kNvmeReadBytes, 1'000'000'000},
+                              {Counter::kNvmeWriteBytes, 1'000'000'000},
+                              {Counter::kNvmeBusyNs, 500'000'000}});
+  return result;
+}
+
+RunFacts facts() {
+  RunFacts result;
+  result.parameters = 86'000'000;
+  result.tokens_per_step = 2048;
+  result.device = Account(160 * kMiB);
+  result.device.add(Purpose::kActivations, 100 * kMiB);
+  result.host = Account(384 * kMiB);
+  result.host.add(Purpose::kParams, 164 * kMiB);
+  return result;
+}
+
+TEST(CliReport, ThePartsOfAStepSumToIt) {
+  const StepSplit split = split_of(one_second());
+  EXPECT_NEAR(split.optimizer_s, 0.05, 1e-12);
+  EXPECT_NEAR(split.other_s, 0.05, 1e-12);
+  EXPECT_NEAR(split.waiting_s(), 0.2, 1e-12);
+  EXPECT_NEAR(split.wall_s(), 1.0, 1e-12);
+}
+
+TEST(CliReport, SteadyStepsLeaveTheFirstOnesOut) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 12; ++step) {
+    StepRecord one = record(step);
+    if (step <= StepLog::kWarmUpSteps) one.wall_s = 100;
+    log.add(one);
+  }
+  EXPECT_EQ(log.steady().steps, 10U);
+  EXPECT_DOUBLE_EQ(log.steady().wall_s, 1.0);
+  EXPECT_DOUBLE_EQ(log.steady().nvme_bytes_per_s, 4e9);
+  EXPECT_EQ(log.steady().counters[Counter::kNvmeReadBytes], 1'000'000'000U);
+  EXPECT_NEAR(log.mean_loss(10), 3.0 - 0.01 * 7.5, 1e-6);
+  EXPECT_DOUBLE_EQ(log.recent_wall_s(), 1.0);
+}
+
+TEST(CliReport, ALongRunKeepsTotalsAndOnlyTheNewestSteps) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 3 * StepLog::kRecordsMax; ++step) log.add(record(step));
+  EXPECT_EQ(log.steps(), 3 * StepLog::kRecordsMax);
+  EXPECT_EQ(log.newest().size(), StepLog::kRecordsMax);
+  EXPECT_EQ(log.counters()[Counter::kNvmeReadBytes], 3 * StepLog::kRecordsMax * 1'000'000'000ULL);
+  EXPECT_EQ(log.steady().steps, StepLog::kRecordsMax);
+}
+
+TEST(CliReport, BytesOfTheDriveAreDividedAsPlacementUsesThem) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 5; ++step) log.add(record(step));
+  RunFacts with = facts();
+  StepWork work = step_work(with, log.steady());
+  EXPECT_EQ(work.sweep_nvme_bytes, 2'000'000'000U);
+  EXPECT_EQ(work.forward_nvme_bytes + work.backward_nvme_bytes, 0U);
+
+  with.placement = {Tier::kNvme, Tier::kNvme, Tier::kNvme};
+  work = step_work(with, log.steady());
+  EXPECT_NEAR(static_cast<double>(work.forward_nvme_bytes), 2e9 * 2 / 34, 2);
+  EXPECT_NEAR(static_cast<double>(work.backward_nvme_bytes), 2e9 * 4 / 34, 2);
+  EXPECT_NEAR(static_cast<double>(work.sweep_nvme_bytes), 2e9 * 28 / 34, 2);
+
+  with.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
+  EXPECT_EQ(step_work(with, log.steady()).sweep_nvme_bytes, 0U);
+}
+
+TEST(CliReport, TheTableNamesEveryPartAndTheLimit) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 12; ++step) log.add(record(step));
+  const RunReport report = make_report(facts(), log);
+  // Compute 0.75 s with data and optimizer; the sweep's 2 GB at 4 GB/s outlast the 0.2 s of forward
+  // by 0.3 s.
+  EXPECT_NEAR(report.bound.seconds, 1.05, 1e-9);
+  EXPECT_EQ(report.bound.limit, StepLimit::kNvmeForward);
+  std::string text;
+  for (const std::string& line : table(report)) text += line + "\n";
+  for (const char* part : {"device", "160.0 MiB", "host", "nvme", "NVMe read", "NVMe write",
+                           "host to device", "device to host", "data", "forward", "backward",
+                           "optimizer", "waiting: sweep", "waiting: params", "waiting: grads",
+                           "waiting: durable", "binding limit: NVMe", "tokens/s"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST(CliReport, JsonIsValidAfterEveryStep) {
+  const std::string path =
+      (std::filesystem::current_path() / fmt::format("cli-report-{}.json", ::getpid())).string();
+  const auto parsed = [&] {
+    std::ifstream file(path);
+    return nlohmann::json::parse(file);
+  };
+  StepLog log;
+  {
+    JsonReport report(path, {{"model", "2x64x2"}});
+    EXPECT_EQ(parsed().at("steps").size(), 0U);
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      log.add(record(step));
+      report.add_step(to_json(record(step)));
+      EXPECT_EQ(parsed().at("steps").size(), step);
+    }
+    report.finish(to_json(make_report(facts(), log)));
+  }
+  const nlohmann::json file = parsed();
+  EXPECT_EQ(file.at("run").at("model"), "2x64x2");
+  EXPECT_EQ(file.at("steps").at(1).at("step"), 2);
+  EXPECT_EQ(file.at("steps").at(1).at("counters").at("nvme_read_bytes"), 1'000'000'000);
+  EXPECT_EQ(file.at("steps").at(0).at("loss_bits").get<std::string>().size(), 10U);
+  EXPECT_EQ(file.at("total").at("counters").at("nvme_read_bytes"), 3'000'000'000);
+  EXPECT_EQ(file.at("total").at("tiers").at("device").at("peak_bytes"), 100 * kMiB);
+  EXPECT_THAT(file.at("total").at("bound").at("limit").get<std::string>(), HasSubstr("NVMe"));
+  std::filesystem::remove(path);
+}
+
+TEST(CliRunState, IdentityAndBlobComeBackAsTheyWent) {
+  const RunIdentity identity{.model = gpt::parse_model("2x64x2"),
+                             .data_hash = 0xdeadbeef01234567,
+                             .seed = 3,
+                             .batch = 2,
+                             .accumulate = 4,
+                             .context = 32};
+  const RunIdentity parsed = RunIdentity::parse(identity.text());
+  EXPECT_EQ(parsed.text(), identity.text());
+  EXPECT_EQ(parsed.model, identity.model);
+  EXPECT_THROW(RunIdentity::parse("something else"), Error);
+  EXPECT_THROW(RunIdentity::parse("model=2x64x2 data=zz seed=1 batch=1 accumulate=1 context=1"),
+               Error);
+
+  const RunState state{.steps_done = 17, .settings = {{"lr", "0.0006"}}};
+  const RunState decoded = RunState::decode(state.encode());
+  EXPECT_EQ(decoded.steps_done, 17U);
+  EXPECT_EQ(decoded.settings, state.settings);
+  EXPECT_THROW(RunState::decode(std::as_bytes(std::span("nonsense", 8))), Error);
+}
+
+TEST(CliRunState, ChangesAreNamedAndNothingElse) {
+  EXPECT_THAT(differences({{"lr", "1"}, {"clip", "1"}, {"gone", "x"}},
+                          {{"lr", "2"}, {"clip", "1"}, {"fresh", "y"}}),
+              testing::ElementsAre("lr 1 -> 2"));
+}
+
+TrainOptions tiny() {
+  Settings settings(train_settings());
+  settings.apply_flag("data", "text");
+  settings.apply_flag("store", "state");
+  settings.apply_flag("model", "2x64x2");
+  settings.apply_flag("context", "32");
+  settings.apply_flag("activation-checkpointing", "off");
+  settings.apply_flag("device-memory", "1MiB");
+  return read_train_options(settings);
+}
+
+TEST(CliAdvice, ADeviceTooSmallIsToldTheSmallestAndWhatHelpsMostFirst) {
+  const TrainOptions options = tiny();
+  try {
+    require_device_budget(options, 2);
+    FAIL() << "1 MiB was enough";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+    EXPECT_THAT(error.what(), HasSubstr("--device-memory 1.0 MiB"));
+    EXPECT_THAT(error.what(), HasSubstr("smallest"));
+    const std::vector<std::string> lines = advice(error, options, 2);
+    ASSERT_GE(lines.size(), 3U);
+    EXPECT_THAT(lines.front(), HasSubstr("--device-memory"));
+    EXPECT_THAT(lines, Contains(HasSubstr("--activation-checkpointing block")));
+    EXPECT_THAT(lines, Not(Contains(HasSubstr("optimizer=host"))));  // it is not on the device
+  }
+}
+
+TEST(CliAdvice, AHostTooSmallIsToldWhichClassToMove) {
+  TrainOptions options = tiny();
+  const Error error(ErrorCode::kResourceExhausted, "--host-memory 1.0 MiB is too small");
+  options.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
+  EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("optimizer=nvme"));
+  options.placement = {Tier::kHost, Tier::kNvme, Tier::kNvme};
+  EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("params=nvme"));
+  EXPECT_THAT(advice(error, options, 2), Contains(HasSubstr("--host-memory")));
+}
+
+TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {
+  const Error error(ErrorCode::kResourceExhausted, "state: no space", ENOSPC);
+  EXPECT_THAT(advice(error, tiny(), 2), Contains(HasSubstr("--slots 1")));
+  EXPECT_TRUE(advice(Error(ErrorCode::kUnavailable, "in use"), tiny(), 2).empty());
+}
+
+}  // namespace
+}  // namespace ziggurat::cli

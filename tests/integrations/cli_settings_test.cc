@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_settings_test.cc: flags and settings files mean the same, and nonsense is
+// named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/bytes.h"
+#include "integrations/cli/settings.h"
+#include "integrations/cli/train_options.h"
+
+namespace ziggurat::cli {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+Settings defaults() {
+  Settings settings(train_settings());
+  settings.apply_flag("data", "text");
+  settings.apply_flag("store", "state");
+  return settings;
+}
+
+std::string complaint(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string complaint_about(const std::string& key, const std::string& value) {
+  Settings settings = defaults();
+  settings.apply_flag(key, value);
+  return complaint([&] { read_train_options(settings); });
+}
+
+TEST(CliSettings, DefaultsAreTheDemos) {
+  const TrainOptions options = read_train_options(defaults());
+  EXPECT_EQ(options.model, gpt::parse_model("gpt2-small"));
+  EXPECT_EQ(options.steps, 60U);
+  EXPECT_EQ(options.shape.tokens_per_step(), 2048);
+  EXPECT_EQ(options.learning_rate, 6e-4);
+  EXPECT_EQ(options.adamw.beta2, 0.95F);
+  EXPECT_EQ(options.clip_norm, 1.0);
+  EXPECT_EQ(options.device_bytes, 160 * kMiB);
+  EXPECT_EQ(options.host_bytes, 384 * kMiB);
+  EXPECT_EQ(options.placement.optimizer, Tier::kNvme);
+  EXPECT_EQ(options.slots, 2);
+}
+
+TEST(CliSettings, AFileSaysWhatFlagsSay) {
+  Settings from_flags = defaults();
+  for (const auto& [key, value] : std::map<std::string, std::string>{{"model", "2x64x2"},
+                                                                     {"lr", "0.001"},
+                                                                     {"betas", "0.8,0.9"},
+                                                                     {"device-memory", "8MiB"},
+                                                                     {"host-memory", "16777216"},
+                                                                     {"print-loss-bits", "true"},
+                                                                     {"steps", "7"}}) {
+    from_flags.apply_flag(key, value);
+  }
+  Settings from_file = defaults();
+  from_file.apply_json(
+      R"({"model": "2x64x2", "lr": 1e-3, "betas": [0.8, 0.9], "device-memory": "8MiB",
+                           "host-memory": 16777216, "print-loss-bits": true, "steps": 7})",
+      "run.json");
+  const TrainOptions a = read_train_options(from_flags);
+  const TrainOptions b = read_train_options(from_file);
+  EXPECT_EQ(a.model, b.model);
+  EXPECT_EQ(a.learning_rate, b.learning_rate);
+  EXPECT_EQ(a.adamw.beta1, b.adamw.beta1);
+  EXPECT_EQ(a.adamw.beta2, b.adamw.beta2);
+  EXPECT_EQ(a.device_bytes, b.device_bytes);
+  EXPECT_EQ(a.host_bytes, b.host_bytes);
+  EXPECT_EQ(a.print_loss_bits, b.print_loss_bits);
+  EXPECT_EQ(a.steps, b.steps);
+}
+
+TEST(CliSettings, FlagsWinOverTheFileInEitherOrder) {
+  for (const bool flag_first : {true, false}) {
+    Settings settings = defaults();
+    if (flag_first) settings.apply_flag("steps", "5");
+    settings.apply_json(R"({"steps": 9, "batch": 3})", "run.json");
+    if (!flag_first) settings.apply_flag("steps", "5");
+    EXPECT_EQ(read_train_options(settings).steps, 5U);
+    EXPECT_EQ(read_train_options(settings).shape.batch, 3);
+  }
+}
+
+TEST(CliSettings, EveryKeyCanBeInTheFile) {
+  for (const Setting& setting : train_settings()) {
+    Settings settings(train_settings());
+    const char* value = "null";
+    EXPECT_THAT(complaint([&] {
+                  settings.apply_json("{\"" + setting.key + "\": " + value + "}", "run.json");
+                }),
+                AllOf(HasSubstr("\"" + setting.key + "\""), HasSubstr("must be")));
+  }
+}
+
+TEST(CliSettings, NonsenseIsNamedWithFlagValueAndWhatWouldDo) {
+  EXPECT_THAT(complaint_about("batch", "0"), AllOf(HasSubstr("--batch 0"), HasSubstr("1 to")));
+  EXPECT_THAT(complaint_about("batch", "two"),
+              AllOf(HasSubstr("--batch two"), HasSubstr("whole number")));
+  EXPECT_THAT(complaint_about("batch", "2.5"), HasSubstr("--batch 2.5"));
+  EXPECT_THAT(complaint_about("batch", "99999999999999999999"), HasSubstr("--batch"));
+  EXPECT_THAT(complaint_about("lr", "nan"), HasSubstr("--lr nan"));
+  EXPECT_THAT(complaint_about("lr", "-1"), HasSubstr("--lr -1"));
+  EXPECT_THAT(complaint_about("lr", "1e-3x"), HasSubstr("not a number"));
+  EXPECT_THAT(complaint_about("betas", "0.9"),
+              AllOf(HasSubstr("--betas 0.9"), HasSubstr("give 2")));
+  EXPECT_THAT(complaint_about("betas", "0.9,1"), HasSubstr("--betas"));
+  EXPECT_THAT(complaint_about("device-memory", "lots"),
+              AllOf(HasSubstr("--device-memory lots"), HasSubstr("160MiB")));
+  EXPECT_THAT(complaint_about("device-memory", "12"), HasSubstr("too small"));
+  EXPECT_THAT(complaint_about("host-memory", "-3GiB"), HasSubstr("--host-memory -3GiB"));
+  EXPECT_THAT(complaint_about("slots", "3"), AllOf(HasSubstr("--slots 3"), HasSubstr("1 to 2")));
+  EXPECT_THAT(complaint_about("resume", "maybe"),
+              AllOf(HasSubstr("--resume maybe"), HasSubstr("auto, never")));
+  EXPECT_THAT(complaint_about("model", "huge"), HasSubstr("--model huge"));
+  EXPECT_THAT(complaint_about("placement", "params=moon"), HasSubstr("moon"));
+  EXPECT_THAT(complaint_about("context", "100000"), HasSubstr("--context 100000"));
+  EXPECT_THAT(complaint_about("data", ""), HasSubstr("--data"));
+  EXPECT_THAT(complaint([] { read_train_options(Settings(train_settings())); }),
+              HasSubstr("--data is missing"));
+}
+
+TEST(CliSettings, AFilesMistakesAreNamedByFileAndKey) {
+  const auto about = [](const std::string& json) {
+    Settings settings = defaults();
+    return complaint([&] {
+      settings.apply_json(json, "run.json");
+      read_train_options(settings);
+    });
+  };
+  EXPECT_THAT(about(R"({"stepz": 3})"),
+              AllOf(HasSubstr("run.json"), HasSubstr("\"stepz\""), HasSubstr("\"steps\"")));
+  EXPECT_THAT(about(R"({"steps": "3"})"), AllOf(HasSubstr("\"steps\""), HasSubstr("whole number")));
+  EXPECT_THAT(about(R"({"steps": 3.5})"), HasSubstr("\"steps\""));
+  EXPECT_THAT(about(R"({"betas": [0.9, "x"]})"), HasSubstr("\"betas\""));
+  EXPECT_THAT(about(R"({"print-loss-bits": 1})"), HasSubstr("true or false"));
+  EXPECT_THAT(about(R"({"steps": 3, "steps": 4})"), HasSubstr("twice"));
+  EXPECT_THAT(about(R"({"batch": 0})"), AllOf(HasSubstr("\"batch\" in run.json"), HasSubstr("0")));
+  EXPECT_THAT(about("[1, 2]"), HasSubstr("not a JSON object"));
+  EXPECT_THAT(about("{\"steps\": "), HasSubstr("not JSON"));
+  EXPECT_THAT(about(""), HasSubstr("not JSON"));
+  EXPECT_THAT(about("{\"x\": " + std::string(100'000, '[')), HasSubstr("nested"));
+}
+
+// Whatever is in the file, the answer is settings or a usage error: nothing else, and no crash.
+TEST(CliSettings, AnyBytesAreSettingsOrAUsageError) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const std::string good =
+      R"({"model": "2x64x2", "lr": 1e-3, "betas": [0.8, 0.9], "device-memory": "8MiB", "steps": 7})";
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = good;
+    for (unsigned edits = 1 + random() % 6; edits > 0; --edits) {
+      const std::size_t at = random() % text.size();
+      switch (random() % 3) {
+        case 0: text[at] = static_cast<char>(random()); break;
+        case 1: text.erase(at, 1 + random() % 5); break;
+        default: text.insert(at, text.substr(random() % text.size(), 10));
+      }
+      if (text.empty()) text = "{";
+    }
+    Settings settings = defaults();
+    try {
+      settings.apply_json(text, "run.json");
+      read_train_options(settings);
+    } catch (const UsageError&) {
+    }
+  }
+}
+
+TEST(CliSettings, TheWarmUpIsLinearAndThenConstant) {
+  TrainOptions options;
+  options.learning_rate = 1.0;
+  options.warmup = 4;
+  EXPECT_EQ(learning_rate(options, 0), 0.25F);
+  EXPECT_EQ(learning_rate(options, 2), 0.75F);
+  EXPECT_EQ(learning_rate(options, 3), 1.0F);
+  EXPECT_EQ(learning_rate(options, 100), 1.0F);
+  options.warmup = 0;
+  EXPECT_EQ(learning_rate(options, 0), 1.0F);
+}
+
+TEST(CliSettings, TheClosestWordIsOfferedOnlyIfItIsClose) {
+  const std::vector<std::string> words{"--batch", "--steps", "--store"};
+  EXPECT_EQ(closest("--bach", words), "--batch");
+  EXPECT_EQ(closest("--stor", words), "--store");
+  EXPECT_EQ(closest("--temperature", words), "");
+}
+
+}  // namespace
+}  // namespace ziggurat::cli
