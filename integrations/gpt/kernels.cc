@@ -274,12 +274,12 @@ void causal_softmax_backward(const CausalRows& shape, const float* scores, const
     std::int64_t c = 0;
     for (; c < seen; c += kLanes) {
       const Vec s = hn::Mul(hn::LoadU(d, scores + start + c), scale);
-      const Vec p = hn::IfThenElseZero(keys_below(c, seen),
-                                       hn::Mul(exp_clamped(hn::Sub(s, maximum)), inverse));
-      const Vec dp =
-          hn::IfThenElseZero(keys_below(c, seen), hn::LoadU(d, d_probabilities + start + c));
-      store_bf16(p, probabilities + start + c);
-      store_bf16(hn::Mul(hn::Mul(p, hn::Sub(dp, dot)), scale), d_scores + start + c);
+      const auto sees = keys_below(c, seen);
+      const Vec p = hn::Mul(exp_clamped(hn::Sub(s, maximum)), inverse);
+      const Vec dp = hn::LoadU(d, d_probabilities + start + c);
+      const Vec ds = hn::Mul(hn::Mul(p, hn::Sub(dp, dot)), scale);
+      store_bf16(hn::IfThenElseZero(sees, p), probabilities + start + c);
+      store_bf16(hn::IfThenElseZero(sees, ds), d_scores + start + c);
     }
     zero_bf16(probabilities + start, c, shape.leading);
     zero_bf16(d_scores + start, c, shape.leading);

@@ -98,12 +98,8 @@ void fill(const Segment& segment, std::uint64_t key, std::uint64_t first, std::s
       fill_normal(key, first, values);
       for (float& value : values) value *= segment.scale;
       return;
-    case Init::kZero:
-      std::fill(values.begin(), values.end(), 0.0F);
-      return;
-    case Init::kOne:
-      std::fill(values.begin(), values.end(), 1.0F);
-      return;
+    case Init::kZero: std::fill(values.begin(), values.end(), 0.0F); return;
+    case Init::kOne: std::fill(values.begin(), values.end(), 1.0F); return;
   }
 }
 

@@ -32,14 +32,10 @@ SinCos sin_cos_of_turns(double turns) noexcept {
             x2 * (1.0 / 24 + x2 * (-1.0 / 720 +
                                    x2 * (1.0 / 40320 + x2 * (-1.0 / 3628800 + x2 / 479001600.0)))));
   switch (nearest & 3) {
-    case 0:
-      return {s, c};
-    case 1:
-      return {c, -s};
-    case 2:
-      return {-s, -c};
-    default:
-      return {-c, s};
+    case 0: return {s, c};
+    case 1: return {c, -s};
+    case 2: return {-s, -c};
+    default: return {-c, s};
   }
 }
 

@@ -35,6 +35,7 @@ RamEngine::RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float cli
 std::span<const bf16> RamEngine::acquire(UnitId id) {
   Unit& unit = units_.at(id);
   ++unit.acquired;
+  acquisitions_.push_back(id);
   return unit.params;
 }
 

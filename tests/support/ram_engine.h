@@ -49,6 +49,8 @@ class RamEngine final : public Engine {
   std::span<const bf16> rounded_gradient(UnitId unit) const { return units_.at(unit).rounded; }
   /// Units acquired and not released; must be 0 between steps.
   int acquired() const;
+  /// Every acquire() so far, in order.
+  const std::vector<UnitId>& acquisitions() const noexcept { return acquisitions_; }
   /// Forgets finished gradients without a step.
   void drop_gradients();
 
@@ -68,6 +70,7 @@ class RamEngine final : public Engine {
   AdamWConfig adamw_;
   float clip_norm_;
   std::vector<Unit> units_;
+  std::vector<UnitId> acquisitions_;
   std::uint64_t generation_ = 0;
   Metrics metrics_;
 };

@@ -1,0 +1,13 @@
+# The reference trainer.
+add_library(ziggurat_test_ram_engine STATIC ${PROJECT_SOURCE_DIR}/tests/support/ram_engine.cc)
+target_link_libraries(ziggurat_test_ram_engine PUBLIC ziggurat::test_support ziggurat::gpt)
+
+ziggurat_test(gpt_data_test SOURCES gpt_model_test.cc gpt_text_test.cc USES ziggurat::gpt)
+ziggurat_test(gpt_compute_test
+  SOURCES gpt_kernels_test.cc gpt_matmul_test.cc gpt_gradient_test.cc gpt_trainer_test.cc
+  USES ziggurat_test_ram_engine)
+
+# Once more as on a CPU without bf16 products: oneDNN is told to use no more than AVX2.
+add_test(NAME gpt_compute_test_without_bf16 COMMAND gpt_compute_test)
+set_tests_properties(gpt_compute_test_without_bf16 PROPERTIES LABELS unit TIMEOUT 600
+  ENVIRONMENT "ONEDNN_MAX_CPU_ISA=AVX2")
