@@ -115,7 +115,7 @@ void StateStore::set_durable_everywhere(std::uint64_t generation) noexcept {
 }
 
 std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) const noexcept {
-  return record_seed(impl_->newest.uuid, chunk, generation, impl_->state.epoch);
+  return record_seed(impl_->newest.uuid, chunk, generation, impl_->attempt);
 }
 
 StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generation) const {
@@ -156,8 +156,7 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   SlotEntry& entry = impl_->tables[parity_of(generation)][chunk];
   ZIGGURAT_CHECK(entry.complete || entry.generation != generation,
                  "chunk {}: written twice at a time", chunk);
-  entry = {
-      .hash = hash, .attempt = impl_->state.epoch, .generation = generation, .complete = false};
+  entry = {.hash = hash, .attempt = impl_->attempt, .generation = generation, .complete = false};
   if (impl_->layout.slots == 1 && generation > 0) co_await impl_->mark_in_progress(generation);
 
   std::exception_ptr error;
@@ -308,7 +307,7 @@ Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byt
   next.in_progress = false;
   next.previous_hash = generation == 0 ? 0 : superblock_hash(newest);
   next.lineage =
-      extend_lineage(generation == 0 ? newest.uuid.key() : newest.lineage, generation, state.epoch);
+      extend_lineage(generation == 0 ? newest.uuid.key() : newest.lineage, generation, attempt);
   next.generation = generation;
   next.optimizer_step = generation;
   next.epoch = state.epoch;

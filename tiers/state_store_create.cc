@@ -38,11 +38,6 @@ void stamp_blocks(std::span<std::byte> memory, std::uint64_t offset_bytes) {
   }
 }
 
-std::uint64_t random_u64() {
-  std::random_device device;
-  return (static_cast<std::uint64_t>(device()) << 32) | device();
-}
-
 class Builder {
  public:
   Builder(StateStore::Impl& store, const StoreSpec& spec) : store_(store), spec_(spec) {}
@@ -146,6 +141,11 @@ class Builder {
 
 }  // namespace
 
+std::uint64_t random_u64() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32) | device();
+}
+
 Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environment,
                                                      std::string directory, StoreSpec spec) {
   ZIGGURAT_CHECK(!environment.fill.empty() && environment.fill.size() % kMiB == 0,
@@ -167,6 +167,7 @@ Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environmen
   identity.uuid.low = co_await ranks.max(random_u64());
   made.newest = identity;
   made.state.epoch = 1;
+  made.attempt = co_await ranks.max(random_u64());
   made.adopt(std::move(spec), std::move(layout));
   co_return store;
 }

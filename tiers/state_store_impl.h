@@ -20,7 +20,7 @@ namespace ziggurat {
 struct SlotEntry {
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t hash = 0;
-  std::uint64_t attempt = 0;  ///< the epoch it was written in
+  std::uint64_t attempt = 0;  ///< StateStore::Impl::attempt when it was written
   std::uint64_t generation = kNone;
   bool complete = false;
 };
@@ -28,6 +28,9 @@ using SlotTable = std::vector<SlotEntry>;
 
 std::uint64_t record_seed(const StoreUuid& uuid, ChunkId chunk, std::uint64_t generation,
                           std::uint64_t attempt) noexcept;
+
+/// From the system's entropy.
+std::uint64_t random_u64();
 
 /// The table region's bytes, and back; `generation` is that of all its entries.
 void encode_table(const SlotTable& table, std::span<std::byte> region);
@@ -71,6 +74,9 @@ struct StateStore::Impl {
   StoreSpec spec;
   StoreLayout layout;
   StoreState state;
+  /// Drawn anew whenever the store is opened, the same on every rank. The epoch alone would not do:
+  /// if nothing of an epoch was sealed before a crash, the next run has the same number.
+  std::uint64_t attempt = 0;
   Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
   std::array<SlotTable, 2> tables;    ///< by parity
   std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here

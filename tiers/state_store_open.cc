@@ -33,6 +33,7 @@ class Recovery {
     co_await agree_history(generation);
     // All have read, checked and agreed; only now is anything changed.
     const std::uint64_t epoch = 1 + co_await ranks_.max(survey_->epoch_seen());
+    store_.attempt = co_await ranks_.max(random_u64());
     Task<> cleaning = survey_->leave_only(generation);
     Task<> cleaned =
         together(ranks_, std::move(cleaning), "erase what is newer than the agreed generation");

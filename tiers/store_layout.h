@@ -15,7 +15,7 @@
 //
 // Every region starts on and is a whole number of kRegionBytes, which is a multiple of any
 // direct-I/O alignment we accept; generation g lives in table, blob and slot g % 2. A table entry
-// is 16 bytes: the record's hash, then the epoch (attempt) in which it was written, little-endian.
+// is 16 bytes: the record's hash, then the attempt in which it was written, little-endian.
 #pragma once
 
 #include <array>

@@ -378,12 +378,16 @@ Task<> StoreSurvey::leave_only(std::uint64_t chosen) {
                           kRegionBytes);
     written = true;
   }
-  const bool older_whole = other.whole && other.whole->superblock.generation + 1 == chosen;
+  const bool older_whole =
+      other.whole && other.whole->superblock.generation + 1 == kept.superblock.generation;
+  if (older_whole) encode_superblock(other.whole->superblock, block);
+  const auto replacement =
+      older_whole ? std::span<const std::byte>(block) : std::span<const std::byte>();
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
     if (other.copies[copy].verdict == SuperblockVerdict::kBlank) continue;
     if (older_whole && copy_is(1 - parity, copy, other.whole->superblock)) continue;
-    co_await write_region(StoreLayout::superblock_offset(1 - parity, copy, size_bytes_), {},
-                          kRegionBytes);
+    co_await write_region(StoreLayout::superblock_offset(1 - parity, copy, size_bytes_),
+                          replacement, kRegionBytes);
     written = true;
   }
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {

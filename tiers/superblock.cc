@@ -121,16 +121,11 @@ SuperblockVerdict decode_superblock(std::span<const std::byte> block, Superblock
 
 std::string to_string(SuperblockVerdict verdict) {
   switch (verdict) {
-    case SuperblockVerdict::kValid:
-      return "valid";
-    case SuperblockVerdict::kBlank:
-      return "never written";
-    case SuperblockVerdict::kForeign:
-      return "not a superblock";
-    case SuperblockVerdict::kWrongChecksum:
-      return "checksum wrong";
-    case SuperblockVerdict::kWrongVersion:
-      return "another format version";
+    case SuperblockVerdict::kValid: return "valid";
+    case SuperblockVerdict::kBlank: return "never written";
+    case SuperblockVerdict::kForeign: return "not a superblock";
+    case SuperblockVerdict::kWrongChecksum: return "checksum wrong";
+    case SuperblockVerdict::kWrongVersion: return "another format version";
   }
   return "?";
 }
@@ -142,8 +137,8 @@ std::uint64_t superblock_hash(const Superblock& superblock) {
 }
 
 std::uint64_t extend_lineage(std::uint64_t lineage_before, std::uint64_t generation,
-                             std::uint64_t epoch) noexcept {
-  return mix_seed(mix_seed(lineage_before, generation), epoch);
+                             std::uint64_t attempt) noexcept {
+  return mix_seed(mix_seed(lineage_before, generation), attempt);
 }
 
 }  // namespace ziggurat

@@ -59,7 +59,7 @@ struct Superblock {
   std::uint64_t previous_hash =
       0;  ///< superblock_hash() of the generation before on this rank; 0 for generation 0
   std::uint64_t lineage =
-      0;  ///< folds the (generation, epoch) of every generation up to this: equal on all ranks
+      0;  ///< folds the (generation, attempt) of every one up to this: equal on all ranks
   std::uint64_t table_offset_bytes = 0;
   std::uint64_t table_hash = 0;
   std::uint64_t blob_offset_bytes = 0;
@@ -85,8 +85,8 @@ SuperblockVerdict decode_superblock(std::span<const std::byte> block, Superblock
 /// Identity of a superblock in the chain: hash of its encoded block.
 std::uint64_t superblock_hash(const Superblock& superblock);
 
-/// Lineage of a generation made in `epoch` on top of `lineage_before`.
+/// Lineage of a generation made in `attempt` on top of `lineage_before`.
 std::uint64_t extend_lineage(std::uint64_t lineage_before, std::uint64_t generation,
-                             std::uint64_t epoch) noexcept;
+                             std::uint64_t attempt) noexcept;
 
 }  // namespace ziggurat

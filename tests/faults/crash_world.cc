@@ -154,9 +154,12 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
   if (launch.power_cut_after) disk_.cut_power_after(*launch.power_cut_after);
   const std::uint64_t events_before = disk_.events();
   std::size_t ended = 0;
+  result.errors.resize(ranks_.size());
   for (auto& rank : ranks_) {
-    reactor.spawn(run_rank(*rank, launch), [&](std::exception_ptr error) {
+    const auto number = static_cast<std::size_t>(rank->quorum.rank());
+    reactor.spawn(run_rank(*rank, launch), [&, number](std::exception_ptr error) {
       ++ended;
+      result.errors[number] = error;
       if (!result.error) result.error = error;
       all.lose(error);
     });

@@ -46,9 +46,10 @@ struct Launch {
 };
 
 struct LaunchResult {
-  bool finished = false;     ///< every rank got to its end
-  std::exception_ptr error;  ///< the first one otherwise
-  bool started = false;      ///< every rank had its store and had verified it
+  bool finished = false;                   ///< every rank got to its end
+  std::exception_ptr error;                ///< the first one otherwise
+  std::vector<std::exception_ptr> errors;  ///< by rank
+  bool started = false;                    ///< every rank had its store and had verified it
   std::uint64_t resumed_at = 0;
   std::uint64_t events = 0;
   std::vector<std::vector<std::string>> notes;  ///< by rank

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/tiers/state_store_contract_test.cc: the store as its header promises it, on a real file
+// and, for failures, on a disk that fails as planned.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "aio/faulty_engine.h"
+#include "aio/simulated_engine.h"
+#include "aio/thread_engine.h"
+#include "base/bytes.h"
+#include "base/error.h"
+#include "tiers/record_hash.h"
+#include "tiers/state_store.h"
+#include "tiers/superblock.h"
+
+namespace ziggurat {
+namespace {
+
+using testing::HasSubstr;
+
+class AlignedMemory {
+ public:
+  explicit AlignedMemory(std::uint64_t size_bytes)
+      : bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size_bytes, 4096))),
+               size_bytes) {}
+  ~AlignedMemory() { std::free(bytes_.data()); }
+  AlignedMemory(const AlignedMemory&) = delete;
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+/// A store with one user, on any engine.
+class Owner {
+ public:
+  Owner(Reactor& reactor, IoEngine& io, std::string directory)
+      : reactor_(reactor), io_(io), directory_(std::move(directory)) {
+    spec.layout = "{}";
+    spec.record_bytes = {kTileBytes, 3 * kTileBytes};
+  }
+
+  void create() { store = reactor_.block_on(StateStore::create(environment(), directory_, spec)); }
+  void open() { store = reactor_.block_on(StateStore::open(environment(), directory_)); }
+  void write(ChunkId chunk, std::uint64_t generation) {
+    const AlignedMemory record(spec.record_bytes[chunk]);
+    std::ranges::fill(record.bytes(), static_cast<std::byte>(16 * generation + chunk));
+    const std::uint64_t hash = record_hash(record.bytes(), store->write_seed(chunk, generation));
+    reactor_.block_on(store->write(chunk, generation, record.bytes(), hash));
+  }
+  void commit(std::uint64_t generation) {
+    reactor_.block_on(store->commit(generation, blob, before_seal));
+  }
+  void step(std::uint64_t generation) {
+    for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) write(chunk, generation);
+    commit(generation);
+  }
+  /// Reads, and compares hash and bytes.
+  bool holds(ChunkId chunk, std::uint64_t generation) {
+    const AlignedMemory record(spec.record_bytes[chunk]);
+    reactor_.block_on(store->read(chunk, generation, record.bytes()));
+    const auto expected = store->expected(chunk, generation);
+    return record_hash(record.bytes(), expected.seed) == expected.hash &&
+           std::ranges::all_of(record.bytes(), [&](std::byte b) {
+             return b == static_cast<std::byte>(16 * generation + chunk);
+           });
+  }
+
+  StoreSpec spec;
+  std::vector<std::byte> blob{std::byte{7}};
+  std::function<void()> before_seal;
+  std::unique_ptr<StateStore> store;
+
+ private:
+  StoreEnvironment environment() {
+    StoreEnvironment environment{reactor_, io_, ranks_, {}, {}, fill_.bytes(), {}};
+    environment.staging = [this](std::uint64_t size_bytes) {
+      staging_.push_back(std::make_unique<AlignedMemory>(size_bytes));
+      return staging_.back()->bytes();
+    };
+    return environment;
+  }
+
+  Reactor& reactor_;
+  IoEngine& io_;
+  SoloQuorum ranks_;
+  std::string directory_;
+  AlignedMemory fill_{kMiB};
+  std::vector<std::unique_ptr<AlignedMemory>> staging_;
+};
+
+class StateStoreOnFile : public testing::Test {
+ protected:
+  StateStoreOnFile() {
+    char name[] = "./store_test_XXXXXX";
+    directory_ = ::mkdtemp(name);
+    owner_ = std::make_unique<Owner>(reactor_, io_, directory_);
+  }
+  ~StateStoreOnFile() override {
+    owner_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+  std::string path() const { return directory_ + "/" + StateStore::file_name(0); }
+
+  Reactor reactor_;
+  ThreadEngine io_{reactor_};
+  std::string directory_;
+  std::unique_ptr<Owner> owner_;
+};
+
+TEST_F(StateStoreOnFile, IsNoStoreUntilGenerationZeroIsSealed) {
+  owner_->create();
+  EXPECT_FALSE(StateStore::exists(io_, directory_, 0));
+  owner_->step(0);
+  EXPECT_TRUE(StateStore::exists(io_, directory_, 0));
+  struct stat status {};
+  ASSERT_EQ(::stat(path().c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(static_cast<std::uint64_t>(status.st_size), StateStore::file_bytes(owner_->spec));
+  EXPECT_GE(status.st_blocks * 512, status.st_size) << "space is reserved";
+}
+
+TEST_F(StateStoreOnFile, AnUnfinishedCreationLeavesNothing) {
+  owner_->create();
+  owner_->store.reset();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+}
+
+TEST_F(StateStoreOnFile, ReplacesAnOlderStoreOnlyWhenSealed) {
+  owner_->create();
+  for (const std::uint64_t generation : {0, 1, 2}) owner_->step(generation);
+  owner_->store.reset();
+  owner_->create();
+  owner_->store.reset();
+  owner_->open();
+  EXPECT_EQ(owner_->store->durable_generation(), 2u) << "the new one was given up: the old stays";
+  owner_->store.reset();
+  owner_->create();
+  owner_->step(0);
+  owner_->store.reset();
+  owner_->open();
+  EXPECT_EQ(owner_->store->durable_generation(), 0u);
+}
+
+TEST_F(StateStoreOnFile, BothGenerationsAreReadableWhileTheNextIsWritten) {
+  owner_->create();
+  owner_->step(0);
+  owner_->write(1, 1);
+  EXPECT_TRUE(owner_->holds(1, 0));
+  EXPECT_TRUE(owner_->holds(1, 1));
+  owner_->write(0, 1);
+  bool sealed = false;
+  owner_->before_seal = [&] { sealed = owner_->store->durable_generation() == 0; };
+  owner_->commit(1);
+  EXPECT_TRUE(sealed) << "called before the generation counts";
+  owner_->store.reset();
+  owner_->open();
+  EXPECT_EQ(owner_->store->state().generation, 1u);
+  EXPECT_EQ(owner_->store->state().blob, owner_->blob);
+  EXPECT_GT(owner_->store->state().epoch, 1u);
+  EXPECT_TRUE(owner_->holds(0, 1));
+  EXPECT_TRUE(owner_->holds(1, 1));
+}
+
+TEST_F(StateStoreOnFile, OpenWaitsForTheLockOfAKilledOwner) {
+  owner_->create();
+  owner_->step(0);
+  owner_->store.reset();
+  const int other = ::open(path().c_str(), O_RDONLY);
+  ASSERT_GE(other, 0);
+  ASSERT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  std::atomic<bool> released = false;
+  std::thread dying([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    released = true;
+    ::close(other);
+  });
+  owner_->open();
+  EXPECT_TRUE(released);
+  dying.join();
+}
+
+TEST_F(StateStoreOnFile, CorruptRecordNamesPlaceAndWhatIsSafe) {
+  owner_->create();
+  owner_->step(0);
+  owner_->step(1);
+  const Error error = owner_->store->corrupt_record(1, 1);
+  EXPECT_EQ(error.code(), ErrorCode::kDataLoss);
+  for (const char* part :
+       {"rank00000", "chunk 1", "generation 1", "offset", "generation 0 of every"})
+    EXPECT_THAT(error.what(), HasSubstr(part));
+  owner_->write(0, 2);
+  EXPECT_THAT(owner_->store->corrupt_record(1, 1).what(),
+              testing::Not(HasSubstr("generation 0 of every")));
+}
+
+TEST_F(StateStoreOnFile, BadSpecificationsAreRefused) {
+  owner_->spec.record_bytes = {1000};
+  EXPECT_THROW(owner_->create(), Error);
+  owner_->spec.record_bytes = {kTileBytes};
+  owner_->spec.slots = 3;
+  EXPECT_THROW(owner_->create(), Error);
+}
+
+TEST_F(StateStoreOnFile, ABlobThatIsTooLongIsRefusedAndMayBeShortened) {
+  owner_->create();
+  owner_->write(0, 0);
+  owner_->write(1, 0);
+  owner_->blob.resize(owner_->spec.blob_capacity_bytes + 1);
+  EXPECT_THROW(owner_->commit(0), Error);
+  owner_->blob.resize(5);
+  owner_->commit(0);
+}
+
+class StateStoreDeath : public testing::Test {
+ protected:
+  StateStoreDeath() {
+    testing::FLAGS_gtest_death_test_style = "fast";
+    owner_.create();
+    owner_.step(0);
+  }
+  Reactor reactor_{Clock::Kind::kVirtual};
+  SimulatedDisk disk_;
+  FaultyEngine io_{reactor_, std::make_unique<SimulatedEngine>(reactor_, disk_)};
+  Owner owner_{reactor_, io_, "/store"};
+};
+
+TEST_F(StateStoreDeath, NoGenerationIsSkippedOrWrittenTwice) {
+  EXPECT_DEATH(owner_.write(0, 2), "may not be written, 1 is next");
+  EXPECT_DEATH(owner_.write(0, 0), "may not be written, 1 is next");
+  EXPECT_DEATH(owner_.commit(2), "cannot be sealed, 1 is next");
+}
+
+TEST_F(StateStoreDeath, AGenerationIsSealedOnlyWithAllItsRecords) {
+  owner_.write(0, 1);
+  EXPECT_DEATH(owner_.commit(1), "chunk 1 holds");
+  EXPECT_DEATH(owner_.holds(1, 1), "generation 1 asked for");
+}
+
+TEST_F(StateStoreDeath, AFailedSyncIsNeverTriedAgain) {
+  owner_.write(0, 1);
+  owner_.write(1, 1);
+  io_.plan(Fault::fail(FaultPoint::kSync, EIO).at(io_.calls(FaultPoint::kSync)));
+  EXPECT_THROW(owner_.commit(1), Error);
+  EXPECT_THROW(owner_.commit(1), Error) << "what the failed one dropped is gone";
+  EXPECT_EQ(owner_.store->durable_generation(), 0u);
+  owner_.store.reset();
+  io_.clear_plan();
+  owner_.open();
+  EXPECT_EQ(owner_.store->durable_generation(), 0u);
+  EXPECT_TRUE(owner_.holds(0, 0));
+}
+
+TEST_F(StateStoreDeath, AFailedRecordWriteIsReportedAndMayBeRepeated) {
+  io_.plan(Fault::fail(FaultPoint::kWrite, ENOSPC).at(io_.calls(FaultPoint::kWrite)));
+  EXPECT_THROW(owner_.write(0, 1), Error);
+  EXPECT_DEATH(owner_.commit(1), "chunk 0 holds");
+  owner_.step(1);
+  EXPECT_EQ(owner_.store->durable_generation(), 1u);
+}
+
+TEST_F(StateStoreDeath, EveryFailureOfACommitIsReportedAndLosesNothing) {
+  for (const FaultPoint point : {FaultPoint::kWrite, FaultPoint::kSync}) {
+    for (std::uint64_t nth = 0;; ++nth) {
+      const std::uint64_t next = owner_.store->durable_generation() + 1;
+      owner_.write(0, next);
+      owner_.write(1, next);
+      const std::uint64_t struck = io_.injected(point);
+      io_.plan(Fault::fail(point, EIO).at(io_.calls(point) + nth));
+      bool failed = false;
+      try {
+        owner_.commit(next);
+      } catch (const Error&) {
+        failed = true;
+      }
+      io_.clear_plan();
+      ASSERT_EQ(failed, io_.injected(point) > struck) << "call " << nth;
+      owner_.store.reset();
+      owner_.open();
+      const std::uint64_t found = owner_.store->durable_generation();
+      ASSERT_TRUE(found == next || (failed && found == next - 1)) << "call " << nth;
+      ASSERT_TRUE(owner_.holds(0, found) && owner_.holds(1, found));
+      if (!failed) break;
+    }
+  }
+}
+
+TEST(Superblock, EveryBitCounts) {
+  Superblock superblock;
+  superblock.generation = 7;
+  superblock.lineage = ~0ull;
+  superblock.in_progress = true;
+  std::vector<std::byte> block(kSuperblockBytes);
+  encode_superblock(superblock, block);
+  Superblock read;
+  ASSERT_EQ(decode_superblock(block, read), SuperblockVerdict::kValid);
+  EXPECT_EQ(superblock_hash(read), superblock_hash(superblock));
+  EXPECT_TRUE(read.in_progress);
+  for (std::size_t bit = 0; bit < 8 * block.size(); ++bit) {
+    block[bit / 8] ^= std::byte{1} << (bit % 8);
+    ASSERT_NE(decode_superblock(block, read), SuperblockVerdict::kValid) << "bit " << bit;
+    block[bit / 8] ^= std::byte{1} << (bit % 8);
+  }
+}
+
+TEST(RecordHash, IsTheHashOfItsTilesInOrderUnderTheSeed) {
+  std::vector<std::byte> record(3 * kTileBytes);
+  for (std::size_t i = 0; i < record.size(); ++i) record[i] = static_cast<std::byte>(i / 1000);
+  RecordHash tiles(record.size());
+  for (const std::size_t tile : {2, 0, 1})
+    tiles.set_tile(tile, std::span(record).subspan(tile * kTileBytes, kTileBytes));
+  EXPECT_EQ(tiles.finish(5), record_hash(record, 5));
+  EXPECT_NE(tiles.finish(6), record_hash(record, 5));
+  std::swap_ranges(record.begin(), record.begin() + kTileBytes, record.begin() + kTileBytes);
+  EXPECT_NE(tiles.finish(5), record_hash(record, 5)) << "order matters";
+}
+
+}  // namespace
+}  // namespace ziggurat
