@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/account.h: who holds how many bytes of a tier, now and at the peak. Reactor's thread, or under the owner's lock.
+// tiers/account.h: who holds how many bytes of a tier, now and at the peak. Reactor's thread, or
+// under the owner's lock.
 #pragma once
 
 #include <array>
@@ -9,7 +10,8 @@
 
 namespace ziggurat {
 
-/// What bytes are for. The account in an out-of-memory message and in the end table has one line each.
+/// What bytes are for. The account in an out-of-memory message and in the end table has one line
+/// each.
 enum class Purpose : std::uint8_t {
   kParams,        ///< 16-bit parameters
   kGradients,     ///< 16-bit gradients
@@ -35,7 +37,8 @@ class Account {
   std::uint64_t used_bytes(Purpose purpose) const noexcept;
   std::uint64_t peak_bytes(Purpose purpose) const noexcept;
 
-  /// "params 164.1 MiB, gradients 12.0 MiB, ... of 384.0 MiB", purposes that hold something, largest first.
+  /// "params 164.1 MiB, gradients 12.0 MiB, ... of 384.0 MiB", purposes that hold something,
+  /// largest first.
   std::string text() const;
 
  private:

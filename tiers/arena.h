@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/arena.h: which ranges of one contiguous region are free:
-// address-ordered first fit, neighbours coalesce.
+// tiers/arena.h: which ranges of one contiguous region are free: address-ordered first fit,
+// neighbours coalesce.
 //
-// Offsets only, no memory; not thread-safe. Addresses of allocations are a
-// function of the calls alone.
+// Offsets only, no memory; not thread-safe. Addresses of allocations are a function of the calls
+// alone.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,11 @@
 namespace ziggurat {
 
 class Arena {
-public:
+ public:
   Arena(std::uint64_t size_bytes, std::uint64_t alignment_bytes);
 
-  /// Offset of a free range of `size_bytes` (rounded up to the alignment), or
-  /// nothing if no range is long enough.
+  /// Offset of a free range of `size_bytes` (rounded up to the alignment), or nothing if no range
+  /// is long enough.
   std::optional<std::uint64_t> allocate(std::uint64_t size_bytes);
   /// Gives back a range exactly as it was allocated.
   void free(std::uint64_t offset_bytes, std::uint64_t size_bytes);
@@ -26,24 +26,21 @@ public:
   std::uint64_t free_bytes() const noexcept { return free_bytes_; }
   std::uint64_t largest_free_bytes() const noexcept;
 
-private:
+ private:
   std::uint64_t size_bytes_;
   std::uint64_t alignment_bytes_;
   std::uint64_t free_bytes_;
-  std::map<std::uint64_t, std::uint64_t> free_ranges_; // offset -> size
+  std::map<std::uint64_t, std::uint64_t> free_ranges_;  // offset -> size
 };
 
-/// Bytes that an array of `size_bytes` should occupy so that arrays side by
-/// side are not congruent modulo 2 MiB.
+/// Bytes that an array of `size_bytes` should occupy so that arrays side by side are not congruent
+/// modulo 2 MiB.
 ///
-/// Equal arrays of a whole number of huge pages, streamed together, would fall
-/// on the same cache sets and (below 4 KiB alignment) meet store-to-load
-/// aliasing. So a large array occupies an *odd* number of alignment units:
-/// bases then step through 2 MiB by an odd stride, which is coprime to 2 MiB /
-/// alignment, and every 2 MiB / alignment neighbours of one size have distinct
-/// residues (512 at 4 KiB). Costs at most one unit; arrays below 256 KiB are
-/// left alone.
-std::uint64_t staggered_bytes(std::uint64_t size_bytes,
-                              std::uint64_t alignment_bytes) noexcept;
+/// Equal arrays of a whole number of huge pages, streamed together, would fall on the same cache
+/// sets and (below 4 KiB alignment) meet store-to-load aliasing. So a large array occupies an *odd*
+/// number of alignment units: bases then step through 2 MiB by an odd stride, which is coprime to 2
+/// MiB / alignment, and every 2 MiB / alignment neighbours of one size have distinct residues (512
+/// at 4 KiB). Costs at most one unit; arrays below 256 KiB are left alone.
+std::uint64_t staggered_bytes(std::uint64_t size_bytes, std::uint64_t alignment_bytes) noexcept;
 
-} // namespace ziggurat
+}  // namespace ziggurat

@@ -6,10 +6,11 @@
 namespace ziggurat {
 namespace {
 
-constexpr const char *kWhy = "this program was built without CUDA (build where "
-                             "nvcc is found, or with ZIGGURAT_WITH_CUDA=ON)";
+constexpr const char* kWhy =
+    "this program was built without CUDA (build where "
+    "nvcc is found, or with ZIGGURAT_WITH_CUDA=ON)";
 
-} // namespace
+}  // namespace
 
 CudaInventory cuda_devices() {
   CudaInventory inventory;
@@ -17,9 +18,8 @@ CudaInventory cuda_devices() {
   return inventory;
 }
 
-std::unique_ptr<CudaDevice> CudaDevice::create(Reactor &,
-                                               const CudaDeviceOptions &) {
+std::unique_ptr<CudaDevice> CudaDevice::create(Reactor&, const CudaDeviceOptions&) {
   throw Error(ErrorCode::kUnavailable, std::string("no CUDA device: ") + kWhy);
 }
 
-} // namespace ziggurat
+}  // namespace ziggurat

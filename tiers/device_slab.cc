@@ -8,49 +8,42 @@
 namespace ziggurat {
 
 DeviceSlab::~DeviceSlab() {
-  ZIGGURAT_CHECK(ranges_.empty(),
-                 "a device goes away while {} buffers are out: {}",
-                 ranges_.size(), account_.text());
+  ZIGGURAT_CHECK(ranges_.empty(), "a device goes away while {} buffers are out: {}", ranges_.size(),
+                 account_.text());
 }
 
-std::byte *DeviceSlab::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
-  ZIGGURAT_CHECK(size_bytes > 0, "a device buffer of nothing, for {}",
-                 to_string(purpose));
+std::byte* DeviceSlab::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
+  ZIGGURAT_CHECK(size_bytes > 0, "a device buffer of nothing, for {}", to_string(purpose));
   const std::lock_guard lock(mutex_);
-  if (size_bytes > arena_.size_bytes())
-    return nullptr;
+  if (size_bytes > arena_.size_bytes()) return nullptr;
   std::uint64_t range = staggered_bytes(size_bytes, alignment_bytes_);
   auto offset = arena_.allocate(range);
-  if (!offset) { // staggering is for speed: it may not cost an allocation
+  if (!offset) {  // staggering is for speed: it may not cost an allocation
     range = round_up(size_bytes, alignment_bytes_);
     offset = arena_.allocate(range);
   }
-  if (!offset)
-    return nullptr;
-  std::byte *data = base_ + *offset;
+  if (!offset) return nullptr;
+  std::byte* data = base_ + *offset;
   ranges_.emplace(data, range);
   account_.add(purpose, range);
   return data;
 }
 
-void DeviceSlab::free(std::byte *data, Purpose purpose) noexcept {
+void DeviceSlab::free(std::byte* data, Purpose purpose) noexcept {
   std::function<void()> callback;
   {
     const std::lock_guard lock(mutex_);
     const auto range = ranges_.find(data);
-    ZIGGURAT_CHECK(range != ranges_.end(),
-                   "a buffer that this device never lent");
+    ZIGGURAT_CHECK(range != ranges_.end(), "a buffer that this device never lent");
     arena_.free(static_cast<std::uint64_t>(data - base_), range->second);
     account_.subtract(purpose, range->second);
     ranges_.erase(range);
     callback = on_free_;
   }
-  if (callback)
-    callback();
+  if (callback) callback();
 }
 
-bool DeviceSlab::contains(const std::byte *data,
-                          std::uint64_t size_bytes) const noexcept {
+bool DeviceSlab::contains(const std::byte* data, std::uint64_t size_bytes) const noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   const auto begin = reinterpret_cast<std::uintptr_t>(base_);
   return address >= begin && size_bytes <= arena_.size_bytes() &&
@@ -67,4 +60,4 @@ void DeviceSlab::on_free(std::function<void()> callback) {
   on_free_ = std::move(callback);
 }
 
-} // namespace ziggurat
+}  // namespace ziggurat

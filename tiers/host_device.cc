@@ -14,76 +14,62 @@
 namespace ziggurat {
 namespace {
 
-// A page: the strictest that anything reading device memory directly (disk,
-// SIMD) asks for.
+// A page: the strictest that anything reading device memory directly (disk, SIMD) asks for.
 constexpr std::uint64_t kAlignment = 4 * kKiB;
 
-const char *span_name(Stream::Direction direction) noexcept {
+const char* span_name(Stream::Direction direction) noexcept {
   switch (direction) {
-  case Stream::Direction::kToDevice:
-    return "to device";
-  case Stream::Direction::kToHost:
-    return "to host";
-  case Stream::Direction::kOnDevice:
-    return "on device";
+    case Stream::Direction::kToDevice: return "to device";
+    case Stream::Direction::kToHost: return "to host";
+    case Stream::Direction::kOnDevice: return "on device";
   }
   return "copy";
 }
 
-} // namespace
+}  // namespace
 
-std::unique_ptr<HostDevice> HostDevice::create(Reactor &reactor,
-                                               std::uint64_t capacity_bytes,
-                                               Trace *trace, Metrics *metrics) {
+std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::uint64_t capacity_bytes,
+                                               Trace* trace, Metrics* metrics) {
   const std::uint64_t usable = capacity_bytes / kAlignment * kAlignment;
   if (usable == 0) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "device memory: a budget of {} holds nothing: give at least 4 KiB",
-            format_bytes(capacity_bytes)));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("device memory: a budget of {} holds nothing: give at least 4 KiB",
+                            format_bytes(capacity_bytes)));
   }
-  HostMapping mapping(
-      HostMappingOptions{.owner = "host device", .size_bytes = usable});
-  return std::unique_ptr<HostDevice>(
-      new HostDevice(reactor, std::move(mapping), trace, metrics));
+  HostMapping mapping(HostMappingOptions{.owner = "host device", .size_bytes = usable});
+  return std::unique_ptr<HostDevice>(new HostDevice(reactor, std::move(mapping), trace, metrics));
 }
 
-HostDevice::HostDevice(Reactor &reactor, HostMapping mapping, Trace *trace,
-                       Metrics *metrics)
-    : reactor_(reactor), mapping_(std::move(mapping)),
+HostDevice::HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics)
+    : reactor_(reactor),
+      mapping_(std::move(mapping)),
       slab_(mapping_.bytes().data(), mapping_.bytes().size(), kAlignment),
-      trace_(trace), metrics_(metrics) {}
+      trace_(trace),
+      metrics_(metrics) {}
 
 std::string HostDevice::description() const {
-  return fmt::format("host memory as the device: {} of {}",
-                     format_bytes(mapping_.bytes().size()),
+  return fmt::format("host memory as the device: {} of {}", format_bytes(mapping_.bytes().size()),
                      mapping_.page_kind());
 }
 
-DeviceBuffer HostDevice::try_allocate(std::uint64_t size_bytes,
-                                      Purpose purpose) {
-  std::byte *data = slab_.try_allocate(size_bytes, purpose);
-  if (data == nullptr)
-    return {};
+DeviceBuffer HostDevice::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
+  std::byte* data = slab_.try_allocate(size_bytes, purpose);
+  if (data == nullptr) return {};
   return DeviceBuffer(*this, data, size_bytes, purpose);
 }
 
-void HostDevice::free(std::byte *data, std::uint64_t,
-                      Purpose purpose) noexcept {
+void HostDevice::free(std::byte* data, std::uint64_t, Purpose purpose) noexcept {
   slab_.free(data, purpose);
 }
 
-std::unique_ptr<Stream> HostDevice::create_stream(const std::string &name) {
+std::unique_ptr<Stream> HostDevice::create_stream(const std::string& name) {
   return std::make_unique<HostStream>(reactor_, slab_, name, trace_, metrics_);
 }
 
-HostStream::HostStream(Reactor &reactor, const DeviceSlab &slab,
-                       const std::string &name, Trace *trace, Metrics *metrics)
-    : reactor_(reactor), slab_(slab), name_(name), trace_(trace),
-      metrics_(metrics) {
-  if (trace_ != nullptr)
-    track_ = trace_->track("copies: " + name);
+HostStream::HostStream(Reactor& reactor, const DeviceSlab& slab, const std::string& name,
+                       Trace* trace, Metrics* metrics)
+    : reactor_(reactor), slab_(slab), name_(name), trace_(trace), metrics_(metrics) {
+  if (trace_ != nullptr) track_ = trace_->track("copies: " + name);
   thread_ = std::thread([this] { work(); });
 }
 
@@ -104,24 +90,19 @@ void HostStream::enqueue(std::function<void()> action) {
   wake_.notify_one();
 }
 
-void HostStream::copy(const Copy &copy,
-                      std::function<void(std::exception_ptr)> done) {
+void HostStream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
   reactor_.external_begin();
-  // `done` travels on by moves: what it owns must not linger on the stream's
-  // thread after it has run.
-  enqueue([this, copy, done = std::move(done)]() mutable {
-    do_copy(copy, std::move(done));
-  });
+  // `done` travels on by moves: what it owns must not linger on the stream's thread after it has
+  // run.
+  enqueue([this, copy, done = std::move(done)]() mutable { do_copy(copy, std::move(done)); });
 }
 
 void HostStream::work() {
-  ::pthread_setname_np(::pthread_self(),
-                       ("zig-" + name_).substr(0, 15).c_str());
+  ::pthread_setname_np(::pthread_self(), ("zig-" + name_).substr(0, 15).c_str());
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-    if (queue_.empty())
-      return;
+    if (queue_.empty()) return;
     auto action = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
@@ -131,42 +112,37 @@ void HostStream::work() {
   }
 }
 
-void HostStream::do_copy(const Copy &copy,
-                         std::function<void(std::exception_ptr)> done) {
-  if (!failed_)
-    failed_ = misplaced(copy);
+void HostStream::do_copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
+  if (!failed_) failed_ = misplaced(copy);
   if (!failed_) {
     const TraceSpan span(trace_, track_, span_name(copy.direction),
                          static_cast<std::int64_t>(copy.size_bytes));
-    if (copy.size_bytes > 0)
-      std::memcpy(copy.destination, copy.source, copy.size_bytes);
+    if (copy.size_bytes > 0) std::memcpy(copy.destination, copy.source, copy.size_bytes);
     if (metrics_ != nullptr && copy.direction == Direction::kToDevice) {
       metrics_->add(Counter::kHostToDeviceBytes, copy.size_bytes);
     } else if (metrics_ != nullptr && copy.direction == Direction::kToHost) {
       metrics_->add(Counter::kDeviceToHostBytes, copy.size_bytes);
     }
   }
-  Reactor &reactor = reactor_;
+  Reactor& reactor = reactor_;
   reactor.post([&reactor, done = std::move(done), error = failed_] {
     reactor.external_end();
     done(error);
   });
 }
 
-/// What a GPU's driver would find out: the device side of a copy must be device
-/// memory.
-std::exception_ptr HostStream::misplaced(const Copy &copy) const {
+/// What a GPU's driver would find out: the device side of a copy must be device memory.
+std::exception_ptr HostStream::misplaced(const Copy& copy) const {
   const bool to_device = copy.direction != Direction::kToHost;
   const bool from_device = copy.direction != Direction::kToDevice;
   if ((!to_device || slab_.contains(copy.destination, copy.size_bytes)) &&
       (!from_device || slab_.contains(copy.source, copy.size_bytes))) {
     return nullptr;
   }
-  return std::make_exception_ptr(Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format(
-          "stream {}: a copy of {} {} names memory that is not the device's",
-          name_, format_bytes(copy.size_bytes), span_name(copy.direction))));
+  return std::make_exception_ptr(
+      Error(ErrorCode::kInvalidArgument,
+            fmt::format("stream {}: a copy of {} {} names memory that is not the device's", name_,
+                        format_bytes(copy.size_bytes), span_name(copy.direction))));
 }
 
-} // namespace ziggurat
+}  // namespace ziggurat

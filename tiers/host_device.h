@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_device.h: the CPU-only device: a budget of host memory that plays
-// the GPU's, with streams on threads of their own.
+// tiers/host_device.h: the CPU-only device: a budget of host memory that plays the GPU's, with
+// streams on threads of their own.
 //
-// One mapping of transparent huge pages is the device's memory: nothing else is
-// ever allocated, so the budget is hard. A copy is a memcpy on the stream's
-// thread: it takes memory bandwidth and some CPU time, as a link would take its
-// own, and overlaps compute.
+// One mapping of transparent huge pages is the device's memory: nothing else is ever allocated, so
+// the budget is hard. A copy is a memcpy on the stream's thread: it takes memory bandwidth and some
+// CPU time, as a link would take its own, and overlaps compute.
 #pragma once
 
 #include <condition_variable>
@@ -25,64 +24,56 @@
 namespace ziggurat {
 
 class HostDevice final : public Device {
-public:
+ public:
   /// `trace` and `metrics` may be null. The reactor must outlive the device.
-  /// Errors: kInvalidArgument for a budget below 4 KiB; kResourceExhausted if
-  /// the memory cannot be had.
-  static std::unique_ptr<HostDevice> create(Reactor &reactor,
-                                            std::uint64_t capacity_bytes,
-                                            Trace *trace = nullptr,
-                                            Metrics *metrics = nullptr);
+  /// Errors: kInvalidArgument for a budget below 4 KiB; kResourceExhausted if the memory cannot be
+  /// had.
+  static std::unique_ptr<HostDevice> create(Reactor& reactor, std::uint64_t capacity_bytes,
+                                            Trace* trace = nullptr, Metrics* metrics = nullptr);
 
   std::string description() const override;
   bool host_accessible() const noexcept override { return true; }
   DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose) override;
-  std::unique_ptr<Stream> create_stream(const std::string &name) override;
+  std::unique_ptr<Stream> create_stream(const std::string& name) override;
   Account account() const override { return slab_.account(); }
-  void on_free(std::function<void()> callback) override {
-    slab_.on_free(std::move(callback));
-  }
+  void on_free(std::function<void()> callback) override { slab_.on_free(std::move(callback)); }
 
-protected:
-  void free(std::byte *data, std::uint64_t size_bytes,
-            Purpose purpose) noexcept override;
+ protected:
+  void free(std::byte* data, std::uint64_t size_bytes, Purpose purpose) noexcept override;
 
-private:
-  HostDevice(Reactor &reactor, HostMapping mapping, Trace *trace,
-             Metrics *metrics);
+ private:
+  HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics);
 
-  Reactor &reactor_;
+  Reactor& reactor_;
   HostMapping mapping_;
   DeviceSlab slab_;
-  Trace *trace_;
-  Metrics *metrics_;
+  Trace* trace_;
+  Metrics* metrics_;
 };
 
 /// A queue and the thread that empties it.
 class HostStream final : public Stream {
-public:
-  HostStream(Reactor &reactor, const DeviceSlab &slab, const std::string &name,
-             Trace *trace, Metrics *metrics);
-  ~HostStream() override; ///< finishes what is queued
+ public:
+  HostStream(Reactor& reactor, const DeviceSlab& slab, const std::string& name, Trace* trace,
+             Metrics* metrics);
+  ~HostStream() override;  ///< finishes what is queued
 
-  void copy(const Copy &copy,
-            std::function<void(std::exception_ptr)> done) override;
-  /// Queues `action` to run on the stream's thread, in order. It must not
-  /// throw.
+  void copy(const Copy& copy, std::function<void(std::exception_ptr)> done) override;
+  /// Queues `action` to run on the stream's thread, in order. It must not throw.
   void enqueue(std::function<void()> action);
 
-private:
+ private:
   void work();
-  void do_copy(const Copy &copy, std::function<void(std::exception_ptr)> done);
-  std::exception_ptr misplaced(const Copy &copy) const;
+  void do_copy(const Copy& copy, std::function<void(std::exception_ptr)> done);
+  std::exception_ptr misplaced(const Copy& copy) const;
 
-  Reactor &reactor_;
-  const DeviceSlab &slab_;
+  Reactor& reactor_;
+  const DeviceSlab& slab_;
   std::string name_;
-  Trace *trace_;
+  Trace* trace_;
   int track_ = 0;
-  Metrics *metrics_;
-  std::exception_ptr failed_; // the stream's thread only
+  Metrics* metrics_;
+  std::exception_ptr failed_;  // the stream's thread only
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -91,4 +82,4 @@ private:
   std::thread thread_;
 };
 
-} // namespace ziggurat
+}  // namespace ziggurat

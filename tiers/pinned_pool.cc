@@ -191,7 +191,8 @@ void PinnedPool::check_possible(const LeaseRequest& request) const {
                   format_bytes(options_.budget_bytes), format_bytes(longest)));
 }
 
-/// Its own reserve first: nobody else can use that, and what one class leaves of the general region another may be waiting for.
+/// Its own reserve first: nobody else can use that, and what one class leaves of the general region
+/// another may be waiting for.
 Lease PinnedPool::carve(const LeaseRequest& request, const Claims& claimed) {
   for (std::size_t region = regions_.size(); region-- > 0;) {
     if (claimed[region] || !may_use(request, region)) continue;

@@ -1,33 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/pinned_pool.h: pinned host memory under a hard budget, lent as leases
-// of exact size.
+// tiers/pinned_pool.h: pinned host memory under a hard budget, lent as leases of exact size.
 //
-// One mapping per NUMA node, huge pages where they can be had, filled at
-// creation so that nothing faults later, kept out of forked children
-// (MADV_DONTFORK). Every class of work has a reserve of its own that holds its
-// largest item, so each can always finish one item; the rest is shared. Waiters
-// are served in order of need. Reactor's thread only, except lease destructors
-// and account(), which may run on any thread. The reactor must outlive the pool
-// and its leases.
+// One mapping per NUMA node, huge pages where they can be had, filled at creation so that nothing
+// faults later, kept out of forked children (MADV_DONTFORK). Every class of work has a reserve of
+// its own that holds its largest item, so each can always finish one item; the rest is shared.
+// Waiters are served in order of need. Reactor's thread only, except lease destructors and
+// account(), which may run on any thread. The reactor must outlive the pool and its leases.
 //
-// Rules that keep pipelines from locking up (one test each in
-// tests/tiers/lease_rules_test.cc):
-//   1. A work item takes all its leases in one request and never waits on the
-//   pool while holding one.
-//   2. Waiters are served in order of need (generation, then position in the
-//   step); demand takes back clean prefetch.
-//   3. Each class reserves one largest item; the sum is the smallest budget
-//   that open accepts, and it says so.
-//   4. Nothing in flight and someone waiting is an error with the table of
-//   lease holders, not a hang.
+// Rules that keep pipelines from locking up (one test each in tests/tiers/lease_rules_test.cc):
+//   1. A work item takes all its leases in one request and never waits on the pool while holding
+//      one.
+//   2. Waiters are served in order of need (generation, then position in the step); demand takes
+//      back clean prefetch.
+//   3. Each class reserves one largest item; the sum is the smallest budget that open accepts, and
+//      it says so.
+//   4. Nothing in flight and someone waiting is an error with the table of lease holders, not a
+//      hang.
 //
-// Order, precisely. A request may be served from the general region and from
-// the reserve of its purpose, each if it is large enough to ever hold it: it
-// *claims* those. While it waits, nobody of equal or later need takes from a
-// region it claims. So a large waiter cannot be starved by small ones behind
-// it; and since nobody claims another purpose's reserve, a waiter that its own
-// reserve can serve is never blocked by one of another purpose, however soon
-// that one's need: rule 3 would be worth nothing.
+// Order, precisely. A request may be served from the general region and from the reserve of its
+// purpose, each if it is large enough to ever hold it: it *claims* those. While it waits, nobody of
+// equal or later need takes from a region it claims. So a large waiter cannot be starved by small
+// ones behind it; and since nobody claims another purpose's reserve, a waiter that its own reserve
+// can serve is never blocked by one of another purpose, however soon that one's need: rule 3 would
+// be worth nothing.
 #pragma once
 
 #include <compare>
@@ -52,38 +47,39 @@ class PinnedPool;
 
 /// A pinned buffer on loan; its destructor returns it. Move-only.
 class Lease {
-public:
+ public:
   Lease() = default;
-  Lease(Lease &&other) noexcept;
-  Lease &operator=(Lease &&other) noexcept;
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
   ~Lease() { reset(); }
 
   explicit operator bool() const noexcept { return data_ != nullptr; }
   std::span<std::byte> bytes() const noexcept { return {data_, size_bytes_}; }
-  template <class T> std::span<T> as() const noexcept {
-    return {reinterpret_cast<T *>(data_), size_bytes_ / sizeof(T)};
+  template <class T>
+  std::span<T> as() const noexcept {
+    return {reinterpret_cast<T*>(data_), size_bytes_ / sizeof(T)};
   }
   void reset() noexcept;
 
-private:
+ private:
   friend class PinnedPool;
-  PinnedPool *pool_ = nullptr;
-  std::byte *data_ = nullptr;
+  PinnedPool* pool_ = nullptr;
+  std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
 };
 
 /// Who needs it how soon: smaller is sooner.
 struct Need {
   std::uint64_t generation = 0;
-  std::uint64_t position = 0; ///< in the step
-  auto operator<=>(const Need &) const = default;
+  std::uint64_t position = 0;  ///< in the step
+  auto operator<=>(const Need&) const = default;
 };
 
 struct LeaseRequest {
   Purpose purpose = Purpose::kStaging;
   std::uint64_t size_bytes = 0;
-  Need need;
-  const char *holder = ""; ///< for the table of holders; a literal
+  Need need = {};
+  const char* holder = "";  ///< for the table of holders; a literal
 };
 
 struct PinnedPoolOptions {
@@ -91,46 +87,38 @@ struct PinnedPoolOptions {
     Purpose purpose;
     std::uint64_t largest_item_bytes;
   };
-  std::uint64_t budget_bytes = 0; ///< reserved (hugetlb) pages are used only if
-                                  ///< it is a multiple of 2 MiB
+  /// Hard. Reserved (hugetlb) pages are used only if it is a multiple of 2 MiB.
+  std::uint64_t budget_bytes = 0;
   std::vector<Reserve> reserves;  ///< rule 3
-  std::uint64_t alignment_bytes =
-      4096; ///< of every lease: at least the file's DIO memory alignment
-  int numa_node = -1; ///< -1: no binding
+  /// Of every lease: at least the file's DIO memory alignment.
+  std::uint64_t alignment_bytes = 4096;
+  int numa_node = -1;  ///< -1: no binding
   bool use_huge_pages = true;
 };
 
 class PinnedPool {
-public:
-  /// Errors: kResourceExhausted when the reserves do not fit the budget (names
-  /// the smallest budget that would, by purpose) or the mapping cannot be had;
-  /// kInvalidArgument for an alignment that is not a power of two up to 2 MiB,
-  /// or a purpose twice.
-  static std::unique_ptr<PinnedPool> create(Reactor &reactor,
-                                            PinnedPoolOptions options);
-  /// The smallest budget that create() accepts: the reserves, each rounded up
-  /// as arena.h says.
-  static std::uint64_t smallest_budget(const PinnedPoolOptions &options);
-  ~PinnedPool(); ///< all leases must be back; whoever still waits gets
-                 ///< kCancelled
+ public:
+  /// Errors: kResourceExhausted when the reserves do not fit the budget (names the smallest budget
+  /// that would, by purpose) or the mapping cannot be had; kInvalidArgument for an alignment that
+  /// is not a power of two up to 2 MiB, or a purpose twice.
+  static std::unique_ptr<PinnedPool> create(Reactor& reactor, PinnedPoolOptions options);
+  /// The smallest budget that create() accepts: the reserves, each rounded up as arena.h says.
+  static std::uint64_t smallest_budget(const PinnedPoolOptions& options);
+  ~PinnedPool();  ///< all leases must be back; whoever still waits gets kCancelled
 
-  /// Waits, in order of need, until `request` fits; first takes back clean
-  /// prefetch of later need. Errors: kInvalidArgument if it could never fit;
-  /// kResourceExhausted with the holder table on a detected lock-up; kCancelled
-  /// if the pool goes away.
+  /// Waits, in order of need, until `request` fits; first takes back clean prefetch of later need.
+  /// Errors: kInvalidArgument if it could never fit; kResourceExhausted with the holder table on a
+  /// detected lock-up; kCancelled if the pool goes away.
   Task<Lease> acquire(LeaseRequest request);
-  /// Without waiting: an empty lease if it does not fit now or would overtake a
-  /// waiter.
-  Lease try_acquire(const LeaseRequest &request);
+  /// Without waiting: an empty lease if it does not fit now or would overtake a waiter.
+  Lease try_acquire(const LeaseRequest& request);
 
-  /// Rule 2: until withdraw(), the pool may call `give_back` (which must drop
-  /// the lease before it returns) when somebody with a sooner need waits and
-  /// getting it (with other offers of later need) serves him; before a lock-up
-  /// is reported, also if the need is later. On the reactor's thread. For
-  /// prefetched, clean buffers. An offer ends with its lease.
+  /// Rule 2: until withdraw(), the pool may call `give_back` (which must drop the lease before it
+  /// returns) when somebody with a sooner need waits and getting it (with other offers of later
+  /// need) serves him; before a lock-up is reported, also if the need is later. On the reactor's
+  /// thread. For prefetched, clean buffers. An offer ends with its lease.
   using ReclaimId = std::uint64_t;
-  ReclaimId offer(const Lease &lease, Need need,
-                  std::function<void()> give_back);
+  ReclaimId offer(const Lease& lease, Need need, std::function<void()> give_back);
   void withdraw(ReclaimId id);
 
   /// Whoever waits now gets `error`: the pool's owner gives up. Reactor's thread.
@@ -140,69 +128,67 @@ public:
   Account account() const;
   std::uint64_t free_bytes() const;
   std::size_t waiting() const;
-  /// What the mapping is made of: "2 MiB huge pages", "transparent huge pages",
-  /// "4 KiB pages".
-  const std::string &page_kind() const noexcept { return mapping_.page_kind(); }
+  /// What the mapping is made of: "2 MiB huge pages", "transparent huge pages", "4 KiB pages".
+  const std::string& page_kind() const noexcept { return mapping_.page_kind(); }
   /// Who holds what and who waits for what: the text of a lock-up error.
   std::string holder_table() const;
 
-private:
+ private:
   friend class Lease;
   struct Waiter;
   struct Offer;
   struct Lifetime;
   struct Region {
-    Purpose purpose; // meaningful for reserves (index > 0)
+    Purpose purpose;  // meaningful for reserves (index > 0)
     std::uint64_t base_offset_bytes;
     Arena arena;
   };
   struct Holder {
     std::uint64_t serial;
-    const std::byte *data;
-    const char *name;
+    const std::byte* data;
+    const char* name;
     Purpose purpose;
     std::uint64_t size_bytes;
     Need need;
     std::size_t region;
-    std::uint64_t offset_bytes; // in the region's arena
-    std::uint64_t range_bytes;  // what it occupies there: its size, staggered
+    std::uint64_t offset_bytes;  // in the region's arena
+    std::uint64_t range_bytes;   // what it occupies there: its size, staggered
   };
   /// Which regions somebody of sooner need waits for, by region.
   using Claims = std::vector<bool>;
 
-  PinnedPool(Reactor &reactor, PinnedPoolOptions options, HostMapping mapping);
-  void check_possible(const LeaseRequest &request) const;
-  bool may_use(const LeaseRequest &request, std::size_t region) const;
+  PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping mapping);
+  void check_possible(const LeaseRequest& request) const;
+  bool may_use(const LeaseRequest& request, std::size_t region) const;
 
   // With the mutex held:
-  Lease carve(const LeaseRequest &request, const Claims &claimed);
-  Lease carve_from(std::size_t region, const LeaseRequest &request);
-  void claim(const LeaseRequest &request, Claims &claimed) const;
+  Lease carve(const LeaseRequest& request, const Claims& claimed);
+  Lease carve_from(std::size_t region, const LeaseRequest& request);
+  void claim(const LeaseRequest& request, Claims& claimed) const;
   bool serve_from_free_memory();
   std::string table() const;
   std::vector<Offer> plan_reclaim(bool whatever_need);
-  std::vector<ReclaimId> enough_offers(const LeaseRequest &request,
-                                       std::size_t region,
+  std::vector<ReclaimId> enough_offers(const LeaseRequest& request, std::size_t region,
                                        bool whatever_need) const;
 
   bool serve_waiters(bool whatever_need);
-  void give_back(Lease &lease) noexcept;
-  static void post_serve(Reactor &reactor, std::shared_ptr<Lifetime> lifetime);
+  void give_back(Lease& lease) noexcept;
+  static void post_serve(Reactor& reactor, std::shared_ptr<Lifetime> lifetime);
   void fail_waiters();
 
-  Reactor &reactor_;
+  Reactor& reactor_;
   PinnedPoolOptions options_;
   HostMapping mapping_;
-  mutable std::mutex mutex_; // all below: leases return on any thread
+  mutable std::mutex mutex_;  // all below: leases return on any thread
   std::vector<Region> regions_;
   Account account_;
-  std::list<Waiter *> waiters_; // sorted by need, then by arrival
+  std::list<Waiter*> waiters_;  // sorted by need, then by arrival
   std::vector<Offer> offers_;
   std::vector<Holder> holders_;
   ReclaimId next_reclaim_ = 1;
   std::uint64_t next_serial_ = 1;
   std::shared_ptr<Lifetime>
-      lifetime_; // what posted work holds: the pool may go away before it runs
+      lifetime_;  // what posted work holds: the pool may go away before it runs
 };
 
-} // namespace ziggurat
+}  // namespace ziggurat

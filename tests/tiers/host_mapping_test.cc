@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/tiers/host_mapping_test.cc: what the pool's and the emulated device's memory is made of,
+// and that children do not get it.
+#include "tiers/host_mapping.h"
+
+#include <errno.h>
+#include <gmock/gmock.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "tiers/pinned_pool.h"
+
+namespace ziggurat {
+namespace {
+
+/// Every page is in memory now.
+bool resident(std::span<const std::byte> bytes) {
+  std::vector<unsigned char> pages((bytes.size() + 4095) / 4096);
+  void* address = const_cast<std::byte*>(bytes.data());
+  if (::mincore(address, bytes.size(), pages.data()) != 0) return false;
+  return std::all_of(pages.begin(), pages.end(),
+                     [](unsigned char page) { return (page & 1) != 0; });
+}
+
+/// What a forked child sees of `bytes`: 0 if it is mapped there, else the errno of asking.
+int seen_by_child(std::span<const std::byte> bytes) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    unsigned char page = 0;
+    void* address = const_cast<std::byte*>(bytes.data());
+    ::_exit(::mincore(address, 4096, &page) == 0 ? 0 : errno);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+TEST(HostMapping, is_filled_at_creation_aligned_and_zero) {
+  for (const std::uint64_t size : {4 * kKiB, 100 * kKiB, 2 * kMiB, 5 * kMiB + 4 * kKiB}) {
+    const HostMapping mapping({.owner = "test", .size_bytes = size});
+    ASSERT_EQ(mapping.bytes().size(), size);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mapping.bytes().data()) % (2 * kMiB), 0u);
+    EXPECT_TRUE(resident(mapping.bytes())) << size;
+    EXPECT_TRUE(std::all_of(mapping.bytes().begin(), mapping.bytes().end(),
+                            [](std::byte b) { return b == std::byte{0}; }));
+  }
+}
+
+TEST(HostMapping, says_what_it_is_made_of) {
+  const HostMapping small({.owner = "test", .size_bytes = 2 * kMiB, .huge_pages = false});
+  EXPECT_EQ(small.page_kind(), "4 KiB pages");
+  const HostMapping large({.owner = "test", .size_bytes = 8 * kMiB});
+  EXPECT_THAT(large.page_kind(), testing::AnyOf("transparent huge pages", "4 KiB pages"));
+}
+
+TEST(HostMapping, memory_that_cannot_be_had_is_an_error) {
+  try {
+    const HostMapping mapping({.owner = "pinned pool", .size_bytes = std::uint64_t{1} << 60});
+    FAIL() << "2^60 bytes were mapped";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
+    EXPECT_THAT(error.what(), testing::HasSubstr("pinned pool: cannot map"));
+  }
+}
+
+TEST(HostMapping, a_forked_child_does_not_have_it) {
+  const HostMapping mapping({.owner = "test", .size_bytes = 2 * kMiB});
+  std::vector<std::byte> ordinary(3 * kMiB);  // the check itself works
+  const auto page = round_up(reinterpret_cast<std::uintptr_t>(ordinary.data()), 4096);
+  EXPECT_EQ(seen_by_child({reinterpret_cast<const std::byte*>(page), 4096}), 0);
+  EXPECT_EQ(seen_by_child(mapping.bytes()), ENOMEM);
+}
+
+TEST(PinnedPoolMemory, is_the_budget_resident_and_absent_in_children) {
+  Reactor reactor;
+  PinnedPoolOptions options;
+  options.budget_bytes = 6 * kMiB;
+  options.numa_node = 0;
+  const auto pool = PinnedPool::create(reactor, options);
+  EXPECT_EQ(pool->mapping().size(), 6 * kMiB);
+  EXPECT_EQ(pool->free_bytes(), 6 * kMiB);
+  EXPECT_TRUE(resident(pool->mapping()));
+  EXPECT_EQ(seen_by_child(pool->mapping()), ENOMEM);
+}
+
+// One lease after the other lies at another place modulo 2 MiB, though each is 2 MiB long.
+TEST(PinnedPoolMemory, large_leases_are_staggered_while_there_is_room) {
+  Reactor reactor;
+  PinnedPoolOptions options;
+  options.budget_bytes = 8 * kMiB;
+  const auto pool = PinnedPool::create(reactor, options);
+  const LeaseRequest request{.purpose = Purpose::kOptimizer, .size_bytes = 2 * kMiB};
+  std::vector<Lease> leases;
+  std::vector<std::uintptr_t> residues;
+  for (int i = 0; i < 3; ++i) {
+    leases.push_back(pool->try_acquire(request));
+    ASSERT_TRUE(leases.back());
+    residues.push_back(reinterpret_cast<std::uintptr_t>(leases.back().bytes().data()) % (2 * kMiB));
+  }
+  EXPECT_THAT(residues, testing::ElementsAre(0, 4096, 8192));
+  leases.clear();
+  EXPECT_TRUE(pool->try_acquire({.purpose = Purpose::kOptimizer, .size_bytes = 8 * kMiB}))
+      << "staggering never costs a lease that fits without";
+}
+
+}  // namespace
+}  // namespace ziggurat
