@@ -24,6 +24,9 @@ struct EngineConfig {
   Placement placement;
   std::uint64_t host_budget_bytes = 0;
 
+  /// Device memory that the trainer will take for itself; the engine leaves it free.
+  std::uint64_t trainer_device_bytes = 0;
+
   AdamWConfig adamw;
   float clip_norm = 1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
 

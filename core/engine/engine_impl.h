@@ -92,6 +92,7 @@ class EngineImpl final : public Engine {
   void validate() const;
   Task<> open_store();
   Task<> build_floors();
+  std::size_t accumulators() const;
   Task<> create_state(const Initializer& initialize);
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();

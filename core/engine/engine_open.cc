@@ -193,7 +193,7 @@ Task<> EngineImpl::build_floors() {
   };
   grads_ = co_await GradHome::create(*context_, swap, allocate);
   records_ = std::make_unique<RecordHome>(*context_);
-  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_);
+  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators());
   notes_.push_back(fmt::format("files through {}", storage_->io->description()));
   notes_.push_back(fmt::format("{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all gradients",
                                table_->unit_count(), table_->chunks().size(),
@@ -206,6 +206,14 @@ Task<> EngineImpl::build_floors() {
   } else {
     notes_.push_back("every finished step becomes durable, at no extra written bytes");
   }
+}
+
+/// Two, if the trainer's memory and two units' parameters still fit beside them; else one.
+std::size_t EngineImpl::accumulators() const {
+  const std::uint64_t unit_count = table_->largest_unit_padded_count();
+  const std::uint64_t with_two = config_.trainer_device_bytes + unit_count * (2 * sizeof(float) + 2 * sizeof(bf16));
+  const Account account = device_.account();
+  return account.used_bytes() + with_two + kMiB <= account.capacity_bytes() ? 2 : 1;
 }
 
 Task<Lease> EngineImpl::state_lease(ChunkId id) {

@@ -14,23 +14,38 @@
 
 namespace ziggurat {
 
-GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home)
+GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max)
     : context_(context),
       cache_(cache),
       home_(home),
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
+      spare_returned_(context.reactor),
       tile_sums_(context.table.tile_count(), 0.0),
       idle_(context.reactor) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i) arrived_.emplace_back(context.reactor);
   idle_.set();
-  cache.set_spare_memory([this] { return give_back_spare(); });
+  const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
+  for (std::size_t i = 0; i < accumulators_max; ++i) {
+    spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
+  }
 }
 
-bool GradientFlow::give_back_spare() {
-  if (spare_.empty()) return false;
+/// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays for the whole backward).
+Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
+  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
+  if (size_bytes * 2 <= largest_bytes) co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  while (spare_.empty()) {
+    if (error_) std::rethrow_exception(error_);
+    if (units_under_way_ == 0) {  // the trainer itself holds them all
+      co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+    }
+    spare_returned_.reset();
+    co_await spare_returned_.wait();
+  }
+  DeviceBuffer buffer = std::move(spare_.back());
   spare_.pop_back();
-  return true;
+  co_return buffer;
 }
 
 Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
@@ -44,14 +59,7 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
-  const auto fits = std::find_if(spare_.begin(), spare_.end(),
-                                 [&](const DeviceBuffer& spare) { return spare.size_bytes() >= size_bytes; });
-  if (fits != spare_.end()) {
-    buffer = std::move(*fits);
-    spare_.erase(fits);
-  } else {
-    buffer = co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
-  }
+  buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   // A chunk a job: workers share the pass, and a tile of the trainer's never waits long behind one.
   WorkGroup clears(context_.reactor);
@@ -83,8 +91,12 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
     group.spawn(flow_chunk(id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
   }
   co_await group.wait_idle();
-  spare_.push_back(std::move(buffers_[unit]));
-  cache_.memory_returned();
+  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
+  if (buffers_[unit].size_bytes() == largest_bytes) {
+    spare_.push_back(std::move(buffers_[unit]));
+    if (!error_) spare_returned_.set();
+  }
+  buffers_[unit] = {};
   if (--units_under_way_ == 0) idle_.set();
 }
 
@@ -130,6 +142,7 @@ void GradientFlow::begin_step() {
 void GradientFlow::fail(std::exception_ptr error) {
   error_ = error;
   for (Signal& signal : arrived_) signal.fail(error);
+  spare_returned_.fail(error);
   idle_.fail(error);
 }
 

@@ -17,7 +17,9 @@ namespace ziggurat {
 
 class GradientFlow {
  public:
-  GradientFlow(Context& context, ParamCache& cache, GradHome& home);
+  /// `accumulators_max`: accumulators of the largest unit's size set aside at once, while the device is not yet cut up; with two,
+  /// a gradient leaves while the next unit's is computed. Errors: kResourceExhausted if not even one fits.
+  GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max);
 
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
   /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
@@ -39,7 +41,7 @@ class GradientFlow {
  private:
   Task<> flow(UnitId unit, Need need);
   Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need);
-  bool give_back_spare();
+  Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
 
   enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
   Context& context_;
@@ -47,7 +49,8 @@ class GradientFlow {
   GradHome& home_;
   std::vector<Stage> stages_;            // per unit
   std::vector<DeviceBuffer> buffers_;    // per unit
-  std::vector<DeviceBuffer> spare_;      // accumulators between units: reused, so that the device does not fragment
+  std::vector<DeviceBuffer> spare_;      // accumulators set aside and free
+  Signal spare_returned_;
   std::vector<Signal> arrived_;          // per chunk
   std::vector<double> tile_sums_;        // of the whole model
   std::uint64_t finished_units_ = 0;

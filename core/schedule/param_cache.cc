@@ -147,7 +147,6 @@ DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose,
   for (;;) {
     DeviceBuffer buffer = context_.device.try_allocate(size_bytes, purpose);
     if (buffer) return buffer;
-    if (purpose != Purpose::kAccumulators && give_back_spare_ && give_back_spare_()) continue;
     if (!drop_farthest(nearer_than)) return {};
   }
 }

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -39,8 +38,6 @@ class ParamCache {
   /// Device memory for something else; drops clean parameters, farthest next use first, and waits if it must.
   /// Errors: kResourceExhausted with the device's account when nothing can come back.
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose);
-  /// Asked when memory is short, before parameters are dropped; returns true if it gave something back.
-  void set_spare_memory(std::function<bool()> give_back) { give_back_spare_ = std::move(give_back); }
   /// Device memory came back: whoever waits in allocate() tries again.
   void memory_returned();
 
@@ -88,7 +85,6 @@ class ParamCache {
   bool learning_ = true;
   std::size_t surprises_ = 0;  // acquires out of the learned order in this step
 
-  std::function<bool()> give_back_spare_;
   Signal memory_returned_;
   std::size_t memory_waiters_ = 0;
   std::exception_ptr error_;

@@ -45,8 +45,10 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// As disks are sold: decimal.
 std::string gigabytes(std::uint64_t size_bytes) {
-  return fmt::format("{:.1f} GB", static_cast<double>(size_bytes) / 1e9);
+  const auto size = static_cast<double>(size_bytes);
+  return size < 1e8 ? fmt::format("{:.1f} MB", size / 1e6) : fmt::format("{:.1f} GB", size / 1e9);
 }
 
 std::string free_space(const std::string& path) {
@@ -110,6 +112,8 @@ void TrainRun::open() {
   config.store_directory = options_.store;
   config.placement = options_.placement;
   config.host_budget_bytes = options_.host_bytes;
+  config.trainer_device_bytes =
+      gpt::Trainer::workspace_bytes(options_.model, options_.shape, threads());
   config.adamw = options_.adamw;
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.slots = options_.slots;
