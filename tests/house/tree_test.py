@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+# tests/house/tree_test.py: the tree is built as ARCHITECTURE.md says. One check a name: tree_test.py ROOT CHECK.
+#
+# includes   every #include "..." goes to the same floor or down, and the files form no circle
+# openings   every source opens with its licence and its own path, and keeps to 100 columns
+# headers    every header compiles on its own (needs CXX: the compiler)
+# documents  links, commands and the example program in the documents are real
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# The floors, lowest first. A folder uses those before it; base/topology and base/runtime stand side by side.
+FLOORS = [
+    "base", "base/topology", "base/runtime", "aio", "tiers", "optimizer", "collectives",
+    "core/sharding", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
+    "integrations/gpt", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
+    "tests",
+]
+SIDE_BY_SIDE = [("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"),
+                ("integrations/c", "integrations/cli"), ("integrations/python", "integrations/cli")]
+TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
+COLUMNS = 100
+FORBIDDEN_NAMES = {"utils.h", "util.h", "common.h", "helpers.h", "misc.h"}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def sources(root):
+    for top in TOP:
+        for path in sorted((root / top).rglob("*")):
+            if path.suffix in {".h", ".cc", ".cu"} and path.is_file():
+                yield path.relative_to(root)
+
+
+def floor_of(path):
+    """The longest floor that is a prefix of the file's folder; None if it stands on none."""
+    folder = path.parent.as_posix()
+    fitting = [f for f in FLOORS if folder == f or folder.startswith(f + "/")]
+    return max(fitting, key=len, default=None)
+
+
+def check_includes(root):
+    graph = {}
+    for path in sources(root):
+        floor = floor_of(path)
+        if floor is None:
+            yield f"{path}: stands on no floor of this check: add its folder to FLOORS"
+            continue
+        graph[path] = []
+        for name in INCLUDE.findall((root / path).read_text()):
+            target = Path(name)
+            if target.name in FORBIDDEN_NAMES:
+                yield f"{path}: includes {name}: name a header after what is in it"
+            if target.parts[0] not in TOP:
+                continue  # another project's, in quotes
+            if not (root / target).is_file():
+                yield f"{path}: includes \"{name}\", which is not a path from the root"
+                continue
+            graph[path].append(target)
+            below = floor_of(target)
+            if below is None or below == floor:
+                continue
+            if FLOORS.index(below) > FLOORS.index(floor) or (floor, below) in SIDE_BY_SIDE:
+                yield f"{path}: {floor} must not use {below} ({name})"
+    yield from circles(graph)
+
+
+def circles(graph):
+    """Files that include themselves in the end. Highway's foreach_target includes a file from itself on purpose."""
+    state = {}
+
+    def visit(path, way):
+        state[path] = "open"
+        for target in graph.get(path, []):
+            if target == path:
+                continue
+            if state.get(target) == "open":
+                circle = way[way.index(target):] if target in way else [target]
+                yield "a circle: " + " -> ".join(str(p) for p in circle + [target])
+            elif target not in state:
+                yield from visit(target, way + [target])
+        state[path] = "done"
+
+    for path in graph:
+        if path not in state:
+            yield from visit(path, [path])
+
+
+def check_openings(root):
+    for path in sources(root):
+        lines = (root / path).read_text().split("\n")
+        if lines[0] != "// SPDX-License-Identifier: Apache-2.0":
+            yield f"{path}: the first line is not the licence's"
+        if len(lines) < 2 or not lines[1].startswith(f"// {path.as_posix()}: "):
+            yield f"{path}: the second line is not '// {path.as_posix()}: what it is'"
+        raw = None  # inside a raw string: data, which is as wide as it is
+        for number, line in enumerate(lines, 1):
+            opened = re.search(r'R"([a-z]*)\(', line)
+            if raw is None and len(line) > COLUMNS and "http" not in line and not opened:
+                yield f"{path}:{number}: {len(line)} columns"
+            if raw is None and opened:
+                raw = f'){opened[1]}"'
+            if raw is not None and raw in line:
+                raw = None
+    for folder in ("scripts", ".ci"):
+        for script in sorted((root / folder).iterdir()):
+            lines = script.read_text().split("\n")
+            if "SPDX-License-Identifier: Apache-2.0" not in lines[1]:
+                yield f"{folder}/{script.name}: the second line is not the licence's"
+            if not os.access(script, os.X_OK):
+                yield f"{folder}/{script.name}: is not executable"
+
+
+def check_headers(root):
+    """A header with a source of its name is included first there, so its build shows it whole; the rest we compile."""
+    alone = []
+    for path in sources(root):
+        if path.suffix != ".h" or path.parts[0] in {"tests", "bench"}:
+            continue
+        if path.stem.endswith(("-inl", "_inl")):  # Highway's: included once for each target, by its source
+            continue
+        source = path.with_suffix(".cc")
+        if not (root / source).is_file():
+            alone.append(path)
+            continue
+        text = (root / source).read_text()
+        first = re.search(r'^\s*#\s*include\s+["<]([^">]+)', text, re.MULTILINE)
+        if "foreach_target.h" not in text and (first is None or first[1] != path.as_posix()):
+            yield f"{source}: includes something before its own header"
+
+    compiler = os.environ.get("CXX", "c++")
+
+    def compile_alone(path):
+        flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-I", str(root), "-x", "c++", "-"]
+        result = subprocess.run([compiler, *flags], input=f'#include "{path.as_posix()}"\n', text=True,
+                                capture_output=True, check=False)
+        return f"{path}: does not compile alone:\n{result.stderr}" if result.returncode != 0 else None
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield from (problem for problem in pool.map(compile_alone, alone) if problem)
+
+
+def check_documents(root):
+    documents = [root / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
+    for document in documents:
+        text = document.read_text()
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+            if not target.startswith("http") and not (root / target).exists():
+                yield f"{document.name}: links to {target}, which is not there"
+        for anchor in re.findall(r"\]\((?:ARCHITECTURE\.md)?#([^)]+)\)", prose):
+            headings = re.findall(r"^#+ (.*)$", (root / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            if anchor not in slugs:
+                yield f"{document.name}: links to the section #{anchor}, which is not there"
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+            for command in re.findall(r"^(?:[A-Z_]+=\S+ )*((?:scripts|\.ci)/\S+)", block, re.MULTILINE):
+                if not os.access(root / command, os.X_OK):
+                    yield f"{document.name}: tells to run {command}, which cannot be run"
+
+    example = (root / "tests/house/readme_example.cc").read_text()
+    shown = re.search(r"```cpp\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    marked = re.search(r"// README begins\n(.*?)// README ends\n", example, re.DOTALL)
+    if shown is None or marked is None or shown[1] != marked[1]:
+        yield "README.md: its program is not the one in tests/house/readme_example.cc, which the tests compile and run"
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: tree_test.py ROOT includes|openings|headers|documents")
+    check = {"includes": check_includes, "openings": check_openings, "headers": check_headers,
+             "documents": check_documents}[sys.argv[2]]
+    problems = list(check(Path(sys.argv[1]).resolve()))
+    for problem in problems:
+        print(problem)
+    sys.exit(f"{len(problems)} problems" if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
