@@ -45,7 +45,9 @@ class Reactor {
   Clock& clock() noexcept { return clock_; }
   bool on_reactor_thread() const noexcept;
 
-  /// Runs `action` on the reactor's thread, later; it must not throw. Thread-safe.
+  /// Runs `action` on the reactor's thread, later; it must not throw. Thread-safe. A thread that
+  /// posts is joined before the reactor is destroyed: it may still be inside post() when `action`
+  /// has already run.
   void post(std::function<void()> action);
 
   /// Starts `task` on the reactor. An exception that leaves it goes to `on_error` (on the reactor's

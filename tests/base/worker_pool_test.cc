@@ -173,9 +173,10 @@ Task<> run_and_count(WorkerPool& pool, Reactor& reactor, int& resumed) {
 
 TEST_P(Workers, AwaitedJobResumesOnTheReactor) {
   Reactor reactor;
+  WorkerPool pool(with_threads(GetParam()));  // goes before the reactor that its workers post to
   reactor.start();
   int resumed = 0;
-  for (int i = 0; i < 50; ++i) reactor.block_on(run_and_count(pool_, reactor, resumed));
+  for (int i = 0; i < 50; ++i) reactor.block_on(run_and_count(pool, reactor, resumed));
   EXPECT_EQ(resumed, 50);
 }
 
@@ -186,7 +187,8 @@ Task<> run_failing(WorkerPool& pool, Reactor& reactor) {
 
 TEST_P(Workers, AwaitedJobRethrowsWhatItThrew) {
   Reactor reactor;
-  EXPECT_THROW(reactor.block_on(run_failing(pool_, reactor)), std::runtime_error);
+  WorkerPool pool(with_threads(GetParam()));
+  EXPECT_THROW(reactor.block_on(run_failing(pool, reactor)), std::runtime_error);
 }
 
 TEST_P(Workers, RegionsAndJobsMixWithoutLosingEither) {
