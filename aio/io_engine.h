@@ -9,6 +9,7 @@
 // of short ones and readable errors uses DirectFile (direct_file.h).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -81,7 +82,8 @@ class IoEngine {
   virtual void sync_directory(const std::string& path) = 0;
 
   /// Offers memory that transfers will use; registered with the kernel where that helps. Reactor's
-  /// thread, before use.
+  /// thread, before use. It stays mapped as long as the engine lives: an address that is unmapped
+  /// and used again for other memory must be offered again.
   virtual void register_memory(std::span<std::byte> memory) = 0;
 
   /// Queues `op`. Reactor's thread. More than queue_depth() wait inside, in order.
