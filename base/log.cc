@@ -63,6 +63,7 @@ std::vector<std::string> degraded_modes() {
   DegradedModes& all = modes();
   const std::lock_guard lock(all.mutex);
   std::vector<std::string> lines;
+  lines.reserve(all.entries.size());
   for (const auto& [key, explanation] : all.entries) {
     lines.push_back(fmt::format("{}: {}", key, explanation));
   }

@@ -132,6 +132,7 @@ std::vector<int> read_physical_cores(hwloc_topology_t topology, hwloc_const_bitm
   std::stable_sort(cores.begin(), cores.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<int> cpus;
+  cpus.reserve(cores.size());
   for (const auto& [node, cpu] : cores) cpus.push_back(cpu);
   return cpus;
 }
