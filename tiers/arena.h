@@ -38,9 +38,10 @@ class Arena {
 ///
 /// Equal arrays of a whole number of huge pages, streamed together, would fall on the same cache
 /// sets and (below 4 KiB alignment) meet store-to-load aliasing. So a large array occupies an *odd*
-/// number of alignment units: bases then step through 2 MiB by an odd stride, which is coprime to 2
-/// MiB / alignment, and every 2 MiB / alignment neighbours of one size have distinct residues (512
-/// at 4 KiB). Costs at most one unit; arrays below 256 KiB are left alone.
+/// number of alignment units: bases then step through 2 MiB by an odd stride, which is coprime to
+/// the units in 2 MiB, so that as many neighbours of one size have distinct residues (512 at 4
+/// KiB). Costs at most one unit, which a sum of sizes against a budget must count; arrays below 256
+/// KiB are left alone.
 std::uint64_t staggered_bytes(std::uint64_t size_bytes, std::uint64_t alignment_bytes) noexcept;
 
 }  // namespace ziggurat

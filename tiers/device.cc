@@ -38,12 +38,14 @@ DeviceBuffer Device::allocate(std::uint64_t size_bytes, Purpose purpose) {
   if (DeviceBuffer buffer = try_allocate(size_bytes, purpose)) return buffer;
   const Account held = account();
   const std::uint64_t free_bytes = held.capacity_bytes() - held.used_bytes();
+  const std::string why = free_bytes >= size_bytes
+                              ? "but in pieces"
+                              : format_bytes(size_bytes - free_bytes) + " too few";
   throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("device memory: {} for {} do not fit: {} are free{}; "
-                          "held: {}. Give a larger "
-                          "device memory budget, or keep fewer parameters live",
+              fmt::format("device memory: {} for {} do not fit: {} are free, {}; held: {}. Give a "
+                          "larger device memory budget, or keep fewer parameters live",
                           format_bytes(size_bytes), to_string(purpose), format_bytes(free_bytes),
-                          free_bytes >= size_bytes ? ", but in pieces" : "", held.text()));
+                          why, held.text()));
 }
 
 namespace {

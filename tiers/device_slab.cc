@@ -18,7 +18,7 @@ std::byte* DeviceSlab::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
   if (size_bytes > arena_.size_bytes()) return nullptr;
   std::uint64_t range = staggered_bytes(size_bytes, alignment_bytes_);
   auto offset = arena_.allocate(range);
-  if (!offset) {  // staggering is for speed: it may not cost an allocation
+  if (!offset) {  // staggering is for speed: what fits without it is not refused
     range = round_up(size_bytes, alignment_bytes_);
     offset = arena_.allocate(range);
   }

@@ -3,6 +3,9 @@
 #include "tiers/host_device.h"
 
 #include <pthread.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include <cstring>
 #include <utility>
@@ -16,6 +19,39 @@ namespace {
 
 // A page: the strictest that anything reading device memory directly (disk, SIMD) asks for.
 constexpr std::uint64_t kAlignment = 4 * kKiB;
+
+/// memcpy; a large one around the caches. Whoever reads a unit of many MiB finds little of it in
+/// cache either way, and ordinary stores first read the lines they overwrite: at 14 MiB on a Zen 4
+/// core, 25 GB/s for 19.5, and 14.7 for 13.5 when the copy is read at once; at 2 MiB no gain.
+void copy_bytes(std::byte* destination, const std::byte* source,
+                std::uint64_t size_bytes) noexcept {
+#if defined(__SSE2__)
+  constexpr std::uint64_t kLine = 64;
+  if (size_bytes >= 4 * kMiB) {
+    const std::uint64_t head = round_up(reinterpret_cast<std::uintptr_t>(destination), kLine) -
+                               reinterpret_cast<std::uintptr_t>(destination);
+    std::memcpy(destination, source, head);
+    const std::uint64_t body = (size_bytes - head) / kLine * kLine;
+    for (std::uint64_t at = head; at < head + body; at += kLine) {
+      const auto* from = reinterpret_cast<const __m128i*>(source + at);
+      auto* to = reinterpret_cast<__m128i*>(destination + at);
+      const __m128i a = _mm_loadu_si128(from);
+      const __m128i b = _mm_loadu_si128(from + 1);
+      const __m128i c = _mm_loadu_si128(from + 2);
+      const __m128i d = _mm_loadu_si128(from + 3);
+      _mm_stream_si128(to, a);
+      _mm_stream_si128(to + 1, b);
+      _mm_stream_si128(to + 2, c);
+      _mm_stream_si128(to + 3, d);
+    }
+    _mm_sfence();  // these stores are not ordered by the lock that hands the copy on
+    destination += head + body;
+    source += head + body;
+    size_bytes -= head + body;
+  }
+#endif
+  if (size_bytes > 0) std::memcpy(destination, source, size_bytes);
+}
 
 const char* span_name(Stream::Direction direction) noexcept {
   switch (direction) {
@@ -117,7 +153,7 @@ void HostStream::do_copy(const Copy& copy, std::function<void(std::exception_ptr
   if (!failed_) {
     const TraceSpan span(trace_, track_, span_name(copy.direction),
                          static_cast<std::int64_t>(copy.size_bytes));
-    if (copy.size_bytes > 0) std::memcpy(copy.destination, copy.source, copy.size_bytes);
+    copy_bytes(copy.destination, copy.source, copy.size_bytes);
     if (metrics_ != nullptr && copy.direction == Direction::kToDevice) {
       metrics_->add(Counter::kHostToDeviceBytes, copy.size_bytes);
     } else if (metrics_ != nullptr && copy.direction == Direction::kToHost) {

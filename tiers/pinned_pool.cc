@@ -205,7 +205,7 @@ Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
   Region& from = regions_[region];
   std::uint64_t range = staggered_bytes(request.size_bytes, options_.alignment_bytes);
   auto offset = from.arena.allocate(range);
-  if (!offset) {  // staggering is for speed: it may not cost a lease
+  if (!offset) {  // staggering is for speed: what fits without it is not refused
     range = round_up(request.size_bytes, options_.alignment_bytes);
     offset = from.arena.allocate(range);
   }
