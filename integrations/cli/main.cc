@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -124,14 +126,19 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = chosen.empty() ? app : *chosen.front();
   const std::string help =
       fmt::format("see {} --help", chosen.empty() ? "ziggurat" : "ziggurat " + command.get_name());
-  if (error.get_name() == "ExtrasError" || error.get_name() == "RequiredError") {
+  const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  if (kind == CLI::ExitCodes::ExtrasError || kind == CLI::ExitCodes::RequiredError) {
     const std::vector<std::string> rest = app.remaining(true);
     if (rest.empty())
       return fmt::format("say what to do: train, sample, export or doctor; {}", help);
     std::vector<std::string> known;
     for (const CLI::Option* option : command.get_options()) known.push_back(option->get_name());
     if (chosen.empty()) known = {"train", "sample", "export", "doctor", "--help", "--version"};
-    const std::string given = rest.front().substr(0, rest.front().find('='));
+    // A word after an unknown flag is most likely its value: the flag is what to name.
+    const auto flag = std::find_if(rest.begin(), rest.end(),
+                                   [](const std::string& word) { return word.rfind("-", 0) == 0; });
+    const std::string& first = flag == rest.end() ? rest.front() : *flag;
+    const std::string given = first.substr(0, first.find('='));
     const std::string meant = closest(given, known);
     return fmt::format("unknown {} '{}'{}; {}", given.rfind("-", 0) == 0 ? "flag" : "word", given,
                        meant.empty() ? "" : fmt::format(", did you mean {}?", meant), help);

@@ -113,7 +113,7 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   return work;
 }
 
-RunReport make_report(const RunFacts& facts, const StepLog& log) {
+RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSnapshot& totals) {
   RunReport report;
   report.facts = facts;
   report.steps = log.steps();
@@ -121,7 +121,7 @@ RunReport make_report(const RunFacts& facts, const StepLog& log) {
   report.wall_s = log.wall_s();
   report.tokens_per_s = rate(facts.tokens_per_step * log.steps(), log.wall_s());
   report.mean_loss_last_10 = log.mean_loss(10);
-  report.totals = log.counters();
+  report.totals = totals;
   report.steady = log.steady();
   const LinkSpeeds links{.nvme = report.steady.nvme_bytes_per_s};
   report.bound = step_bound(step_work(facts, report.steady), links);

@@ -37,7 +37,7 @@ struct RunReport {
   double mean_loss_last_10 = 0;
   std::optional<double> held_out_loss;
   std::uint64_t durable_generation = 0;
-  CounterSnapshot totals;
+  CounterSnapshot totals;  ///< from the first step until the last was durable
   StepLog::Steady steady;
   StepBound bound;   ///< of an average steady step
   double share = 0;  ///< bound / measured
@@ -47,9 +47,10 @@ struct RunReport {
 /// step.
 StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady);
 
-/// Assembles the report; what ends it (finish_s, held_out_loss, durable_generation) is the caller's
-/// to fill in.
-RunReport make_report(const RunFacts& facts, const StepLog& log);
+/// Assembles the report. `totals` are those of the whole run, from the first step until the last
+/// was durable. What ends it (finish_s, held_out_loss, durable_generation) is the caller's to fill
+/// in.
+RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSnapshot& totals);
 
 /// Lines of at most 100 columns.
 std::vector<std::string> table(const RunReport& report);

@@ -129,7 +129,7 @@ std::string Settings::choice(const std::string& key,
 
 std::string closest(std::string_view word, std::span<const std::string> words) {
   std::string best;
-  std::size_t best_distance = std::max<std::size_t>(1, word.size() / 3) + 1;
+  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
   for (const std::string& candidate : words) {
     // Levenshtein, one row at a time.
     std::vector<std::size_t> row(candidate.size() + 1);

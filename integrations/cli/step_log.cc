@@ -93,7 +93,6 @@ StepSplit split_of(const StepTimes& times) noexcept {
 void StepLog::add(const StepRecord& record) {
   ++steps_;
   wall_s_ += record.wall_s;
-  counters_ += record.counters;
   newest_.push_back(record);
   if (newest_.size() > kRecordsMax) newest_.pop_front();
 }

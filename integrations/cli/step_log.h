@@ -90,7 +90,6 @@ class StepLog {
 
   std::size_t steps() const noexcept { return steps_; }
   double wall_s() const noexcept { return wall_s_; }
-  const CounterSnapshot& counters() const noexcept { return counters_; }
   const std::deque<StepRecord>& newest() const noexcept { return newest_; }
 
   /// Means over the newest steady steps (over all of them if the run was too short to have any).
@@ -113,7 +112,6 @@ class StepLog {
  private:
   std::size_t steps_ = 0;
   double wall_s_ = 0;
-  CounterSnapshot counters_;
   std::deque<StepRecord> newest_;
 };
 

@@ -28,6 +28,7 @@
 #include "integrations/cli/step_log.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
+#include "optimizer/adamw.h"
 #include "tiers/host_device.h"
 #include "tiers/state_store.h"
 
@@ -96,6 +97,7 @@ class TrainRun {
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   StepLog log_;
+  CounterSnapshot at_first_step_;
 };
 
 void TrainRun::open() {
@@ -143,9 +145,10 @@ void TrainRun::announce() {
                             spec.name, static_cast<double>(spec.count()) / 1e6,
                             format_bytes(16 * spec.count()), format_bytes(text_->size_bytes()),
                             options_.data));
-  console_.line(fmt::format("  placement {}; device budget {}, host budget {}; {} workers",
-                            to_string(options_.placement), format_bytes(options_.device_bytes),
-                            format_bytes(options_.host_bytes), threads()));
+  console_.line(
+      fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
+                  to_string(options_.placement), format_bytes(options_.device_bytes),
+                  format_bytes(options_.host_bytes), threads(), simd_target()));
   const bool fresh = options_.resume == EngineConfig::Resume::kNever ||
                      !fs::exists(fs::path(options_.store) / StateStore::file_name(0));
   if (!fresh) return;  // the rest of the steps are known once the store is open
@@ -280,7 +283,8 @@ void TrainRun::finish_interrupted() {
                   "on from there",
                   engine_->durable_generation(), options_.steps, options_.store));
   if (!json_) return;
-  RunReport report = make_report(facts(), log_);
+  RunReport report =
+      make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.durable_generation = engine_->durable_generation();
   json_->finish(to_json(report));
 }
@@ -289,7 +293,8 @@ void TrainRun::finish_done() {
   const double begin = now_s();
   engine_->make_durable();
   const double durable = now_s();
-  RunReport report = make_report(facts(), log_);
+  RunReport report =
+      make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.finish_s = durable - begin;
   report.held_out_loss = held_out_loss();
   report.durable_generation = engine_->durable_generation();
@@ -313,6 +318,7 @@ int TrainRun::run() {
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }
   interrupt.set_mode(Interrupt::Mode::kFinish);
+  at_first_step_ = CounterSnapshot::of(runtime_->metrics);
   for (std::uint64_t index = engine_->generation(); index < options_.steps; ++index) {
     StepRecord record = step(index);
     if (options_.eval_every > 0 && record.step % options_.eval_every == 0)

@@ -35,7 +35,8 @@ TEST(CliCommand, HelpShowsEveryFlagWithItsDefault) {
   for (const cli::Setting& setting : cli::train_settings()) {
     EXPECT_THAT(output.out, HasSubstr("--" + setting.key));
     if (setting.kind == cli::SettingKind::kSwitch || setting.default_text.empty()) continue;
-    EXPECT_THAT(output.out, HasSubstr("[" + setting.default_text + "]")) << setting.key;
+    EXPECT_THAT(output.out, HasSubstr(setting.value_name + "=" + setting.default_text))
+        << setting.key;
   }
   EXPECT_THAT(output.out, HasSubstr("--config"));
   for (const char* command : {"sample", "export", "doctor"}) {
@@ -301,7 +302,8 @@ TEST(CliCommand, JsonAndTraceHoldTheRun) {
   const json& events = trace.is_array() ? trace : trace.at("traceEvents");
   std::set<std::string> tracks;
   for (const json& event : events) {
-    if (event.at("ph") == "M") tracks.insert(event.at("args").at("name").get<std::string>());
+    if (event.at("name") == "thread_name")
+      tracks.insert(event.at("args").at("name").get<std::string>());
   }
   EXPECT_THAT(tracks, testing::Contains(HasSubstr("worker")));
 }
