@@ -191,7 +191,9 @@ TEST_P(IoEngineConformance, AllocateReservesAndSaysWhenThereIsNoRoom) {
   const Error error = error_of([&] { engine->allocate(file, std::uint64_t{1} << 50); });
   EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
   // A handle on the simulated disk does not know a path.
-  if (GetParam().on_disk) EXPECT_THAT(error.what(), HasSubstr(directory.file("data")));
+  if (GetParam().on_disk) {
+    EXPECT_THAT(error.what(), HasSubstr(directory.file("data")));
+  }
   EXPECT_THAT(error.what(), HasSubstr("free"));
   EXPECT_EQ(engine->file_size_bytes(file), 5 * kMiB);
   engine->close(file);
