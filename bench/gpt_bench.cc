@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -30,20 +30,41 @@ namespace {
 
 using namespace ziggurat;
 
-double seconds_of(const std::function<void()>& action) {
+// Wall time, and CPU time of all threads: on a busy machine the second still says something.
+struct Seconds {
+  double wall;
+  double cpu;
+};
+
+Seconds seconds_of(const std::function<void()>& action) {
+  const auto cpu = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
   const auto start = std::chrono::steady_clock::now();
+  const double cpu_start = cpu();
   action();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          cpu() - cpu_start};
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+Seconds median(const std::vector<Seconds>& times) {
+  std::vector<double> wall;
+  std::vector<double> cpu;
+  for (const Seconds& time : times) {
+    wall.push_back(time.wall);
+    cpu.push_back(time.cpu);
+  }
+  const auto middle = static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(wall.begin(), wall.begin() + middle, wall.end());
+  std::nth_element(cpu.begin(), cpu.begin() + middle, cpu.end());
+  return {wall[times.size() / 2], cpu[times.size() / 2]};
 }
 
-// GF/s of a product large enough to hide every edge: 512 x 768 x 3072, tiles as in the trainer, all
-// threads at once.
-double matmul_ceiling(WorkerPool& workers, const gpt::ModelConfig& model) {
+// GF/s by wall time, and by CPU time (of one core), of a product large enough to hide every edge:
+// 512 x 768 x 3072, tiles as in the trainer, all threads at once.
+Seconds matmul_ceiling(WorkerPool& workers, const gpt::ModelConfig& model) {
   constexpr std::int64_t kRows = 512;
   const gpt::MatmulShape shape{.m = kRows,
                                .k = model.width,
@@ -74,9 +95,11 @@ double matmul_ceiling(WorkerPool& workers, const gpt::ModelConfig& model) {
     });
   };
   run();
-  std::vector<double> times;
+  std::vector<Seconds> times;
   for (int i = 0; i < 15; ++i) times.push_back(seconds_of(run));
-  return 2.0 * static_cast<double>(shape.m * shape.k * shape.n) / median(times) / 1e9;
+  const Seconds time = median(times);
+  const double flops = 2.0 * static_cast<double>(shape.m * shape.k * shape.n);
+  return {flops / time.wall / 1e9, flops / time.cpu / 1e9};
 }
 
 // Multiply-adds of the products of a step, twice: forward, its recomputation without the last
@@ -140,28 +163,36 @@ int run(int argc, char** argv) {
     engine.drop_gradients();
   };
   step();  // verified finite, and warm
-  const double before = matmul_ceiling(workers, model);
+  const Seconds before = matmul_ceiling(workers, model);
   const gpt::ComputeSeconds seconds_before = trainer.compute_seconds();
-  std::vector<double> times;
+  std::vector<Seconds> times;
   for (int i = 0; i < steps; ++i) times.push_back(seconds_of(step));
   const gpt::ComputeSeconds seconds = trainer.compute_seconds();
-  const double ceiling = std::max(before, matmul_ceiling(workers, model));
+  const Seconds after = matmul_ceiling(workers, model);
+  const Seconds ceiling{std::max(before.wall, after.wall), std::max(before.cpu, after.cpu)};
 
-  const double time = median(times);
-  const double flops = matmul_flops(model, shape);
+  const Seconds time = median(times);
+  const double gflop = matmul_flops(model, shape) / 1e9;
   const nlohmann::json result = {
       {"model", gpt::to_string(model)},
       {"tokens_per_step", shape.tokens_per_step()},
       {"threads", threads},
       {"numerics", gpt::numerics_fingerprint()},
       {"workspace_bytes", workspace},
-      {"seconds_median", time},
-      {"tokens_per_second", static_cast<double>(shape.tokens_per_step()) / time},
+      {"step_seconds_median", time.wall},
+      {"step_cpu_seconds_median", time.cpu},
+      {"tokens_per_second", static_cast<double>(shape.tokens_per_step()) / time.wall},
       {"forward_seconds", (seconds.forward - seconds_before.forward) / steps},
       {"backward_seconds", (seconds.backward - seconds_before.backward) / steps},
-      {"matmul_gflops", flops / time / 1e9},
-      {"matmul_ceiling_gflops", ceiling},
-      {"share_of_ceiling", flops / time / 1e9 / ceiling},
+      {"matmul_gflop", gflop},
+      {"gflops",
+       {{"step", gflop / time.wall},
+        {"ceiling", ceiling.wall},
+        {"share", gflop / time.wall / ceiling.wall}}},
+      {"gflops_per_cpu_second",
+       {{"step", gflop / time.cpu},
+        {"ceiling", ceiling.cpu},
+        {"share", gflop / time.cpu / ceiling.cpu}}},
   };
   fmt::print("{}\n", result.dump(2));
   if (!json_path.empty()) std::ofstream(json_path) << result.dump(2) << '\n';

@@ -195,15 +195,16 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
   float* d_params = pass.d_params;
   const BlockActivations& a = pass.activations;
 
+  // Longest tiles first, so that the short column sums fill the end of a phase.
   // y = middle + gelu W + b
   const auto through_gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
     kernels::store_gelu_backward(values, at_tile(a.before_gelu, hidden, t));
   };
   together(team,
-           product_loop(team, scratch, d_mlp_projection_input_, pass.gradient,
-                        params + at_.mlp_projection_weight, through_gelu),
            weight_gradient_loop(team, scratch, d_mlp_projection_weight_, a.gelu, pass.gradient,
                                 d_params + at_.mlp_projection_weight),
+           product_loop(team, scratch, d_mlp_projection_input_, pass.gradient,
+                        params + at_.mlp_projection_weight, through_gelu),
            bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.mlp_projection_bias));
   const bf16* d_hidden = a.before_gelu;  // what it became
 
@@ -211,8 +212,9 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
     kernels::store(values, at_tile(pass.d_rows, width, t));
   };
   together(
-      team, product_loop(team, scratch, d_fc_input_, d_hidden, params + at_.fc_weight, to_rows),
+      team,
       weight_gradient_loop(team, scratch, d_fc_weight_, a.ln_2, d_hidden, d_params + at_.fc_weight),
+      product_loop(team, scratch, d_fc_input_, d_hidden, params + at_.fc_weight, to_rows),
       bias_gradient_loop(d_hidden, rows_, hidden, d_params + at_.fc_bias));
 
   const auto norm = [&](const bf16* in, const kernels::RowStats* stats, std::int64_t weight) {
@@ -239,10 +241,10 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
   // middle = x + attention W + b
   together(
       team,
-      product_loop(team, scratch, d_attention_projection_input_, pass.gradient,
-                   params + at_.attention_projection_weight, to_rows),
       weight_gradient_loop(team, scratch, d_attention_projection_weight_, a.attention,
                            pass.gradient, d_params + at_.attention_projection_weight),
+      product_loop(team, scratch, d_attention_projection_input_, pass.gradient,
+                   params + at_.attention_projection_weight, to_rows),
       bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.attention_projection_bias));
 
   team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
@@ -254,8 +256,9 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
   });
 
   together(
-      team, product_loop(team, scratch, d_qkv_input_, a.qkv, params + at_.qkv_weight, to_rows),
+      team,
       weight_gradient_loop(team, scratch, d_qkv_weight_, a.ln_1, a.qkv, d_params + at_.qkv_weight),
+      product_loop(team, scratch, d_qkv_input_, a.qkv, params + at_.qkv_weight, to_rows),
       bias_gradient_loop(a.qkv, rows_, 3 * width, d_params + at_.qkv_bias));
   together(team, norm(pass.x, a.ln_1_stats, at_.ln_1_weight),
            norm_params(pass.x, a.ln_1_stats, at_.ln_1_weight, at_.ln_1_bias));

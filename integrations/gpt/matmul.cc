@@ -147,30 +147,40 @@ void widen_operand(const bf16* from, const Stored& size, std::int64_t leading,
   }
 }
 
-// Largest tile: 512 x 192 for products that go through a tile buffer. Measured on 2 x Zen 5, bf16,
-// K = 768: 417 GF/s a core, against 408 for the whole matrix in one call and 340-400 for smaller
-// tiles.
+// Tiles of products that go through a tile buffer: 512 x 192, or x 128. Measured on Zen 5, one
+// core, 512 rows, GPT-2 small's shapes, best of 6 in CPU time: 408-439 GF/s at K = 768, 388-423 at
+// K = 3072 (128 columns); the whole matrix in one call gives 400-445, tiles of half the rows 10-30
+// less.
 constexpr std::int64_t kTileRows = 512;
 constexpr std::int64_t kTileColumns = 192;
-constexpr std::int64_t kTileMultiplyAdds =
-    200'000'000;  // half a millisecond to one at those speeds
+constexpr std::int64_t kTileMultiplyAdds = std::int64_t{1} << 28;  // at most 1.3 ms at those speeds
 
 struct TileSize {
   std::int64_t rows, columns;
 };
 
-// Columns: 192 or 128 where that divides, so that no narrow tile is left at the edge. Rows: halved
-// until the tile is short.
+// Columns that divide leave no narrow tile at the edge. Rows are halved until the tile is short.
 TileSize tile_size(const MatmulShape& shape) {
   TileSize tile{kTileRows, kTileColumns};
-  if (shape.n % kTileColumns != 0 && shape.n % 128 == 0) tile.columns = 128;
-  // A weight gradient goes straight to its place: wide and low tiles reuse the packed left operand.
-  if (shape.add) tile = {256, shape.n % 384 == 0 ? 384 : 256};
-  if (shape.whole_rows) tile = {kTileRows * kTileColumns / shape.n, shape.n};
+  if (shape.whole_rows) {
+    tile = {kTileRows * kTileColumns / shape.n, shape.n};
+  } else if (shape.add) {
+    // A weight gradient goes straight to its place: wide and low tiles reuse its transposed left
+    // operand, whose packing is the slow part (256 x 768: 385-424 GF/s; 256 x 384: 364-416; 768 x
+    // 256: 337-399).
+    tile = {256, 256};
+    for (const std::int64_t columns : {768, 512, 384}) {
+      if (shape.n % columns == 0) {
+        tile.columns = columns;
+        break;
+      }
+    }
+  } else {
+    const bool long_tile = tile.rows * tile.columns * shape.k > kTileMultiplyAdds;
+    if (shape.n % 128 == 0 && (long_tile || shape.n % kTileColumns != 0)) tile.columns = 128;
+  }
   while (tile.rows > 64 && tile.rows * tile.columns * shape.k > kTileMultiplyAdds) tile.rows /= 2;
-  tile.rows = std::min(tile.rows, shape.m);
-  tile.columns = std::min(tile.columns, shape.n);
-  return tile;
+  return {std::min(tile.rows, shape.m), std::min(tile.columns, shape.n)};
 }
 
 }  // namespace

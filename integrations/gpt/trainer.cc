@@ -13,6 +13,7 @@
 #include "integrations/gpt/block.h"
 #include "integrations/gpt/head.h"
 #include "integrations/gpt/sampler.h"
+#include "integrations/gpt/trainer_space.h"
 
 namespace ziggurat::gpt {
 namespace {
@@ -33,57 +34,6 @@ class AcquiredUnit {
   UnitId unit_;
   std::span<const bf16> params_;
 };
-
-// Everything the trainer keeps on the device.
-struct Workspace {
-  std::vector<WorkerScratch> scratch;  // one a worker
-  std::vector<std::vector<bf16*>>
-      stream;  // [layer][micro-batch]: a block's input; the last: the head's
-  std::vector<std::vector<BlockActivations>>
-      activations;  // the same; with checkpointing all are one
-  HeadActivations head;
-  bf16* d_rows;
-
-  static Workspace carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
-                         Carver& carver);
-};
-
-Workspace Workspace::carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
-                           Carver& carver) {
-  const std::int64_t rows = shape.rows();
-  const auto micro_batches = static_cast<std::size_t>(shape.accumulate);
-  Workspace w{};
-  w.stream.resize(static_cast<std::size_t>(model.layers + 1));
-  for (auto& layer : w.stream) {
-    for (std::size_t k = 0; k < micro_batches; ++k)
-      layer.push_back(carver.take<bf16>(rows * model.width));
-  }
-  const bool checkpointing = shape.checkpointing == ActivationCheckpointing::kBlock;
-  const BlockActivations shared =
-      checkpointing ? BlockActivations::carve(model, rows, carver) : BlockActivations{};
-  w.activations.resize(static_cast<std::size_t>(model.layers));
-  for (auto& layer : w.activations) {
-    for (std::size_t k = 0; k < micro_batches; ++k) {
-      layer.push_back(checkpointing ? shared : BlockActivations::carve(model, rows, carver));
-    }
-  }
-  w.head = HeadActivations::carve(model, rows, carver);
-  w.d_rows = carver.take<bf16>(rows * model.width);
-
-  const WideElements block = Block::wide_scratch(model, {shape.batch, shape.context});
-  const WideElements head = Head::wide_scratch(model, rows);
-  for (std::size_t i = 0; i < threads; ++i) {
-    WorkerScratch own;
-    own.tile = carver.take<float>(TiledMatmul::tile_elements_max());
-    const std::int64_t wide_a = std::max(block.a, head.a);
-    const std::int64_t wide_b = std::max(block.b, head.b);
-    own.wide.a = {carver.take<float>(wide_a), static_cast<std::size_t>(wide_a)};
-    own.wide.b = {carver.take<float>(wide_b), static_cast<std::size_t>(wide_b)};
-    Attention::carve(model, shape.context, carver, own);
-    w.scratch.push_back(own);
-  }
-  return w;
-}
 
 void check_shape(const ModelConfig& model, const RunShape& shape) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
@@ -112,7 +62,7 @@ class Trainer::Impl {
         block_(model, {shape.batch, shape.context}, workers.threads()),
         head_(model, shape.rows(), workers.threads()) {
     Carver carver(memory_.data());
-    space_ = Workspace::carve(model, shape, workers.threads(), carver);
+    space_ = TrainerSpace::carve(model, shape, workers.threads(), carver);
   }
 
   double forward_backward(std::span<const Batch> batches) {
@@ -254,7 +204,7 @@ class Trainer::Impl {
   ModelConfig model_;
   RunShape shape_;
   DeviceBuffer memory_;
-  Workspace space_;
+  TrainerSpace space_;
   Block block_;
   Head head_;
   ComputeSeconds seconds_;
@@ -291,7 +241,7 @@ std::uint64_t Trainer::workspace_bytes(const ModelConfig& model, const RunShape&
                                        std::size_t threads) {
   check_shape(model, shape);
   Carver carver(nullptr);
-  Workspace::carve(model, shape, threads, carver);
+  TrainerSpace::carve(model, shape, threads, carver);
   return carver.used_bytes();
 }
 
