@@ -179,6 +179,8 @@ TileSize tile_size(const MatmulShape& shape) {
     const bool long_tile = tile.rows * tile.columns * shape.k > kTileMultiplyAdds;
     if (shape.n % 128 == 0 && (long_tile || shape.n % kTileColumns != 0)) tile.columns = 128;
   }
+  // Widened operands are scratch: 128 rows of K = 3072 are 1.5 MiB a worker.
+  if (!has_bf16_products()) tile.rows = std::min<std::int64_t>(tile.rows, 128);
   while (tile.rows > 64 && tile.rows * tile.columns * shape.k > kTileMultiplyAdds) tile.rows /= 2;
   return {std::min(tile.rows, shape.m), std::min(tile.columns, shape.n)};
 }
