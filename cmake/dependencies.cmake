@@ -40,10 +40,15 @@ ziggurat_find(numa numa.h numa)
 ziggurat_find(dnnl oneapi/dnnl/dnnl.hpp dnnl)  # its CMake package demands OpenCL
 ziggurat_find(hwy hwy/highway.h hwy)
 ziggurat_find(uring liburing.h uring)
-if(ZIGGURAT_STATIC AND hwloc_LIBRARY MATCHES "\\.a$")  # Debian's archive wants what its shared library carries
-  find_library(udev_LIBRARY udev)
+# Debian's hwloc archive wants libudev, which has no archive: without its development files the shared hwloc serves.
+if(ZIGGURAT_STATIC AND hwloc_LIBRARY MATCHES "\\.a$")
+  find_library(udev_LIBRARY NAMES udev)
   if(udev_LIBRARY)
     set_property(TARGET ziggurat_3p_hwloc PROPERTY INTERFACE_LINK_LIBRARIES ${udev_LIBRARY} m)
+  else()
+    find_library(hwloc_shared_LIBRARY NAMES libhwloc.so)
+    set_property(TARGET ziggurat_3p_hwloc PROPERTY IMPORTED_LOCATION ${hwloc_shared_LIBRARY})
+    message(STATUS "Ziggurat: hwloc stays shared (libudev-dev is not installed)")
   endif()
 endif()
 foreach(required xxhash hwloc numa hwy dnnl)
