@@ -12,16 +12,10 @@
 #include "integrations/cli/stored_run.h"
 
 namespace ziggurat::cli {
-namespace {
-
-/// Exporting computes nothing: the device only has to exist.
-constexpr std::uint64_t kDeviceBytes = kMiB;
-
-}  // namespace
-
 int export_model(const ExportCommand& command) {
   Console console;
-  StoredRun run = StoredRun::open(command.store, {kDeviceBytes, command.host_bytes}, console);
+  StoredRun run = StoredRun::open(command.store,
+                                  {.device_bytes = 0, .host_bytes = command.host_bytes}, console);
   std::vector<SafetensorsTensor> tensors;
   for (const UnitSpec& unit : run.spec.units) {
     for (const ParamSpec& param : unit.params) {

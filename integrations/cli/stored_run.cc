@@ -4,13 +4,25 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
+#include "base/bytes.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"
 #include "tiers/state_store.h"
 
 namespace ziggurat::cli {
+namespace {
+
+/// The engine sets one accumulator of the largest unit aside when it opens, padded to whole tiles.
+std::uint64_t smallest_device_bytes(const ModelSpec& spec) {
+  std::uint64_t largest = 0;
+  for (const UnitSpec& unit : spec.units) largest = std::max(largest, unit.count());
+  return round_up(largest * sizeof(float), kMiB) + kMiB;
+}
+
+}  // namespace
 
 StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console& console) {
   namespace fs = std::filesystem;
@@ -26,7 +38,9 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   const StoreInfo info = Engine::inspect(*run.runtime, directory);
   run.identity = RunIdentity::parse(info.run_identity);
   run.spec = gpt::make_spec(run.identity.model);
-  run.device = HostDevice::create(run.runtime->reactor, budgets.device_bytes);
+  const std::uint64_t device_bytes =
+      budgets.device_bytes != 0 ? budgets.device_bytes : smallest_device_bytes(run.spec);
+  run.device = HostDevice::create(run.runtime->reactor, device_bytes);
 
   EngineConfig config;
   config.store_directory = directory;

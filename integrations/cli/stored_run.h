@@ -17,7 +17,7 @@ namespace ziggurat::cli {
 
 struct StoredRun {
   struct Budgets {
-    std::uint64_t device_bytes;
+    std::uint64_t device_bytes;  ///< 0: what the engine itself takes; nothing will be computed
     std::uint64_t host_bytes;
   };
   /// Errors: kInvalidArgument if there is no store, or one of another trainer; and

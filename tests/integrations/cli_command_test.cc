@@ -365,6 +365,19 @@ TEST(CliCommand, ExportFreesTheWeightsWhateverThePlacement) {
   EXPECT_NEAR(norm, 1.0F, 0.1F);
 }
 
+// Exporting asks for no device budget, so units of any size must pass.
+TEST(CliCommand, ExportTakesUnitsOfManyMegabytes) {
+  const TemporaryFolder folder;
+  const Output run = ziggurat(folder.path(), tiny_train(folder, "store", 1) +
+                                                 Arguments{"--model", "1x512x8", "--device-memory",
+                                                           "64MiB", "--host-memory", "96MiB"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const Output output = ziggurat(folder.path(), {"export", "--store", folder / "store", "--to",
+                                                 folder / "model", "--dtype", "bf16"});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_GT(fs::file_size(folder / "model"), std::uintmax_t{7} << 20);
+}
+
 TEST(CliCommand, DoctorSaysWhatIsHere) {
   const TemporaryFolder folder;
   const Output output =
