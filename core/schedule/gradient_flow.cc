@@ -59,6 +59,8 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
+  // Until then its last gradient may not have been used yet. A trainer that acquired the unit has waited for this already.
+  co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   // A chunk a job: workers share the pass, and a tile of the trainer's never waits long behind one.
@@ -91,13 +93,12 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
     group.spawn(flow_chunk(id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
   }
   co_await group.wait_idle();
+  DeviceBuffer buffer = std::move(buffers_[unit]);
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (buffers_[unit].size_bytes() == largest_bytes) {
-    spare_.push_back(std::move(buffers_[unit]));
-    if (!error_) spare_returned_.set();
-  }
-  buffers_[unit] = {};
+  if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
+  buffer = {};
   if (--units_under_way_ == 0) idle_.set();
+  if (!error_) spare_returned_.set();  // also if none came back: the last unit under way may have been waited for in vain
 }
 
 Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {

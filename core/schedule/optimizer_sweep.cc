@@ -47,10 +47,13 @@ struct OptimizerSweep::Pass {
 };
 
 OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings, std::uint64_t generation)
-    : context_(context), parts_(parts), settings_(std::move(settings)), durable_generation_(generation) {
+    : context_(context),
+      parts_(parts),
+      settings_(std::move(settings)),
+      durable_generation_(generation),
+      written_generation_(context.table.chunks().size(), generation) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
     written_.emplace_back(context.reactor);
-    written_.back().set();
   }
 }
 
@@ -105,8 +108,11 @@ void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id) {
 }
 
 Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
-  co_await written_[id].wait();
-  written_[id].reset();
+  while (written_generation_[id] + 1 < pass->generation) {
+    if (error_) std::rethrow_exception(error_);
+    written_[id].reset();
+    co_await written_[id].wait();
+  }
   Lease lease = co_await prepare(pass, id);
   parts_.flow.arrived(id).reset();
   std::uint64_t hash = 0;
@@ -117,7 +123,8 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
     const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
     co_await parts_.store.write(id, pass->generation + settings_.store_offset, record, hash);
   }
-  written_[id].set();
+  written_generation_[id] = pass->generation;
+  if (!error_) written_[id].set();
   if (--pass->records_left == 0) co_await seal(pass);
 }
 

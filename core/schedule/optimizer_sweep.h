@@ -78,7 +78,8 @@ class OptimizerSweep {
   Settings settings_;
   std::uint64_t durable_generation_;
   PassPtr current_;                // of the step under way, or the last one
-  std::vector<Signal> written_;    // per chunk: its last record is in the file
+  std::vector<std::uint64_t> written_generation_;  // per chunk: of its newest whole record
+  std::vector<Signal> written_;                    // per chunk: that changed
   std::exception_ptr error_;
 };
 

@@ -107,6 +107,7 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   slot.generation = generation;
   slot.state = good ? State::kPresent : State::kAbsent;
   slot.settled.set();
+  memory_returned();  // whoever waits for memory may drop what was only prefetched
   if (error) std::rethrow_exception(error);
 }
 

@@ -35,6 +35,8 @@ class ParamCache {
   Task<std::span<const bf16>> acquire(UnitId unit);
   void release(UnitId unit);
 
+  /// Waits until `unit` stands at the current generation at home.
+  Task<> wait_updated(UnitId unit);
   /// Device memory for something else; drops clean parameters, farthest next use first, and waits if it must.
   /// Errors: kResourceExhausted with the device's account when nothing can come back.
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose);
@@ -64,8 +66,6 @@ class ParamCache {
   };
 
   Task<> load(UnitId unit, bool on_demand);
-  Task<> fill(UnitId unit, DeviceBuffer buffer);
-  Task<> wait_updated(UnitId unit);
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
   bool drop_farthest(std::uint64_t nearer_than);
   void drop(Slot& slot);

@@ -235,10 +235,43 @@ TEST(Engine, ADeviceBudgetTooSmallInMidStepIsAnErrorWithTheAccount) {
   EXPECT_THAT(error.what(), HasSubstr("--device-memory"));
 }
 
+TEST(Engine, ATightDeviceBudgetTakesTurnsAndGivesTheSameBits) {
+  const ModelSpec model = small_model();
+  // From the least that works up: one accumulator or two, parameters that must make room for each other.
+  for (std::uint64_t device_bytes = 500 * kKiB; device_bytes <= 1200 * kKiB; device_bytes += 100 * kKiB) {
+    const ScratchDirectory directory;
+    Rig rig(model, small_config(directory.path()), 2, device_bytes);
+    PlainTraining plain(model, 1.0F);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      train_step(*rig.engine, model, step, kLearningRate);
+      plain.step(step, kLearningRate);
+    }
+    EXPECT_TRUE(same_params(*rig.engine, plain, model)) << device_bytes;
+  }
+}
+
+TEST(Engine, AUnitWhoseGradientStaysOpenLeavesRoomForTheOthers) {
+  const ModelSpec model = small_model();
+  for (const std::uint64_t device_kib : {700U, 900U, 1200U}) {
+    const ScratchDirectory directory;
+    Rig rig(model, small_config(directory.path()), 2, device_kib * kKiB);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      rig.engine->gradient(4);  // tied: begun first, finished last
+      for (UnitId u = 4; u-- > 0;) {
+        rig.engine->gradient(u)[0] = 1.0F;
+        rig.engine->finish_gradient(u);
+      }
+      rig.engine->finish_gradient(4);
+      EXPECT_EQ(rig.engine->step({.learning_rate = kLearningRate, .blob = {}}).grad_norm, 2.0);
+    }
+  }
+}
+
 TEST(Engine, TwoUnitsHeldWhileAThirdDoesNotFitIsReportedNotHung) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
-  Rig rig(model, small_config(directory.path()), 2, 256 * kKiB);  // units 3 (96 KiB) and 4 (128 KiB) fit, unit 2 no more
+  // One accumulator takes 256 KiB; beside it units 3 (96 KiB) and 4 (128 KiB) fit, unit 2 no more.
+  Rig rig(model, small_config(directory.path()), 2, 512 * kKiB);
   rig.engine->acquire(3);
   rig.engine->acquire(4);
   const Error error = error_of([&] { rig.engine->acquire(2); });
