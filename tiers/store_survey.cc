@@ -359,47 +359,51 @@ Task<> StoreSurvey::write_region(std::uint64_t offset, std::span<const std::byte
   }
 }
 
-Task<> StoreSurvey::leave_only(std::uint64_t chosen) {
-  const Generation& kept = generation(chosen);
-  std::array<std::byte, kSuperblockBytes> block;
-  encode_superblock(kept.superblock, block);
-  bool written = false;
-  const auto copy_is = [this](unsigned parity, int copy, const Superblock& wanted) {
-    const Copy& found = sides_[parity].copies[copy];
-    return is_whole(found.verdict) && superblock_hash(found.superblock) == superblock_hash(wanted);
+/// What leave_only() must write. Every region of it is one that nobody needs as it is, so the order
+/// of the writes, and a crash between them, do not matter.
+std::vector<StoreSurvey::Rewrite> StoreSurvey::rewrites(std::uint64_t chosen) const {
+  std::vector<Rewrite> rewrites;
+  const auto write_copy = [&](unsigned parity, int copy, const Superblock* superblock) {
+    Rewrite rewrite{StoreLayout::superblock_offset(parity, copy, size_bytes_), kRegionBytes, {}};
+    if (superblock != nullptr) {
+      rewrite.bytes.resize(kSuperblockBytes);
+      encode_superblock(*superblock, rewrite.bytes);
+    }
+    rewrites.push_back(std::move(rewrite));
+  };
+  const auto copy_is = [&](const Copy& copy, const Superblock& wanted) {
+    return is_whole(copy.verdict) && superblock_hash(copy.superblock) == superblock_hash(wanted);
   };
 
   const unsigned parity = parity_of(chosen);
+  const Superblock& kept = generation(chosen).superblock;
   const Side& other = sides_[1 - parity];
-  // A second copy that is damaged or one seal behind: one more fault would cost the generation.
+  const bool older_whole = other.whole && other.whole->superblock.generation + 1 == chosen;
+  const Superblock* older = older_whole ? &other.whole->superblock : nullptr;
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
-    if (copy_is(parity, copy, kept.superblock)) continue;
-    co_await write_region(StoreLayout::superblock_offset(parity, copy, size_bytes_), block,
-                          kRegionBytes);
-    written = true;
+    // A copy that is damaged or one seal behind: one more fault would cost the generation.
+    if (!copy_is(sides_[parity].copies[copy], kept)) write_copy(parity, copy, &kept);
+    const Copy& found = other.copies[copy];
+    if (found.verdict != SuperblockVerdict::kBlank && !(older && copy_is(found, *older)))
+      write_copy(1 - parity, copy, older);
+    if (text_damaged_[copy]) {
+      const auto text = std::as_bytes(std::span(text_));
+      rewrites.push_back(
+          {layout_.text_offset[copy], layout_.text_region_bytes, {text.begin(), text.end()}});
+    }
   }
-  const bool older_whole =
-      other.whole && other.whole->superblock.generation + 1 == kept.superblock.generation;
-  if (older_whole) encode_superblock(other.whole->superblock, block);
-  const auto replacement =
-      older_whole ? std::span<const std::byte>(block) : std::span<const std::byte>();
-  for (int copy = 0; copy < kSuperblockCopies; ++copy) {
-    if (other.copies[copy].verdict == SuperblockVerdict::kBlank) continue;
-    if (older_whole && copy_is(1 - parity, copy, other.whole->superblock)) continue;
-    co_await write_region(StoreLayout::superblock_offset(1 - parity, copy, size_bytes_),
-                          replacement, kRegionBytes);
-    written = true;
-  }
-  for (int copy = 0; copy < kSuperblockCopies; ++copy) {
-    if (!text_damaged_[copy]) continue;
-    co_await write_region(layout_.text_offset[copy], std::as_bytes(std::span(text_)),
-                          layout_.text_region_bytes);
-    written = true;
-  }
-  if (other.newest && other.newest->generation > chosen)
+  return rewrites;
+}
+
+Task<> StoreSurvey::leave_only(std::uint64_t chosen) {
+  const std::vector<Rewrite> all = rewrites(chosen);
+  for (const Rewrite& rewrite : all)
+    co_await write_region(rewrite.offset_bytes, rewrite.bytes, rewrite.region_bytes);
+  if (!all.empty()) co_await file_->sync();
+  const auto& other = sides_[parity_of(chosen + 1)].newest;
+  if (other && other->generation > chosen)
     notes_.push_back(
-        fmt::format("generation {} was not whole on every rank; erased", other.newest->generation));
-  if (written) co_await file_->sync();
+        fmt::format("generation {} was not whole on every rank; erased", other->generation));
 }
 
 }  // namespace ziggurat

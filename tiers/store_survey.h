@@ -79,6 +79,12 @@ class StoreSurvey {
       : environment_(environment), file_(std::move(file)) {}
   Task<Copy> read_copy(unsigned parity, int copy);
   void choose_newest(unsigned parity);
+  struct Rewrite {
+    std::uint64_t offset_bytes;
+    std::uint64_t region_bytes;
+    std::vector<std::byte> bytes;  ///< zeros after them
+  };
+  std::vector<Rewrite> rewrites(std::uint64_t chosen) const;
   const Superblock& any_superblock() const;
   std::string faults() const;
   void check_identity() const;
