@@ -23,12 +23,9 @@ constexpr Nanoseconds kRetryDelay = std::chrono::microseconds(250);
 
 constexpr const char* verb(IoKind kind) noexcept {
   switch (kind) {
-    case IoKind::kRead:
-      return "read";
-    case IoKind::kWrite:
-      return "write";
-    case IoKind::kSync:
-      break;
+    case IoKind::kRead: return "read";
+    case IoKind::kWrite: return "write";
+    case IoKind::kSync: break;
   }
   return "fdatasync";
 }

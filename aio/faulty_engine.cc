@@ -21,27 +21,21 @@ constexpr std::uint32_t kSafeAlignmentBytes = 4096;
 
 FaultPoint point_of(IoKind kind) noexcept {
   switch (kind) {
-    case IoKind::kRead:
-      return FaultPoint::kRead;
-    case IoKind::kWrite:
-      return FaultPoint::kWrite;
-    case IoKind::kSync:
-      break;
+    case IoKind::kRead: return FaultPoint::kRead;
+    case IoKind::kWrite: return FaultPoint::kWrite;
+    case IoKind::kSync: break;
   }
   return FaultPoint::kSync;
 }
 
 bool fits(const Fault& fault) noexcept {
   switch (fault.effect) {
-    case Fault::Effect::kErrno:
-      return fault.error_number > 0;
+    case Fault::Effect::kErrno: return fault.error_number > 0;
     case Fault::Effect::kShort:
     case Fault::Effect::kZero:
       return fault.point == FaultPoint::kRead || fault.point == FaultPoint::kWrite;
-    case Fault::Effect::kMisdirect:
-      return fault.point == FaultPoint::kWrite;
-    case Fault::Effect::kDelay:
-      return fault.point <= FaultPoint::kSync;
+    case Fault::Effect::kMisdirect: return fault.point == FaultPoint::kWrite;
+    case Fault::Effect::kDelay: return fault.point <= FaultPoint::kSync;
   }
   return false;
 }
@@ -175,17 +169,13 @@ void FaultyEngine::submit(IoOp& op) {
   const Fault* const fault = strike(point_of(op.kind));
   if (fault == nullptr) return inside_->submit(op);
   switch (fault->effect) {
-    case Fault::Effect::kErrno:
-      return hold(op, -fault->error_number, false, Nanoseconds{0});
-    case Fault::Effect::kZero:
-      return hold(op, 0, false, Nanoseconds{0});
-    case Fault::Effect::kDelay:
-      return hold(op, 0, true, fault->delay);
+    case Fault::Effect::kErrno: return hold(op, -fault->error_number, false, Nanoseconds{0});
+    case Fault::Effect::kZero: return hold(op, 0, false, Nanoseconds{0});
+    case Fault::Effect::kDelay: return hold(op, 0, true, fault->delay);
     case Fault::Effect::kShort:
       if (fault->short_bytes >= op.size_bytes) return hold(op, 0, false, Nanoseconds{0});
       return submit_altered(op, *fault);
-    case Fault::Effect::kMisdirect:
-      return submit_altered(op, *fault);
+    case Fault::Effect::kMisdirect: return submit_altered(op, *fault);
   }
 }
 

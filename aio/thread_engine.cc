@@ -40,15 +40,9 @@ std::int32_t perform(const Request& request) noexcept {
   const auto offset = static_cast<off_t>(op.offset_bytes);
   ssize_t result = 0;
   switch (op.kind) {
-    case IoKind::kRead:
-      result = ::pread(request.fd, op.data, size, offset);
-      break;
-    case IoKind::kWrite:
-      result = ::pwrite(request.fd, op.data, size, offset);
-      break;
-    case IoKind::kSync:
-      result = ::fdatasync(request.fd);
-      break;
+    case IoKind::kRead: result = ::pread(request.fd, op.data, size, offset); break;
+    case IoKind::kWrite: result = ::pwrite(request.fd, op.data, size, offset); break;
+    case IoKind::kSync: result = ::fdatasync(request.fd); break;
   }
   return static_cast<std::int32_t>(result < 0 ? -errno : result);
 }

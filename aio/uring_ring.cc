@@ -224,9 +224,7 @@ void UringEngine::Ring::prepare(io_uring_sqe& sqe, IoOp& op) {
         io_uring_prep_write(&sqe, fd, op.data, op.size_bytes, op.offset_bytes);
       }
       break;
-    case IoKind::kSync:
-      io_uring_prep_fsync(&sqe, fd, IORING_FSYNC_DATASYNC);
-      break;
+    case IoKind::kSync: io_uring_prep_fsync(&sqe, fd, IORING_FSYNC_DATASYNC); break;
   }
   if (registered) io_uring_sqe_set_flags(&sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data(&sqe, &op);

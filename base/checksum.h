@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/checksum.h: the one checksum (XXH3, 64 bits). Seeds carry identity, so that a right hash at the wrong place fails.
+// base/checksum.h: the one checksum (XXH3, 64 bits). Seeds carry identity, so that a right hash at
+// the wrong place fails.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,8 @@
 
 namespace ziggurat {
 
-/// XXH3-64 of `bytes` under `seed`. The same value on every ISA; runs at the widest one of this CPU.
+/// XXH3-64 of `bytes` under `seed`. The same value on every ISA; runs at the widest one of this
+/// CPU.
 std::uint64_t hash64(std::span<const std::byte> bytes, std::uint64_t seed) noexcept;
 
 /// Folds `value` into `seed`, order-sensitive.

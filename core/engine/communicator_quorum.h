@@ -15,8 +15,12 @@ class CommunicatorQuorum final : public Quorum {
   explicit CommunicatorQuorum(Communicator& ranks) : ranks_(ranks) {}
   int rank() const noexcept override { return ranks_.rank(); }
   int world_size() const noexcept override { return ranks_.world_size(); }
-  Task<std::uint64_t> min(std::uint64_t value) override { return reduce(value, Communicator::Op::kMin); }
-  Task<std::uint64_t> max(std::uint64_t value) override { return reduce(value, Communicator::Op::kMax); }
+  Task<std::uint64_t> min(std::uint64_t value) override {
+    return reduce(value, Communicator::Op::kMin);
+  }
+  Task<std::uint64_t> max(std::uint64_t value) override {
+    return reduce(value, Communicator::Op::kMax);
+  }
   Task<> barrier() override { return ranks_.barrier(); }
 
  private:

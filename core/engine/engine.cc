@@ -17,17 +17,20 @@
 
 namespace ziggurat {
 
-std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device,
+std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
+                                     Runtime& runtime, Device& device,
                                      const Initializer& initialize) {
   auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
   engine->open(initialize);
   return engine;
 }
 
-EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device)
+EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                       Device& device)
     : model_(model), config_(config), runtime_(runtime), device_(device) {}
 
-/// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper ones first.
+/// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper
+/// ones first.
 EngineImpl::~EngineImpl() {
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     self.fail(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed")));
@@ -60,7 +63,9 @@ void EngineImpl::fail(std::exception_ptr error) {
   if (pool_) pool_->cancel_waiters(error);
 }
 
-std::span<const bf16> EngineImpl::acquire(UnitId unit) { return runtime_.reactor.block_on(cache_->acquire(unit)); }
+std::span<const bf16> EngineImpl::acquire(UnitId unit) {
+  return runtime_.reactor.block_on(cache_->acquire(unit));
+}
 
 void EngineImpl::release(UnitId unit) {
   runtime_.reactor.post([this, unit] { cache_->release(unit); });
@@ -100,7 +105,9 @@ void EngineImpl::prepare_step(float learning_rate) {
   }(*this, learning_rate));
 }
 
-StepResult EngineImpl::step(const StepOptions& options) { return runtime_.reactor.block_on(finish_step(options)); }
+StepResult EngineImpl::step(const StepOptions& options) {
+  return runtime_.reactor.block_on(finish_step(options));
+}
 
 Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   {
@@ -109,17 +116,18 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     co_await cache_->quiesce();
   }
   if (early_ && early_learning_rate_ != options.learning_rate) {
-    throw Error(ErrorCode::kInvalidArgument, "step() has another learning rate than prepare_step() announced");
+    throw Error(ErrorCode::kInvalidArgument,
+                "step() has another learning rate than prepare_step() announced");
   }
   std::array<double, 1> square{flow_->norm_squared()};
   const std::span<double> sum(square);
   co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
   const double norm = std::sqrt(square[0]);
   if (!std::isfinite(norm)) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("the gradient norm of step {} is {}: nothing was updated, generation {} stands; a lower "
-                            "--lr or a longer --warmup may help",
-                            generation_ + 1, norm, durable_generation()));
+    throw Error(ErrorCode::kUnavailable, fmt::format("the gradient norm of step {} is {}: nothing "
+                                                     "was updated, generation {} stands; a lower "
+                                                     "--lr or a longer --warmup may help",
+                                                     generation_ + 1, norm, durable_generation()));
   }
   const float coefficient = clip_coefficient(norm, config_.clip_norm);
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
@@ -131,26 +139,30 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
 }
 
-std::uint64_t EngineImpl::durable_generation() const { return sweep_ ? sweep_->durable_generation() : 0; }
+std::uint64_t EngineImpl::durable_generation() const {
+  return sweep_ ? sweep_->durable_generation() : 0;
+}
 
 void EngineImpl::make_durable() {
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
     co_await self.sweep_->settled();
-    if (self.records_->resident()) co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
+    if (self.records_->resident())
+      co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
   }(*this));
 }
 
-void EngineImpl::read_master(UnitId unit,
-                             const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+void EngineImpl::read_master(
+    UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
   runtime_.reactor.block_on(sweep_->settled());
   const UnitChunks& chunks = table_->unit(unit);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
     std::vector<float> values;
     runtime_.reactor.block_on(read_master_chunk(id, values));
     const std::uint64_t begin = table_->chunk(id).begin;
-    consume(begin, std::span<const float>(values).first(std::min<std::uint64_t>(values.size(), chunks.count - begin)));
+    consume(begin, std::span<const float>(values).first(
+                       std::min<std::uint64_t>(values.size(), chunks.count - begin)));
   }
 }
 
@@ -162,13 +174,15 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);
     const StateStore::Expected expected = storage_->store->expected(id, stored);
-    if (record_hash(record, expected.seed) != expected.hash) throw storage_->store->corrupt_record(id, stored);
+    if (record_hash(record, expected.seed) != expected.hash)
+      throw storage_->store->corrupt_record(id, stored);
   }
   values.resize(chunk.count);
   std::memcpy(values.data(), record.data(), chunk.count * sizeof(float));
 }
 
-std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const {
+std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation,
+                                             std::span<const std::byte> blob) const {
   const BlobHeader header{.generation = generation};
   std::vector<std::byte> wrapped(sizeof(header) + blob.size());
   std::memcpy(wrapped.data(), &header, sizeof(header));

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine.h: what a trainer talks to. The trainer computes; the engine keeps the state, moves it and updates it.
+// core/engine/engine.h: what a trainer talks to. The trainer computes; the engine keeps the state,
+// moves it and updates it.
 //
 //   for each step:
-//     forward:   params = engine.acquire(u); compute; engine.release(u)          for every unit, in order
-//     backward:  params = engine.acquire(u); compute into engine.gradient(u);
-//                engine.release(u); engine.finish_gradient(u)                    for every unit, in reverse
+//     forward:   params = engine.acquire(u); compute; engine.release(u)          for every unit, in
+//     order backward:  params = engine.acquire(u); compute into engine.gradient(u);
+//                engine.release(u); engine.finish_gradient(u)                    for every unit, in
+//                reverse
 //     engine.step({.learning_rate = ..., .blob = cursor})
 //
-// Called from one thread, the trainer's; calls block until what they promise is true. integrations/gpt is the worked example.
+// Called from one thread, the trainer's; calls block until what they promise is true.
+// integrations/gpt is the worked example.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +32,8 @@ namespace ziggurat {
 
 struct StepOptions {
   float learning_rate = 0;
-  std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step
+  std::span<const std::byte>
+      blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step
 };
 
 struct StepResult {
@@ -38,13 +42,15 @@ struct StepResult {
   bool clipped = false;
 };
 
-/// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of `unit`'s flat parameters.
+/// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of
+/// `unit`'s flat parameters.
 using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)>;
 
-/// What a store says about itself without its model being known: for `sample`, `export` and reports.
+/// What a store says about itself without its model being known: for `sample`, `export` and
+/// reports.
 struct StoreInfo {
-  std::string model_name;            ///< ModelSpec::name
-  std::string run_identity;          ///< EngineConfig::run_identity
+  std::string model_name;    ///< ModelSpec::name
+  std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
@@ -55,50 +61,63 @@ class Engine {
   /// Reads the store in `directory`. Errors: as open().
   static StoreInfo inspect(Runtime& runtime, const std::string& directory);
 
-  /// Opens or creates the state of `model`. Resumes at the newest durable generation if config.resume says so and there is one.
-  /// `runtime` and `device` must outlive the engine; the device must have been made on runtime.reactor.
-  /// Errors: kInvalidArgument (another model, world size, seed or batch; budget nonsense), kResourceExhausted (a budget too
-  /// small, with the account and the smallest that works; a full disk), kDataLoss (no valid generation), kUnavailable (in use).
-  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
-                                      Device& device, const Initializer& initialize);
+  /// Opens or creates the state of `model`. Resumes at the newest durable generation if
+  /// config.resume says so and there is one. `runtime` and `device` must outlive the engine; the
+  /// device must have been made on runtime.reactor. Errors: kInvalidArgument (another model, world
+  /// size, seed or batch; budget nonsense), kResourceExhausted (a budget too small, with the
+  /// account and the smallest that works; a full disk), kDataLoss (no valid generation),
+  /// kUnavailable (in use).
+  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
+                                      Runtime& runtime, Device& device,
+                                      const Initializer& initialize);
   virtual ~Engine() = default;
 
-  /// Makes `unit`'s 16-bit parameters present on the device, all of this generation, and pins them there until release().
-  /// Shapes: flat, in ModelSpec's order. Nested acquires count.
+  /// Makes `unit`'s 16-bit parameters present on the device, all of this generation, and pins them
+  /// there until release(). Shapes: flat, in ModelSpec's order. Nested acquires count.
   virtual std::span<const bf16> acquire(UnitId unit) = 0;
   virtual void release(UnitId unit) = 0;
 
-  /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into it.
+  /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into
+  /// it.
   virtual std::span<float> gradient(UnitId unit) = 0;
-  /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way; the span is gone.
+  /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way;
+  /// the span is gone.
   virtual void finish_gradient(UnitId unit) = 0;
 
-  /// Optional, before the step's first finish_gradient(): with the learning rate known and clipping off, updates start during
-  /// backward instead of after it. step() must then be given the same learning rate.
+  /// Optional, before the step's first finish_gradient(): with the learning rate known and clipping
+  /// off, updates start during backward instead of after it. step() must then be given the same
+  /// learning rate.
   virtual void prepare_step(float learning_rate) { static_cast<void>(learning_rate); }
 
-  /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the optimizer sweep and returns;
-  /// the sweep goes on under the next forward. Waits, if need be, until the generation before is durable.
+  /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the
+  /// optimizer sweep and returns; the sweep goes on under the next forward. Waits, if need be,
+  /// until the generation before is durable.
   virtual StepResult step(const StepOptions& options) = 0;
 
   /// Generation the parameters now stand at (number of finished steps), and the newest durable one.
   virtual std::uint64_t generation() const = 0;
   virtual std::uint64_t durable_generation() const = 0;
-  /// Waits until every finished step is durable; with state placed off NVMe, writes a checkpoint first. Call before exit.
+  /// Waits until every finished step is durable; with state placed off NVMe, writes a checkpoint
+  /// first. Call before exit.
   virtual void make_durable() = 0;
 
   /// True if open() found a store and resumed; then the blob of the generation it resumed at.
   virtual bool resumed() const = 0;
   virtual std::span<const std::byte> resumed_blob() const = 0;
 
-  /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in element order.
-  virtual void read_master(UnitId unit, const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
+  /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in
+  /// element order.
+  virtual void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
 
-  /// Host memory that can hold records while the sweep waits for the norm: what a step's lower bound depends on.
+  /// Host memory that can hold records while the sweep waits for the norm: what a step's lower
+  /// bound depends on.
   virtual std::uint64_t read_ahead_bytes() const { return 0; }
   virtual const Metrics& metrics() const = 0;
   virtual Account host_account() const = 0;
-  /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for the start of a run.
+  /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for
+  /// the start of a run.
   virtual std::vector<std::string> description() const = 0;
 };
 

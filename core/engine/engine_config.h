@@ -28,26 +28,33 @@ struct EngineConfig {
   std::uint64_t trainer_device_bytes = 0;
 
   AdamWConfig adamw;
-  float clip_norm = 1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
+  float clip_norm =
+      1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
 
   /// Elements of parameters that may be on the device beyond those acquired (prefetch and reuse).
   std::uint64_t max_live_parameters = std::numeric_limits<std::uint64_t>::max();
   /// A released unit stays if it is used again within this many elements of other parameters.
   std::uint64_t max_reuse_distance = std::numeric_limits<std::uint64_t>::max();
 
-  int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep loses the run
+  int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep
+                  ///< loses the run
   enum class Resume : std::uint8_t { kAuto, kNever };
   Resume resume = Resume::kAuto;
 
-  /// What may not change at resume, as text the trainer chose ("data=<hash> seed=1 batch=2 ..."): compared word by word.
+  /// What may not change at resume, as text the trainer chose ("data=<hash> seed=1 batch=2 ..."):
+  /// compared word by word.
   std::string run_identity;
-  /// What changes forward's and backward's bits ("oneDNN 2.6.3 avx512_core_bf16"): a change is reported, not refused.
+  /// What changes forward's and backward's bits ("oneDNN 2.6.3 avx512_core_bf16"): a change is
+  /// reported, not refused.
   std::string numerics_fingerprint;
 
-  /// Progress of what takes over two seconds at open (filling a new store, reading an old one), on the engine's thread.
-  std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
+  /// Progress of what takes over two seconds at open (filling a new store, reading an old one), on
+  /// the engine's thread.
+  std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)>
+      progress;
 
-  /// Called on the engine's thread just before a generation may become durable; for logs that must not lag behind it.
+  /// Called on the engine's thread just before a generation may become durable; for logs that must
+  /// not lag behind it.
   std::function<void(std::uint64_t generation)> before_seal;
 };
 

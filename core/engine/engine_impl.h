@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_impl.h: the engine of one rank: owns the floors below and joins their pipelines into steps.
+// core/engine/engine_impl.h: the engine of one rank: owns the floors below and joins their
+// pipelines into steps.
 #pragma once
 
 #include <cstdlib>
@@ -23,7 +24,8 @@
 
 namespace ziggurat {
 
-/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a few MiB at most.
+/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a
+/// few MiB at most.
 class AlignedMemory {
  public:
   explicit AlignedMemory(std::uint64_t size_bytes);
@@ -81,7 +83,9 @@ class EngineImpl final : public Engine {
   void make_durable() override;
   bool resumed() const override { return resumed_; }
   std::span<const std::byte> resumed_blob() const override { return resumed_blob_; }
-  void read_master(UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  void read_master(
+      UnitId unit,
+      const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
   std::uint64_t read_ahead_bytes() const override { return plan_.items * plan_.item_bytes; }
   const Metrics& metrics() const override { return runtime_.metrics; }
   Account host_account() const override { return pool_->account(); }
@@ -132,13 +136,13 @@ class EngineImpl final : public Engine {
   std::unique_ptr<OptimizerSweep> sweep_;
 
   std::uint64_t generation_ = 0;
-  std::vector<std::byte> last_blob_;     // of generation_, wrapped
+  std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  std::optional<AdamWStep> early_;       // scalars of the step under way, if they do not need the norm
+  std::optional<AdamWStep> early_;  // scalars of the step under way, if they do not need the norm
   float early_learning_rate_ = 0;
   std::exception_ptr error_;
-  std::uint64_t opened_bytes_ = 0;       // progress of create_state() and load_state()
+  std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_open.cc: from a configuration to an engine at a generation: the store, the budgets, the floors, the state.
+// core/engine/engine_open.cc: from a configuration to an engine at a generation: the store, the
+// budgets, the floors, the state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ constexpr std::uint64_t kPageBytes = 4096;
 
 AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
     : size_bytes_(size_bytes),
-      data_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes)))) {
+      data_(static_cast<std::byte*>(
+          std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes)))) {
   if (!data_) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("no memory for {} of store tables", format_bytes(size_bytes)));
@@ -35,9 +37,12 @@ AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
 std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::string& directory) {
   std::error_code failure;
   std::filesystem::create_directories(directory, failure);
-  if (failure) throw system_error(failure.value(), fmt::format("--store {}: cannot create the directory", directory));
+  if (failure)
+    throw system_error(failure.value(),
+                       fmt::format("--store {}: cannot create the directory", directory));
   auto storage = std::make_unique<Storage>();
-  storage->observers = {.metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
+  storage->observers = {
+      .metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
   storage->io = choose_io_engine(runtime.reactor, directory, &storage->probe);
   return storage;
 }
@@ -54,9 +59,10 @@ StoreEnvironment Storage::environment(Runtime& runtime, const EngineConfig& conf
                 return staging.back().bytes();
               },
           .fill = fill->bytes(),
-          .progress = [progress = config.progress](std::uint64_t done, std::uint64_t total) {
-            if (progress) progress("filling the store", done, total);
-          }};
+          .progress =
+              [progress = config.progress](std::uint64_t done, std::uint64_t total) {
+                if (progress) progress("filling the store", done, total);
+              }};
 }
 
 StoreInfo Engine::inspect(Runtime& runtime, const std::string& directory) {
@@ -88,12 +94,14 @@ void EngineImpl::validate() const {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
-  require(config_.slots == 1 || config_.slots == 2, fmt::format("--slots {}: 1 or 2", config_.slots));
-  require(config_.clip_norm >= 0, fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
+  require(config_.slots == 1 || config_.slots == 2,
+          fmt::format("--slots {}: 1 or 2", config_.slots));
+  require(config_.clip_norm >= 0,
+          fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(!config_.store_directory.empty(), "--store: a directory is needed");
-  require(device_.host_accessible(),
-          fmt::format("device '{}': the engine's rounding and updates run on the CPU; use the host-emulated device",
-                      device_.description()));
+  require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
+                                                 "run on the CPU; use the host-emulated device",
+                                                 device_.description()));
 }
 
 void EngineImpl::open(const Initializer& initialize) {
@@ -106,14 +114,16 @@ void EngineImpl::open(const Initializer& initialize) {
     } else {
       co_await self.create_state(init);
     }
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u) self.cache_->unit_updated(u, self.generation_);
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u)
+      self.cache_->unit_updated(u, self.generation_);
     self.cache_->begin_generation(self.generation_);
   }(*this, initialize));
 }
 
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, config_.store_directory);
-  const bool found = StateStore::exists(*storage_->io, config_.store_directory, storage_->ranks.rank());
+  const bool found =
+      StateStore::exists(*storage_->io, config_.store_directory, storage_->ranks.rank());
   StoreEnvironment environment = storage_->environment(runtime_, config_);
   if (found && config_.resume == EngineConfig::Resume::kAuto) {
     storage_->store = co_await StateStore::open(std::move(environment), config_.store_directory);
@@ -124,7 +134,8 @@ Task<> EngineImpl::open_store() {
     for (const std::string& note : state.notes) notes_.push_back(note);
   } else {
     // The budget is judged before a byte is written.
-    table_.emplace(model_, choose_chunk_tiles(model_, config_.placement, config_.host_budget_bytes));
+    table_.emplace(model_,
+                   choose_chunk_tiles(model_, config_.placement, config_.host_budget_bytes));
   }
   plan_ = plan_host(*table_, config_.placement, config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
@@ -134,7 +145,8 @@ Task<> EngineImpl::open_store() {
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
                  .slots = static_cast<std::uint32_t>(config_.slots)};
-  storage_->store = co_await StateStore::create(std::move(environment), config_.store_directory, std::move(spec));
+  storage_->store =
+      co_await StateStore::create(std::move(environment), config_.store_directory, std::move(spec));
 }
 
 /// What may not change at resume, word by word, so that the message names the word.
@@ -144,19 +156,26 @@ void EngineImpl::check_identity(const StoreState& state) {
     std::istringstream wanted(config_.run_identity);
     std::string differences;
     for (std::string a, b; (stored >> a) && (wanted >> b);) {
-      if (a != b) differences += fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
+      if (a != b)
+        differences +=
+            fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
     }
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--store {}: another run's: {}. Give the same settings, another --store, or --resume never to "
+                fmt::format("--store {}: another run's: {}. Give the same settings, another "
+                            "--store, or --resume never to "
                             "replace it",
-                            config_.store_directory, differences.empty() ? state.run_identity : differences));
+                            config_.store_directory,
+                            differences.empty() ? state.run_identity : differences));
   }
   if (static_cast<int>(state.slots) != config_.slots) {
-    notes_.push_back(fmt::format("the store was made with --slots {}, which stays in force", state.slots));
+    notes_.push_back(
+        fmt::format("the store was made with --slots {}, which stays in force", state.slots));
   }
   if (state.numerics_fingerprint != config_.numerics_fingerprint) {
-    notes_.push_back(fmt::format("numerics changed since the store was made: '{}' then, '{}' now; the loss may differ in its bits",
-                                 state.numerics_fingerprint, config_.numerics_fingerprint));
+    notes_.push_back(
+        fmt::format("numerics changed since the store was made: '{}' then, '{}' now; the loss may "
+                    "differ in its bits",
+                    state.numerics_fingerprint, config_.numerics_fingerprint));
   }
 }
 
@@ -195,12 +214,15 @@ Task<> EngineImpl::build_floors() {
   records_ = std::make_unique<RecordHome>(*context_);
   flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators());
   notes_.push_back(fmt::format("files through {}", storage_->io->description()));
-  notes_.push_back(fmt::format("{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all gradients",
-                               table_->unit_count(), table_->chunks().size(),
-                               format_bytes(table_->largest_chunk_count() * 12), pool_->page_kind(), plan_.items));
+  notes_.push_back(fmt::format(
+      "{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all "
+      "gradients",
+      table_->unit_count(), table_->chunks().size(),
+      format_bytes(table_->largest_chunk_count() * 12), pool_->page_kind(), plan_.items));
   if (config_.placement.optimizer != Tier::kNvme) {
-    notes_.push_back(fmt::format("optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
-                                 to_string(config_.placement.optimizer)));
+    notes_.push_back(fmt::format(
+        "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
+        to_string(config_.placement.optimizer)));
   } else if (storage_->store->state().slots == 1) {
     notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
   } else {
@@ -211,13 +233,15 @@ Task<> EngineImpl::build_floors() {
 /// Two, if the trainer's memory and two units' parameters still fit beside them; else one.
 std::size_t EngineImpl::accumulators() const {
   const std::uint64_t unit_count = table_->largest_unit_padded_count();
-  const std::uint64_t with_two = config_.trainer_device_bytes + unit_count * (2 * sizeof(float) + 2 * sizeof(bf16));
+  const std::uint64_t with_two =
+      config_.trainer_device_bytes + unit_count * (2 * sizeof(float) + 2 * sizeof(bf16));
   const Account account = device_.account();
   return account.used_bytes() + with_two + kMiB <= account.capacity_bytes() ? 2 : 1;
 }
 
 Task<Lease> EngineImpl::state_lease(ChunkId id) {
-  const std::uint64_t size_bytes = OptimizerSweep::item_bytes(*context_, *params_, *grads_, table_->chunk(id));
+  const std::uint64_t size_bytes =
+      OptimizerSweep::item_bytes(*context_, *params_, *grads_, table_->chunk(id));
   if (size_bytes == 0) co_return Lease{};
   const LeaseRequest request{.purpose = Purpose::kOptimizer,
                              .size_bytes = size_bytes,
@@ -232,7 +256,8 @@ std::span<std::byte> EngineImpl::record_memory(ChunkId id, const Lease& lease) c
 }
 
 /// The 16-bit parameters are made from the masters, here as in every update.
-Task<> EngineImpl::publish_params(ChunkId id, std::span<const std::byte> record, const Lease& lease) {
+Task<> EngineImpl::publish_params(ChunkId id, std::span<const std::byte> record,
+                                  const Lease& lease) {
   const Chunk& chunk = table_->chunk(id);
   const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
   const auto item = lease.bytes().subspan(behind, params_->item_bytes(chunk));
@@ -250,7 +275,8 @@ void EngineImpl::report_progress(ChunkId id, const char* what) {
 
 Task<> EngineImpl::create_state(const Initializer& initialize) {
   WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(create_chunk(id, initialize));
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id)
+    chunks.spawn(create_chunk(id, initialize));
   co_await chunks.wait_idle();
   last_blob_ = wrap_blob(0, {});
   const std::function<void()> before_seal = [this] {
@@ -260,7 +286,8 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
   storage_->store->set_durable_everywhere(0);
   OptimizerSweep::Settings settings{
       .read_ahead_chunks = plan_.items, .store_offset = 0, .before_seal = config_.before_seal};
-  const OptimizerSweep::Parts parts{*params_, *grads_, *records_, *storage_->store, *flow_, *cache_};
+  const OptimizerSweep::Parts parts{*params_,         *grads_, *records_,
+                                    *storage_->store, *flow_,  *cache_};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
 }
 
@@ -285,13 +312,15 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
 void EngineImpl::read_blob(const StoreState& state) {
   BlobHeader header;
   if (state.blob.size() < sizeof(header)) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("--store {}: the blob of generation {} is too short",
-                                                  config_.store_directory, state.generation));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("--store {}: the blob of generation {} is too short",
+                            config_.store_directory, state.generation));
   }
   std::memcpy(&header, state.blob.data(), sizeof(header));
   if (header.magic != BlobHeader::kMagic) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("--store {}: the blob of generation {} is not an engine's",
-                                                  config_.store_directory, state.generation));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("--store {}: the blob of generation {} is not an engine's",
+                            config_.store_directory, state.generation));
   }
   generation_ = header.generation;
   last_blob_ = state.blob;
@@ -307,7 +336,8 @@ Task<> EngineImpl::load_state() {
   OptimizerSweep::Settings settings{.read_ahead_chunks = plan_.items,
                                     .store_offset = state.generation - generation_,
                                     .before_seal = config_.before_seal};
-  const OptimizerSweep::Parts parts{*params_, *grads_, *records_, *storage_->store, *flow_, *cache_};
+  const OptimizerSweep::Parts parts{*params_,         *grads_, *records_,
+                                    *storage_->store, *flow_,  *cache_};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
 }
 

@@ -29,14 +29,17 @@ std::uint64_t HostPlan::smallest_bytes() const {
   return round_up(total, kMiB);
 }
 
-HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uint64_t budget_bytes) {
+HostPlan plan_host(const ChunkTable& table, const Placement& placement,
+                   std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t largest_half = table.largest_chunk_count() * 2;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
-    if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(table.unit(u).padded_count * 2);
+    if (placement.params == Tier::kHost)
+      plan.permanent_bytes += lease_bytes(table.unit(u).padded_count * 2);
   }
   for (const Chunk& chunk : table.chunks()) {
-    if (placement.optimizer == Tier::kHost) plan.permanent_bytes += lease_bytes(chunk.record_bytes());
+    if (placement.optimizer == Tier::kHost)
+      plan.permanent_bytes += lease_bytes(chunk.record_bytes());
     if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.half_bytes());
   }
 
@@ -57,7 +60,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uin
   return plan;
 }
 
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement, std::uint64_t budget_bytes) {
+std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement,
+                                 std::uint64_t budget_bytes) {
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
     const HostPlan plan = plan_host(ChunkTable(model, tiles), placement, budget_bytes);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
@@ -71,13 +75,16 @@ void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
   if (plan.smallest_bytes() <= budget_bytes) return;
   std::string reserves;
   for (const auto& reserve : plan.reserves) {
-    reserves += fmt::format(", one {} item of {}", to_string(reserve.purpose), format_bytes(reserve.largest_item_bytes));
+    reserves += fmt::format(", one {} item of {}", to_string(reserve.purpose),
+                            format_bytes(reserve.largest_item_bytes));
   }
-  throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("--host-memory {} is too small; the smallest that works with this placement is {}: {} that stays "
-                          "on host, {} of gradients{}",
-                          format_bytes(budget_bytes), format_bytes(plan.smallest_bytes()),
-                          format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
+  throw Error(
+      ErrorCode::kResourceExhausted,
+      fmt::format("--host-memory {} is too small; the smallest that works with this placement is "
+                  "{}: {} that stays "
+                  "on host, {} of gradients{}",
+                  format_bytes(budget_bytes), format_bytes(plan.smallest_bytes()),
+                  format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
 }
 
 }  // namespace ziggurat

@@ -2,9 +2,11 @@
 // core/engine/host_plan.h: how the host budget is divided, decided before anything is allocated.
 //
 //   budget = what stays (parameters, optimizer state placed on host)
-//          + all 16-bit gradients (if placed on host): with clipping, none can go before the last has come
+//          + all 16-bit gradients (if placed on host): with clipping, none can go before the last
+//          has come
 //          + reserves: one largest item of each class that waits on the pool
-//          + the rest, which every class shares; a chunk is the largest that leaves 12 work items in it
+//          + the rest, which every class shares; a chunk is the largest that leaves 12 work items
+//          in it
 #pragma once
 
 #include <cstdint>
@@ -18,10 +20,10 @@
 namespace ziggurat {
 
 struct HostPlan {
-  std::uint64_t permanent_bytes = 0;   ///< parameters and optimizer state on host
-  std::uint64_t gradient_bytes = 0;    ///< all 16-bit gradients, if on host
-  std::uint64_t item_bytes = 0;        ///< the optimizer's largest work item; 0: it takes none
-  std::uint64_t items = 0;             ///< work items that fit beside all gradients
+  std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host
+  std::uint64_t gradient_bytes = 0;   ///< all 16-bit gradients, if on host
+  std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
+  std::uint64_t items = 0;            ///< work items that fit beside all gradients
   std::vector<PinnedPoolOptions::Reserve> reserves;
 
   /// Smallest budget with this chunk size.
@@ -31,9 +33,11 @@ struct HostPlan {
 /// The division of `budget_bytes` for an existing chunk table.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uint64_t budget_bytes);
 
-/// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of record) that leaves 12 work items.
-/// Errors: kResourceExhausted, with the smallest budget and what it is made of, if not even one-tile chunks fit.
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement, std::uint64_t budget_bytes);
+/// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of record) that leaves 12 work
+/// items. Errors: kResourceExhausted, with the smallest budget and what it is made of, if not even
+/// one-tile chunks fit.
+std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement,
+                                 std::uint64_t budget_bytes);
 
 /// Throws kResourceExhausted with the account if `plan` does not fit.
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes);

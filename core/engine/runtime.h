@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/runtime.h: the spine of one rank, made before its device and its engine, and outliving both.
+// core/engine/runtime.h: the spine of one rank, made before its device and its engine, and
+// outliving both.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +20,11 @@ struct RuntimeOptions {
   std::string trace_path;   ///< empty: no trace
 };
 
-/// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace, topology.
+/// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
+/// topology.
 struct Runtime {
-  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs; errno's for the trace file.
+  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs; errno's for the
+  /// trace file.
   static std::unique_ptr<Runtime> create(const RuntimeOptions& options);
   ~Runtime();
 

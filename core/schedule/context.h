@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/context.h: what every pipeline of one engine shares. Owned by the engine; reactor's thread only.
+// core/schedule/context.h: what every pipeline of one engine shares. Owned by the engine; reactor's
+// thread only.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,8 @@
 
 namespace ziggurat {
 
-GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max)
+GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
+                           std::size_t accumulators_max)
     : context_(context),
       cache_(cache),
       home_(home),
@@ -23,7 +24,8 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home, 
       spare_returned_(context.reactor),
       tile_sums_(context.table.tile_count(), 0.0),
       idle_(context.reactor) {
-  for (std::size_t i = 0; i < context.table.chunks().size(); ++i) arrived_.emplace_back(context.reactor);
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
+    arrived_.emplace_back(context.reactor);
   idle_.set();
   const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
   for (std::size_t i = 0; i < accumulators_max; ++i) {
@@ -31,10 +33,12 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home, 
   }
 }
 
-/// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays for the whole backward).
+/// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays
+/// for the whole backward).
 Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (size_bytes * 2 <= largest_bytes) co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  if (size_bytes * 2 <= largest_bytes)
+    co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
   while (spare_.empty()) {
     if (error_) std::rethrow_exception(error_);
     if (units_under_way_ == 0) {  // the trainer itself holds them all
@@ -53,13 +57,16 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   const UnitChunks& chunks = context_.table.unit(unit);
   if (stages_[unit] == Stage::kFinished) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the gradient of unit {} was finished in this step: call step() before asking for it again", unit));
+                fmt::format("the gradient of unit {} was finished in this step: call step() before "
+                            "asking for it again",
+                            unit));
   }
   DeviceBuffer& buffer = buffers_[unit];
   if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
-  // Until then its last gradient may not have been used yet. A trainer that acquired the unit has waited for this already.
+  // Until then its last gradient may not have been used yet. A trainer that acquired the unit has
+  // waited for this already.
   co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
@@ -79,7 +86,8 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
 }
 
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
-  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating, "unit {}: finish_gradient() without gradient()", unit);
+  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating,
+                 "unit {}: finish_gradient() without gradient()", unit);
   stages_[unit] = Stage::kFinished;
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
@@ -90,7 +98,8 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
   const UnitChunks& chunks = context_.table.unit(unit);
   WorkGroup group(context_.reactor);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    group.spawn(flow_chunk(id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
+    group.spawn(flow_chunk(
+        id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
   }
   co_await group.wait_idle();
   DeviceBuffer buffer = std::move(buffers_[unit]);
@@ -98,16 +107,20 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
   if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
   buffer = {};
   if (--units_under_way_ == 0) idle_.set();
-  if (!error_) spare_returned_.set();  // also if none came back: the last unit under way may have been waited for in vain
+  if (!error_)
+    spare_returned_
+        .set();  // also if none came back: the last unit under way may have been waited for in vain
 }
 
 Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {
   const Chunk& chunk = context_.table.chunk(id);
-  // Rounded in place: tile t of 16-bit values lands at half its own offset, over values already read.
+  // Rounded in place: tile t of 16-bit values lands at half its own offset, over values already
+  // read.
   const std::function<void()> round = [&] {
     const auto* values = reinterpret_cast<const float*>(accumulator);
     auto* rounded = reinterpret_cast<bf16*>(accumulator);
-    double* sums = &tile_sums_[context_.table.unit(chunk.unit).first_tile + chunk.begin / kTileElements];
+    double* sums =
+        &tile_sums_[context_.table.unit(chunk.unit).first_tile + chunk.begin / kTileElements];
     for (std::uint64_t begin = 0; begin < chunk.count; begin += kTileElements) {
       *sums++ = round_gradient({values + begin, kTileElements}, {rounded + begin, kTileElements});
     }
@@ -121,9 +134,11 @@ Task<> GradientFlow::all_arrived() {
   if (error_) std::rethrow_exception(error_);
   for (UnitId unit = 0; unit < stages_.size(); ++unit) {
     if (stages_[unit] == Stage::kFinished) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("step() before unit {} ('{}') had its gradient: call finish_gradient() for every unit", unit,
-                            context_.table.model().units[unit].name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "step() before unit {} ('{}') had its gradient: call finish_gradient() for every unit",
+            unit, context_.table.model().units[unit].name));
   }
   co_await idle_.wait();
   if (error_) std::rethrow_exception(error_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to its 16-bit home, chunk by chunk, rounded
-// once; squares are summed in passing, per tile, so that the norm depends on neither chunks, threads nor placement.
-// Reactor's thread only.
+// core/schedule/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to its
+// 16-bit home, chunk by chunk, rounded once; squares are summed in passing, per tile, so that the
+// norm depends on neither chunks, threads nor placement. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,29 @@ namespace ziggurat {
 
 class GradientFlow {
  public:
-  /// `accumulators_max`: accumulators of the largest unit's size set aside at once, while the device is not yet cut up; with two,
-  /// a gradient leaves while the next unit's is computed. Errors: kResourceExhausted if not even one fits.
+  /// `accumulators_max`: accumulators of the largest unit's size set aside at once, while the
+  /// device is not yet cut up; with two, a gradient leaves while the next unit's is computed.
+  /// Errors: kResourceExhausted if not even one fits.
   GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max);
 
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
   /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
   Task<std::span<float>> accumulator(UnitId unit);
-  /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at once.
+  /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
+  /// once.
   void finish(UnitId unit, std::uint64_t generation);
 
-  /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a gradient.
+  /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
+  /// gradient.
   Task<> all_arrived();
-  /// Sum of squares of all 16-bit gradients, tile by tile in order of the model. After all_arrived().
+  /// Sum of squares of all 16-bit gradients, tile by tile in order of the model. After
+  /// all_arrived().
   double norm_squared() const noexcept;
   /// Set once `chunk`'s gradient is at home in this step.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
 
-  /// The step is over: gradients of the next one may be asked for. Its chunks' signals are reset as they are consumed.
+  /// The step is over: gradients of the next one may be asked for. Its chunks' signals are reset as
+  /// they are consumed.
   void begin_step();
   void fail(std::exception_ptr error);
 
@@ -47,12 +52,12 @@ class GradientFlow {
   Context& context_;
   ParamCache& cache_;
   GradHome& home_;
-  std::vector<Stage> stages_;            // per unit
-  std::vector<DeviceBuffer> buffers_;    // per unit
-  std::vector<DeviceBuffer> spare_;      // accumulators set aside and free
+  std::vector<Stage> stages_;          // per unit
+  std::vector<DeviceBuffer> buffers_;  // per unit
+  std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
-  std::vector<Signal> arrived_;          // per chunk
-  std::vector<double> tile_sums_;        // of the whole model
+  std::vector<Signal> arrived_;    // per chunk
+  std::vector<double> tile_sums_;  // of the whole model
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;
   Signal idle_;

@@ -11,13 +11,14 @@ namespace ziggurat {
 namespace {
 
 /// A lease that is kept for the whole run.
-Lease permanent_lease(Context& context, Purpose purpose, std::uint64_t size_bytes, const char* holder) {
+Lease permanent_lease(Context& context, Purpose purpose, std::uint64_t size_bytes,
+                      const char* holder) {
   Lease lease = context.pool.try_acquire(
       {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
   if (!lease) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes, to_string(purpose),
-                            context.pool.account().text()));
+                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes,
+                            to_string(purpose), context.pool.account().text()));
   }
   return lease;
 }
@@ -42,8 +43,8 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   }
   if (home->tier_ == Tier::kNvme) {
     auto sizes = half_bytes_of(context.table);
-    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory, std::move(sizes), swap.fill,
-                                            swap.observers);
+    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory,
+                                            std::move(sizes), swap.fill, swap.observers);
   }
   co_return home;
 }
@@ -71,7 +72,9 @@ Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
   co_await swap_->write(id, bytes, hash);
 }
 
-std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept { return device_[unit].as<bf16>(); }
+std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept {
+  return device_[unit].as<bf16>();
+}
 
 Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
   const std::uint64_t size_bytes = context_.table.unit(unit).padded_count * 2;
@@ -80,8 +83,10 @@ Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
   if (tier_ == Tier::kHost) {
     source = host_[unit].bytes();
   } else {
-    const LeaseRequest request{
-        .purpose = Purpose::kParams, .size_bytes = size_bytes, .need = need, .holder = "parameter read"};
+    const LeaseRequest request{.purpose = Purpose::kParams,
+                               .size_bytes = size_bytes,
+                               .need = need,
+                               .holder = "parameter read"};
     staging = co_await context_.pool.acquire(request);
     source = staging.bytes();
     co_await read_unit(unit, source);
@@ -111,14 +116,15 @@ Task<> ParamHome::read_chunk(ChunkId id, std::span<std::byte> memory) {
   if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
 }
 
-Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap, AllocateDevice allocate) {
+Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap,
+                                                 AllocateDevice allocate) {
   std::unique_ptr<GradHome> home(new GradHome(context, std::move(allocate)));
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
   if (home->tier_ == Tier::kNvme) {
     auto sizes = half_bytes_of(context.table);
-    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory, std::move(sizes), swap.fill,
-                                            swap.observers);
+    home->swap_ = co_await SwapFile::create(context.reactor, swap.io, swap.directory,
+                                            std::move(sizes), swap.fill, swap.observers);
   }
   co_return home;
 }
@@ -165,7 +171,8 @@ Task<std::span<const bf16>> GradHome::fetch(ChunkId id, std::span<std::byte> ite
   const std::function<void()> job = [&] { hash = hash64(item, id); };
   co_await context_.workers.run(context_.reactor, "verify gradient", job);
   if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
-  co_return std::span<const bf16>{reinterpret_cast<const bf16*>(item.data()), item.size() / sizeof(bf16)};
+  co_return std::span<const bf16>{reinterpret_cast<const bf16*>(item.data()),
+                                  item.size() / sizeof(bf16)};
 }
 
 void GradHome::drop(ChunkId id) noexcept {
@@ -176,7 +183,8 @@ void GradHome::drop(ChunkId id) noexcept {
 RecordHome::RecordHome(Context& context) : context_(context) {
   for (const Chunk& chunk : context.table.chunks()) {
     if (context.placement.optimizer == Tier::kHost) {
-      host_.push_back(permanent_lease(context, Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
+      host_.push_back(
+          permanent_lease(context, Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
     } else if (context.placement.optimizer == Tier::kDevice) {
       device_.push_back(context.device.allocate(chunk.record_bytes(), Purpose::kOptimizer));
     }

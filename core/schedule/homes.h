@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes.h: where each class of state lives between uses, one class per class of state. The placement is chosen
-// here and nowhere else: pipelines ask a home for bytes and do not know the tier. Reactor's thread only.
+// core/schedule/homes.h: where each class of state lives between uses, one class per class of
+// state. The placement is chosen here and nowhere else: pipelines ask a home for bytes and do not
+// know the tier. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,8 @@ class ParamHome {
  public:
   static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap);
 
-  /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in place.
+  /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in
+  /// place.
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Where the update writes `chunk`'s new parameters: at home, or in the item's memory.
   std::span<bf16> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
@@ -56,8 +58,10 @@ class ParamHome {
 /// 16-bit gradients between backward and the update.
 class GradHome {
  public:
-  using AllocateDevice = std::function<Task<DeviceBuffer>(std::uint64_t size_bytes, Purpose purpose)>;
-  static Task<std::unique_ptr<GradHome>> create(Context& context, SwapEnvironment swap, AllocateDevice allocate);
+  using AllocateDevice =
+      std::function<Task<DeviceBuffer>(std::uint64_t size_bytes, Purpose purpose)>;
+  static Task<std::unique_ptr<GradHome>> create(Context& context, SwapEnvironment swap,
+                                                AllocateDevice allocate);
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Takes `chunk`'s gradient from `source` on the device; returns when `source` may be reused.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer_sweep.cc: the life of a chunk in a step: lease, read, gradient, norm, update, publish, write, seal.
+// core/schedule/optimizer_sweep.cc: the life of a chunk in a step: lease, read, gradient, norm,
+// update, publish, write, seal.
 #include "core/schedule/optimizer_sweep.h"
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 namespace ziggurat {
 namespace {
 
-/// Records come after every gradient of their step: a gradient that waits for memory is what the record waits for.
+/// Records come after every gradient of their step: a gradient that waits for memory is what the
+/// record waits for.
 constexpr std::uint64_t kFirstRecordPosition = std::uint64_t{1} << 32;
 
 /// Host memory traffic of AdamW per element: reads 4+4+4+2, writes 4+4+4+2.
@@ -31,22 +33,24 @@ struct OptimizerSweep::Pass {
         done(reactor),
         records_left(table.chunks().size()),
         started(table.chunks().size(), false) {
-    for (UnitId u = 0; u < table.unit_count(); ++u) unit_chunks_left.push_back(table.unit(u).chunk_count);
+    for (UnitId u = 0; u < table.unit_count(); ++u)
+      unit_chunks_left.push_back(table.unit(u).chunk_count);
   }
 
-  std::uint64_t generation;        // the one being made
+  std::uint64_t generation;  // the one being made
   AdamWStep step{};
-  Signal scalars;                  // step is known
-  Signal ended;                    // blob is known
-  Signal done;                     // all chunks updated; on NVMe: the generation is durable
+  Signal scalars;  // step is known
+  Signal ended;    // blob is known
+  Signal done;     // all chunks updated; on NVMe: the generation is durable
   std::vector<std::byte> blob;
-  std::size_t records_left;        // not yet written
+  std::size_t records_left;  // not yet written
   std::vector<std::uint32_t> unit_chunks_left;
   std::vector<bool> started;
-  PassPtr previous;                // until it is done
+  PassPtr previous;  // until it is done
 };
 
-OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings, std::uint64_t generation)
+OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
+                               std::uint64_t generation)
     : context_(context),
       parts_(parts),
       settings_(std::move(settings)),
@@ -57,9 +61,10 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
   }
 }
 
-std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params, const GradHome& grads,
-                                         const Chunk& chunk) {
-  const std::uint64_t record = context.placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
+std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params,
+                                         const GradHome& grads, const Chunk& chunk) {
+  const std::uint64_t record =
+      context.placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
   return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
 }
 
@@ -69,13 +74,14 @@ std::uint64_t OptimizerSweep::item_bytes(ChunkId id) const {
 
 void OptimizerSweep::begin(std::uint64_t generation) {
   if (current_ && current_->generation == generation) return;
-  ZIGGURAT_CHECK(!current_ || current_->ended.is_set(), "generation {} begins inside {}", generation,
-                 current_->generation);
+  ZIGGURAT_CHECK(!current_ || current_->ended.is_set(), "generation {} begins inside {}",
+                 generation, current_->generation);
   auto pass = std::make_shared<Pass>(context_.reactor, generation, context_.table);
   pass->previous = std::exchange(current_, pass);
 }
 
-void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation, const AdamWStep* early) {
+void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
+                                      const AdamWStep* early) {
   begin(generation);
   if (early != nullptr && !current_->scalars.is_set()) {
     current_->step = *early;
@@ -83,7 +89,8 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation, con
   }
   const UnitChunks& chunks = context_.table.unit(unit);
   if (early != nullptr) {
-    for (std::uint32_t i = 0; i < chunks.chunk_count; ++i) start_chunk(current_, chunks.first_chunk + i);
+    for (std::uint32_t i = 0; i < chunks.chunk_count; ++i)
+      start_chunk(current_, chunks.first_chunk + i);
     return;
   }
   const std::size_t ahead = std::min(settings_.read_ahead_chunks, context_.table.chunks().size());
@@ -118,7 +125,8 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
   std::uint64_t hash = 0;
   co_await update(pass, id, lease, hash);
   if (!parts_.records.resident()) {
-    // The generation before must be durable before a byte of this one is written: its slots are what a crash falls back to.
+    // The generation before must be durable before a byte of this one is written: its slots are
+    // what a crash falls back to.
     if (pass->previous) co_await pass->previous->done.wait();
     const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
     co_await parts_.store.write(id, pass->generation + settings_.store_offset, record, hash);
@@ -128,13 +136,15 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
   if (--pass->records_left == 0) co_await seal(pass);
 }
 
-/// Returns once the chunk may be updated: its record is in the lease, its gradient at home, the step's scalars known. Until
-/// then the record is clean, and the pool may take the lease back for somebody with a sooner need: then it is read again.
+/// Returns once the chunk may be updated: its record is in the lease, its gradient at home, the
+/// step's scalars known. Until then the record is clean, and the pool may take the lease back for
+/// somebody with a sooner need: then it is read again.
 Task<Lease> OptimizerSweep::prepare(PassPtr pass, ChunkId id) {
-  const LeaseRequest request{.purpose = Purpose::kOptimizer,
-                             .size_bytes = item_bytes(id),
-                             .need = {.generation = pass->generation, .position = kFirstRecordPosition + id},
-                             .holder = "optimizer chunk"};
+  const LeaseRequest request{
+      .purpose = Purpose::kOptimizer,
+      .size_bytes = item_bytes(id),
+      .need = {.generation = pass->generation, .position = kFirstRecordPosition + id},
+      .holder = "optimizer chunk"};
   for (;;) {
     Lease lease;
     if (request.size_bytes > 0) lease = co_await context_.pool.acquire(request);
@@ -176,7 +186,8 @@ Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint6
   const Chunk& chunk = context_.table.chunk(id);
   const bool stored = !parts_.records.resident();
   std::span<std::byte> item = lease.bytes();
-  const std::span<std::byte> record = stored ? item.first(chunk.record_bytes()) : parts_.records.record(id);
+  const std::span<std::byte> record =
+      stored ? item.first(chunk.record_bytes()) : parts_.records.record(id);
   if (stored) item = item.subspan(chunk.record_bytes());
   const std::span<std::byte> param_item = item.first(parts_.params.item_bytes(chunk));
   const std::span<std::byte> grad_item = item.last(parts_.grads.item_bytes(chunk));
@@ -213,10 +224,12 @@ Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint6
   hash = hashes.after;
 
   co_await parts_.params.publish(id, param);
-  if (--pass->unit_chunks_left[chunk.unit] == 0) parts_.cache.unit_updated(chunk.unit, pass->generation);
+  if (--pass->unit_chunks_left[chunk.unit] == 0)
+    parts_.cache.unit_updated(chunk.unit, pass->generation);
 }
 
-/// Every record of the pass is written: once step() has given the blob, the generation becomes durable.
+/// Every record of the pass is written: once step() has given the blob, the generation becomes
+/// durable.
 Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
   if (!parts_.records.resident()) {
@@ -235,7 +248,8 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
 Task<> OptimizerSweep::settled() {
   if (error_) std::rethrow_exception(error_);
   PassPtr pass = current_;
-  if (pass && !pass->ended.is_set()) pass = pass->previous;  // in mid-step: what was finished before it
+  if (pass && !pass->ended.is_set())
+    pass = pass->previous;  // in mid-step: what was finished before it
   if (pass) co_await pass->done.wait();
 }
 

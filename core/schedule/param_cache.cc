@@ -16,7 +16,8 @@ namespace ziggurat {
 namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
-constexpr std::size_t kSurprisesMax = 4;  // uses out of order in one step before the order is learned anew
+constexpr std::size_t kSurprisesMax =
+    4;  // uses out of order in one step before the order is learned anew
 
 }  // namespace
 
@@ -24,7 +25,8 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
     : context_(context), home_(home), limits_(limits), memory_returned_(context.reactor) {
   for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.reactor);
   for (Slot& slot : slots_) slot.settled.set();
-  // Memory comes back on any thread and stalls outlive this cache: both ask whether it still lives, on the reactor's thread.
+  // Memory comes back on any thread and stalls outlive this cache: both ask whether it still lives,
+  // on the reactor's thread.
   const std::weak_ptr<bool> alive = alive_;
   context.device.on_free([this, alive, &reactor = context.reactor] {
     reactor.post([this, alive] {
@@ -33,9 +35,10 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
   });
   context.reactor.on_stall([this, alive] {
     if (alive.expired() || memory_waiters_ == 0) return;
-    memory_returned_.fail(std::make_exception_ptr(Error(
-        ErrorCode::kResourceExhausted,
-        fmt::format("--device-memory: nothing on the device can be given back: {}", context_.device.account().text()))));
+    memory_returned_.fail(std::make_exception_ptr(
+        Error(ErrorCode::kResourceExhausted,
+              fmt::format("--device-memory: nothing on the device can be given back: {}",
+                          context_.device.account().text()))));
   });
 }
 
@@ -101,7 +104,8 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   } catch (...) {
     error = std::current_exception();
   }
-  // A generation may have begun meanwhile: then what was loaded is stale, and acquire() loads again.
+  // A generation may have begun meanwhile: then what was loaded is stale, and acquire() loads
+  // again.
   const bool good = slot.buffer && generation == generation_;
   if (!good) slot.buffer = {};
   slot.generation = generation;
@@ -127,9 +131,10 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
     DeviceBuffer buffer = allocate_now(size_bytes, purpose, 0);
     if (buffer) co_return buffer;
     if (size_bytes > context_.device.account().capacity_bytes()) {
-      throw Error(ErrorCode::kResourceExhausted,
-                  fmt::format("--device-memory: {} of {} can never fit: {}", format_bytes(size_bytes),
-                              to_string(purpose), context_.device.account().text()));
+      throw Error(
+          ErrorCode::kResourceExhausted,
+          fmt::format("--device-memory: {} of {} can never fit: {}", format_bytes(size_bytes),
+                      to_string(purpose), context_.device.account().text()));
     }
     ++memory_waiters_;
     std::exception_ptr error;
@@ -143,8 +148,10 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
   }
 }
 
-/// Tries, dropping unpinned parameters whose next use is farther than `nearer_than`, farthest first.
-DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than) {
+/// Tries, dropping unpinned parameters whose next use is farther than `nearer_than`, farthest
+/// first.
+DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose,
+                                      std::uint64_t nearer_than) {
   for (;;) {
     DeviceBuffer buffer = context_.device.try_allocate(size_bytes, purpose);
     if (buffer) return buffer;
@@ -183,7 +190,8 @@ void ParamCache::learn(UnitId unit) {
     position_ = order_.size();
     return;
   }
-  // Out of order (an evaluation, a trainer that branches): go on from the unit's next place in the learned order.
+  // Out of order (an evaluation, a trainer that branches): go on from the unit's next place in the
+  // learned order.
   for (std::size_t k = 0; k < order_.size(); ++k) {
     const std::size_t at = (position_ + k) % order_.size();
     if (order_[at] != unit) continue;
@@ -194,7 +202,8 @@ void ParamCache::learn(UnitId unit) {
   ++surprises_;
 }
 
-/// Elements of other units used before `unit` is used again, by the learned order; kNever if it is not in what is left of it.
+/// Elements of other units used before `unit` is used again, by the learned order; kNever if it is
+/// not in what is left of it.
 std::uint64_t ParamCache::next_use(UnitId unit) const {
   std::uint64_t distance = 1;
   for (std::size_t i = position_; i < order_.size(); ++i) {
@@ -246,7 +255,8 @@ void ParamCache::begin_generation(std::uint64_t generation) {
 
 void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
   slots_[unit].home_generation = generation;
-  // During backward (updates without clipping) the sweep is ahead of generation_; waiters of this step are done with the unit.
+  // During backward (updates without clipping) the sweep is ahead of generation_; waiters of this
+  // step are done with the unit.
   if (!error_) slots_[unit].updated.set();
 }
 

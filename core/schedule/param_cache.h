@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/param_cache.h: which units' 16-bit parameters are on the device: acquire and release, prefetch in learned order,
-// and whom to drop when the device is full.
+// core/schedule/param_cache.h: which units' 16-bit parameters are on the device: acquire and
+// release, prefetch in learned order, and whom to drop when the device is full.
 //
-// The order of units is learned in the first step and is a hint ever after: a unit used out of order is loaded on demand.
-// Victims are those whose next use is farthest (Belady's rule, on the learned order). All device memory that appears during
-// a step is had through allocate(), so accumulators and gradients drive out clean parameters too. Reactor's thread only.
+// The order of units is learned in the first step and is a hint ever after: a unit used out of
+// order is loaded on demand. Victims are those whose next use is farthest (Belady's rule, on the
+// learned order). All device memory that appears during a step is had through allocate(), so
+// accumulators and gradients drive out clean parameters too. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,9 @@ namespace ziggurat {
 
 struct ParamCacheLimits {
   std::uint64_t max_live_parameters;  ///< elements on the device that prefetch may reach
-  std::uint64_t max_reuse_distance;   ///< elements of other units' use within which a released unit is kept
-  std::size_t prefetch_units_max = 2; ///< units ahead of the trainer
+  std::uint64_t
+      max_reuse_distance;  ///< elements of other units' use within which a released unit is kept
+  std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
 };
 
 class ParamCache {
@@ -37,15 +39,16 @@ class ParamCache {
 
   /// Waits until `unit` stands at the current generation at home.
   Task<> wait_updated(UnitId unit);
-  /// Device memory for something else; drops clean parameters, farthest next use first, and waits if it must.
-  /// Errors: kResourceExhausted with the device's account when nothing can come back.
+  /// Device memory for something else; drops clean parameters, farthest next use first, and waits
+  /// if it must. Errors: kResourceExhausted with the device's account when nothing can come back.
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose);
   /// Device memory came back: whoever waits in allocate() tries again.
   void memory_returned();
 
   /// Waits until nothing is being loaded: parameters may then change at home.
   Task<> quiesce();
-  /// The parameters of `generation` are what acquire() gives from now on; what is cached is stale unless it already is.
+  /// The parameters of `generation` are what acquire() gives from now on; what is cached is stale
+  /// unless it already is.
   void begin_generation(std::uint64_t generation);
   /// All chunks of `unit` stand at `generation` at home.
   void unit_updated(UnitId unit, std::uint64_t generation);
@@ -60,9 +63,9 @@ class ParamCache {
     DeviceBuffer buffer;
     std::uint64_t generation = 0;  // of buffer's contents
     std::size_t pins = 0;
-    Signal settled;                // not loading
+    Signal settled;  // not loading
     std::uint64_t home_generation = 0;
-    Signal updated;                // home_generation == generation_
+    Signal updated;  // home_generation == generation_
   };
 
   Task<> load(UnitId unit, bool on_demand);

@@ -15,7 +15,8 @@
 namespace ziggurat {
 namespace {
 
-/// The decay setting of elements [begin, end) of `unit`; what lies behind its parameters is padding and does not decay.
+/// The decay setting of elements [begin, end) of `unit`; what lies behind its parameters is padding
+/// and does not decay.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end) {
   std::vector<DecayRun> runs;
   const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay) {
@@ -106,15 +107,18 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   const std::string stored_name = model_name(layout);
   const auto json = nlohmann::json::parse(layout);
   if (stored_name != model.name) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store holds model '{}', not '{}': give that --model, another --store, or "
-                            "--resume never to replace it",
-                            stored_name, model.name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store holds model '{}', not '{}': give that --model, another --store, or "
+                    "--resume never to replace it",
+                    stored_name, model.name));
   }
   ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}));
   if (table.layout() != layout) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's model '{}' has other parameters or formats than this program's", model.name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store's model '{}' has other parameters or formats than this program's",
+                    model.name));
   }
   return table;
 }

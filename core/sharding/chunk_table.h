@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/chunk_table.h: how a model's flat units are cut into chunks, the quantum of optimizer work and NVMe I/O.
+// core/sharding/chunk_table.h: how a model's flat units are cut into chunks, the quantum of
+// optimizer work and NVMe I/O.
 //
-// A unit is padded to whole tiles (tiers/record_hash.h) and cut into chunks of nearly equal size; a chunk never spans two
-// units, so a unit is ready when its chunks are. The padding is zero and stays zero. Fixed when a store is created.
+// A unit is padded to whole tiles (tiers/record_hash.h) and cut into chunks of nearly equal size; a
+// chunk never spans two units, so a unit is ready when its chunks are. The padding is zero and
+// stays zero. Fixed when a store is created.
 //
-//   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the last 9,152 elements padding
+//   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the
+//   last 9,152 elements padding
 #pragma once
 
 #include <cstdint>
@@ -34,14 +37,15 @@ struct UnitChunks {
   std::uint64_t padded_count;  ///< whole tiles
   ChunkId first_chunk;
   std::uint32_t chunk_count;
-  std::uint64_t first_tile;    ///< of the model's tiles, in order of unit and offset
+  std::uint64_t first_tile;  ///< of the model's tiles, in order of unit and offset
 };
 
 class ChunkTable {
  public:
   /// Errors: kInvalidArgument for a model without units or a unit without parameters.
   ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max);
-  /// The table a store was created with. Errors: kInvalidArgument if `model` is not the model of `layout`, saying where they differ.
+  /// The table a store was created with. Errors: kInvalidArgument if `model` is not the model of
+  /// `layout`, saying where they differ.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout);
   /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
   std::string layout() const;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/model_spec.h: what a trainer tells the engine about its model: units of named parameters, in forward order.
+// core/sharding/model_spec.h: what a trainer tells the engine about its model: units of named
+// parameters, in forward order.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +18,14 @@ struct ParamSpec {
   bool decay = true;  ///< weight decay applies (matrices, by custom; not biases and norms)
 
   std::uint64_t count() const {
-    return std::accumulate(shape.begin(), shape.end(), std::uint64_t{1},
-                           [](std::uint64_t n, std::int64_t d) { return n * static_cast<std::uint64_t>(d); });
+    return std::accumulate(
+        shape.begin(), shape.end(), std::uint64_t{1},
+        [](std::uint64_t n, std::int64_t d) { return n * static_cast<std::uint64_t>(d); });
   }
 };
 
-/// Parameters that are acquired and released together, stored flat in this order (FSDP's communication unit).
+/// Parameters that are acquired and released together, stored flat in this order (FSDP's
+/// communication unit).
 struct UnitSpec {
   std::string name;
   std::vector<ParamSpec> params;

@@ -15,8 +15,9 @@ Tier parse_tier(const std::string& word, const std::string& text) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (word == to_string(tier)) return tier;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("--placement {}: '{}' is not a tier; use device, host or nvme", text, word));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("--placement {}: '{}' is not a tier; use device, host or nvme", text, word));
 }
 
 }  // namespace
@@ -47,17 +48,19 @@ Placement parse_placement(const std::string& text) {
     } else if (name == "optimizer") {
       placement.optimizer = tier;
     } else {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--placement {}: '{}' is not a class of state; use params, grads, optimizer or all",
-                              text, name));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format(
+              "--placement {}: '{}' is not a class of state; use params, grads, optimizer or all",
+              text, name));
     }
   }
   return placement;
 }
 
 std::string to_string(const Placement& placement) {
-  return fmt::format("params={},grads={},optimizer={}", to_string(placement.params), to_string(placement.grads),
-                     to_string(placement.optimizer));
+  return fmt::format("params={},grads={},optimizer={}", to_string(placement.params),
+                     to_string(placement.grads), to_string(placement.optimizer));
 }
 
 }  // namespace ziggurat

@@ -20,8 +20,8 @@ struct Placement {
   Tier optimizer = Tier::kNvme;
 };
 
-/// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their default.
-/// Errors: kInvalidArgument naming the word that is wrong.
+/// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their
+/// default. Errors: kInvalidArgument naming the word that is wrong.
 Placement parse_placement(const std::string& text);
 std::string to_string(const Placement& placement);
 

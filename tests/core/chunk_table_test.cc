@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/chunk_table_test.cc: units are covered by chunks without gap or overlap, and a layout says which model it is of.
+// tests/core/chunk_table_test.cc: units are covered by chunks without gap or overlap, and a layout
+// says which model it is of.
 #include "core/sharding/chunk_table.h"
 
 #include <gmock/gmock.h>
@@ -47,7 +48,8 @@ TEST_P(EveryChunkSize, DecayRunsSayOfEveryElementWhatItsParameterSays) {
     std::size_t next = 0;
     for (const DecayRun& run : table.decay_runs(id)) {
       ASSERT_EQ(run.begin, next);
-      for (std::size_t i = run.begin; i < run.end; ++i) ASSERT_EQ(run.decay, chunk.begin + i < weights);
+      for (std::size_t i = run.begin; i < run.end; ++i)
+        ASSERT_EQ(run.decay, chunk.begin + i < weights);
       next = run.end;
     }
     EXPECT_EQ(next, chunk.count);

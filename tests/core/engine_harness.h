@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/engine_harness.h: a small model, a trainer whose gradients depend on every parameter's bits, and the same training
-// in plain arrays, to compare an engine of any placement with.
+// tests/core/engine_harness.h: a small model, a trainer whose gradients depend on every parameter's
+// bits, and the same training in plain arrays, to compare an engine of any placement with.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,10 @@ inline ModelSpec small_model() {
   const std::vector<std::int64_t> widths{90, 128, 129, 300, 400};
   for (std::size_t u = 0; u < widths.size(); ++u) {
     const std::string unit = "unit" + std::to_string(u);
-    model.units.push_back({.name = unit,
-                           .params = {{.name = unit + ".weight", .shape = {widths[u], 128}, .decay = true},
-                                      {.name = unit + ".bias", .shape = {widths[u]}, .decay = false}}});
+    model.units.push_back(
+        {.name = unit,
+         .params = {{.name = unit + ".weight", .shape = {widths[u], 128}, .decay = true},
+                    {.name = unit + ".bias", .shape = {widths[u]}, .decay = false}}});
   }
   return model;
 }
@@ -44,13 +45,14 @@ inline void initialize(UnitId unit, std::uint64_t first, std::span<float> values
 
 /// A gradient that any wrong parameter bit changes.
 inline float gradient_of(bf16 param, UnitId unit, std::uint64_t element, std::uint64_t step) {
-  const float noise = static_cast<float>((element * 31 + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
+  const float noise =
+      static_cast<float>((element * 31 + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
   return 0.01F * bf16_to_float(param) + noise;
 }
 
 /// One step as a trainer does it: forward over all units, backward in reverse, gradients, step.
-inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step, float learning_rate,
-                             std::span<const std::byte> blob = {}) {
+inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
+                             float learning_rate, std::span<const std::byte> blob = {}) {
   engine.prepare_step(learning_rate);
   const auto units = static_cast<UnitId>(model.units.size());
   for (UnitId u = 0; u < units; ++u) {
@@ -60,7 +62,8 @@ inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64
   for (UnitId u = units; u-- > 0;) {
     const auto params = engine.acquire(u);
     const auto gradient = engine.gradient(u);
-    for (std::size_t i = 0; i < params.size(); ++i) gradient[i] += gradient_of(params[i], u, i, step);
+    for (std::size_t i = 0; i < params.size(); ++i)
+      gradient[i] += gradient_of(params[i], u, i, step);
     engine.release(u);
     engine.finish_gradient(u);
   }
@@ -70,7 +73,8 @@ inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64
 /// The same in plain arrays: what every placement must equal, bit for bit.
 class PlainTraining {
  public:
-  explicit PlainTraining(const ModelSpec& model, float clip_norm) : table_(model, 1U << 20), clip_norm_(clip_norm) {
+  explicit PlainTraining(const ModelSpec& model, float clip_norm)
+      : table_(model, 1U << 20), clip_norm_(clip_norm) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const std::uint64_t padded = table_.unit(u).padded_count;
       masters_.emplace_back(padded, 0.0F);
@@ -87,7 +91,8 @@ class PlainTraining {
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       std::vector<float> accumulator(params_[u].size(), 0.0F);
-      for (std::size_t i = 0; i < table_.unit(u).count; ++i) accumulator[i] += gradient_of(params_[u][i], u, i, step);
+      for (std::size_t i = 0; i < table_.unit(u).count; ++i)
+        accumulator[i] += gradient_of(params_[u][i], u, i, step);
       gradients.emplace_back(accumulator.size());
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
         sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),
@@ -114,8 +119,12 @@ class PlainTraining {
     return norm;
   }
 
-  std::span<const bf16> params(UnitId unit) const { return std::span(params_[unit]).first(table_.unit(unit).count); }
-  std::span<const float> master(UnitId unit) const { return std::span(masters_[unit]).first(table_.unit(unit).count); }
+  std::span<const bf16> params(UnitId unit) const {
+    return std::span(params_[unit]).first(table_.unit(unit).count);
+  }
+  std::span<const float> master(UnitId unit) const {
+    return std::span(masters_[unit]).first(table_.unit(unit).count);
+  }
 
  private:
   ChunkTable table_;
@@ -153,7 +162,8 @@ struct Rig {
   Rig(const ModelSpec& model, const EngineConfig& config, std::size_t threads = 2,
       std::uint64_t device_bytes = 4 * kMiB)
       : runtime(Runtime::create({.threads = threads, .trace_path = ""})),
-        device(HostDevice::create(runtime->reactor, device_bytes, runtime->trace.get(), &runtime->metrics)),
+        device(HostDevice::create(runtime->reactor, device_bytes, runtime->trace.get(),
+                                  &runtime->metrics)),
         engine(Engine::open(model, config, *runtime, *device, initialize)) {}
 
   std::unique_ptr<Runtime> runtime;
@@ -167,7 +177,8 @@ inline bool same_params(Engine& engine, const PlainTraining& plain, const ModelS
   for (UnitId u = 0; u < model.units.size(); ++u) {
     const auto got = engine.acquire(u);
     const auto expected = plain.params(u);
-    same = same && got.size() == expected.size() && std::memcmp(got.data(), expected.data(), got.size_bytes()) == 0;
+    same = same && got.size() == expected.size() &&
+           std::memcmp(got.data(), expected.data(), got.size_bytes()) == 0;
     engine.release(u);
   }
   return same;
