@@ -138,8 +138,8 @@ class SimulatedEngine final : public IoEngine {
   struct Started {
     IoOp* op;
     std::uint64_t write_id = 0;  ///< kWrite
-    std::vector<std::uint64_t>
-        synced;  ///< kSync: writes that had completed when it was submitted, sorted
+    /// For kSync: writes that had completed when it was submitted, sorted
+    std::vector<std::uint64_t> synced;
     bool lie = false;
   };
 

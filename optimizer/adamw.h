@@ -26,8 +26,8 @@ struct AdamWStep {
   float step_size;       ///< lr / (1 - beta1^t)
   float inv_bias2_sqrt;  ///< 1 / sqrt(1 - beta2^t)
   float decay_factor;    ///< 1 - lr * weight_decay
-  float
-      grad_scale;  ///< clip factor times 1/(accumulation divisor): multiplies the widened gradient
+  /// Clip factor times 1/(accumulation divisor): multiplies the widened gradient
+  float grad_scale;
 
   struct Settings {
     float learning_rate;

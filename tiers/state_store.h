@@ -29,8 +29,8 @@ using ChunkId = std::uint32_t;
 
 /// What a new store is made for. All of it is kept in the store.
 struct StoreSpec {
-  std::string
-      layout;  ///< model, chunk table and formats, canonical JSON; its hash is the layout hash
+  /// Model, chunk table and formats, canonical JSON; its hash is the layout hash
+  std::string layout;
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes

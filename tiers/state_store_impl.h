@@ -86,8 +86,8 @@ struct StateStore::Impl {
   std::span<std::byte> table_memory;
   std::span<std::byte> blob_memory;
   bool committing = false;
-  std::exception_ptr
-      broken;  ///< a failed write or sync of tables or superblocks: nothing may be sealed after it
+  /// A failed write or sync of tables or superblocks: nothing may be sealed after it
+  std::exception_ptr broken;
 
   bool mark_begun = false;  ///< slots = 1: the in-progress superblock of next_generation
   Signal marked;

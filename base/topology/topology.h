@@ -18,8 +18,8 @@ struct NumaNode {
 };
 
 struct Accelerator {
-  std::string
-      name;  ///< "cuda0", "nvml0"; the PCI address where no runtime that hwloc knows names it
+  /// "cuda0", "nvml0"; the PCI address where no runtime that hwloc knows names it
+  std::string name;
   int numa_node = -1;  ///< -1: unknown
 };
 

@@ -3,10 +3,11 @@
 // moves it and updates it.
 //
 //   for each step:
-//     forward:   params = engine.acquire(u); compute; engine.release(u)          for every unit, in
-//     order backward:  params = engine.acquire(u); compute into engine.gradient(u);
-//                engine.release(u); engine.finish_gradient(u)                    for every unit, in
-//                reverse
+//     forward, for every unit in order:
+//       params = engine.acquire(u); compute; engine.release(u)
+//     backward, for every unit in reverse:
+//       params = engine.acquire(u); compute into engine.gradient(u);
+//       engine.release(u); engine.finish_gradient(u)
 //     engine.step({.learning_rate = ..., .blob = cursor})
 //
 // Called from one thread, the trainer's; calls block until what they promise is true.

@@ -7,13 +7,12 @@
 //   - without clipping: from the moment gradients come, so anywhere in the step:
 //         bound = max(forward + backward, all of the drive's work, each copy link's work)
 //   - with clipping: only after the norm, which needs the whole backward. It then hides in the next
-//   forward, which cannot
-//     outrun it, and in backward only as far as leases hold records (read ahead of the norm, or
-//     written after forward's end):
+//     forward, which cannot outrun it, and in backward only as far as leases hold records (read
+//     ahead of the norm, or written after forward's end):
 //         bound = min over h in [0, leased]:  max(backward, drive work of backward + h)
 //                                           + max(forward, drive work of forward + sweep - h)
-//     Moving h into backward's slack is free, and moving more gains nothing, so h = clamp(backward
-//     - its drive work, 0, leased).
+//     Moving h into backward's slack is free, and moving more gains nothing, so
+//     h = clamp(backward - its drive work, 0, leased).
 // Compute is what the workers were measured to need; optimizer tiles that ran between compute tiles
 // are inside it, so the optimizer's own processor time is not added again. Reads and writes share
 // the drive: its bandwidth is that of the mix. Pure functions; any thread. It is a bound under the
@@ -31,16 +30,16 @@ struct StepWork {
   double backward_s = 0;  ///< recomputation of activations included
   double other_s = 0;     ///< what overlaps with neither: data, the step's own call
 
-  std::uint64_t sweep_nvme_bytes =
-      0;  ///< records read and written, and what the sweep itself reads and writes beside them
+  /// Records read and written, and what the sweep itself reads and writes beside them.
+  std::uint64_t sweep_nvme_bytes = 0;
   std::uint64_t forward_nvme_bytes = 0;   ///< parameters read for forward
   std::uint64_t backward_nvme_bytes = 0;  ///< parameters read again, gradients written
   std::uint64_t host_to_device_bytes = 0;
   std::uint64_t device_to_host_bytes = 0;
 
   bool sweep_waits_for_norm = true;  ///< clipping is on
-  std::uint64_t leased_bytes =
-      0;  ///< host memory that can hold records while the sweep may not run
+  /// Host memory that can hold records while the sweep may not run.
+  std::uint64_t leased_bytes = 0;
 };
 
 /// Bytes per second; 0 where a link was not used or not measured: it then bounds nothing.

@@ -21,8 +21,8 @@ namespace ziggurat {
 
 struct ParamCacheLimits {
   std::uint64_t max_live_parameters;  ///< elements on the device that prefetch may reach
-  std::uint64_t
-      max_reuse_distance;  ///< elements of other units' use within which a released unit is kept
+  /// Elements of other units' use within which a released unit is kept
+  std::uint64_t max_reuse_distance;
   std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
 };
 

@@ -22,8 +22,8 @@ struct TrainerSpace {
   /// [layer][micro-batch]: a block's input, rows x width; the last layer is the head's input.
   /// Backward turns that into the gradient that runs down through the blocks.
   std::vector<std::vector<bf16*>> stream;
-  std::vector<std::vector<BlockActivations>>
-      activations;  ///< the same indices; with checkpointing all are one
+  /// The same indices; with checkpointing all are one
+  std::vector<std::vector<BlockActivations>> activations;
   HeadActivations head;
   bf16* d_rows;  ///< rows x width
 

@@ -96,10 +96,10 @@ class CrashWorld {
   std::vector<std::unique_ptr<Rank>> ranks_;  ///< of the launch under way
   std::set<std::pair<std::uint64_t, std::uint64_t>>
       written_;  ///< (launch, generation) that a recovery may find
-  std::set<std::uint64_t>
-      creations_;  ///< launches that may or may not have given a new store its name
-  std::vector<std::optional<std::uint64_t>>
-      durable_;  ///< by rank: newest generation its commit() reported
+  /// Launches that may or may not have given a new store its name
+  std::set<std::uint64_t> creations_;
+  /// By rank: newest generation its commit() reported
+  std::vector<std::optional<std::uint64_t>> durable_;
 };
 
 }  // namespace ziggurat::faults
