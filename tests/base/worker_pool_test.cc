@@ -139,10 +139,11 @@ TEST(WorkersAtABarrier, WakeForAJobThoughTheyFellAsleep) {
 
 TEST(WorkersBetweenTiles, TakeOneJobATime) {
   // A queue that never empties must not keep a region from its end.
-  WorkerPool pool(with_threads(1));
   std::atomic<bool> region_ended{false};
   std::atomic<int> jobs{0};
-  std::function<void()> again = [&] {
+  std::function<void()> again;  // before the pool, whose destructor runs the last of them
+  WorkerPool pool(with_threads(1));
+  again = [&] {
     ++jobs;
     if (!region_ended) pool.submit("job", again);
   };
