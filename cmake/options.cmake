@@ -34,6 +34,9 @@ if(ZIGGURAT_SANITIZE)
   if(ZIGGURAT_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options(-Wno-tsan)  # GCC warns that TSan ignores fences; Asio has some
   endif()
+  if(ZIGGURAT_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-Wno-mismatched-new-delete)  # GCC 12 misreads some coroutine frames
+  endif()
 endif()
 
 find_program(CCACHE_PROGRAM ccache)
