@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/probe.cc: an engine counts as working when 4 KiB written through it come back.
+// aio/probe.cc: an engine counts as working when 4 KiB written through it come back, or when it
+// says that the disk is full: a run whose store is whole must go on beside a full disk.
 //
 // Each candidate is tried on a reactor of its own: a ring belongs to the thread that first submits,
 // and that must be the real reactor's.
@@ -109,6 +110,7 @@ std::string reason_against(const Candidate& candidate, const std::string& direct
     try_out(candidate.make, directory);
     return {};
   } catch (const Error& error) {
+    if (error.native() == ENOSPC || error.native() == EDQUOT) return {};
     const bool uring = std::strncmp(error.what(), "io_uring", 8) == 0;
     return error.what() + (uring ? uring_hint(error.native()) : std::string());
   }

@@ -187,6 +187,7 @@ class Recovery {
     auto& notes = store_.state.notes;
     notes = std::move(survey_->notes());
     notes.insert(notes.end(), notes_.begin(), notes_.end());
+    const auto level = survey_->damaged() ? spdlog::level::warn : spdlog::level::info;
     StoreSpec spec = survey_->spec();
     StoreLayout layout = survey_->layout();
     store_.file = survey_->take_file();
@@ -198,7 +199,7 @@ class Recovery {
     store_.state.generation = generation;
     store_.state.epoch = epoch;
     store_.state.blob = std::move(chosen.blob);
-    for (const std::string& note : notes) log().info("{}: {}", store_.file->path(), note);
+    for (const std::string& note : notes) log().log(level, "{}: {}", store_.file->path(), note);
   }
 
   StateStore::Impl& store_;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_world_test.cc: what the world does to a run: disks that are full or
+// read-only, stores that are damaged. One clear error each, nothing lost.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/bytes.h"
+#include "tests/integrations/cli_process.h"
+#include "tests/support/loop_filesystem.h"
+#include "tiers/store_layout.h"
+#include "tiers/superblock.h"
+
+namespace ziggurat::test {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+#define SKIP_WITHOUT(filesystem) \
+  if (!(filesystem).why_not().empty()) GTEST_SKIP() << (filesystem).why_not()
+
+Arguments train_in(const TemporaryFolder& folder, const std::string& store, int steps) {
+  return tiny_train(folder, "unused", steps) + Arguments{"--store", store};
+}
+
+void expect_world_error(const Output& output) {
+  EXPECT_EQ(output.exit_code, 1) << output.out << output.err;
+  EXPECT_THAT(output.err, StartsWith("ziggurat: error: "));
+  EXPECT_THAT(output.out, Not(HasSubstr("loss-bits")));
+}
+
+TEST(CliWorld, AFullDiskIsNamedWithWhatIsMissingAndLeavesNoStore) {
+  const TemporaryFolder folder;
+  const LoopFilesystem disk(64 * kMiB);
+  SKIP_WITHOUT(disk);
+  disk.fill_up_to(1 * kMiB);
+  const Output output = ziggurat(folder.path(), train_in(folder, disk / "store", 2));
+  expect_world_error(output);
+  EXPECT_THAT(output.err, HasSubstr(disk / "store"));
+  EXPECT_THAT(output.err, HasSubstr("free"));
+
+  // What it left behind does not stand in the way once there is room.
+  fs::remove(disk.path() / "filler");
+  const Output room = ziggurat(folder.path(), train_in(folder, disk / "store", 2));
+  EXPECT_EQ(room.exit_code, 0) << room.err;
+}
+
+TEST(CliWorld, ADiskThatFillsUpUnderARunDoesNotStopIt) {
+  const TemporaryFolder folder;
+  const LoopFilesystem disk(64 * kMiB);
+  SKIP_WITHOUT(disk);
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 6));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  ASSERT_EQ(ziggurat(folder.path(), train_in(folder, disk / "store", 2)).exit_code, 0);
+  disk.fill_up_to(0);
+  const Output rest = ziggurat(folder.path(), train_in(folder, disk / "store", 6));
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  for (const auto& [step, bits] : loss_bits(rest.out))
+    EXPECT_EQ(bits, loss_bits(whole.out).at(step)) << step;
+}
+
+TEST(CliWorld, AReadOnlyFilesystemIsSaidAndTheStoreGoesOnLater) {
+  const TemporaryFolder folder;
+  const LoopFilesystem disk(64 * kMiB);
+  SKIP_WITHOUT(disk);
+  ASSERT_EQ(ziggurat(folder.path(), train_in(folder, disk / "store", 2)).exit_code, 0);
+  disk.remount_read_only();
+  for (const char* name : {"store", "new"}) {
+    SCOPED_TRACE(name);
+    const Output output = ziggurat(folder.path(), train_in(folder, disk / name, 4));
+    expect_world_error(output);
+    EXPECT_THAT(output.err, HasSubstr("Read-only file system"));
+    EXPECT_THAT(output.err, HasSubstr(disk / name));
+  }
+}
+
+class DamagedStore : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(ziggurat(folder_.path(), tiny_train(folder_, "store", 3)).exit_code, 0);
+    for (const auto& entry : fs::directory_iterator(folder_ / "store")) {
+      if (fs::file_size(entry.path()) > kRegionBytes) file_ = entry.path();
+    }
+    ASSERT_FALSE(file_.empty());
+  }
+
+  void damage_superblocks(unsigned parity) {
+    std::string bytes = contents(file_);
+    for (int copy = 0; copy < kSuperblockCopies; ++copy)
+      bytes[StoreLayout::superblock_offset(parity, copy, bytes.size()) + 100] ^= 1;
+    write_file(file_, bytes);
+  }
+
+  TemporaryFolder folder_;
+  fs::path file_;
+};
+
+TEST_F(DamagedStore, WithoutItsNewestSuperblockGoesBackOneGenerationAndSaysSo) {
+  const Output whole = ziggurat(folder_.path(), tiny_train(folder_, "whole", 5));
+  damage_superblocks(1);
+  const Output output = ziggurat(folder_.path(), tiny_train(folder_, "store", 5));
+  ASSERT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_THAT(output.err, HasSubstr("superblock"));
+  EXPECT_THAT(output.out, HasSubstr("resumed at step 2"));
+  const auto bits = loss_bits(output.out);
+  ASSERT_EQ(bits.size(), 3U);
+  for (const auto& [step, value] : bits) EXPECT_EQ(value, loss_bits(whole.out).at(step));
+}
+
+TEST_F(DamagedStore, WithoutAnySuperblockIsRefusedNamingWhatRemainsAndStaysAsItIs) {
+  damage_superblocks(0);
+  damage_superblocks(1);
+  const std::string before = contents(file_);
+  const Output output = ziggurat(folder_.path(), tiny_train(folder_, "store", 5));
+  expect_world_error(output);
+  EXPECT_THAT(output.err, HasSubstr(file_.string()));
+  EXPECT_THAT(output.err, HasSubstr("both superblocks are damaged"));
+  EXPECT_EQ(contents(file_), before);
+}
+
+}  // namespace
+}  // namespace ziggurat::test

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/support/loop_filesystem.h: a small real ext4 of our own, to fill, to make read-only, to
+// take away.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace ziggurat::test {
+
+/// An image file beside the tests, mounted through a loop device; unmounted and removed by the
+/// destructor. Needs root, a free loop device and mkfs.ext4: without them `why_not()` says what is
+/// missing and nothing is mounted.
+class LoopFilesystem {
+ public:
+  explicit LoopFilesystem(std::uint64_t bytes);
+  ~LoopFilesystem();
+  LoopFilesystem(const LoopFilesystem&) = delete;
+  LoopFilesystem& operator=(const LoopFilesystem&) = delete;
+
+  /// Empty if it is mounted.
+  const std::string& why_not() const noexcept { return why_not_; }
+  const std::filesystem::path& path() const noexcept { return mount_point_; }
+  std::string operator/(const std::string& name) const { return (mount_point_ / name).string(); }
+
+  std::uint64_t free_bytes() const;
+  /// Writes a file until `left` bytes are free, to within a block.
+  void fill_up_to(std::uint64_t left) const;
+  void remount_read_only() const;
+
+ private:
+  std::filesystem::path folder_;
+  std::filesystem::path mount_point_;
+  std::string why_not_;
+  bool mounted_ = false;
+};
+
+}  // namespace ziggurat::test
