@@ -62,14 +62,19 @@ Task<> together(Quorum& ranks, Task<> mine, const char* what) {
   const std::uint64_t failures = co_await ranks.max(error ? 1 : 0);
   if (error) std::rethrow_exception(error);
   if (failures != 0)
-    throw Error(
+    throw PeerFailed(
         ErrorCode::kUnavailable,
         fmt::format("another rank could not {}, so rank {} stops too; that rank's message says why",
                     what, ranks.rank()));
 }
 
-std::string StateStore::file_name(int rank) { return fmt::format("rank{:05}.ziggurat", rank); }
-std::string StateStore::temporary_name(int rank) { return file_name(rank) + ".new"; }
+std::string StateStore::file_name(int rank, std::uint32_t stripe) {
+  if (stripe == 0) return fmt::format("rank{:05}.ziggurat", rank);
+  return fmt::format("rank{:05}-stripe{:02}.ziggurat", rank, stripe);
+}
+std::string StateStore::temporary_name(int rank, std::uint32_t stripe) {
+  return file_name(rank, stripe) + ".new";
+}
 
 bool StateStore::exists(IoEngine& io, const std::string& directory, int rank) {
   return io.exists(directory + "/" + file_name(rank));
@@ -101,6 +106,9 @@ StateStore::~StateStore() {
 
 const StoreState& StateStore::state() const noexcept { return impl_->state; }
 std::size_t StateStore::chunk_count() const noexcept { return impl_->layout.record_bytes.size(); }
+ChunkId StateStore::chunk_name(ChunkId chunk) const noexcept {
+  return impl_->spec.chunk_name(chunk);
+}
 std::uint64_t StateStore::record_bytes(ChunkId chunk) const noexcept {
   return impl_->layout.record_bytes[chunk];
 }
@@ -115,7 +123,7 @@ void StateStore::set_durable_everywhere(std::uint64_t generation) noexcept {
 }
 
 std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) const noexcept {
-  return record_seed(impl_->newest.uuid, chunk, generation, impl_->attempt);
+  return record_seed(impl_->newest.uuid, chunk_name(chunk), generation, impl_->attempt);
 }
 
 StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generation) const {
@@ -130,7 +138,8 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
                    "chunk {}: generation {} asked for, its only slot was given to {}", chunk,
                    generation, other.generation);
   }
-  return {record_seed(impl_->newest.uuid, chunk, generation, entry.attempt), entry.hash};
+  return {record_seed(impl_->newest.uuid, chunk_name(chunk), generation, entry.attempt),
+          entry.hash};
 }
 
 Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record) {
@@ -193,8 +202,8 @@ Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const 
                       "what was written. Still safe: {}. Stop, copy the file away, check the drive "
                       "(smartctl, dmesg), then restore "
                       "this file from a copy or start anew with --resume never",
-                      impl_->file->path(), chunk, generation, format_bytes(record_bytes(chunk)),
-                      offset, safe)};
+                      impl_->file->path(), chunk_name(chunk), generation,
+                      format_bytes(record_bytes(chunk)), offset, safe)};
 }
 
 Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> blob,

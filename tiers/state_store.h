@@ -2,11 +2,12 @@
 // tiers/state_store.h: optimizer records on NVMe, two slots each, so that every finished step is
 // durable without extra bytes.
 //
-// One file per rank: superblocks, tables, blobs, then each record's slots. A step writes its
-// records into the slots of its generation's parity, then commit() seals it: fdatasync, superblock,
-// fdatasync. Whatever instant the machine dies at, open() finds the newest generation that is whole
-// on every rank. ARCHITECTURE.md has the rules and the crash schedule behind each. Reactor's thread
-// only. Hashes are computed by the caller (record_hash.h), because it has the bytes in cache.
+// One file per rank and drive: superblocks, tables, blobs, then each record's slots. A step writes
+// its records into the slots of its generation's parity, then commit() seals it: fdatasync,
+// superblock, fdatasync. Whatever instant the machine dies at, open() finds the newest generation
+// that is whole on every rank. ARCHITECTURE.md has the rules and the crash schedule behind each.
+// Reactor's thread only. Hashes are computed by the caller (record_hash.h), because it has the
+// bytes in cache.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,11 @@ struct StoreSpec {
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes
+  /// Stripes only: the number that each chunk of this file has in the whole store, ascending.
+  std::vector<ChunkId> chunks{};
+  ChunkId chunk_name(ChunkId chunk) const noexcept {
+    return chunks.empty() ? chunk : chunks[chunk];
+  }
   std::uint32_t slots = 2;
   std::uint64_t blob_capacity_bytes = 64 * 1024;
 };
@@ -49,6 +55,8 @@ struct StoreEnvironment {
   std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
   std::span<std::byte> fill;
   std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
+  std::uint32_t stripe_index = 0;  ///< see striped_store.h
+  std::uint32_t stripe_count = 1;
 };
 
 /// What a superblock says, beside the layout: for reports, and to decide at resume.
@@ -67,8 +75,8 @@ struct StoreState {
 class StateStore {
  public:
   /// File name of `rank`'s state inside the directory, and of one under construction.
-  static std::string file_name(int rank);
-  static std::string temporary_name(int rank);
+  static std::string file_name(int rank, std::uint32_t stripe = 0);
+  static std::string temporary_name(int rank, std::uint32_t stripe = 0);
   /// A store (finished) of this rank is in `directory`. If any rank says yes, all open(): a
   /// creation that was cut short between two ranks' renames is finished there.
   static bool exists(IoEngine& io, const std::string& directory, int rank);
@@ -93,6 +101,8 @@ class StateStore {
 
   const StoreState& state() const noexcept;
   std::size_t chunk_count() const noexcept;
+  /// The number that `chunk` of this file has in the whole store.
+  ChunkId chunk_name(ChunkId chunk) const noexcept;
   std::uint64_t record_bytes(ChunkId chunk) const noexcept;
   std::uint64_t durable_generation() const noexcept;
   /// The newest generation known durable on every rank (the engine learns it with the norm's

@@ -5,38 +5,17 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <random>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/error.h"
+#include "tiers/fill.h"
 #include "tiers/state_store_impl.h"
 
 namespace ziggurat {
 namespace {
-
-/// Bytes that no drive compresses and no thin volume leaves out: xorshift64*.
-void fill_incompressibly(std::span<std::byte> memory) {
-  std::uint64_t state = 0x9e37'79b9'7f4a'7c15;
-  for (std::size_t i = 0; i + 8 <= memory.size(); i += 8) {
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    const std::uint64_t value = state * 0x2545'f491'4f6c'dd1d;
-    std::memcpy(memory.data() + i, &value, 8);
-  }
-}
-
-/// Makes every 4 KiB block differ from the same block of other pieces, so that nothing below us
-/// stores it once.
-void stamp_blocks(std::span<std::byte> memory, std::uint64_t offset_bytes) {
-  for (std::size_t block = 0; block < memory.size(); block += 4096) {
-    const std::uint64_t stamp = mix_seed(offset_bytes + block, 0);
-    std::memcpy(memory.data() + block, &stamp, sizeof stamp);
-  }
-}
 
 class Builder {
  public:
@@ -70,6 +49,8 @@ class Builder {
     identity.rank = static_cast<std::uint32_t>(store_.environment.ranks.rank());
     identity.world_size = static_cast<std::uint32_t>(store_.environment.ranks.world_size());
     identity.mesh.data = identity.world_size;
+    identity.stripe_index = store_.environment.stripe_index;
+    identity.stripe_count = store_.environment.stripe_count;
     identity.slots = spec_.slots;
     identity.file_bytes = layout.file_bytes;
     identity.chunk_count = spec_.record_bytes.size();

@@ -37,9 +37,15 @@ void encode_table(const SlotTable& table, std::span<std::byte> region);
 SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
                        std::uint64_t generation);
 
+/// What together() throws where nothing failed here.
+class PeerFailed : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
-/// rank is left waiting for one that gave up. Throws this rank's own error, or kUnavailable saying
-/// `what` failed elsewhere.
+/// rank is left waiting for one that gave up. Throws this rank's own error, or PeerFailed
+/// (kUnavailable) saying `what` failed elsewhere.
 Task<> together(Quorum& ranks, Task<> mine, const char* what);
 
 struct StateStore::Impl {
@@ -48,9 +54,11 @@ struct StateStore::Impl {
         directory(std::move(directory_)),
         marked(environment.reactor) {}
 
-  std::string final_path() const { return directory + "/" + file_name(environment.ranks.rank()); }
+  std::string final_path() const {
+    return directory + "/" + file_name(environment.ranks.rank(), environment.stripe_index);
+  }
   std::string temporary_path() const {
-    return directory + "/" + temporary_name(environment.ranks.rank());
+    return directory + "/" + temporary_name(environment.ranks.rank(), environment.stripe_index);
   }
 
   /// Takes spec, layout and the staging memory; both ways of making a store end here.

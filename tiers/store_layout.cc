@@ -26,6 +26,10 @@ void check_spec(const StoreSpec& spec) {
           fmt::format("record_bytes: chunk {} has {} bytes; pad records to whole tiles of {} bytes",
                       chunk, spec.record_bytes[chunk], kTileBytes));
   }
+  if (!spec.chunks.empty() && spec.chunks.size() != spec.record_bytes.size())
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("chunks: {} numbers for {} chunks", spec.chunks.size(),
+                            spec.record_bytes.size()));
 }
 
 }  // namespace
@@ -73,6 +77,7 @@ std::string store_text(const StoreSpec& spec) {
   text["slots"] = spec.slots;
   text["blob_capacity_bytes"] = spec.blob_capacity_bytes;
   text["record_bytes"] = spec.record_bytes;
+  if (!spec.chunks.empty()) text["chunks"] = spec.chunks;
   return text.dump();
 }
 
@@ -86,6 +91,7 @@ StoreSpec parse_store_text(const std::string& text, const std::string& path) {
     spec.slots = json.at("slots").get<std::uint32_t>();
     spec.blob_capacity_bytes = json.at("blob_capacity_bytes").get<std::uint64_t>();
     spec.record_bytes = json.at("record_bytes").get<std::vector<std::uint64_t>>();
+    if (json.contains("chunks")) spec.chunks = json["chunks"].get<std::vector<ChunkId>>();
     return spec;
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorCode::kDataLoss,

@@ -154,6 +154,17 @@ void StoreSurvey::check_identity() const {
         fmt::format("{}: a store of {} rank{}, opened by {}; run with the world size it was made "
                     "for, or choose another --store directory",
                     path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
+  if (s.stripe_count != environment_.stripe_count)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: one of {} stripe{} of a store, opened with {} director{}; give the "
+                    "directories that it was made with, all of them and no other",
+                    path(), s.stripe_count, s.stripe_count == 1 ? "" : "s",
+                    environment_.stripe_count, environment_.stripe_count == 1 ? "y" : "ies"));
+  if (s.stripe_index != environment_.stripe_index)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: holds stripe {}, not stripe {}; was it renamed?", path(),
+                            s.stripe_index, environment_.stripe_index));
   if (s.rank != static_cast<std::uint32_t>(ranks.rank()))
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: holds the state of rank {}, not of rank {}; was it renamed?",
@@ -332,7 +343,8 @@ Task<> StoreSurvey::verify_records(std::uint64_t chosen) {
       done += piece.size();
     }
     const SlotEntry& entry = whole.table[chunk];
-    if (hash.finish(record_seed(whole.superblock.uuid, chunk, chosen, entry.attempt)) != entry.hash)
+    const ChunkId name = spec_.chunk_name(chunk);
+    if (hash.finish(record_seed(whole.superblock.uuid, name, chosen, entry.attempt)) != entry.hash)
       throw Error(
           ErrorCode::kDataLoss,
           fmt::format("{}: falling back to generation {} would need every record of it, and that "
@@ -340,7 +352,7 @@ Task<> StoreSurvey::verify_records(std::uint64_t chosen) {
                       "has a wrong checksum. Nothing was changed; the newest generation seen here "
                       "is {}. Restore this file from "
                       "a copy, or start anew with --resume never",
-                      path(), chosen, chunk, format_bytes(record_bytes), offset, newest_seen()));
+                      path(), chosen, name, format_bytes(record_bytes), offset, newest_seen()));
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/swap_file.h: NVMe space for state that need not survive (16-bit parameters and gradients
-// placed on NVMe): an unnamed file, filled once, with each item's hash kept in memory so that a
-// wrong byte is never used. Reactor's thread only.
+// placed on NVMe): an unnamed file per drive, filled once, with each item's hash kept in memory so
+// that a wrong byte is never used. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 #include "aio/direct_file.h"
 #include "base/error.h"
+#include "tiers/striping.h"
 
 namespace ziggurat {
 
 class SwapFile {
  public:
-  /// `item_bytes`: size of each item. `fill`: aligned memory, a multiple of 1 MiB, used during the
-  /// call.
-  static Task<std::unique_ptr<SwapFile>> create(Reactor& reactor, IoEngine& io,
-                                                std::string directory,
+  /// `item_bytes`: size of each item; items go to the places as assign_stripes() says, which see
+  /// for errors. `fill`: aligned memory, a multiple of 1 MiB, used during the call.
+  static Task<std::unique_ptr<SwapFile>> create(Reactor& reactor, std::vector<StripePlace> places,
                                                 std::vector<std::uint64_t> item_bytes,
-                                                std::span<std::byte> fill, IoObservers observers);
+                                                std::span<std::byte> fill);
 
   Task<> write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash);
   Task<> read(std::size_t item, std::span<std::byte> bytes);
@@ -31,9 +31,11 @@ class SwapFile {
   Error corrupt_item(std::size_t item) const;
 
  private:
-  SwapFile(std::unique_ptr<DirectFile> file, std::vector<std::uint64_t> item_bytes);
-  std::unique_ptr<DirectFile> file_;
+  SwapFile(std::vector<std::uint64_t> item_bytes, std::vector<std::uint32_t> stripes);
+  DirectFile& file(std::size_t item) const noexcept { return *files_[stripes_[item]]; }
+  std::vector<std::unique_ptr<DirectFile>> files_;  // by stripe
   std::vector<std::uint64_t> item_bytes_;
+  std::vector<std::uint32_t> stripes_;
   std::vector<std::uint64_t> offsets_;
   std::vector<std::uint64_t> hashes_;
 };

@@ -60,7 +60,7 @@ struct StoreInfo {
 class Engine {
  public:
   /// Reads the store in `directory`. Errors: as open().
-  static StoreInfo inspect(Runtime& runtime, const std::string& directory);
+  static StoreInfo inspect(Runtime& runtime, const std::vector<StoreDirectory>& store);
 
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
   /// config.resume says so and there is one. `runtime` and `device` must outlive the engine; the

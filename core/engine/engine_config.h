@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "core/sharding/placement.h"
 
@@ -19,8 +20,16 @@ struct AdamWConfig {
   float weight_decay = 0.1F;
 };
 
+struct StoreDirectory {
+  std::string path;
+  std::uint64_t weight = 1;  ///< share of the state: its drive's bandwidth, in any unit
+};
+
 struct EngineConfig {
-  std::string store_directory;
+  /// Where the state is, or shall be. More than one: each record lives in one of them, in
+  /// proportion to the weights when the store is made; all of them, in any order, whenever it is
+  /// opened.
+  std::vector<StoreDirectory> store;
   Placement placement;
   std::uint64_t host_budget_bytes = 0;
 

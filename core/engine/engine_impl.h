@@ -3,19 +3,15 @@
 // pipelines into steps.
 #pragma once
 
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "aio/io_engine.h"
-#include "aio/probe.h"
-#include "collectives/self_communicator.h"
-#include "core/engine/communicator_quorum.h"
 #include "core/engine/engine.h"
 #include "core/engine/host_plan.h"
+#include "core/engine/storage.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/homes.h"
@@ -24,43 +20,11 @@
 
 namespace ziggurat {
 
-/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a
-/// few MiB at most.
-class AlignedMemory {
- public:
-  explicit AlignedMemory(std::uint64_t size_bytes);
-  std::span<std::byte> bytes() const noexcept { return {data_.get(), size_bytes_}; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept { std::free(data); }
-  };
-  std::uint64_t size_bytes_;
-  std::unique_ptr<std::byte, Free> data_;
-};
-
 /// What stands before the trainer's blob in a generation's blob.
 struct BlobHeader {
   static constexpr std::uint64_t kMagic = 0x315a494747424c31;  // "1LBGGIZ1"
   std::uint64_t magic = kMagic;
   std::uint64_t generation = 0;  ///< finished steps
-};
-
-/// Files of one engine and the memory its store works in. Made and destroyed on the reactor.
-struct Storage {
-  std::unique_ptr<IoEngine> io;
-  IoProbe probe;
-  IoActivity activity;
-  IoObservers observers;
-  SelfCommunicator ranks;
-  CommunicatorQuorum quorum{ranks};
-  std::vector<AlignedMemory> staging;
-  std::optional<AlignedMemory> fill;
-  std::unique_ptr<StateStore> store;
-
-  /// Makes the directory if needed and picks the IoEngine.
-  static std::unique_ptr<Storage> open(Runtime& runtime, const std::string& directory);
-  StoreEnvironment environment(Runtime& runtime, const EngineConfig& config);
 };
 
 class EngineImpl final : public Engine {

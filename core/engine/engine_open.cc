@@ -17,77 +17,33 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
-namespace {
-
-constexpr std::uint64_t kFillBytes = 4 * kMiB;  // a write of a new file
-constexpr std::uint64_t kPageBytes = 4096;
-
-}  // namespace
-
-AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
-    : size_bytes_(size_bytes),
-      data_(static_cast<std::byte*>(
-          std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes)))) {
-  if (!data_) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} of store tables", format_bytes(size_bytes)));
-  }
-}
-
-std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::string& directory) {
-  std::error_code failure;
-  std::filesystem::create_directories(directory, failure);
-  if (failure)
-    throw system_error(failure.value(),
-                       fmt::format("--store {}: cannot create the directory", directory));
-  auto storage = std::make_unique<Storage>();
-  storage->observers = {
-      .metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
-  storage->io = choose_io_engine(runtime.reactor, directory, &storage->probe);
-  return storage;
-}
-
-StoreEnvironment Storage::environment(Runtime& runtime, const EngineConfig& config) {
-  fill.emplace(kFillBytes);
-  return {.reactor = runtime.reactor,
-          .io = *io,
-          .ranks = quorum,
-          .observers = observers,
-          .staging =
-              [this](std::uint64_t size_bytes) {
-                staging.emplace_back(size_bytes);
-                return staging.back().bytes();
-              },
-          .fill = fill->bytes(),
-          .progress =
-              [progress = config.progress](std::uint64_t done, std::uint64_t total) {
-                if (progress) progress("filling the store", done, total);
-              }};
-}
-
-StoreInfo Engine::inspect(Runtime& runtime, const std::string& directory) {
-  return runtime.reactor.block_on([](Runtime& run, std::string path) -> Task<StoreInfo> {
-    if (!std::filesystem::is_directory(path)) {
-      throw Error(ErrorCode::kInvalidArgument, fmt::format("--store {}: no such directory", path));
-    }
-    auto storage = Storage::open(run, path);
-    const EngineConfig config;
-    StoreEnvironment environment = storage->environment(run, config);
-    storage->store = co_await StateStore::open(std::move(environment), path);
-    const StoreState& state = storage->store->state();
-    StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
-                   .run_identity = state.run_identity,
-                   .numerics_fingerprint = state.numerics_fingerprint,
-                   .generation = 0,
-                   .blob = {}};
-    BlobHeader header;
-    if (state.blob.size() >= sizeof(header)) {
-      std::memcpy(&header, state.blob.data(), sizeof(header));
-      info.generation = header.generation;
-      info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
-    }
-    co_return info;
-  }(runtime, directory));
+StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& store) {
+  return runtime.reactor.block_on(
+      [](Runtime& run, std::vector<StoreDirectory> directories) -> Task<StoreInfo> {
+        for (const StoreDirectory& directory : directories) {
+          if (!std::filesystem::is_directory(directory.path))
+            throw Error(ErrorCode::kInvalidArgument,
+                        fmt::format("--store {}: no such directory", directory.path));
+        }
+        auto storage = Storage::open(run, directories);
+        const EngineConfig config;
+        StripedStore::Environment environment = storage->environment(run, config);
+        Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
+        storage->store = co_await std::move(opening);
+        const StoreState& state = storage->store->state();
+        StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
+                       .run_identity = state.run_identity,
+                       .numerics_fingerprint = state.numerics_fingerprint,
+                       .generation = 0,
+                       .blob = {}};
+        BlobHeader header;
+        if (state.blob.size() >= sizeof(header)) {
+          std::memcpy(&header, state.blob.data(), sizeof(header));
+          info.generation = header.generation;
+          info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
+        }
+        co_return info;
+      }(runtime, store));
 }
 
 void EngineImpl::validate() const {
@@ -98,7 +54,9 @@ void EngineImpl::validate() const {
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
-  require(!config_.store_directory.empty(), "--store: a directory is needed");
+  require(!config_.store.empty(), "--store: a directory is needed");
+  require(config_.store.size() <= kStripesMax,
+          fmt::format("--store: {} directories, at most {}", config_.store.size(), kStripesMax));
   require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
                                                  "run on the CPU; use the host-emulated device",
                                                  device_.description()));
@@ -121,12 +79,12 @@ void EngineImpl::open(const Initializer& initialize) {
 }
 
 Task<> EngineImpl::open_store() {
-  storage_ = Storage::open(runtime_, config_.store_directory);
-  const bool found =
-      StateStore::exists(*storage_->io, config_.store_directory, storage_->ranks.rank());
-  StoreEnvironment environment = storage_->environment(runtime_, config_);
+  storage_ = Storage::open(runtime_, config_.store);
+  const bool found = StripedStore::exists(storage_->places, storage_->ranks.rank());
+  StripedStore::Environment environment = storage_->environment(runtime_, config_);
   if (found && config_.resume == EngineConfig::Resume::kAuto) {
-    storage_->store = co_await StateStore::open(std::move(environment), config_.store_directory);
+    Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
+    storage_->store = co_await std::move(opening);
     const StoreState& state = storage_->store->state();
     table_ = ChunkTable::from_layout(model_, state.layout);
     check_identity(state);
@@ -145,8 +103,9 @@ Task<> EngineImpl::open_store() {
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
                  .slots = static_cast<std::uint32_t>(config_.slots)};
-  storage_->store =
-      co_await StateStore::create(std::move(environment), config_.store_directory, std::move(spec));
+  Task<std::unique_ptr<StripedStore>> creating =
+      StripedStore::create(std::move(environment), std::move(spec));
+  storage_->store = co_await std::move(creating);
 }
 
 /// What may not change at resume, word by word, so that the message names the word.
@@ -160,12 +119,12 @@ void EngineImpl::check_identity(const StoreState& state) {
         differences +=
             fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
     }
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--store {}: another run's: {}. Give the same settings, another "
-                            "--store, or --resume never to "
-                            "replace it",
-                            config_.store_directory,
-                            differences.empty() ? state.run_identity : differences));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--store {}: another run's: {}. Give the same settings, another "
+                    "--store, or --resume never to "
+                    "replace it",
+                    storage_->paths(), differences.empty() ? state.run_identity : differences));
   }
   if (static_cast<int>(state.slots) != config_.slots) {
     notes_.push_back(
@@ -184,7 +143,7 @@ Task<> EngineImpl::build_floors() {
   options.budget_bytes = config_.host_budget_bytes;
   options.reserves = plan_.reserves;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
-  storage_->io->register_memory(pool_->mapping());
+  for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
   tasks_.emplace(runtime_.reactor);
@@ -199,21 +158,26 @@ Task<> EngineImpl::build_floors() {
                            .placement = config_.placement,
                            .tasks = *tasks_,
                            .fail = [this](std::exception_ptr error) { fail(error); }});
-  const SwapEnvironment swap{.io = *storage_->io,
-                             .directory = config_.store_directory,
-                             .fill = storage_->fill->bytes(),
-                             .observers = storage_->observers};
-  params_ = co_await ParamHome::create(*context_, swap);
+  const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};
+  Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
+  params_ = co_await std::move(making_params);
   const ParamCacheLimits limits{.max_live_parameters = config_.max_live_parameters,
                                 .max_reuse_distance = config_.max_reuse_distance};
   cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
     return cache_->allocate(size_bytes, purpose);
   };
-  grads_ = co_await GradHome::create(*context_, swap, allocate);
+  Task<std::unique_ptr<GradHome>> making_grads = GradHome::create(*context_, swap, allocate);
+  grads_ = co_await std::move(making_grads);
   records_ = std::make_unique<RecordHome>(*context_);
   flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators());
-  notes_.push_back(fmt::format("files through {}", storage_->io->description()));
+  for (const auto& drive : storage_->drives)
+    notes_.push_back(fmt::format("files through {}", drive->description()));
+  if (storage_->store->stripe_count() > 1) {
+    for (const StripedStore::Share& share : storage_->store->shares())
+      notes_.push_back(
+          fmt::format("{} of records in {}", format_bytes(share.record_bytes), share.directory));
+  }
   notes_.push_back(fmt::format(
       "{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all "
       "gradients",
@@ -313,14 +277,14 @@ void EngineImpl::read_blob(const StoreState& state) {
   BlobHeader header;
   if (state.blob.size() < sizeof(header)) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("--store {}: the blob of generation {} is too short",
-                            config_.store_directory, state.generation));
+                fmt::format("--store {}: the blob of generation {} is too short", storage_->paths(),
+                            state.generation));
   }
   std::memcpy(&header, state.blob.data(), sizeof(header));
   if (header.magic != BlobHeader::kMagic) {
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("--store {}: the blob of generation {} is not an engine's",
-                            config_.store_directory, state.generation));
+                            storage_->paths(), state.generation));
   }
   generation_ = header.generation;
   last_blob_ = state.blob;

@@ -27,8 +27,9 @@ Lease permanent_lease(Context& context, Purpose purpose, std::uint64_t size_byte
 Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap) {
   std::vector<std::uint64_t> sizes;
   for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.half_bytes());
-  co_return co_await SwapFile::create(context.reactor, swap.io, swap.directory, std::move(sizes),
-                                      swap.fill, swap.observers);
+  Task<std::unique_ptr<SwapFile>> creating =
+      SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
+  co_return co_await std::move(creating);
 }
 
 }  // namespace
@@ -43,7 +44,10 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
       home->device_.push_back(context.device.allocate(size_bytes, Purpose::kParams));
     }
   }
-  if (home->tier_ == Tier::kNvme) home->swap_ = co_await swap_per_chunk(context, swap);
+  if (home->tier_ == Tier::kNvme) {
+    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(context, std::move(swap));
+    home->swap_ = co_await std::move(making);
+  }
   co_return home;
 }
 
@@ -119,7 +123,10 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
   std::unique_ptr<GradHome> home(new GradHome(context, std::move(allocate)));
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
-  if (home->tier_ == Tier::kNvme) home->swap_ = co_await swap_per_chunk(context, swap);
+  if (home->tier_ == Tier::kNvme) {
+    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(context, std::move(swap));
+    home->swap_ = co_await std::move(making);
+  }
   co_return home;
 }
 

@@ -18,10 +18,8 @@ namespace ziggurat {
 
 /// What making an NVMe-placed home takes.
 struct SwapEnvironment {
-  IoEngine& io;
-  std::string directory;
+  std::vector<StripePlace> places;
   std::span<std::byte> fill;
-  IoObservers observers;
 };
 
 /// 16-bit parameters.

@@ -20,7 +20,7 @@
 #include "core/schedule/homes.h"
 #include "core/schedule/param_cache.h"
 #include "optimizer/adamw.h"
-#include "tiers/state_store.h"
+#include "tiers/striped_store.h"
 
 namespace ziggurat {
 
@@ -30,7 +30,7 @@ class OptimizerSweep {
     ParamHome& params;
     GradHome& grads;
     RecordHome& records;
-    StateStore& store;
+    StripedStore& store;
     GradientFlow& flow;
     ParamCache& cache;
   };

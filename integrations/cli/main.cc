@@ -60,7 +60,8 @@ struct Flags {
 std::span<const Setting> sample_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
-      {"store", kText, "", "DIR", "folder of the training state (required)"},
+      {"store", kText, "", "DIR[,DIR..]",
+       "folder of the training state (required); several, on different drives, share it"},
       {"prompt", kText, "In the beginning", "TEXT", "what the model goes on from"},
       {"bytes", kInteger, "300", "N", "bytes to add"},
       {"temperature", kNumber, "0.8", "T", "0 takes the likeliest byte each time"},
@@ -74,7 +75,8 @@ std::span<const Setting> sample_settings() {
 std::span<const Setting> export_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
-      {"store", kText, "", "DIR", "folder of the training state (required)"},
+      {"store", kText, "", "DIR[,DIR..]",
+       "folder of the training state (required); several, on different drives, share it"},
       {"to", kText, "", "FILE", "the safetensors file to make (required)"},
       {"dtype", kText, "fp32", "fp32|bf16",
        "fp32: the masters, every bit; bf16: rounded, half the size"},

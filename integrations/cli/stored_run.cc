@@ -5,12 +5,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 
 #include "base/bytes.h"
+#include "integrations/cli/store_paths.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"
-#include "tiers/state_store.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -25,17 +24,15 @@ std::uint64_t smallest_device_bytes(const ModelSpec& spec) {
 }  // namespace
 
 StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console& console) {
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  if (!fs::is_directory(directory, ignored) ||
-      !fs::exists(fs::path(directory) / StateStore::file_name(0), ignored)) {
+  const std::vector<StoreDirectory> store = parse_store(directory);
+  if (!store_exists(store)) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--store {}: no store is there; `ziggurat train --store {}` makes one",
                             directory, directory));
   }
   StoredRun run;
   run.runtime = Runtime::create({});
-  const StoreInfo info = Engine::inspect(*run.runtime, directory);
+  const StoreInfo info = Engine::inspect(*run.runtime, store);
   run.identity = RunIdentity::parse(info.run_identity);
   run.spec = gpt::make_spec(run.identity.model);
   const std::uint64_t device_bytes =
@@ -43,7 +40,7 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   run.device = HostDevice::create(run.runtime->reactor, device_bytes);
 
   EngineConfig config;
-  config.store_directory = directory;
+  config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
   config.run_identity = info.run_identity;
   config.numerics_fingerprint = gpt::numerics_fingerprint();

@@ -9,13 +9,11 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/bytes.h"
-#include "base/topology/limits.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
 #include "integrations/cli/commands.h"
@@ -26,11 +24,11 @@
 #include "integrations/cli/report.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/step_log.h"
+#include "integrations/cli/store_paths.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
 #include "optimizer/adamw.h"
 #include "tiers/host_device.h"
-#include "tiers/state_store.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -44,25 +42,6 @@ constexpr std::uint64_t kShortRunSteps = 200;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-/// As disks are sold: decimal.
-std::string gigabytes(std::uint64_t size_bytes) {
-  const auto size = static_cast<double>(size_bytes);
-  return size < 1e8 ? fmt::format("{:.1f} MB", size / 1e6) : fmt::format("{:.1f} GB", size / 1e9);
-}
-
-std::string free_space(const std::string& path) {
-  return fmt::format("{} free", gigabytes(filesystem_of(path).available_bytes));
-}
-
-std::uint64_t allocated_bytes(const std::string& directory) {
-  std::uint64_t total = 0;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory, error)) {
-    if (entry.is_regular_file(error)) total += entry.file_size(error);
-  }
-  return total;
 }
 
 class TrainRun {
@@ -111,7 +90,7 @@ void TrainRun::open() {
   announce();
 
   EngineConfig config;
-  config.store_directory = options_.store;
+  config.store = parse_store(options_.store);
   config.placement = options_.placement;
   config.host_budget_bytes = options_.host_bytes;
   config.trainer_device_bytes =
@@ -149,8 +128,8 @@ void TrainRun::announce() {
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
                   to_string(options_.placement), format_bytes(options_.device_bytes),
                   format_bytes(options_.host_bytes), threads(), simd_target()));
-  const bool fresh = options_.resume == EngineConfig::Resume::kNever ||
-                     !fs::exists(fs::path(options_.store) / StateStore::file_name(0));
+  const bool fresh =
+      options_.resume == EngineConfig::Resume::kNever || !store_exists(parse_store(options_.store));
   if (!fresh) return;  // the rest of the steps are known once the store is open
   const WritePlan plan = write_plan(options_);
   console_.line(fmt::format(
@@ -158,7 +137,7 @@ void TrainRun::announce() {
       gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
       options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
       plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
-      free_space(options_.store)));
+      free_space(parse_store(options_.store))));
 }
 
 void TrainRun::announce_resume() {
@@ -178,7 +157,7 @@ void TrainRun::announce_resume() {
   console_.line(fmt::format(
       "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
       gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
-      free_space(options_.store)));
+      free_space(parse_store(options_.store))));
 }
 
 StepRecord TrainRun::step(std::uint64_t index) {
@@ -270,7 +249,7 @@ RunFacts TrainRun::facts() const {
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
-  facts.store_bytes = allocated_bytes(options_.store);
+  facts.store_bytes = stored_bytes(parse_store(options_.store));
   facts.device = device_->account();
   facts.host = engine_->host_account();
   return facts;

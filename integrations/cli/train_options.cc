@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "integrations/cli/store_paths.h"
 
 namespace ziggurat::cli {
 
@@ -16,7 +17,8 @@ std::span<const Setting> train_settings() {
   static const std::vector<Setting> table{
       {"model", kText, "gpt2-small", "NAME", "gpt2-small, gpt2-medium or LAYERSxWIDTHxHEADS"},
       {"data", kText, "", "PATH", "text to learn: a file, or a folder of files (required)"},
-      {"store", kText, "", "DIR", "folder of the training state (required)"},
+      {"store", kText, "", "DIR[,DIR..]",
+       "folder of the training state (required); several, on different drives, share it"},
       {"steps", kInteger, "60", "N", "steps in total; a resumed run does the rest"},
       {"batch", kInteger, "2", "B", "sequences in a micro-batch"},
       {"accumulate", kInteger, "4", "K", "micro-batches in a step"},
@@ -86,6 +88,7 @@ TrainOptions read_train_options(const Settings& settings) {
       read_with(settings, "model", [](const std::string& text) { return gpt::parse_model(text); });
   options.data = settings.required("data", "a text file or a folder of them");
   options.store = settings.required("store", "the folder where the training state is, or shall be");
+  parse_store(options.store);
   options.steps =
       static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 1'000'000'000}));
   options.shape = read_shape(settings, options.model);

@@ -150,7 +150,7 @@ class ScratchDirectory {
 
 inline EngineConfig small_config(const std::string& directory) {
   EngineConfig config;
-  config.store_directory = directory;
+  config.store = {{directory}};
   config.host_budget_bytes = 8 * kMiB;
   config.run_identity = "data=1 seed=2";
   config.numerics_fingerprint = "test";

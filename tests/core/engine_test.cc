@@ -333,7 +333,7 @@ TEST(Engine, InspectTellsModelAndGenerationOfAStore) {
     rig.engine->make_durable();
   }
   const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-  const StoreInfo info = Engine::inspect(*runtime, directory.path());
+  const StoreInfo info = Engine::inspect(*runtime, {{directory.path()}});
   EXPECT_EQ(info.model_name, "small");
   EXPECT_EQ(info.run_identity, "data=1 seed=2");
   EXPECT_EQ(info.generation, 1U);

@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
@@ -62,11 +64,13 @@ Tag tag_in(std::span<const std::byte> bytes) {
   return tag;
 }
 
-AlignedMemory& fill_memory(int rank) {
-  static std::vector<std::unique_ptr<AlignedMemory>> memory;
-  while (memory.size() <= static_cast<std::size_t>(rank))
-    memory.push_back(std::make_unique<AlignedMemory>(kMiB));
-  return *memory[static_cast<std::size_t>(rank)];
+AlignedMemory& fill_memory(int rank, int stripes) {
+  static std::map<std::pair<int, int>, std::unique_ptr<AlignedMemory>> memory;
+  auto& mine = memory[{rank, stripes}];
+  if (!mine)
+    mine = std::make_unique<AlignedMemory>(
+        StripedStore::fill_bytes(static_cast<std::size_t>(stripes)));
+  return *mine;
 }
 
 }  // namespace
@@ -91,15 +95,14 @@ ErrorCode code_of(const std::exception_ptr& error) {
 }
 
 struct CrashWorld::Rank {
-  Rank(Reactor& on, SimulatedDisk& disk, SimulatedRanks& all, int number,
-       SimulatedEngineOptions io_options)
-      : quorum(all, number), engine(on, disk, std::move(io_options)), reactor(on) {}
-  SimulatedQuorum quorum;
-  SimulatedEngine engine;
+  Rank(Reactor& on, Meeting& all, int number) : quorum(all, number, all.members()), reactor(on) {}
+  MeetingQuorum quorum;
+  std::vector<std::unique_ptr<SimulatedEngine>> engines;  ///< by stripe
+  std::vector<StripePlace> places;
   Reactor& reactor;
-  std::unique_ptr<AlignedMemory> staging;
+  std::vector<std::unique_ptr<AlignedMemory>> staging;
   std::unique_ptr<AlignedMemory> records;  ///< all of them, one after the other
-  std::unique_ptr<StateStore> store;
+  std::unique_ptr<StripedStore> store;
   std::vector<Tag> found;  ///< by chunk, then the blob
   bool verified = false;
 };
@@ -143,13 +146,18 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
   durable_.resize(static_cast<std::size_t>(options_.ranks));
   LaunchResult result;
   Reactor reactor(Clock::Kind::kVirtual);
-  SimulatedRanks all(reactor, options_.ranks);
+  Meeting all(reactor, options_.ranks);
   ranks_.clear();
   for (int number = 0; number < options_.ranks; ++number) {
-    SimulatedEngineOptions io;
-    io.seed = launch.seed * 64 + static_cast<std::uint64_t>(number);
-    io.sync_is_a_lie = launch.sync_is_a_lie;
-    ranks_.push_back(std::make_unique<Rank>(reactor, disk_, all, number, std::move(io)));
+    ranks_.push_back(std::make_unique<Rank>(reactor, all, number));
+    Rank& rank = *ranks_.back();
+    for (int stripe = 0; stripe < options_.stripes; ++stripe) {
+      SimulatedEngineOptions io;
+      io.seed = launch.seed * 64 + static_cast<std::uint64_t>(number * options_.stripes + stripe);
+      io.sync_is_a_lie = launch.sync_is_a_lie;
+      rank.engines.push_back(std::make_unique<SimulatedEngine>(reactor, disk_, std::move(io)));
+      rank.places.push_back({.io = *rank.engines.back(), .observers = {}, .directory = kDirectory});
+    }
   }
   if (launch.power_cut_after) disk_.cut_power_after(*launch.power_cut_after);
   const std::uint64_t events_before = disk_.events();
@@ -191,12 +199,17 @@ Task<> CrashWorld::run_rank(Rank& rank, const Launch& launch) {
 }
 
 Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
-  StoreEnvironment environment{
-      rank.reactor, rank.engine, rank.quorum, {}, {}, fill_memory(rank.quorum.rank()).bytes(), {}};
-  environment.staging = [&rank](std::uint64_t size_bytes) {
-    rank.staging = std::make_unique<AlignedMemory>(size_bytes);
-    return rank.staging->bytes();
-  };
+  StripedStore::Environment environment{
+      .reactor = rank.reactor,
+      .ranks = rank.quorum,
+      .places = rank.places,
+      .staging =
+          [&rank](std::uint64_t size_bytes) {
+            rank.staging.push_back(std::make_unique<AlignedMemory>(size_bytes));
+            return rank.staging.back()->bytes();
+          },
+      .fill = fill_memory(rank.quorum.rank(), options_.stripes).bytes(),
+      .progress = {}};
   std::uint64_t total_bytes = 0;
   for (const std::uint64_t size_bytes : options_.record_bytes) total_bytes += size_bytes;
   rank.records = std::make_unique<AlignedMemory>(total_bytes);
@@ -204,14 +217,14 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
   bool resume = launch.start == Launch::Start::kResume;
   if (launch.start == Launch::Start::kAuto)
     resume = co_await rank.quorum.max(
-                 StateStore::exists(rank.engine, kDirectory, rank.quorum.rank()) ? 1 : 0) != 0;
+                 StripedStore::exists(rank.places, rank.quorum.rank()) ? 1 : 0) != 0;
   StoreSpec wanted = spec();
   if (resume) {
-    Task<std::unique_ptr<StateStore>> opening = StateStore::open(environment, kDirectory);
+    Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     rank.store = co_await std::move(opening);
   } else {
-    Task<std::unique_ptr<StateStore>> creating =
-        StateStore::create(environment, kDirectory, wanted);
+    Task<std::unique_ptr<StripedStore>> creating =
+        StripedStore::create(std::move(environment), std::move(wanted));
     rank.store = co_await std::move(creating);
     creations_.insert(launches_);
     co_await step(rank, 0);
@@ -246,7 +259,7 @@ Task<> CrashWorld::step(Rank& rank, std::uint64_t generation) {
 /// Reads every record of the generation that was resumed at, and compares every byte with what that
 /// generation's writer wrote.
 Task<> CrashWorld::verify(Rank& rank) {
-  StateStore& store = *rank.store;
+  StripedStore& store = *rank.store;
   const std::uint64_t generation = store.durable_generation();
   const int number = rank.quorum.rank();
   for (ChunkId chunk = 0; chunk < store.chunk_count(); ++chunk) {

@@ -19,8 +19,8 @@
 
 #include "aio/simulated_engine.h"
 #include "base/error.h"
-#include "tests/support/simulated_quorum.h"
-#include "tiers/state_store.h"
+#include "tiers/meeting.h"
+#include "tiers/striped_store.h"
 
 namespace ziggurat::faults {
 
@@ -28,6 +28,7 @@ inline const std::string kDirectory = "/store";
 
 struct WorldOptions {
   int ranks = 1;
+  int stripes = 1;  ///< of each rank, each with an engine of its own
   std::vector<std::uint64_t> record_bytes{64 * 1024, 128 * 1024, 64 * 1024};
   std::uint32_t slots = 2;
   std::uint64_t capacity_bytes = std::uint64_t{1} << 40;
@@ -72,9 +73,11 @@ class CrashWorld {
   /// What the judge found wrong first, or "". A launch that fails with the power on counts too.
   const std::string& fault() const noexcept { return fault_; }
   SimulatedDisk& disk() noexcept { return disk_; }
-  std::string path(int rank) const { return kDirectory + "/" + StateStore::file_name(rank); }
-  std::string temporary_path(int rank) const {
-    return kDirectory + "/" + StateStore::temporary_name(rank);
+  std::string path(int rank, std::uint32_t stripe = 0) const {
+    return kDirectory + "/" + StateStore::file_name(rank, stripe);
+  }
+  std::string temporary_path(int rank, std::uint32_t stripe = 0) const {
+    return kDirectory + "/" + StateStore::temporary_name(rank, stripe);
   }
   StoreSpec spec() const;
   /// Newest generation that every rank has reported durable.

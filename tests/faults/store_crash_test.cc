@@ -93,9 +93,26 @@ TEST(StoreCrash, TwoRanksManyLivesNeverMixHistories) {
     live_and_die(before, events, seed);
 }
 
-TEST(StoreCrash, CreationCutOffLeavesNothingOrAStore) {
+// Stripes on several drives agree as ranks do.
+TEST(StoreCrash, TwoStripesManyLivesNeverMixHistories) {
   for (const int ranks : {1, 2}) {
-    const WorldOptions options{.ranks = ranks, .record_bytes = {64 * 1024, 64 * 1024}};
+    const CrashWorld before =
+        trained({.ranks = ranks, .stripes = 2, .record_bytes = {64 * 1024, 64 * 1024}}, 1);
+    const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
+    for (std::uint64_t seed = 0; seed < 400 && !HasFatalFailure(); ++seed)
+      live_and_die(before, events, seed);
+  }
+}
+
+struct Shape {
+  int ranks;
+  int stripes;
+};
+
+TEST(StoreCrash, CreationCutOffLeavesNothingOrAStore) {
+  for (const auto& [ranks, stripes] : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}}) {
+    const WorldOptions options{
+        .ranks = ranks, .stripes = stripes, .record_bytes = {64 * 1024, 64 * 1024}};
     const CrashWorld before(options);
     const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 1});
     for (std::uint64_t seed = 0; seed < 250 && !HasFatalFailure(); ++seed)
@@ -104,8 +121,9 @@ TEST(StoreCrash, CreationCutOffLeavesNothingOrAStore) {
 }
 
 TEST(StoreCrash, CreationCutOffLeavesTheOlderStoreOrTheNewOne) {
-  for (const int ranks : {1, 2}) {
-    const CrashWorld before = trained({.ranks = ranks, .record_bytes = {64 * 1024, 64 * 1024}}, 2);
+  for (const auto& [ranks, stripes] : {Shape{1, 1}, Shape{2, 1}, Shape{1, 2}}) {
+    const CrashWorld before =
+        trained({.ranks = ranks, .stripes = stripes, .record_bytes = {64 * 1024, 64 * 1024}}, 2);
     const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 0});
     std::map<std::uint64_t, int> resumed_at;
     for (std::uint64_t seed = 0; seed < 250; ++seed) {
@@ -122,7 +140,8 @@ TEST(StoreCrash, CreationCutOffLeavesTheOlderStoreOrTheNewOne) {
       world.disk().crash(seed);
       const LaunchResult back =
           world.launch({.start = Start::kResume, .steps = 1, .seed = seed + 1});
-      ASSERT_EQ(world.fault(), "") << "seed " << seed << ", " << ranks << " ranks";
+      ASSERT_EQ(world.fault(), "")
+          << "seed " << seed << ", " << ranks << " ranks, " << stripes << " stripes";
       ++resumed_at[back.resumed_at];
     }
     EXPECT_GT(resumed_at[0], 10);

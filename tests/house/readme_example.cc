@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
   const ModelSpec model{
       "two layers", {{"first", {{"weight", {256, 256}}}}, {"second", {{"weight", {256, 256}}}}}};
   EngineConfig config;  // parameters and gradients in host memory, optimizer state in the store
-  config.store_directory = argc > 1 ? argv[1] : "store";
+  config.store = {{argc > 1 ? argv[1] : "store"}};
   config.host_budget_bytes = 32 * kMiB;
 
   const auto runtime = Runtime::create({});

@@ -26,7 +26,8 @@ TEST(SwapFile, ItemsComeBackAndNothingIsLeftBehind) {
       static_cast<std::byte*>(std::aligned_alloc(4096, 2 * kMiB)), &std::free);
   const std::span<std::byte> fill(memory.get(), kMiB);
   const std::vector<std::uint64_t> sizes{4096, 100 * 1024, 5000};  // the last is padded by its user
-  auto swap = reactor.block_on(SwapFile::create(reactor, io, directory, sizes, fill, {}));
+  auto swap = reactor.block_on(SwapFile::create(
+      reactor, {{.io = io, .observers = {}, .directory = directory}}, sizes, fill));
   EXPECT_TRUE(std::filesystem::is_empty(directory));
 
   const auto item = [&](std::size_t i) {

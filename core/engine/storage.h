@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/storage.h: the drives of one engine, the directories on them, and the store in those.
+// Private to core/engine.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aio/io_activity.h"
+#include "aio/io_engine.h"
+#include "collectives/self_communicator.h"
+#include "core/engine/communicator_quorum.h"
+#include "core/engine/engine_config.h"
+#include "core/engine/runtime.h"
+#include "tiers/striped_store.h"
+
+namespace ziggurat {
+
+/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a
+/// few MiB at most.
+class AlignedMemory {
+ public:
+  explicit AlignedMemory(std::uint64_t size_bytes);
+  std::span<std::byte> bytes() const noexcept { return {data_.get(), size_bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const noexcept { std::free(data); }
+  };
+  std::uint64_t size_bytes_;
+  std::unique_ptr<std::byte, Free> data_;
+};
+
+/// Files of one engine and the memory its store works in. Made and destroyed on the reactor.
+struct Storage {
+  std::vector<std::unique_ptr<IoEngine>> drives;  ///< one ring per block device
+  std::vector<StripePlace> places;                ///< one per directory of the store
+  /// One for all drives: what is busy is the set, and its bandwidth is what a step is bound by.
+  IoActivity activity;
+  SelfCommunicator ranks;
+  CommunicatorQuorum quorum{ranks};
+  std::vector<AlignedMemory> staging;
+  std::optional<AlignedMemory> fill;
+  std::unique_ptr<StripedStore> store;
+
+  /// Makes the directories if needed and picks an IoEngine for each drive.
+  static std::unique_ptr<Storage> open(Runtime& runtime, const std::vector<StoreDirectory>& store);
+  StripedStore::Environment environment(Runtime& runtime, const EngineConfig& config);
+  std::string paths() const;  ///< for messages: as given to --store
+};
+
+}  // namespace ziggurat

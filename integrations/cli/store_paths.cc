@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/store_paths.cc: names of directories, and what the filesystem says of them.
+#include "integrations/cli/store_paths.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+#include <system_error>
+
+#include "base/topology/limits.h"
+#include "integrations/cli/settings.h"
+#include "tiers/state_store.h"
+#include "tiers/striping.h"
+
+namespace ziggurat::cli {
+
+namespace fs = std::filesystem;
+
+std::vector<StoreDirectory> parse_store(const std::string& text) {
+  std::vector<StoreDirectory> store;
+  std::istringstream words(text + ",");
+  for (std::string path; std::getline(words, path, ',');) {
+    const bool again = std::ranges::any_of(
+        store, [&](const StoreDirectory& directory) { return directory.path == path; });
+    if (path.empty() || again)
+      throw UsageError(
+          fmt::format("--store {}: {}; give one directory, or several with commas "
+                      "between them, each on a drive of its own",
+                      text, again ? path + " is named twice" : "an empty name"));
+    store.push_back({.path = path});
+  }
+  if (store.size() > kStripesMax)
+    throw UsageError(fmt::format("--store: {} directories, at most {}", store.size(), kStripesMax));
+  return store;
+}
+
+bool store_exists(const std::vector<StoreDirectory>& store) {
+  std::error_code ignored;
+  for (const StoreDirectory& directory : store) {
+    for (std::uint32_t stripe = 0; stripe < kStripesMax; ++stripe) {
+      if (fs::exists(fs::path(directory.path) / StateStore::file_name(0, stripe), ignored))
+        return true;
+    }
+  }
+  return false;
+}
+
+std::uint64_t stored_bytes(const std::vector<StoreDirectory>& store) {
+  std::uint64_t total = 0;
+  std::error_code error;
+  for (const StoreDirectory& directory : store) {
+    for (const auto& entry : fs::directory_iterator(directory.path, error)) {
+      if (entry.is_regular_file(error)) total += entry.file_size(error);
+    }
+  }
+  return total;
+}
+
+std::string free_space(const std::vector<StoreDirectory>& store) {
+  std::string text;
+  for (const StoreDirectory& directory : store)
+    text += fmt::format("{}{}", text.empty() ? "" : " and ",
+                        gigabytes(filesystem_of(directory.path).available_bytes));
+  return text + " free";
+}
+
+std::string gigabytes(std::uint64_t size_bytes) {
+  const auto size = static_cast<double>(size_bytes);
+  return size < 1e8 ? fmt::format("{:.1f} MB", size / 1e6) : fmt::format("{:.1f} GB", size / 1e9);
+}
+
+}  // namespace ziggurat::cli

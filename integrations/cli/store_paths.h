@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/store_paths.h: what --store names: one directory, or several that share a store.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine_config.h"
+
+namespace ziggurat::cli {
+
+/// "DIR" or "DIR,DIR2,...". Errors: UsageError for an empty or repeated name.
+std::vector<StoreDirectory> parse_store(const std::string& text);
+/// A store, or a stripe of one, is in one of them.
+bool store_exists(const std::vector<StoreDirectory>& store);
+/// Bytes of the files in them.
+std::uint64_t stored_bytes(const std::vector<StoreDirectory>& store);
+/// "73.8 GB free", of each directory.
+std::string free_space(const std::vector<StoreDirectory>& store);
+/// As disks are sold: decimal.
+std::string gigabytes(std::uint64_t size_bytes);
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/striping.cc: weighted least-loaded assignment, in whole numbers.
+#include "tiers/striping.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace ziggurat {
+
+std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_bytes,
+                                          std::span<const StripePlace> places) {
+  if (places.empty() || places.size() > kStripesMax)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} directories: 1 to {} can be striped", places.size(), kStripesMax));
+  for (const StripePlace& place : places) {
+    if (place.weight == 0)
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: a stripe of weight 0; leave it out", place.directory));
+  }
+  // Products of bytes and bandwidths pass 64 bits.
+  __extension__ using Wide = unsigned __int128;
+  std::vector<std::uint64_t> bytes(places.size());
+  std::vector<std::uint32_t> stripes;
+  stripes.reserve(item_bytes.size());
+  for (const std::uint64_t size_bytes : item_bytes) {
+    std::uint32_t best = 0;
+    for (std::uint32_t i = 1; i < places.size(); ++i) {
+      const Wide here = Wide{bytes[i] + size_bytes} * places[best].weight;
+      const Wide there = Wide{bytes[best] + size_bytes} * places[i].weight;
+      if (here < there) best = i;
+    }
+    bytes[best] += size_bytes;
+    stripes.push_back(best);
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (bytes[i] == 0 && places.size() > 1)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: {} chunks over {} directories leave nothing for this one (weight "
+                      "{}); leave it out",
+                      places[i].directory, item_bytes.size(), places.size(), places[i].weight));
+  }
+  return stripes;
+}
+
+}  // namespace ziggurat
