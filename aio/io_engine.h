@@ -2,11 +2,11 @@
 // aio/io_engine.h: the one seam to storage: files by handle, and raw transfers whose every result
 // is reported.
 //
-// Implementations: uring_engine.h (io_uring), thread_engine.h (preadv on threads),
-// simulated_engine.h (a disk in memory with virtual time and crashes), and faulty_engine.h, a twin
-// that wraps any of them and injects faults. One conformance suite covers all:
-// tests/aio/io_engine_conformance_test.cc. Engines report; whoever wants whole transfers, retries
-// of short ones and readable errors uses DirectFile (direct_file.h).
+// Implementations: uring_engine.h (io_uring), libaio_engine.h (io_submit), thread_engine.h (pread
+// on threads), simulated_engine.h (a disk in memory with virtual time and crashes), and
+// faulty_engine.h, a twin that wraps any of them and injects faults. One conformance suite covers
+// all: tests/aio/io_engine_conformance_test.cc. Engines report; whoever wants whole transfers,
+// retries of short ones and readable errors uses DirectFile (direct_file.h).
 #pragma once
 
 #include <chrono>

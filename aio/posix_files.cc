@@ -113,10 +113,11 @@ void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& o
 
 // After opening, not as a flag of open(): with O_CREAT a filesystem that refuses O_DIRECT leaves
 // the new file behind.
-void make_direct(const UniqueFd& fd, const std::string& path) {
+// Whether it is direct now.
+bool make_direct(const UniqueFd& fd, const std::string& path) {
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (flags < 0) throw system_error(errno, "fcntl(F_GETFL) " + path);
-  if (::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) == 0) return;
+  if (::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) == 0) return true;
   const int error = errno;
   if (error != EINVAL) throw system_error(error, "fcntl(F_SETFL, O_DIRECT) " + path);
   note_degraded(
@@ -125,6 +126,7 @@ void make_direct(const UniqueFd& fd, const std::string& path) {
           "the filesystem of {} refuses O_DIRECT: transfers go through the page cache, which costs "
           "CPU and memory; put it on ext4, XFS or another one with direct I/O",
           path));
+  return false;
 }
 
 void require_regular(const UniqueFd& fd, const std::string& path) {
@@ -180,14 +182,15 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
                   fmt::format("{}: another process replaces it again and again", path));
     }
   }
-  if (options.direct) make_direct(fd, path);
+  const bool direct = options.direct && make_direct(fd, path);
 
   const std::lock_guard guard(mutex_);
   const auto free_slot =
       std::find_if(files_.begin(), files_.end(), [](const File& file) { return !file.fd; });
   const int id = static_cast<int>(free_slot - files_.begin());
   if (free_slot == files_.end()) files_.emplace_back();
-  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, next_serial_++};
+  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, direct,
+                                          next_serial_++};
   return {id};
 }
 
@@ -204,7 +207,7 @@ PosixFiles::Descriptor PosixFiles::descriptor(FileHandle file) const {
   const auto id = static_cast<std::size_t>(file.id);
   ZIGGURAT_CHECK(file.id >= 0 && id < files_.size() && files_[id].fd, "handle {} is not open",
                  file.id);
-  return {files_[id].fd.get(), files_[id].serial};
+  return {files_[id].fd.get(), files_[id].serial, files_[id].direct};
 }
 
 std::string PosixFiles::path_of(FileHandle file) const {

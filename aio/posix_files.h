@@ -51,6 +51,7 @@ class PosixFiles : public IoEngine {
   struct Descriptor {
     int fd;
     std::uint64_t serial;
+    bool direct;  ///< transfers bypass the page cache
   };
   Descriptor descriptor(FileHandle file) const;
 
@@ -59,6 +60,7 @@ class PosixFiles : public IoEngine {
     UniqueFd fd;
     std::string path;
     bool locked = false;
+    bool direct = false;
     std::uint64_t serial = 0;
   };
   std::string path_of(FileHandle file) const;

@@ -5,6 +5,9 @@
 #include "aio/faulty_engine.h"
 #include "aio/simulated_engine.h"
 #include "aio/thread_engine.h"
+#ifdef ZIGGURAT_HAVE_LIBAIO
+#include "aio/libaio_engine.h"
+#endif
 #ifdef ZIGGURAT_HAVE_URING
 #include "aio/uring_engine.h"
 #endif
@@ -25,15 +28,23 @@ MakeEngine simulated() {
   return [disk](Reactor& reactor) { return std::make_unique<SimulatedEngine>(reactor, *disk); };
 }
 
+#ifdef ZIGGURAT_HAVE_LIBAIO
+MakeEngine libaio() {
+  return [](Reactor& reactor) { return LibaioEngine::create(reactor); };
+}
+#endif
+
 #ifdef ZIGGURAT_HAVE_URING
 MakeEngine uring() {
   return [](Reactor& reactor) { return UringEngine::create(reactor); };
 }
+#endif
 
-bool uring_works() {
+#if defined(ZIGGURAT_HAVE_LIBAIO) || defined(ZIGGURAT_HAVE_URING)
+bool works(const MakeEngine& make) {
   try {
     Reactor reactor;
-    static_cast<void>(UringEngine::create(reactor));
+    static_cast<void>(make(reactor));
     return true;
   } catch (const Error&) {
     return false;  // forbidden here; probe_test.cc tests that this is said
@@ -59,8 +70,11 @@ std::vector<EngineCase> engine_cases() {
       {"threads", Clock::Kind::kReal, true, threads},
       {"simulated", Clock::Kind::kVirtual, false, simulated},
   };
+#ifdef ZIGGURAT_HAVE_LIBAIO
+  if (works(libaio())) all.push_back({"libaio", Clock::Kind::kReal, true, libaio});
+#endif
 #ifdef ZIGGURAT_HAVE_URING
-  if (uring_works()) all.push_back({"uring", Clock::Kind::kReal, true, uring});
+  if (works(uring())) all.push_back({"uring", Clock::Kind::kReal, true, uring});
 #endif
   const std::size_t plain = all.size();
   for (std::size_t i = 0; i < plain; ++i) all.push_back(with_faults_possible(all[i]));
