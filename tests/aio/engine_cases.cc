@@ -2,6 +2,7 @@
 // tests/aio/engine_cases.cc: the table of engines.
 #include "tests/aio/engine_cases.h"
 
+#include "aio/drive_queue.h"
 #include "aio/faulty_engine.h"
 #include "aio/simulated_engine.h"
 #include "aio/thread_engine.h"
@@ -52,6 +53,21 @@ bool works(const MakeEngine& make) {
 }
 #endif
 
+// So small that most of what a test submits waits.
+constexpr DriveQueueOptions kSmallQueue{.outstanding_bytes_max = 64 * kKiB,
+                                        .overtaken_bytes_max = 256 * kKiB};
+
+EngineCase with_a_queue(const EngineCase& plain) {
+  EngineCase queued = plain;
+  queued.name = "queued_" + plain.name;
+  queued.make_world = [make_world = plain.make_world]() -> MakeEngine {
+    return [make = make_world()](Reactor& reactor) {
+      return std::make_unique<DriveQueue>(reactor, make(reactor), kSmallQueue);
+    };
+  };
+  return queued;
+}
+
 EngineCase with_faults_possible(const EngineCase& plain) {
   EngineCase faulty = plain;
   faulty.name = "faulty_" + plain.name;
@@ -76,6 +92,8 @@ std::vector<EngineCase> engine_cases() {
 #ifdef ZIGGURAT_HAVE_URING
   if (works(uring())) all.push_back({"uring", Clock::Kind::kReal, true, uring});
 #endif
+  all.push_back(with_a_queue(all[1]));               // simulated
+  all.push_back(with_a_queue(all[all.size() - 2]));  // the best real one here
   const std::size_t plain = all.size();
   for (std::size_t i = 0; i < plain; ++i) all.push_back(with_faults_possible(all[i]));
   return all;
