@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -168,6 +170,14 @@ UniqueFd::~UniqueFd() {
   if (fd_ >= 0) static_cast<void>(::close(fd_));
 }
 
+PosixFiles::PosixFiles() {
+  struct sigaction action {};
+  if (::sigaction(SIGXFSZ, nullptr, &action) != 0) throw system_error(errno, "sigaction SIGXFSZ");
+  if (action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  if (::sigaction(SIGXFSZ, &action, nullptr) != 0) throw system_error(errno, "sigaction SIGXFSZ");
+}
+
 FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options) {
   const auto deadline = SteadyClock::now() + options.lock_wait;
   UniqueFd fd;
@@ -229,6 +239,16 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   if (::fstat(fd, &status) != 0) throw system_error(errno, "fstat " + path);
   const std::uint64_t held_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
   const std::uint64_t missing_bytes = size_bytes - std::min(size_bytes, held_bytes);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) throw system_error(errno, "getrlimit(RLIMIT_FSIZE)");
+  if (limit.rlim_cur != RLIM_INFINITY && size_bytes > limit.rlim_cur) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("{}: a file of {}: {}: this process may write files of at most {}; "
+                            "raise RLIMIT_FSIZE (ulimit -f unlimited)",
+                            path, format_bytes(size_bytes), errno_text(EFBIG),
+                            format_bytes(limit.rlim_cur)),
+                EFBIG);
+  }
   // Asked first: finding out by filling the filesystem would take the room from everybody else
   // meanwhile.
   const std::uint64_t free = free_bytes(fd, path);
