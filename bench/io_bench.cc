@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "aio/direct_file.h"
+#include "aio/drive_cap.h"
 #include "aio/probe.h"
 #include "base/bytes.h"
 #include "base/check.h"
@@ -116,6 +117,13 @@ class Bench {
     return Figure{per_second, busy / 100 / per_second};
   }
 
+  DriveCap find_cap(bool write) {
+    return reactor_.block_on(find_drive_cap(reactor_, *file_, memory_.bytes(),
+                                            {.kind = write ? IoKind::kWrite : IoKind::kRead,
+                                             .range_bytes = blocks_ * kBlock,
+                                             .sample_bytes = blocks_ * kBlock / 4}));
+  }
+
   std::string description() const {
     return fmt::format("{}, {}", engine_->description(), memory_.page_kind());
   }
@@ -152,8 +160,31 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void stream(benchmark::State& state) {
+Bench& the_bench() {
   static Bench bench;  // the file is filled once
+  return bench;
+}
+
+/// How little at the drive at once is enough, for a DriveQueue.
+void smallest_cap(benchmark::State& state) {
+  Bench& bench = the_bench();
+  DriveCap cap;
+  for (auto _ : state) {
+    cap = bench.find_cap(state.range(0) != 0);
+    state.SetIterationTime(1 / cap.bytes_per_second * 1e9);
+  }
+  state.counters["cap_MiB"] = static_cast<double>(cap.outstanding_bytes) / kMiB;
+  state.counters["GB/s"] = cap.bytes_per_second * 1e-9;
+  std::string label;
+  for (const DriveCap::Sample& each : cap.samples) {
+    label += fmt::format("{}{} MiB: {:.2f}", label.empty() ? "" : ", ",
+                         each.outstanding_bytes / kMiB, each.bytes_per_second * 1e-9);
+  }
+  state.SetLabel(label + " GB/s");
+}
+
+void stream(benchmark::State& state) {
+  Bench& bench = the_bench();
   const bool write = state.range(0) != 0;
   const auto depth = static_cast<std::size_t>(state.range(1));
   std::vector<double> speed, cpu, fio_speed, fio_cpu, ratio;
@@ -192,6 +223,14 @@ int main(int argc, char** argv) {
         ->ArgNames({"write", "depth"})
         ->Args({write, depth})
         ->Iterations(rounds)
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+  }
+  for (const int write : {0, 1}) {
+    benchmark::RegisterBenchmark("smallest_cap", ziggurat::bench::smallest_cap)
+        ->ArgName("write")
+        ->Arg(write)
+        ->Iterations(1)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
   }

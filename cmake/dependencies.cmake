@@ -41,6 +41,7 @@ ziggurat_find(dnnl oneapi/dnnl/dnnl.hpp dnnl)  # its CMake package demands OpenC
 ziggurat_find(hwy hwy/highway.h hwy)
 ziggurat_find(uring liburing.h uring)
 ziggurat_find(aio libaio.h aio)
+ziggurat_find(seccomp seccomp.h seccomp)  # tests only
 # Debian's hwloc archive wants libudev, which has no archive: without its development files the shared hwloc serves.
 if(ZIGGURAT_STATIC AND hwloc_LIBRARY MATCHES "\\.a$")
   find_library(udev_LIBRARY NAMES udev)
