@@ -48,8 +48,12 @@ struct DirectFile::Transfer {
     std::size_t size_bytes = 0;
   };
 
-  Transfer(DirectFile& its_file, IoKind its_kind, Range its_range)
-      : file(its_file), kind(its_kind), range(its_range), done(its_file.reactor_) {}
+  Transfer(DirectFile& its_file, IoKind its_kind, Range its_range, IoPriority its_priority)
+      : file(its_file),
+        kind(its_kind),
+        range(its_range),
+        priority(its_priority),
+        done(its_file.reactor_) {}
 
   void require_aligned() const;
   void submit();
@@ -63,6 +67,7 @@ struct DirectFile::Transfer {
   DirectFile& file;
   IoKind kind;
   Range range;
+  IoPriority priority;
   std::vector<Block> blocks;
   std::size_t blocks_left = 0;
   std::uint64_t moved_bytes = 0;
@@ -100,6 +105,7 @@ void DirectFile::Transfer::submit() {
     Block& block = blocks[i];
     const std::size_t begin = i * kBlockBytes;
     block.transfer = this;
+    block.op.priority = priority;
     block.offset_bytes = range.offset_bytes + begin;
     block.data = range.data + begin;
     block.size_bytes =
@@ -114,7 +120,9 @@ void DirectFile::Transfer::submit_rest(Block& block) {
   const std::uint32_t grain =
       file.direct_ ? std::max(file.alignment_.offset_bytes, file.alignment_.memory_bytes) : 1;
   const std::uint32_t begin = block.done_bytes / grain * grain;
+  const IoPriority raised = block.op.priority;  // perhaps, while it waited
   block.op = IoOp{};
+  block.op.priority = raised;
   block.op.kind = kind;
   block.op.file = file.file_;
   block.op.offset_bytes = block.offset_bytes + begin;
@@ -207,20 +215,22 @@ std::uint64_t DirectFile::size_bytes() { return engine_.file_size_bytes(file_); 
 
 void DirectFile::allocate(std::uint64_t size_bytes) { engine_.allocate(file_, size_bytes); }
 
-Task<> DirectFile::read(std::uint64_t offset_bytes, std::span<std::byte> memory) {
-  Transfer transfer(*this, IoKind::kRead, {offset_bytes, memory.data(), memory.size()});
+Task<> DirectFile::read(std::uint64_t offset_bytes, std::span<std::byte> memory,
+                        IoPriority priority) {
+  Transfer transfer(*this, IoKind::kRead, {offset_bytes, memory.data(), memory.size()}, priority);
   co_await run(transfer);
 }
 
-Task<> DirectFile::write(std::uint64_t offset_bytes, std::span<const std::byte> memory) {
+Task<> DirectFile::write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
+                         IoPriority priority) {
   // The engine's one request type serves both directions; a write only reads the memory.
   Transfer transfer(*this, IoKind::kWrite,
-                    {offset_bytes, const_cast<std::byte*>(memory.data()), memory.size()});
+                    {offset_bytes, const_cast<std::byte*>(memory.data()), memory.size()}, priority);
   co_await run(transfer);
 }
 
 Task<> DirectFile::sync() {
-  Transfer transfer(*this, IoKind::kSync, {});
+  Transfer transfer(*this, IoKind::kSync, {}, IoPriority::kDemand);
   co_await run(transfer);
 }
 

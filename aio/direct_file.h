@@ -45,8 +45,10 @@ class DirectFile {
   /// full, otherwise errno's code. EAGAIN and EINTR are retried at most kRetriesMax times a block.
   /// Offset, length and address must be multiples of alignment() if the file was opened for direct
   /// transfers: kInvalidArgument.
-  Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory);
-  Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory);
+  Task<> read(std::uint64_t offset_bytes, std::span<std::byte> memory,
+              IoPriority priority = IoPriority::kDemand);
+  Task<> write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
+               IoPriority priority = IoPriority::kDemand);
   /// fdatasync. A failed one is never retried as if the data were still dirty.
   Task<> sync();
 

@@ -123,21 +123,32 @@ std::string FaultyEngine::description() const {
 
 FileHandle FaultyEngine::open(const std::string& path, const OpenOptions& options) {
   strike_name(FaultPoint::kOpen, "open " + path);
-  return inside_->open(path, options);
+  const FileHandle file = inside_->open(path, options);
+  const auto id = static_cast<std::size_t>(file.id);
+  if (id >= paths_.size()) paths_.resize(id + 1);
+  paths_[id] = path;
+  return file;
+}
+
+const std::string& FaultyEngine::path_of(FileHandle file) const {
+  static const std::string kNone = "a file that is not open";
+  const auto id = static_cast<std::size_t>(file.id);
+  return file.id >= 0 && id < paths_.size() ? paths_[id] : kNone;
 }
 
 std::uint64_t FaultyEngine::file_size_bytes(FileHandle file) {
-  strike_name(FaultPoint::kFileSize, "size of a file");
+  strike_name(FaultPoint::kFileSize, "size of " + path_of(file));
   return inside_->file_size_bytes(file);
 }
 
 void FaultyEngine::allocate(FileHandle file, std::uint64_t size_bytes) {
-  strike_name(FaultPoint::kAllocate, fmt::format("allocate {} bytes", size_bytes));
+  strike_name(FaultPoint::kAllocate,
+              fmt::format("allocate {} bytes for {}", size_bytes, path_of(file)));
   inside_->allocate(file, size_bytes);
 }
 
 DirectAlignment FaultyEngine::alignment(FileHandle file) {
-  strike_name(FaultPoint::kAlignment, "alignment of a file");
+  strike_name(FaultPoint::kAlignment, "alignment of " + path_of(file));
   return inside_->alignment(file);
 }
 

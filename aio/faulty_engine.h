@@ -102,6 +102,7 @@ class FaultyEngine final : public IoEngine {
   static std::uint64_t at(const Counts& counts, FaultPoint point) {
     return counts[static_cast<std::size_t>(point)];
   }
+  const std::string& path_of(FileHandle file) const;
   const Fault* strike(FaultPoint point);
   void strike_name(FaultPoint point, const std::string& what);
   void hold(IoOp& op, std::int32_t result, bool carry_out, Nanoseconds delay);
@@ -110,6 +111,7 @@ class FaultyEngine final : public IoEngine {
 
   Reactor& reactor_;
   std::unique_ptr<IoEngine> inside_;
+  std::vector<std::string> paths_;  // by handle, as it was opened
   std::vector<Fault> plan_;
   Counts calls_{};
   Counts injected_{};

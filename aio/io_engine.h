@@ -2,11 +2,11 @@
 // aio/io_engine.h: the one seam to storage: files by handle, and raw transfers whose every result
 // is reported.
 //
-// Implementations: uring_engine.h (io_uring), thread_engine.h (preadv on threads),
-// simulated_engine.h (a disk in memory with virtual time and crashes), and faulty_engine.h, a twin
-// that wraps any of them and injects faults. One conformance suite covers all:
-// tests/aio/io_engine_conformance_test.cc. Engines report; whoever wants whole transfers, retries
-// of short ones and readable errors uses DirectFile (direct_file.h).
+// Implementations: uring_engine.h (io_uring), libaio_engine.h (io_submit), thread_engine.h (pread
+// on threads) and simulated_engine.h (a disk in memory with virtual time and crashes); and two that
+// wrap any of them: drive_queue.h orders what a drive is given, faulty_engine.h injects faults. One
+// conformance suite covers all: tests/aio/io_engine_conformance_test.cc. Engines report; whoever
+// wants whole transfers, retries of short ones and readable errors uses DirectFile (direct_file.h).
 #pragma once
 
 #include <chrono>
@@ -27,6 +27,15 @@ struct FileHandle {
 
 enum class IoKind : std::uint8_t { kRead, kWrite, kSync };  ///< kSync is fdatasync
 
+/// How soon somebody needs it. Engines take operations as they come; DriveQueue (drive_queue.h)
+/// orders them.
+enum class IoPriority : std::uint8_t {
+  kDemand,     ///< someone waits for it now
+  kPrefetch,   ///< someone will
+  kWriteBack,  ///< nobody does; memory and the step's end do
+};
+inline constexpr std::size_t kIoPriorities = 3;
+
 /// One raw transfer. The caller owns it and keeps it and its memory alive until `complete` was
 /// called.
 struct IoOp {
@@ -35,6 +44,7 @@ struct IoOp {
   std::uint64_t offset_bytes = 0;
   std::byte* data = nullptr;
   std::uint32_t size_bytes = 0;
+  IoPriority priority = IoPriority::kDemand;
   /// Called once on the reactor's thread, never from inside submit(): bytes transferred (maybe
   /// fewer than asked), or -errno.
   void (*complete)(IoOp& op, std::int32_t result) = nullptr;

@@ -11,6 +11,8 @@ namespace ziggurat {
 class OpQueue {
  public:
   bool empty() const noexcept { return first_ == nullptr; }
+  /// The oldest, the others behind it by IoOp::next; nullptr if there is none.
+  IoOp* front() const noexcept { return first_; }
 
   void push(IoOp& op) noexcept {
     op.next = nullptr;

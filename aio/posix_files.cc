@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -113,10 +115,11 @@ void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& o
 
 // After opening, not as a flag of open(): with O_CREAT a filesystem that refuses O_DIRECT leaves
 // the new file behind.
-void make_direct(const UniqueFd& fd, const std::string& path) {
+// Whether it is direct now.
+bool make_direct(const UniqueFd& fd, const std::string& path) {
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (flags < 0) throw system_error(errno, "fcntl(F_GETFL) " + path);
-  if (::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) == 0) return;
+  if (::fcntl(fd.get(), F_SETFL, flags | O_DIRECT) == 0) return true;
   const int error = errno;
   if (error != EINVAL) throw system_error(error, "fcntl(F_SETFL, O_DIRECT) " + path);
   note_degraded(
@@ -125,6 +128,7 @@ void make_direct(const UniqueFd& fd, const std::string& path) {
           "the filesystem of {} refuses O_DIRECT: transfers go through the page cache, which costs "
           "CPU and memory; put it on ext4, XFS or another one with direct I/O",
           path));
+  return false;
 }
 
 void require_regular(const UniqueFd& fd, const std::string& path) {
@@ -166,6 +170,14 @@ UniqueFd::~UniqueFd() {
   if (fd_ >= 0) static_cast<void>(::close(fd_));
 }
 
+PosixFiles::PosixFiles() {
+  struct sigaction action {};
+  if (::sigaction(SIGXFSZ, nullptr, &action) != 0) throw system_error(errno, "sigaction SIGXFSZ");
+  if (action.sa_handler != SIG_DFL) return;
+  action.sa_handler = SIG_IGN;
+  if (::sigaction(SIGXFSZ, &action, nullptr) != 0) throw system_error(errno, "sigaction SIGXFSZ");
+}
+
 FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options) {
   const auto deadline = SteadyClock::now() + options.lock_wait;
   UniqueFd fd;
@@ -180,14 +192,15 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
                   fmt::format("{}: another process replaces it again and again", path));
     }
   }
-  if (options.direct) make_direct(fd, path);
+  const bool direct = options.direct && make_direct(fd, path);
 
   const std::lock_guard guard(mutex_);
   const auto free_slot =
       std::find_if(files_.begin(), files_.end(), [](const File& file) { return !file.fd; });
   const int id = static_cast<int>(free_slot - files_.begin());
   if (free_slot == files_.end()) files_.emplace_back();
-  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, next_serial_++};
+  files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, direct,
+                                          next_serial_++};
   return {id};
 }
 
@@ -204,7 +217,7 @@ PosixFiles::Descriptor PosixFiles::descriptor(FileHandle file) const {
   const auto id = static_cast<std::size_t>(file.id);
   ZIGGURAT_CHECK(file.id >= 0 && id < files_.size() && files_[id].fd, "handle {} is not open",
                  file.id);
-  return {files_[id].fd.get(), files_[id].serial};
+  return {files_[id].fd.get(), files_[id].serial, files_[id].direct};
 }
 
 std::string PosixFiles::path_of(FileHandle file) const {
@@ -226,6 +239,16 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   if (::fstat(fd, &status) != 0) throw system_error(errno, "fstat " + path);
   const std::uint64_t held_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
   const std::uint64_t missing_bytes = size_bytes - std::min(size_bytes, held_bytes);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) throw system_error(errno, "getrlimit(RLIMIT_FSIZE)");
+  if (limit.rlim_cur != RLIM_INFINITY && size_bytes > limit.rlim_cur) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("{}: a file of {}: {}: this process may write files of at most {}; "
+                            "raise RLIMIT_FSIZE (ulimit -f unlimited)",
+                            path, format_bytes(size_bytes), errno_text(EFBIG),
+                            format_bytes(limit.rlim_cur)),
+                EFBIG);
+  }
   // Asked first: finding out by filling the filesystem would take the room from everybody else
   // meanwhile.
   const std::uint64_t free = free_bytes(fd, path);

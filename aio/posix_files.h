@@ -36,6 +36,10 @@ class UniqueFd {
 
 class PosixFiles : public IoEngine {
  public:
+  /// Ignores SIGXFSZ where the embedder has not said otherwise: by default a write past the
+  /// process's file size limit kills it without a word; ignored, it fails with EFBIG.
+  PosixFiles();
+
   FileHandle open(const std::string& path, const OpenOptions& options) override;
   void close(FileHandle file) noexcept override;
   std::uint64_t file_size_bytes(FileHandle file) override;
@@ -51,6 +55,7 @@ class PosixFiles : public IoEngine {
   struct Descriptor {
     int fd;
     std::uint64_t serial;
+    bool direct;  ///< transfers bypass the page cache
   };
   Descriptor descriptor(FileHandle file) const;
 
@@ -59,6 +64,7 @@ class PosixFiles : public IoEngine {
     UniqueFd fd;
     std::string path;
     bool locked = false;
+    bool direct = false;
     std::uint64_t serial = 0;
   };
   std::string path_of(FileHandle file) const;

@@ -18,6 +18,9 @@
 
 #include "aio/direct_file.h"
 #include "aio/thread_engine.h"
+#ifdef ZIGGURAT_HAVE_LIBAIO
+#include "aio/libaio_engine.h"
+#endif
 #ifdef ZIGGURAT_HAVE_URING
 #include "aio/uring_engine.h"
 #endif
@@ -34,19 +37,27 @@ using Make = std::function<std::unique_ptr<IoEngine>(Reactor&)>;
 
 struct Candidate {
   const char* name;
+  const char* library;
   Make make;  // empty: not built in
 };
 
 std::vector<Candidate> candidates() {
   std::vector<Candidate> all;
 #ifdef ZIGGURAT_HAVE_URING
-  all.push_back({"io_uring", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
+  all.push_back({"io_uring", "liburing", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
                    return UringEngine::create(reactor);
                  }});
 #else
-  all.push_back({"io_uring", {}});
+  all.push_back({"io_uring", "liburing", {}});
 #endif
-  all.push_back({"threads", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
+#ifdef ZIGGURAT_HAVE_LIBAIO
+  all.push_back({"libaio", "libaio", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
+                   return LibaioEngine::create(reactor);
+                 }});
+#else
+  all.push_back({"libaio", "libaio", {}});
+#endif
+  all.push_back({"threads", "", [](Reactor& reactor) -> std::unique_ptr<IoEngine> {
                    return std::make_unique<ThreadEngine>(reactor);
                  }});
   return all;
@@ -69,6 +80,17 @@ std::string uring_hint(int error_number) {
           ? " forbids it to users outside kernel.io_uring_group, or a seccomp filter does"
           : ", so a seccomp filter forbids it (container runtimes do by default; a profile that "
             "adds io_uring_setup, io_uring_enter and io_uring_register allows it)");
+}
+
+std::string hint(const Error& error) {
+  const auto begins = [&](const char* text) {
+    return std::strncmp(error.what(), text, std::strlen(text)) == 0;
+  };
+  if (begins("io_uring")) return uring_hint(error.native());
+  if (begins("libaio: io_setup") && error.native() == EAGAIN) {
+    return "; other processes hold all of fs.aio-max-nr requests (sysctl fs.aio-max-nr raises it)";
+  }
+  return {};
 }
 
 struct FreeDeleter {
@@ -105,14 +127,15 @@ void try_out(const Make& make, const std::string& directory) {
 
 /// Why `candidate` does not work here; empty if it does.
 std::string reason_against(const Candidate& candidate, const std::string& directory) {
-  if (!candidate.make) return "not built in (liburing was not found when this was built)";
+  if (!candidate.make) {
+    return fmt::format("not built in ({} was not found when this was built)", candidate.library);
+  }
   try {
     try_out(candidate.make, directory);
     return {};
   } catch (const Error& error) {
     if (error.native() == ENOSPC || error.native() == EDQUOT) return {};
-    const bool uring = std::strncmp(error.what(), "io_uring", 8) == 0;
-    return error.what() + (uring ? uring_hint(error.native()) : std::string());
+    return error.what() + hint(error);
   }
 }
 
@@ -127,7 +150,7 @@ std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& 
                                  [&](const Candidate& each) { return each.name == forced; });
   if (!forced.empty() && !known) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("ZIGGURAT_IO={}: it may be io_uring or threads", forced));
+                fmt::format("ZIGGURAT_IO={}: it may be io_uring, libaio or threads", forced));
   }
 
   IoProbe report;

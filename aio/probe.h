@@ -17,9 +17,9 @@ struct IoProbe {
                                    ///< kernel.io_uring_disabled=2 or a seccomp filter", ...
 };
 
-/// Tries io_uring, then threads, each with a direct 4 KiB write and read-back in an unnamed file in
-/// `directory`. ZIGGURAT_IO=io_uring|threads forces one. A fallback is a degraded mode: logged
-/// once. Errors: kUnavailable if none works, with each one's reason.
+/// Tries io_uring, then libaio, then threads, each with a direct 4 KiB write and read-back in an
+/// unnamed file in `directory`. ZIGGURAT_IO=io_uring|libaio|threads forces one. A fallback is a
+/// degraded mode: logged once. Errors: kUnavailable if none works, with each one's reason.
 std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
                                            IoProbe* probe = nullptr);
 

@@ -4,9 +4,9 @@
 // Each thread has one transfer in flight, so the queue depth is the number of threads.
 #pragma once
 
-#include <memory>
 #include <string>
 
+#include "aio/io_threads.h"
 #include "aio/posix_files.h"
 #include "base/runtime/reactor.h"
 
@@ -16,20 +16,17 @@ class ThreadEngine final : public PosixFiles {
  public:
   static constexpr std::uint32_t kThreads = 4;
 
+  /// Destroyed as IoThreads is.
   explicit ThreadEngine(Reactor& reactor, std::uint32_t threads = kThreads);
-  /// On the reactor's thread, or when the reactor does not run. Waits for what threads are at; what
-  /// still waited in the queue completes with -ECANCELED.
-  ~ThreadEngine() override;
 
   std::string description() const override;
-  std::uint32_t queue_depth() const noexcept override;
+  std::uint32_t queue_depth() const noexcept override { return threads_.count(); }
   void register_memory(std::span<std::byte>) override {}  // threads gain nothing from it
-  void submit(IoOp& op) override;
-  std::size_t in_flight() const noexcept override;
+  void submit(IoOp& op) override { threads_.submit(op, descriptor(op.file).fd); }
+  std::size_t in_flight() const noexcept override { return threads_.in_flight(); }
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;  // shared with completions already posted
+  IoThreads threads_;
 };
 
 }  // namespace ziggurat

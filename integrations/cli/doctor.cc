@@ -110,6 +110,7 @@ void show_storage(const std::string& path) {
                   format_bytes(alignment.offset_bytes)));
   say("  files", fmt::format("{}; at most {} transfers of {} at once", io->description(),
                              io->queue_depth(), format_bytes(DirectFile::kBlockBytes)));
+  say("  choice", "the first that works of io_uring, libaio, threads; ZIGGURAT_IO=NAME forces one");
   for (const std::string& note : probe.notes) say("  note", note);
 }
 

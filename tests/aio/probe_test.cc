@@ -32,10 +32,10 @@ constexpr std::size_t kSize = 5 * kMiB + 4096;
 constexpr std::uint64_t kSeed = 42;
 
 // As container runtimes do: the call exists, and is not permitted.
-bool forbid_io_uring() {
+bool forbid(std::uint32_t call) {
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
@@ -86,39 +86,69 @@ TEST_F(ProbeTest, TheChosenEngineWorksOnTheReactorsThread) {
   reactor.stop();
 }
 
-TEST_F(ProbeTest, WhereIoUringIsForbiddenThreadsWriteTheSameBytesAndItIsSaid) {
-  const auto child = [&] {
-    if (!forbid_io_uring()) std::_Exit(3);
+class ProbeForbiddenTest : public ProbeTest {
+ protected:
+  /// Ends the process: 0 if, with `calls` forbidden, `expected` is chosen, said once, and writes.
+  [[noreturn]] void write_without(std::vector<std::uint32_t> calls, const std::string& expected,
+                                  std::size_t notes) const {
+    for (const std::uint32_t call : calls) {
+      if (!forbid(call)) std::_Exit(3);
+    }
     Reactor reactor;
     IoProbe probe;
     const auto engine = choose_io_engine(reactor, directory.path(), &probe);
-    if (probe.engine != "threads" || probe.notes.size() != 1 || degraded_modes().size() != 1)
-      std::_Exit(4);
+    if (probe.engine != expected) std::_Exit(4);
+    if (probe.notes.size() != notes || degraded_modes().size() != 1) std::_Exit(5);
     write_file(reactor, *engine, directory.file("data"));
     std::_Exit(0);
-  };
+  }
+  void expect_same_bytes() const {
+    Reactor reactor;
+    const auto engine = choose_io_engine(reactor, directory.path());
+    expect_written(reactor, *engine, directory.file("data"));
+  }
+};
+
 #ifdef ZIGGURAT_HAVE_URING
-  constexpr const char* kSaid =
-      "using threads, since io_uring: io_uring_setup: EPERM \\(Operation not permitted\\); "
-      ".*seccomp filter";
+#define NO_URING                                                                \
+  "io_uring: io_uring_setup: (EPERM \\(Operation not permitted\\)|ENOSYS .*); " \
+  ".*seccomp filter.*"
 #else
-  constexpr const char* kSaid = "using threads, since io_uring: not built in";
+#define NO_URING "io_uring: not built in.*"
 #endif
-  EXPECT_EXIT(child(), ::testing::ExitedWithCode(0), kSaid);
-  Reactor reactor;
-  const auto engine = choose_io_engine(reactor, directory.path());
-  expect_written(reactor, *engine, directory.file("data"));
+
+#ifdef ZIGGURAT_HAVE_LIBAIO
+TEST_F(ProbeForbiddenTest, WhereIoUringIsForbiddenLibaioWritesTheSameBytesAndItIsSaid) {
+  EXPECT_EXIT(write_without({__NR_io_uring_setup}, "libaio", 1), ::testing::ExitedWithCode(0),
+              "using libaio, since " NO_URING);
+  expect_same_bytes();
+}
+#define NO_LIBAIO "libaio: libaio: io_setup: EPERM \\(Operation not permitted\\)"
+#else
+#define NO_LIBAIO "libaio: not built in"
+#endif
+
+TEST_F(ProbeForbiddenTest, WhereLibaioIsForbiddenTooThreadsDo) {
+  EXPECT_EXIT(write_without({__NR_io_uring_setup, __NR_io_setup}, "threads", 2),
+              ::testing::ExitedWithCode(0), "using threads, since " NO_URING NO_LIBAIO);
+  expect_same_bytes();
 }
 
 TEST_F(ProbeTest, TheEnvironmentForcesAnEngine) {
-  ::setenv("ZIGGURAT_IO", "threads", 1);
-  Reactor reactor;
-  IoProbe probe;
-  const std::size_t degraded_before = degraded_modes().size();
-  const auto engine = choose_io_engine(reactor, directory.path(), &probe);
-  EXPECT_EQ(probe.engine, "threads");
-  EXPECT_THAT(probe.notes, Contains(HasSubstr("ZIGGURAT_IO=threads")));
-  EXPECT_EQ(degraded_modes().size(), degraded_before) << "asked for is not degraded";
+  std::vector<std::string> names = {"threads"};
+#ifdef ZIGGURAT_HAVE_LIBAIO
+  names.push_back("libaio");
+#endif
+  for (const std::string& name : names) {
+    ::setenv("ZIGGURAT_IO", name.c_str(), 1);
+    Reactor reactor;
+    IoProbe probe;
+    const std::size_t degraded_before = degraded_modes().size();
+    const auto engine = choose_io_engine(reactor, directory.path(), &probe);
+    EXPECT_EQ(probe.engine, name);
+    EXPECT_THAT(probe.notes, Contains(HasSubstr("ZIGGURAT_IO=" + name)));
+    EXPECT_EQ(degraded_modes().size(), degraded_before) << "asked for is not degraded";
+  }
 }
 
 TEST_F(ProbeTest, ANonsenseEngineIsRefusedByName) {
@@ -129,7 +159,8 @@ TEST_F(ProbeTest, ANonsenseEngineIsRefusedByName) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("ZIGGURAT_IO=floppy"), HasSubstr("threads")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("ZIGGURAT_IO=floppy"), HasSubstr("io_uring, libaio or threads")));
   }
 }
 
@@ -140,8 +171,9 @@ TEST_F(ProbeTest, WhereNothingWorksEachReasonIsGiven) {
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr(directory.file("missing")), HasSubstr("io_uring: "),
-                                    HasSubstr("threads: "), HasSubstr("ENOENT")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr(directory.file("missing")), HasSubstr("io_uring: "),
+                      HasSubstr("libaio: "), HasSubstr("threads: "), HasSubstr("ENOENT")));
   }
 }
 
