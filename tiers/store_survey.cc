@@ -57,6 +57,12 @@ Task<StoreSurvey::Copy> StoreSurvey::read_copy(unsigned parity, int copy) {
     const auto block = co_await read_bytes(
         StoreLayout::superblock_offset(parity, copy, size_bytes_), kSuperblockBytes);
     result.verdict = decode_superblock(block, result.superblock);
+    if (is_whole(result.verdict) && parity_of(result.superblock.generation) != parity) {
+      // Whole, and not here: a drive put it 64 KiB from where it was told to.
+      result.fault = fmt::format("it is generation {}'s, whose place is another",
+                                 result.superblock.generation);
+      result.verdict = SuperblockVerdict::kForeign;
+    }
   } catch (const Error& error) {
     result.verdict = SuperblockVerdict::kForeign;  // unreadable is as good as damaged
     result.fault = error.what();
@@ -198,6 +204,7 @@ Task<> StoreSurvey::read_text() {
   const std::array<std::uint64_t, 2> offsets{s.text_offset_bytes,
                                              size_bytes_ - 2 * kRegionBytes - region};
   bool found = false;
+  std::string faults;
   for (int copy = 0; copy < kSuperblockCopies; ++copy) {
     std::string fault = "checksum wrong";
     try {
@@ -212,13 +219,14 @@ Task<> StoreSurvey::read_text() {
     }
     text_damaged_[copy] = damaged_ = true;
     notes_.push_back(fmt::format("layout text, {}: {}", copy_name(copy), fault));
+    faults += fmt::format("{}{}: {}", faults.empty() ? "" : "; ", copy_name(copy), fault);
   }
   if (!found)
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: both copies of the layout text are damaged. The superblocks and "
-                            "records remain, but "
-                            "not where each record begins. Restore the file from a copy",
-                            path()));
+                fmt::format("{}: both copies of the layout text are damaged ({}). The superblocks "
+                            "and records remain, but not where each record begins. Restore the "
+                            "file from a copy",
+                            path(), faults));
   spec_ = parse_store_text(text_, path());
   layout_ = StoreLayout::of(spec_, text_.size());
   if (layout_.file_bytes != size_bytes_ || layout_.slots != s.slots ||
