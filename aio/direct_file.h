@@ -52,6 +52,11 @@ class DirectFile {
   /// fdatasync. A failed one is never retried as if the data were still dirty.
   Task<> sync();
 
+  /// IoEngine::raise() for transfers that wait.
+  void raise(std::span<const std::byte> memory, IoPriority priority) {
+    engine_.raise(memory, priority);
+  }
+
   const std::string& path() const noexcept { return path_; }
   /// After the file was renamed.
   void set_path(std::string path) { path_ = std::move(path); }

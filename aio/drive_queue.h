@@ -39,10 +39,9 @@ class DriveQueue final : public IoEngine {
   /// -ECANCELED; what the drive has been given ends as the engine inside ends it.
   ~DriveQueue() override;
 
-  /// Somebody waits for `memory` now: what waits here to fill or to empty any of it goes on with
-  /// at least `priority`, behind those of that priority that are there. What the drive has been
-  /// given already stays as it is.
-  void raise(std::span<const std::byte> memory, IoPriority priority);
+  /// What waits goes on behind those of `priority` that are there; what the drive has been given
+  /// already stays as it is.
+  void raise(std::span<const std::byte> memory, IoPriority priority) override;
   /// Given to the drive and not yet back.
   std::uint64_t outstanding_bytes() const noexcept { return outstanding_bytes_; }
   const DriveQueueOptions& options() const noexcept { return options_; }

@@ -96,6 +96,11 @@ class IoEngine {
   /// and used again for other memory must be offered again.
   virtual void register_memory(std::span<std::byte> memory) = 0;
 
+  /// Somebody waits for `memory` now: transfers that fill or empty any of it and are still to be
+  /// given to the drive go with at least `priority`. Engines that keep no order of their own have
+  /// nothing to do.
+  virtual void raise(std::span<const std::byte> /*memory*/, IoPriority /*priority*/) {}
+
   /// Queues `op`. Reactor's thread. More than queue_depth() wait inside, in order.
   virtual void submit(IoOp& op) = 0;
   virtual std::size_t in_flight() const noexcept = 0;

@@ -142,15 +142,16 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
           entry.hash};
 }
 
-Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record) {
+Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
+                        IoPriority priority) {
   expected(chunk, generation);
   ZIGGURAT_CHECK(record.size() == record_bytes(chunk), "chunk {}: {} bytes for a record of {}",
                  chunk, record.size(), record_bytes(chunk));
-  co_await impl_->file->read(impl_->layout.record_offset(chunk, generation), record);
+  co_await impl_->file->read(impl_->layout.record_offset(chunk, generation), record, priority);
 }
 
 Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
-                         std::uint64_t hash) {
+                         std::uint64_t hash, IoPriority priority) {
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
   ZIGGURAT_CHECK(record.size() == record_bytes(chunk), "chunk {}: {} bytes for a record of {}",
                  chunk, record.size(), record_bytes(chunk));
@@ -170,7 +171,7 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
 
   std::exception_ptr error;
   try {
-    co_await impl_->file->write(impl_->layout.record_offset(chunk, generation), record);
+    co_await impl_->file->write(impl_->layout.record_offset(chunk, generation), record, priority);
   } catch (...) {
     error = std::current_exception();
   }

@@ -122,11 +122,12 @@ class StateStore {
 
   /// Reads the record of `generation` (the durable one or one written since). The caller verifies
   /// the hash where it has the bytes in cache, and reports a mismatch with corrupt_record().
-  Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record);
+  Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
+              IoPriority priority = IoPriority::kDemand);
   /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on
   /// every rank.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
-               std::uint64_t hash);
+               std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
   /// The error for a record whose hash is wrong: file, chunk, generation, offset, and what is still
   /// safe. kDataLoss.
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;

@@ -232,19 +232,21 @@ StateStore::Expected StripedStore::expected(ChunkId chunk, std::uint64_t generat
   return at(chunk).expected(homes_[chunk].chunk, generation);
 }
 
-Task<> StripedStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record) {
+Task<> StripedStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
+                          IoPriority priority) {
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
-  return at(chunk).read(homes_[chunk].chunk, generation, record);
+  return at(chunk).read(homes_[chunk].chunk, generation, record, priority);
 }
 
 Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,
-                           std::span<const std::byte> record, std::uint64_t hash) {
+                           std::span<const std::byte> record, std::uint64_t hash,
+                           IoPriority priority) {
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
   // One rank's stripes may not run ahead of each other either.
   ZIGGURAT_CHECK(generation == 0 || durable_everywhere() + 1 == generation,
                  "chunk {}: generation {} may not be written, durable in every stripe is only {}",
                  chunk, generation, durable_everywhere());
-  return at(chunk).write(homes_[chunk].chunk, generation, record, hash);
+  return at(chunk).write(homes_[chunk].chunk, generation, record, hash, priority);
 }
 
 Error StripedStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {

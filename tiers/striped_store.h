@@ -52,9 +52,10 @@ class StripedStore {
   std::uint64_t durable_everywhere() const noexcept;
   std::uint64_t write_seed(ChunkId chunk, std::uint64_t generation) const noexcept;
   StateStore::Expected expected(ChunkId chunk, std::uint64_t generation) const;
-  Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record);
+  Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
+              IoPriority priority = IoPriority::kDemand);
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
-               std::uint64_t hash);
+               std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
   /// `before_seal` runs once, before the first stripe is sealed.
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,

@@ -55,19 +55,24 @@ Task<std::unique_ptr<SwapFile>> SwapFile::create(Reactor& reactor, std::vector<S
   co_return swap;
 }
 
-Task<> SwapFile::write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash) {
+Task<> SwapFile::write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash,
+                       IoPriority priority) {
   ZIGGURAT_CHECK(
       item < item_bytes_.size() && bytes.size() <= round_up(item_bytes_[item], kItemAlignment),
       "item {}: {} bytes", item, bytes.size());
   hashes_[item] = hash;
-  co_await file(item).write(offsets_[item], bytes);
+  co_await file(item).write(offsets_[item], bytes, priority);
 }
 
-Task<> SwapFile::read(std::size_t item, std::span<std::byte> bytes) {
+Task<> SwapFile::read(std::size_t item, std::span<std::byte> bytes, IoPriority priority) {
   ZIGGURAT_CHECK(
       item < item_bytes_.size() && bytes.size() <= round_up(item_bytes_[item], kItemAlignment),
       "item {}: {} bytes", item, bytes.size());
-  co_await file(item).read(offsets_[item], bytes);
+  co_await file(item).read(offsets_[item], bytes, priority);
+}
+
+void SwapFile::raise(std::span<const std::byte> memory, IoPriority priority) {
+  for (const auto& file : files_) file->raise(memory, priority);
 }
 
 std::uint64_t SwapFile::expected_hash(std::size_t item) const {

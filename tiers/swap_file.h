@@ -24,8 +24,12 @@ class SwapFile {
                                                 std::vector<std::uint64_t> item_bytes,
                                                 std::span<std::byte> fill);
 
-  Task<> write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash);
-  Task<> read(std::size_t item, std::span<std::byte> bytes);
+  Task<> write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash,
+               IoPriority priority = IoPriority::kDemand);
+  Task<> read(std::size_t item, std::span<std::byte> bytes,
+              IoPriority priority = IoPriority::kDemand);
+  /// IoEngine::raise() on every drive.
+  void raise(std::span<const std::byte> memory, IoPriority priority);
   /// Hash given with the last write of `item`; the caller compares (seed: the item's number).
   std::uint64_t expected_hash(std::size_t item) const;
   Error corrupt_item(std::size_t item) const;

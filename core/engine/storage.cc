@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <map>
 
+#include "aio/drive_queue.h"
 #include "aio/probe.h"
 #include "base/bytes.h"
 #include "base/error.h"
@@ -46,7 +47,8 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::vector<Store
                          fmt::format("--store {}: cannot create the directory", directory.path));
     IoEngine*& io = engines[about.st_dev];
     if (io == nullptr) {
-      storage->drives.push_back(choose_io_engine(runtime.reactor, directory.path));
+      storage->drives.push_back(std::make_unique<DriveQueue>(
+          runtime.reactor, choose_io_engine(runtime.reactor, directory.path)));
       io = storage->drives.back().get();
     }
     storage->places.push_back({.io = *io,

@@ -36,6 +36,7 @@ Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment
 
 Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap) {
   std::unique_ptr<ParamHome> home(new ParamHome(context));
+  home->reading_.resize(context.table.unit_count());
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
     const std::uint64_t size_bytes = context.table.unit(u).padded_count * 2;
     if (home->tier_ == Tier::kHost) {
@@ -71,14 +72,14 @@ Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(bytes, id); };
   co_await context_.workers.run(context_.reactor, "hash params", job);
-  co_await swap_->write(id, bytes, hash);
+  co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
 }
 
 std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept {
   return device_[unit].as<bf16>();
 }
 
-Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
+Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriority priority) {
   const std::uint64_t size_bytes = context_.table.unit(unit).padded_count * 2;
   Lease staging;
   std::span<std::byte> source;
@@ -91,7 +92,9 @@ Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
                                .holder = "parameter read"};
     staging = co_await context_.pool.acquire(request);
     source = staging.bytes();
-    co_await read_unit(unit, source);
+    reading_[unit] = source;
+    co_await read_unit(unit, source, priority);
+    reading_[unit] = {};
   }
   const Stream::Copy request{.destination = destination,
                              .source = source.data(),
@@ -100,18 +103,22 @@ Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need) {
   co_await copy(context_.reactor, context_.to_device, request);
 }
 
-Task<> ParamHome::read_unit(UnitId unit, std::span<std::byte> memory) {
+void ParamHome::hurry(UnitId unit) {
+  if (tier_ == Tier::kNvme) swap_->raise(reading_[unit], IoPriority::kDemand);
+}
+
+Task<> ParamHome::read_unit(UnitId unit, std::span<std::byte> memory, IoPriority priority) {
   const UnitChunks& chunks = context_.table.unit(unit);
   WorkGroup reads(context_.reactor);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
     const Chunk& chunk = context_.table.chunk(id);
-    reads.spawn(read_chunk(id, memory.subspan(chunk.begin * 2, chunk.half_bytes())));
+    reads.spawn(read_chunk(id, memory.subspan(chunk.begin * 2, chunk.half_bytes()), priority));
   }
   co_await reads.wait_idle();
 }
 
-Task<> ParamHome::read_chunk(ChunkId id, std::span<std::byte> memory) {
-  co_await swap_->read(id, memory);
+Task<> ParamHome::read_chunk(ChunkId id, std::span<std::byte> memory, IoPriority priority) {
+  co_await swap_->read(id, memory, priority);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(memory, id); };
   co_await context_.workers.run(context_.reactor, "verify params", job);
@@ -161,13 +168,13 @@ Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
   const std::span<const std::byte> bytes = lease.bytes();
   const std::function<void()> job = [&] { hash = hash64(bytes, id); };
   co_await context_.workers.run(context_.reactor, "hash gradient", job);
-  co_await swap_->write(id, bytes, hash);
+  co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
 }
 
 Task<std::span<const bf16>> GradHome::fetch(ChunkId id, std::span<std::byte> item) {
   if (tier_ == Tier::kDevice) co_return device_[id].as<const bf16>();
   if (tier_ == Tier::kHost) co_return host_[id].as<const bf16>();
-  co_await swap_->read(id, item);
+  co_await swap_->read(id, item, IoPriority::kPrefetch);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(item, id); };
   co_await context_.workers.run(context_.reactor, "verify gradient", job);

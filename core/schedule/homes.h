@@ -39,18 +39,21 @@ class ParamHome {
   bool on_device() const noexcept { return tier_ == Tier::kDevice; }
   std::span<const bf16> device_view(UnitId unit) const noexcept;
   /// Copies `unit`'s parameters to `destination` on the device.
-  Task<> load(UnitId unit, std::byte* destination, Need need);
+  Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
+  /// Somebody waits for a load of `unit` that is under way.
+  void hurry(UnitId unit);
 
  private:
   explicit ParamHome(Context& context) : context_(context), tier_(context.placement.params) {}
-  Task<> read_unit(UnitId unit, std::span<std::byte> memory);
-  Task<> read_chunk(ChunkId chunk, std::span<std::byte> memory);
+  Task<> read_unit(UnitId unit, std::span<std::byte> memory, IoPriority priority);
+  Task<> read_chunk(ChunkId chunk, std::span<std::byte> memory, IoPriority priority);
 
   Context& context_;
   Tier tier_;
-  std::vector<Lease> host_;           // per unit
-  std::vector<DeviceBuffer> device_;  // per unit
-  std::unique_ptr<SwapFile> swap_;    // item per chunk
+  std::vector<Lease> host_;                          // per unit
+  std::vector<DeviceBuffer> device_;                 // per unit
+  std::unique_ptr<SwapFile> swap_;                   // item per chunk
+  std::vector<std::span<const std::byte>> reading_;  // per unit, where a read is under way
 };
 
 /// 16-bit gradients between backward and the update.

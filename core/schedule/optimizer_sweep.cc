@@ -129,7 +129,8 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
     // what a crash falls back to.
     if (pass->previous) co_await pass->previous->done.wait();
     const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
-    co_await parts_.store.write(id, pass->generation + settings_.store_offset, record, hash);
+    co_await parts_.store.write(id, pass->generation + settings_.store_offset, record, hash,
+                                IoPriority::kWriteBack);
   }
   written_generation_[id] = pass->generation;
   if (!error_) written_[id].set();
@@ -150,7 +151,8 @@ Task<Lease> OptimizerSweep::prepare(PassPtr pass, ChunkId id) {
     if (request.size_bytes > 0) lease = co_await context_.pool.acquire(request);
     if (!parts_.records.resident()) {
       const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
-      co_await parts_.store.read(id, pass->generation + settings_.store_offset - 1, record);
+      co_await parts_.store.read(id, pass->generation + settings_.store_offset - 1, record,
+                                 IoPriority::kPrefetch);
     }
     const bool kept = co_await wait_for_gradient(pass, id, lease);
     if (kept) co_return lease;
@@ -279,7 +281,7 @@ Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generat
   const std::uint64_t seed = parts_.store.write_seed(id, stored_generation);
   const std::function<void()> job = [&] { hash = record_hash(record, seed); };
   co_await context_.workers.run(context_.reactor, "hash record", job);
-  co_await parts_.store.write(id, stored_generation, record, hash);
+  co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
 }
 
 void OptimizerSweep::fail(std::exception_ptr error) {

@@ -61,6 +61,7 @@ Task<std::span<const bf16>> ParamCache::acquire(UnitId unit) {
     co_await wait_updated(unit);
     const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
     if (slot.state == State::kLoading) {
+      home_.hurry(unit);
       co_await slot.settled.wait();
     } else {
       co_await load(unit, /*on_demand=*/true);
@@ -98,7 +99,8 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
       buffer = allocate_now(size_bytes, Purpose::kParams, next_use(unit));
     }
     if (buffer && generation == generation_) {
-      co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0});
+      co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
+                          on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
       slot.buffer = std::move(buffer);
     }
   } catch (...) {

@@ -105,10 +105,9 @@ Verdict run_swap(const Bench& bench) {
   const std::vector<std::uint64_t> sizes{kPage, 100 * kKiB, 3 * kPage};
   Verdict verdict;
   verdict.error = error_of([&] {
-    const auto swap = bench.reactor.block_on(
-        SwapFile::create(bench.reactor,
-                         {{.io = bench.drive, .observers = {}, .directory = bench.directory}},
-                         sizes, memory.bytes()));
+    const auto swap = bench.reactor.block_on(SwapFile::create(
+        bench.reactor, {{.io = bench.drive, .observers = {}, .directory = bench.directory}}, sizes,
+        memory.bytes()));
     const auto item = [&](std::size_t i) { return memory.bytes().first(sizes[i]); };
     for (std::uint64_t round = 0; round < 2; ++round) {
       for (std::size_t i = 0; i < sizes.size(); ++i) {
