@@ -8,6 +8,7 @@
 // and start during backward. Reactor's thread only.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -57,7 +58,7 @@ class OptimizerSweep {
   /// Starts what has not started.
   void end_step(const AdamWStep& step, std::vector<std::byte> blob);
 
-  /// Newest generation whose every record is durable, as the engine counts.
+  /// Newest generation whose every record is durable, as the engine counts. From any thread.
   std::uint64_t durable_generation() const noexcept { return durable_generation_; }
   /// Waits until every finished step is updated and, where records are on NVMe, durable.
   Task<> settled();
@@ -82,7 +83,7 @@ class OptimizerSweep {
   Context& context_;
   Parts parts_;
   Settings settings_;
-  std::uint64_t durable_generation_;
+  std::atomic<std::uint64_t> durable_generation_;
   PassPtr current_;                                // of the step under way, or the last one
   std::vector<std::uint64_t> written_generation_;  // per chunk: of its newest whole record
   std::vector<Signal> written_;                    // per chunk: that changed
