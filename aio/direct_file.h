@@ -58,6 +58,7 @@ class DirectFile {
   }
 
   const std::string& path() const noexcept { return path_; }
+  FileHandle handle() const noexcept { return file_; }
   /// After the file was renamed.
   void set_path(std::string path) { path_ = std::move(path); }
   std::uint64_t size_bytes();

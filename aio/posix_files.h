@@ -50,6 +50,10 @@ class PosixFiles : public IoEngine {
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
 
+  /// The descriptor behind an open handle, for facts that no engine reports (extents, residency).
+  /// Stays the engine's.
+  int native_descriptor(FileHandle file) const { return descriptor(file).fd; }
+
  protected:
   /// What is behind an open handle. Descriptors and handles are used again; serials never are.
   struct Descriptor {

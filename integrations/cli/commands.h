@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "integrations/bench/suite.h"
+#include "integrations/cli/settings.h"
 #include "integrations/cli/train_options.h"
 
 namespace ziggurat::cli {
@@ -45,5 +48,21 @@ struct ExportCommand {
 int export_model(const ExportCommand& command);
 
 int doctor(const std::vector<std::string>& paths);
+
+struct BenchIoCommand {
+  bench::BenchOptions options;
+  std::string json_path;
+  std::string report_path;
+  std::string profile_path;  ///< empty: leave the profile alone
+};
+std::span<const Setting> bench_io_settings();
+BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths);
+int bench_io(const BenchIoCommand& command);
+
+struct ProfileCommand {
+  std::string file;  ///< empty: the default
+  std::string path;  ///< empty: all
+};
+int profile(const ProfileCommand& command);
 
 }  // namespace ziggurat::cli

@@ -124,18 +124,26 @@ void complain(const std::string& message) {
 /// CLI11 says what it did not expect in its own words; these are ours, with what was probably
 /// meant.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<CLI::App*> chosen = app.get_subcommands();
-  const CLI::App& command = chosen.empty() ? app : *chosen.front();
-  const std::string help =
-      fmt::format("see {} --help", chosen.empty() ? "ziggurat" : "ziggurat " + command.get_name());
+  const CLI::App* chosen = &app;
+  std::string name = "ziggurat";
+  while (!chosen->get_subcommands().empty()) {
+    chosen = chosen->get_subcommands().front();
+    name += " " + chosen->get_name();
+  }
+  const std::string help = fmt::format("see {} --help", name);
   const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
   if (kind == CLI::ExitCodes::ExtrasError || kind == CLI::ExitCodes::RequiredError) {
     const std::vector<std::string> rest = app.remaining(true);
-    if (rest.empty())
-      return fmt::format("say what to do: train, sample, export or doctor; {}", help);
     std::vector<std::string> known;
-    for (const CLI::Option* option : command.get_options()) known.push_back(option->get_name());
-    if (chosen.empty()) known = {"train", "sample", "export", "doctor", "--help", "--version"};
+    for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
+      known.push_back(command->get_name());
+    if (rest.empty()) {
+      return known.size() == 1
+                 ? fmt::format("say what to do: {}; {}", known.front(), help)
+                 : fmt::format(
+                       "say what to do: bench, profile, train, sample, export or doctor; {}", help);
+    }
+    for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
     const auto flag = std::find_if(rest.begin(), rest.end(),
                                    [](const std::string& word) { return word.rfind("-", 0) == 0; });
@@ -181,6 +189,31 @@ int run(int argc, char** argv) {
       app.add_subcommand("export", "write a stored model's weights as a safetensors file");
   export_flags.add_to(*export_command);
   export_command->callback([&] { action = [&] { return run_export(export_flags.settings()); }; });
+
+  Flags bench_flags{bench_io_settings(), {}, {}};
+  std::vector<std::string> bench_paths;
+  CLI::App* bench_command = app.add_subcommand("bench", "measure this machine for training");
+  bench_command->require_subcommand(1);
+  CLI::App* bench_io_command = bench_command->add_subcommand(
+      "io",
+      "what a drive gives training: streams, the optimizer's sweep, deadlines, beside AdamW and "
+      "against fio; says how much it will write, and touches no file but its own");
+  bench_io_command->add_option("--path", bench_paths, "folders to measure in (default: .)")
+      ->type_name("DIR");
+  bench_flags.add_to(*bench_io_command);
+  bench_io_command->callback([&] {
+    action = [&] { return bench_io(read_bench_io(bench_flags.settings(), bench_paths)); };
+  });
+
+  ProfileCommand profile_command;
+  CLI::App* profile_app =
+      app.add_subcommand("profile", "show what `bench io` wrote down of this machine");
+  profile_app->add_option("--path", profile_command.path, "that folder's drive only")
+      ->type_name("DIR");
+  profile_app->add_option("--file", profile_command.file, "the profile")
+      ->type_name("FILE")
+      ->default_str("~/.config/ziggurat/profile.json");
+  profile_app->callback([&] { action = [&] { return profile(profile_command); }; });
 
   std::vector<std::string> paths{"."};
   CLI::App* doctor_command = app.add_subcommand(

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/bench/rounds.cc: what each row needs in the file, what runs beside it, and fio's
+// turn.
+#include "integrations/bench/rounds.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/bytes.h"
+#include "integrations/bench/prefetch.h"
+#include "integrations/bench/sweep.h"
+#include "integrations/bench/tune.h"
+
+namespace ziggurat::bench {
+namespace {
+
+constexpr std::array<std::uint32_t, 3> kDepths{4, 16, 64};
+constexpr double kPaceShare = 0.8;  // of the read rate: deadlines test jitter, not bandwidth
+constexpr double kTrialSeconds = 1;
+
+bool beside_adam(Workload workload) {
+  return workload == Workload::kReadBesideAdam || workload == Workload::kWriteBesideAdam ||
+         workload == Workload::kPrefetchBesideAdam;
+}
+
+/// What fio can do that comes closest; nullopt for rows that are compared with another row.
+std::optional<FioKind> fio_kind(Workload workload) {
+  switch (workload) {
+    case Workload::kRead: return FioKind::kRead;
+    case Workload::kWrite: return FioKind::kWrite;
+    case Workload::kMix:
+    case Workload::kSweep: return FioKind::kMix;
+    default: return std::nullopt;
+  }
+}
+
+StreamPlan::Kind stream_kind(Workload workload) {
+  switch (workload) {
+    case Workload::kWrite:
+    case Workload::kWriteBesideAdam: return StreamPlan::Kind::kWrite;
+    case Workload::kMix: return StreamPlan::Kind::kMix;
+    default: return StreamPlan::Kind::kRead;
+  }
+}
+
+/// Rows that leave the file's pages in place come first; the records, which replace them, last.
+std::vector<Workload> order_of_rows(bool ours) {
+  if (!ours) {
+    return {Workload::kRead, Workload::kReadBesideAdam, Workload::kPrefetch,
+            Workload::kPrefetchBesideAdam};
+  }
+  return {Workload::kRead,
+          Workload::kReadBesideAdam,
+          Workload::kPrefetch,
+          Workload::kPrefetchBesideAdam,
+          Workload::kMix,
+          Workload::kWrite,
+          Workload::kWriteBesideAdam,
+          Workload::kSweep,
+          Workload::kSweepAdam};
+}
+
+}  // namespace
+
+Rounds::Rounds(Bench bench, const BenchOptions& options, std::vector<Target*> targets,
+               AdamLoad& load, const ModelShape& model)
+    : bench_(bench), options_(options), targets_(std::move(targets)), load_(load), model_(model) {}
+
+SetResult Rounds::run() {
+  describe();
+  if (ours()) want(Target::Content::kPages);
+  find_fio();
+  choose_depths();
+  for (const Workload workload : order_of_rows(ours())) {
+    result_.rows.emplace_back();
+    result_.rows.back().workload = workload;
+  }
+  for (std::uint32_t round = 0; round < options_.rounds; ++round) run_round(round);
+  if (options_.tune && targets_.size() == 1) {
+    if (ours()) want(Target::Content::kPages);
+    result_.tune = tune(bench_, *targets_.front(), options_.tune_seconds);
+  }
+  std::sort(result_.rows.begin(), result_.rows.end(),
+            [](const Row& a, const Row& b) { return a.workload < b.workload; });
+  for (Target* const target : targets_) {
+    result_.written_bytes += target->written_bytes;
+    result_.engines.push_back(target->engine().description());
+  }
+  return std::move(result_);
+}
+
+void Rounds::describe() {
+  for (const Target* const target : targets_) {
+    result_.paths.push_back(target->label());
+    result_.drives.push_back(target->drive());
+    result_.file_bytes += target->size_bytes();
+    result_.label += (result_.label.empty() ? "" : " + ") + target->label();
+  }
+  result_.block_bytes = options_.block_bytes;
+}
+
+void Rounds::find_fio() {
+  if (!options_.with_fio) {
+    result_.fio_how = "not run: --no-fio";
+  } else if (targets_.size() > 1) {
+    result_.fio_how = "not run on several paths at once: see each path's own rows";
+  } else {
+    FioJob probe = fio_job(FioKind::kRead);
+    probe.seconds = 0.1;
+    probe.depth = kDepths.front();
+    std::string why;
+    fio_ = Fio::find(probe, why);
+    result_.fio_how = fio_ ? fio_->how() : "not run: " + why;
+  }
+}
+
+FioJob Rounds::fio_job(FioKind kind) const {
+  const Target& target = *targets_.front();
+  return {.kind = kind,
+          .path = target.path_for_others(),
+          .size_bytes = target.size_bytes() / kMiB * kMiB,
+          .seconds = options_.seconds,
+          .depth = result_.fio_depth[static_cast<std::size_t>(kind)],
+          .read_only = !ours()};
+}
+
+void Rounds::choose_depths() {
+  result_.depth = options_.depth != 0 ? options_.depth : best_depth();
+  if (!fio_) return;
+  const std::size_t kinds = ours() ? 3 : 1;
+  for (std::size_t kind = 0; kind < kinds; ++kind)
+    result_.fio_depth[kind] = best_fio_depth(static_cast<FioKind>(kind));
+}
+
+std::uint32_t Rounds::best_depth() {
+  std::uint32_t best = kDepths.front();
+  double most = 0;
+  for (const std::uint32_t depth : kDepths) {
+    bench_.progress.live(fmt::format("choosing a depth: {}", depth));
+    const double seconds = std::min(kTrialSeconds, options_.seconds);
+    const double rate = stream(Workload::kRead, seconds, depth, false).gb_per_s();
+    if (rate <= most) continue;
+    most = rate;
+    best = depth;
+  }
+  return best;
+}
+
+std::uint32_t Rounds::best_fio_depth(FioKind kind) {
+  std::uint32_t best = kDepths.front();
+  double most = 0;
+  FioJob job = fio_job(kind);
+  job.seconds = std::min(kTrialSeconds, options_.seconds);
+  if (kind != FioKind::kRead) targets_.front()->content = Target::Content::kForeign;
+  for (const std::uint32_t depth : kDepths) {
+    bench_.progress.live(fmt::format("choosing a depth for fio: {}", depth));
+    job.depth = depth;
+    const double rate = fio_->run(job).gb_per_s;
+    if (rate <= most) continue;
+    most = rate;
+    best = depth;
+  }
+  return best;
+}
+
+void Rounds::want(Target::Content content) {
+  for (Target* const target : targets_) {
+    if (!target->ours() || target->content == content) continue;
+    if (content == Target::Content::kPages) {
+      fill(bench_, *target);
+    } else {
+      make_records(bench_, *target);
+    }
+  }
+}
+
+void Rounds::run_round(std::uint32_t round) {
+  for (Row& row : result_.rows) {
+    const std::size_t done = row.rounds.size();
+    bench_.progress.live(
+        fmt::format("round {} of {}: {}", done + 1, options_.rounds, to_string(row.workload)));
+    run_row(row, round);
+    const Measurement& measured = row.rounds.back();
+    const std::string peer =
+        row.fio.empty() ? "" : fmt::format("; fio {:.2f} GB/s", row.fio.back().gb_per_s);
+    bench_.progress.live(fmt::format("round {} of {}: {}: {:.2f} GB/s{}", done + 1, options_.rounds,
+                                     to_string(row.workload), measured.gb_per_s(), peer));
+  }
+}
+
+void Rounds::run_row(Row& row, std::uint32_t round) {
+  const std::optional<FioKind> kind = fio_ ? fio_kind(row.workload) : std::nullopt;
+  if (kind && round % 2 == 1) run_fio(row, *kind);
+  Measurement measured = measure(row.workload);
+  judge_row(measured);
+  row.rounds.push_back(std::move(measured));
+  if (row.workload == Workload::kRead) pace_gb_per_s_ = kPaceShare * row.rounds.back().gb_per_s();
+  if (kind && round % 2 == 0) run_fio(row, *kind);
+}
+
+void Rounds::run_fio(Row& row, FioKind kind) {
+  bench_.progress.live(fmt::format("fio beside {}", to_string(row.workload)));
+  if (kind != FioKind::kRead) targets_.front()->content = Target::Content::kForeign;
+  row.fio.push_back(fio_->run(fio_job(kind)));
+  row.fio_work = row.workload == Workload::kSweep ? "its 50/50 mix" : "the same work";
+}
+
+Measurement Rounds::stream(Workload workload, double seconds, std::uint32_t depth,
+                           bool with_samples) {
+  return run_stream(bench_, targets_,
+                    {.name = to_string(workload),
+                     .kind = stream_kind(workload),
+                     .seconds = seconds,
+                     .depth = depth,
+                     .block_bytes = options_.block_bytes,
+                     .samples = with_samples ? StreamPlan{}.samples : 0});
+}
+
+Measurement Rounds::measure(Workload workload) {
+  const bool sweeps = workload == Workload::kSweep || workload == Workload::kSweepAdam;
+  const bool reads = stream_kind(workload) != StreamPlan::Kind::kWrite;
+  if (sweeps) want(Target::Content::kRecords);
+  if (!sweeps && reads) want(Target::Content::kPages);
+  if (sweeps) {
+    return run_sweep(bench_, targets_,
+                     {.name = to_string(workload),
+                      .seconds = options_.seconds,
+                      .compute = workload == Workload::kSweepAdam});
+  }
+  const bool beside = beside_adam(workload);
+  bench_.beside = beside ? &load_ : nullptr;
+  if (beside) load_.start();
+  Measurement measured =
+      workload == Workload::kPrefetch || workload == Workload::kPrefetchBesideAdam
+          ? run_prefetch(bench_, targets_,
+                         {.name = to_string(workload),
+                          .seconds = options_.seconds,
+                          .depth = result_.depth,
+                          .block_bytes = options_.block_bytes,
+                          .unit_bytes = model_.unit_bytes(),
+                          .pace_gb_per_s = pace_gb_per_s_})
+          : stream(workload, options_.seconds, result_.depth, true);
+  if (beside) load_.stop();
+  bench_.beside = nullptr;
+  return measured;
+}
+
+void Rounds::judge_row(Measurement& measured) const {
+  for (const Target* const target : targets_) {
+    Evidence evidence;
+    evidence.seconds = measured.seconds;
+    evidence.gb_per_second = measured.per_second();
+    evidence.gb_per_s = measured.gb_per_s() / static_cast<double>(targets_.size());
+    evidence.file_bytes = target->size_bytes();
+    evidence.drive_bytes = target->drive().size_bytes;
+    evidence.extents = extent_facts(target->descriptor(), target->size_bytes());
+    evidence.cache = cache_facts(target->descriptor(), target->size_bytes());
+    evidence.sample = measured.sample;
+    for (Flag& flag : judge(evidence)) {
+      const bool known = std::any_of(measured.flags.begin(), measured.flags.end(),
+                                     [&](const Flag& other) { return other.doubt == flag.doubt; });
+      if (!known) measured.flags.push_back(std::move(flag));
+    }
+  }
+}
+
+}  // namespace ziggurat::bench

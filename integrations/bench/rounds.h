@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/bench/rounds.h: all rows of one set of targets, round after round, with fio beside.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "integrations/bench/streams.h"
+#include "integrations/bench/suite.h"
+
+namespace ziggurat::bench {
+
+class Rounds {
+ public:
+  Rounds(Bench bench, const BenchOptions& options, std::vector<Target*> targets, AdamLoad& load,
+         const ModelShape& model);
+
+  SetResult run();
+
+ private:
+  bool ours() const { return targets_.front()->ours(); }
+  void describe();
+  void find_fio();
+  void choose_depths();
+  std::uint32_t best_depth();
+  std::uint32_t best_fio_depth(FioKind kind);
+  void want(Target::Content content);
+  void run_round(std::uint32_t round);
+  void run_row(Row& row, std::uint32_t round);
+  Measurement measure(Workload workload);
+  Measurement stream(Workload workload, double seconds, std::uint32_t depth, bool with_samples);
+  FioJob fio_job(FioKind kind) const;
+  void run_fio(Row& row, FioKind kind);
+  void judge_row(Measurement& measured) const;
+
+  Bench bench_;
+  const BenchOptions& options_;
+  std::vector<Target*> targets_;
+  AdamLoad& load_;
+  const ModelShape& model_;
+  std::optional<Fio> fio_;
+  double pace_gb_per_s_ = 0;  // of the deadlines: from this round's read
+  SetResult result_;
+};
+
+}  // namespace ziggurat::bench

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/bench/table.cc: a line a row; below it what is to be said of it.
+#include "integrations/bench/table.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/bytes.h"
+
+namespace ziggurat::bench {
+namespace {
+
+constexpr std::size_t kColumns = 100;
+
+std::string rate_text(const Row& row) {
+  return refused(row.flags()) ? "refused" : fmt::format("{:.2f}", row.gb_per_s());
+}
+
+std::string flag_names(const Row& row) {
+  std::vector<std::string> names;
+  for (const Flag& flag : row.flags())
+    names.push_back(fmt::format("{}{}", flag.refuses ? "REFUSED: " : "", to_string(flag.doubt)));
+  return fmt::format("{}", fmt::join(names, " "));
+}
+
+std::string row_line(const Row& row) {
+  const Measurement& median = row.median();
+  const std::vector<double> seconds = median.per_second();
+  const bool no = refused(row.flags());
+  const auto second = [&](std::size_t i) {
+    return seconds.empty() || no ? std::string("-") : fmt::format("{:.2f}", seconds[i]);
+  };
+  const auto number = [](const std::optional<double>& value, int digits) {
+    return value ? fmt::format("{:.{}f}", *value, digits) : std::string("-");
+  };
+  const Latencies& latency = median.latency;
+  return fmt::format(
+      "{:<15} {:>7} {:>5} {:>5} {:>8} {:>8} {:>8} {:>6.4f} |{:>6} {:>6} {:>5} | {}",
+      to_string(row.workload), rate_text(row), second(0),
+      second(seconds.empty() ? 0 : seconds.size() - 1), latency_text(latency.quantile_us(0.5)),
+      latency_text(latency.quantile_us(0.99)), latency_text(latency.quantile_us(0.999)),
+      row.cpu_s_per_gb(), number(row.fio_gb_per_s(), 2), number(row.fio_cpu_s_per_gb(), 4),
+      no ? "-" : number(row.ratio(), 2), flag_names(row));
+}
+
+std::string deadline_text(const Row& row) {
+  const Deadlines& d = *row.median().deadlines;
+  return fmt::format(
+      "{}: {} of {} units late at {:.2f} GB/s ({} each), the worst by {}, {:.1f} % "
+      "of the time stalled",
+      to_string(row.workload), d.missed, d.units, d.pace_gb_per_s, format_bytes(d.unit_bytes),
+      latency_text(d.worst_late_s * 1e6), 100 * d.stalled_s / std::max(row.median().seconds, 1e-9));
+}
+
+/// Breaks `text` at spaces; later lines are indented.
+void add_wrapped(std::vector<std::string>& lines, const std::string& text) {
+  std::string rest = text;
+  std::string indent;
+  while (indent.size() + rest.size() > kColumns) {
+    std::size_t end = rest.rfind(' ', kColumns - indent.size());
+    if (end == std::string::npos || end == 0) break;
+    lines.push_back(indent + rest.substr(0, end));
+    rest = rest.substr(end + 1);
+    indent = "  ";
+  }
+  lines.push_back(indent + rest);
+}
+
+void add_set(std::vector<std::string>& lines, const SetResult& set, const BenchResult& result) {
+  lines.emplace_back();
+  add_wrapped(lines,
+              fmt::format("{}: {} on {}, file of {}, {} in flight in blocks of {}, {} written",
+                          set.label, set.drives.front().filesystem, set.drives.front().device,
+                          format_bytes(set.file_bytes), set.depth, format_bytes(set.block_bytes),
+                          format_bytes(set.written_bytes)));
+  lines.push_back(fmt::format(
+      "{:<15} {:>7} {:>5} {:>5} {:>8} {:>8} {:>8} {:>6} |{:>6} {:>6} {:>5} |", "", "GB/s", "first",
+      "last", "p50", "p99", "p99.9", "CPU/GB", "fio", "CPU/GB", "ratio"));
+  for (const Row& row : set.rows) lines.push_back(row_line(row));
+  for (const std::string& line : summary(set, result)) add_wrapped(lines, line);
+  std::set<std::string> said;
+  for (const Row& row : set.rows) {
+    for (const Flag& flag : row.flags()) {
+      if (!said.insert(std::string(to_string(flag.doubt))).second) continue;
+      add_wrapped(lines,
+                  fmt::format("{} ({}{}): {}", to_string(flag.doubt),
+                              flag.refuses ? "refused; " : "", to_string(row.workload), flag.text));
+    }
+  }
+  add_wrapped(lines, "fio: " + set.fio_how);
+}
+
+}  // namespace
+
+std::string latency_text(double us) {
+  if (us < 1000) return fmt::format("{:.0f} us", us);
+  if (us < 1e6) return fmt::format("{:.1f} ms", us / 1e3);
+  return fmt::format("{:.1f} s", us / 1e6);
+}
+
+std::vector<std::string> summary(const SetResult& set, const BenchResult& result) {
+  std::vector<std::string> lines;
+  if (const std::optional<double> seconds = optimizer_seconds(set, result.model)) {
+    lines.push_back(fmt::format(
+        "The optimizer of {:.3g} parameters ({}) would need {:.2f} s a step here: 12 B each read "
+        "and 12 B written at {:.2f} GB/s.",
+        result.model.params, result.model.name, *seconds,
+        set.find(Workload::kSweepAdam)->gb_per_s()));
+  }
+  const Row* const plain = set.find(Workload::kSweep);
+  const Row* const adam = set.find(Workload::kSweepAdam);
+  if (optimizer_seconds(set, result.model) && plain != nullptr && plain->gb_per_s() > 0) {
+    lines.push_back(fmt::format("AdamW and both checksums leave the sweep {:.0f} % of its speed.",
+                                100 * adam->gb_per_s() / plain->gb_per_s()));
+  }
+  for (const Row& row : set.rows) {
+    if (row.median().deadlines && !refused(row.flags())) lines.push_back(deadline_text(row));
+  }
+  for (const Row& row : set.rows) {
+    const auto beside = row.median().adam_gb_per_s;
+    if (!beside || refused(row.flags()) || result.adam_alone_gb_per_s <= 0) continue;
+    lines.push_back(fmt::format("AdamW in memory keeps {:.0f} % of its {:.1f} GB/s beside {}.",
+                                100 * *beside / result.adam_alone_gb_per_s,
+                                result.adam_alone_gb_per_s, to_string(row.workload)));
+  }
+  return lines;
+}
+
+std::vector<std::string> table(const BenchResult& result) {
+  std::vector<std::string> lines;
+  add_wrapped(lines,
+              fmt::format("{}, Linux {}, {} workers, buffers on {}; rows of {} s, median of "
+                          "{} round{}",
+                          result.cpu_model, result.kernel, result.workers, result.buffer_pages,
+                          result.seconds_per_row, result.rounds, result.rounds == 1 ? "" : "s"));
+  add_wrapped(
+      lines,
+      "GB is 1e9 bytes, reads and writes together. CPU/GB: seconds of all threads' user and "
+      "system time, less stamping what is written and optimizer jobs; fio's usr_cpu + "
+      "sys_cpu. Latency: of one transfer (of a record in a sweep).");
+  for (const SetResult& set : result.sets) add_set(lines, set, result);
+  return lines;
+}
+
+}  // namespace ziggurat::bench

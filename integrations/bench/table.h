@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/bench/table.h: a result for people: lines of at most 100 columns.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "integrations/bench/result.h"
+
+namespace ziggurat::bench {
+
+std::vector<std::string> table(const BenchResult& result);
+
+/// "2.3 ms", "840 us".
+std::string latency_text(double us);
+/// What the drive gives training, in sentences: for the end of the table and the top of the page.
+std::vector<std::string> summary(const SetResult& set, const BenchResult& result);
+
+}  // namespace ziggurat::bench

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/bench/tune.h: the search for block size and depth: reads, writes and their mix over
+// a grid, then the best of each again, in turn.
+#pragma once
+
+#include <string>
+
+#include "integrations/bench/result.h"
+#include "integrations/bench/streams.h"
+
+namespace ziggurat::bench {
+
+/// Takes about `seconds`. Somebody's file is only read: write and mix stay 0. Of settings within
+/// kTuneSlack of the best, the one with the fewest bytes in flight is chosen: it costs least memory
+/// and has the shortest queue.
+TuneResult tune(const Bench& bench, Target& target, double seconds);
+
+inline constexpr double kTuneSlack = 0.02;
+
+/// The choice among settings and their rates. Pure.
+TuneChoice choose(const std::vector<TuneChoice>& measured);
+
+}  // namespace ziggurat::bench

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/bench.cc: `ziggurat bench io`: what a drive gives training, and where that was
+// written down.
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "aio/direct_file.h"
+#include "base/bytes.h"
+#include "core/plan/machine_profile.h"
+#include "integrations/bench/html_report.h"
+#include "integrations/bench/result_json.h"
+#include "integrations/bench/suite.h"
+#include "integrations/bench/table.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+#include "integrations/cli/interrupt.h"
+#include "integrations/gpt/model.h"
+
+namespace ziggurat::cli {
+
+std::span<const Setting> bench_io_settings() {
+  using enum SettingKind;
+  static const std::vector<Setting> table{
+      {"file", kText, "", "FILE", "read this file instead: it is never written"},
+      {"size", kSize, "", "SIZE",
+       "of the file made in each folder, 4GiB if not given; of --file: the first SIZE, or all"},
+      {"seconds", kNumber, "5", "S", "for each row; 5 are the fewest that can show a steady state"},
+      {"rounds", kInteger, "1", "N", "of all rows; figures are medians: 5 for a claim"},
+      {"depth", kInteger, "0", "N", "transfers in flight; 0: the best of 4, 16 and 64"},
+      {"block", kSize, "1MiB", "SIZE", "of a transfer, at most 1MiB"},
+      {"model", kText, "1.5B", "NAME|PARAMS",
+       "whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
+      {"tune", kSwitch, "false", "", "search for the best block and depth, too"},
+      {"tune-seconds", kNumber, "30", "S", "for that search"},
+      {"json", kText, "", "FILE", "write everything: series, histograms, every round"},
+      {"report", kText, "", "FILE.html", "write one page with plots, for any browser, offline"},
+      {"profile", kText, "", "FILE", "the machine profile to update (see ziggurat profile)"},
+      {"no-profile", kSwitch, "false", "", "leave the machine profile alone"},
+      {"no-fio", kSwitch, "false", "", "do not run fio beside, even if it is installed"},
+      {"allow-raw-device", kSwitch, "false", "", "--file may be a block device (read only)"},
+  };
+  return table;
+}
+
+namespace {
+
+constexpr std::uint64_t kSizeDefault = 4 * kGiB;
+constexpr double kParamsMax = 1e15;
+constexpr double kAspect = 128;  // width over layers, about what large models have
+
+/// "7B", "350M", "1.5e9".
+std::optional<double> parse_count(const std::string& text) {
+  std::size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  const std::string unit = text.substr(used);
+  if (unit == "K" || unit == "k")
+    value *= 1e3;
+  else if (unit == "M" || unit == "m")
+    value *= 1e6;
+  else if (unit == "B" || unit == "b" || unit == "G")
+    value *= 1e9;
+  else if (unit == "T" || unit == "t")
+    value *= 1e12;
+  else if (!unit.empty())
+    return std::nullopt;
+  return value;
+}
+
+/// A count stands for a model of the usual shape: 12 layers x width^2, width 128 a layer.
+bench::ModelShape read_model(const Settings& settings) {
+  const std::string text = settings.text("model");
+  if (const std::optional<double> params = parse_count(text)) {
+    if (!(*params >= 1e6) || *params > kParamsMax)
+      throw UsageError(fmt::format("{}: from 1M to 1000T parameters", settings.described("model")));
+    const double layers = std::cbrt(*params / (12 * kAspect * kAspect));
+    return {text, *params, static_cast<std::uint32_t>(std::max(1.0, std::round(layers)))};
+  }
+  try {
+    const gpt::ModelConfig config = gpt::parse_model(text);
+    const ModelSpec spec = gpt::make_spec(config);
+    double params = 0;
+    for (const UnitSpec& unit : spec.units) params += static_cast<double>(unit.count());
+    return {text, params, static_cast<std::uint32_t>(config.layers)};
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("{}: neither a count (7B, 350M) nor a model: {}",
+                                 settings.described("model"), error.what()));
+  }
+}
+
+}  // namespace
+
+BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths) {
+  BenchIoCommand command;
+  bench::BenchOptions& options = command.options;
+  options.file = settings.text("file");
+  if (!options.file.empty() && !paths.empty())
+    throw UsageError("give --path to make files of our own, or --file to read yours, not both");
+  if (options.file.empty() && paths.empty()) paths = {"."};
+  options.paths = std::move(paths);
+  options.size_bytes = options.file.empty() ? kSizeDefault : 0;
+  if (!settings.text("size").empty())
+    options.size_bytes = settings.size("size", bench::kSmallestFileBytes) / kMiB * kMiB;
+  options.seconds = settings.number("seconds", {.min = 0.05, .max = 3600});
+  options.rounds = static_cast<std::uint32_t>(settings.integer("rounds", {.min = 1, .max = 100}));
+  options.depth = static_cast<std::uint32_t>(settings.integer("depth", {.min = 0, .max = 256}));
+  options.block_bytes = static_cast<std::uint32_t>(settings.size("block", bench::kPageBytes));
+  if (options.block_bytes > DirectFile::kBlockBytes ||
+      options.block_bytes % bench::kPageBytes != 0) {
+    throw UsageError(fmt::format(
+        "{}: a multiple of {} bytes, at most {}: larger transfers are "
+        "sent in such blocks",
+        settings.described("block"), bench::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
+  }
+  options.model = read_model(settings);
+  options.tune = settings.on("tune");
+  options.tune_seconds = settings.number("tune-seconds", {.min = 0.5, .max = 3600});
+  options.with_fio = !settings.on("no-fio");
+  options.allow_raw_device = settings.on("allow-raw-device");
+  command.json_path = settings.text("json");
+  command.report_path = settings.text("report");
+  if (!settings.on("no-profile")) {
+    command.profile_path = settings.text("profile");
+    if (command.profile_path.empty()) command.profile_path = default_profile_path();
+  }
+  return command;
+}
+
+namespace {
+
+void on_signal(int) {
+  static constexpr std::string_view kText =
+      "\nziggurat: interrupted; the benchmark's files had no names and are gone\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(kExitInterrupted);
+}
+
+/// Nothing needs saving: files without a name and fio go with the process.
+void end_at_signals() {
+  struct sigaction action {};
+  action.sa_handler = &on_signal;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+/// Opened before the first second of measuring is spent on a result that cannot be kept.
+class OutputFile {
+ public:
+  explicit OutputFile(std::string path) : path_(std::move(path)) {
+    if (path_.empty()) return;
+    file_.open(path_, std::ios::binary | std::ios::trunc);
+    if (!file_) throw system_error(errno, "write " + path_);
+  }
+  void write(const std::string& text) {
+    file_ << text;
+    file_.close();
+    if (!file_) throw system_error(errno, "write " + path_);
+  }
+  bool wanted() const { return !path_.empty(); }
+
+ private:
+  std::string path_;
+  std::ofstream file_;
+};
+
+void print_fragment(Console& console, const bench::BenchResult& result,
+                    const MachineProfile& profile) {
+  const bool tuned = std::any_of(result.sets.begin(), result.sets.end(),
+                                 [](const bench::SetResult& set) { return set.tune.has_value(); });
+  if (!tuned) return;
+  for (const bench::SetResult& set : result.sets) {
+    if (!set.tune) continue;
+    const auto say = [&](const char* what, const bench::TuneChoice& choice) {
+      if (choice.depth == 0) return;
+      console.line(fmt::format("tuned {}: {}: {} x {} ({} in flight) gives {:.2f} GB/s", set.label,
+                               what, choice.depth, format_bytes(choice.block_bytes),
+                               format_bytes(choice.outstanding_bytes()), choice.gb_per_s));
+    };
+    say("read", set.tune->read);
+    say("write", set.tune->write);
+    say("mix", set.tune->mix);
+  }
+  console.line(
+      "This fragment is a machine profile to Ziggurat and a configuration to DeepSpeed, "
+      "which reads its \"aio\":");
+  std::string text = to_json_text(profile);
+  text.pop_back();
+  console.line(text);
+}
+
+}  // namespace
+
+int bench_io(const BenchIoCommand& command) {
+  end_at_signals();
+  Console console;
+  MachineProfile profile;
+  if (!command.profile_path.empty())  // one that cannot be read is an error now, not in two minutes
+    profile = read_profile(command.profile_path).value_or(MachineProfile{});
+  OutputFile json_file(command.json_path);
+  OutputFile report_file(command.report_path);
+  const bench::Progress progress{[&](const std::string& text) { console.line(text); },
+                                 [&](const std::string& text) { console.live(text); }};
+  const bench::BenchResult result = bench::run_bench(command.options, progress);
+  for (const std::string& line : bench::table(result)) console.line(line);
+  for (const std::string& mode : result.degraded) console.line("degraded: " + mode);
+  profile = bench::updated_profile(std::move(profile), result);
+  print_fragment(console, result, profile);
+  if (json_file.wanted()) json_file.write(bench::to_json(result).dump(1) + "\n");
+  if (report_file.wanted()) report_file.write(bench::html_report(result));
+  bool any_refused = false;
+  for (const bench::SetResult& set : result.sets) {
+    for (const bench::Row& row : set.rows) any_refused |= bench::refused(row.flags());
+  }
+  if (any_refused) {
+    throw Error(ErrorCode::kDataLoss,
+                "figures were refused: what was read says nothing of the drive (see the flags)");
+  }
+  if (!command.profile_path.empty()) {
+    write_profile(profile, command.profile_path);
+    console.line("profile: " + command.profile_path);
+  }
+  return 0;
+}
+
+}  // namespace ziggurat::cli
