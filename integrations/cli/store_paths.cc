@@ -36,6 +36,25 @@ std::vector<StoreDirectory> parse_store(const std::string& text) {
   return store;
 }
 
+bool weigh(std::vector<StoreDirectory>& store, const MachineProfile& profile) {
+  std::vector<std::uint64_t> weights;
+  for (const StoreDirectory& directory : store) {
+    const std::string path = fs::absolute(directory.path).lexically_normal().string() + "/";
+    const DriveProfile* nearest = nullptr;
+    for (const DriveProfile& drive : profile.drives) {
+      const std::string above = fs::path(drive.path).lexically_normal().string();
+      const bool under = path.starts_with(above.ends_with('/') ? above : above + "/");
+      if (under && (nearest == nullptr || drive.path.size() > nearest->path.size()))
+        nearest = &drive;
+    }
+    const double rate = nearest != nullptr ? nearest->sweep_gb_per_s : 0;
+    if (rate <= 0) return false;
+    weights.push_back(static_cast<std::uint64_t>(std::max(1.0, rate * 1000)));  // MB/s
+  }
+  for (std::size_t i = 0; i < store.size(); ++i) store[i].weight = weights[i];
+  return true;
+}
+
 bool store_exists(const std::vector<StoreDirectory>& store) {
   std::error_code ignored;
   for (const StoreDirectory& directory : store) {

@@ -7,11 +7,15 @@
 #include <vector>
 
 #include "core/engine/engine_config.h"
+#include "core/plan/machine_profile.h"
 
 namespace ziggurat::cli {
 
 /// "DIR" or "DIR,DIR2,...". Errors: UsageError for an empty or repeated name.
 std::vector<StoreDirectory> parse_store(const std::string& text);
+/// Weighs each directory by what `profile` measured of the drive under it: its rate in the
+/// optimizer's sweep. Equal weights if it lacks one of them; returns whether it had all.
+bool weigh(std::vector<StoreDirectory>& store, const MachineProfile& profile);
 /// A store, or a stripe of one, is in one of them.
 bool store_exists(const std::vector<StoreDirectory>& store);
 /// Bytes of the files in them.

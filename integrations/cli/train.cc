@@ -58,6 +58,7 @@ class TrainRun {
  private:
   void open();
   void announce();
+  std::vector<StoreDirectory> weighed_store();
   void announce_resume();
   StepRecord step(std::uint64_t index);
   double held_out_loss();
@@ -90,7 +91,7 @@ void TrainRun::open() {
   announce();
 
   EngineConfig config;
-  config.store = parse_store(options_.store);
+  config.store = weighed_store();
   config.placement = options_.placement;
   config.host_budget_bytes = options_.host_bytes;
   config.trainer_device_bytes =
@@ -116,6 +117,18 @@ void TrainRun::open() {
   if (engine_->resumed()) announce_resume();
   trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
                                             options_.shape);
+}
+
+/// Several directories share a new store in proportion to their drives' speed, where it is known.
+std::vector<StoreDirectory> TrainRun::weighed_store() {
+  std::vector<StoreDirectory> store = parse_store(options_.store);
+  if (store.size() == 1) return store;
+  const auto profile = read_profile(default_profile_path());
+  if (!weigh(store, profile.value_or(MachineProfile{})))
+    console_.line(
+        "  a new store is shared equally by its directories: their speeds are not in the machine "
+        "profile (`ziggurat bench io --path DIR --path DIR2` measures them)");
+  return store;
 }
 
 void TrainRun::announce() {

@@ -226,6 +226,36 @@ TEST(CliCommand, AStoreInUseIsRefusedAndTheUserOfItIsNotDisturbed) {
   EXPECT_EQ(first.wait().exit_code, 130);
 }
 
+TEST(CliCommand, SeveralDirectoriesAreOneStoreInAnyOrder) {
+  const TemporaryFolder folder;
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 4));
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const std::string a = folder / "a";
+  const std::string b = folder / "b";
+  const auto train = [&](int steps, const std::string& store) {
+    return ziggurat(folder.path(),
+                    tiny_train(folder, "unused", steps) + Arguments{"--store", store});
+  };
+  const Output first = train(2, a + "," + b);
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("of records in " + b));
+  const Output rest = train(4, b + "," + a);
+  ASSERT_EQ(rest.exit_code, 0) << rest.err;
+  auto bits = loss_bits(first.out);
+  bits.merge(loss_bits(rest.out));
+  EXPECT_EQ(bits, loss_bits(whole.out));
+
+  const Output alone = train(5, a);
+  EXPECT_EQ(alone.exit_code, 1);
+  EXPECT_THAT(alone.err, HasSubstr("one of 2 stripes"));
+  const Output twice = train(5, a + "," + a);
+  EXPECT_EQ(twice.exit_code, 2);
+  EXPECT_THAT(twice.err, HasSubstr("named twice"));
+  EXPECT_EQ(
+      ziggurat(folder.path(), {"export", "--store", a + "," + b, "--to", folder / "out"}).exit_code,
+      0);
+}
+
 TEST(CliCommand, CtrlCFinishesTheStepNamesTheDurableGenerationAndExits130) {
   const TemporaryFolder folder;
   const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 12));

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "integrations/cli/settings.h"
+#include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_options.h"
 
 namespace ziggurat::cli {
@@ -195,6 +196,23 @@ TEST(CliSettings, TheClosestWordIsOfferedOnlyIfItIsClose) {
   EXPECT_EQ(closest("--bach", words), "--batch");
   EXPECT_EQ(closest("--stor", words), "--store");
   EXPECT_EQ(closest("--temperature", words), "");
+}
+
+TEST(StorePaths, AreWeighedByTheDriveUnderThemIfAllAreKnown) {
+  MachineProfile profile;
+  profile.drives.resize(2);
+  profile.drives[0].path = "/";
+  profile.drives[0].sweep_gb_per_s = 1;
+  profile.drives[1].path = "/fast";
+  profile.drives[1].sweep_gb_per_s = 7;
+  auto store = parse_store("/fast/run,/fastest/run");
+  ASSERT_TRUE(weigh(store, profile));
+  EXPECT_EQ(store[0].weight, 7000U);
+  EXPECT_EQ(store[1].weight, 1000U) << "/fastest is not under /fast";
+  profile.drives.erase(profile.drives.begin());
+  auto unknown = parse_store("/fast/run,/fastest/run");
+  EXPECT_FALSE(weigh(unknown, profile));
+  EXPECT_EQ(unknown[0].weight, unknown[1].weight);
 }
 
 }  // namespace
