@@ -147,6 +147,7 @@ FioFigure parse_fio(const std::string& text, const FioJob& job) {
     if (bytes <= 0 || seconds <= 0) throw not_fio(text);
     FioFigure figure;
     figure.depth = job.depth;
+    figure.write_bytes = peer.at("write").at("io_bytes").get<std::uint64_t>();
     figure.gb_per_s = bytes / 1e9 / seconds;
     const double cpu_share =
         (peer.at("usr_cpu").get<double>() + peer.at("sys_cpu").get<double>()) / 100;

@@ -22,6 +22,7 @@ struct FioFigure {
   double p50_us = 0;
   double p99_us = 0;
   std::uint32_t depth = 0;
+  std::uint64_t write_bytes = 0;
 };
 
 struct FioJob {

@@ -33,7 +33,7 @@ h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 32px 0 8p
 h3 { font-size: 15px; margin: 20px 0 4px; } .muted, .about { color: var(--muted); }
 .about { font-weight: normal; }
 .says { background: var(--panel); border-left: 4px solid var(--accent); padding: 10px 16px; }
-.says p { margin: 4px 0; }
+.says p { margin: 4px 0; } .scroll { margin-top: 16px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 12px; }
 @media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
 svg { width: 100%; height: auto; background: var(--panel); }
@@ -49,7 +49,8 @@ td:last-child { white-space: normal; } th { color: var(--muted); font-weight: 60
 .note { fill: var(--ink); font-size: 11px; } .on-heat { fill: var(--on-heat); font-size: 11px; }
 .curve { fill: none; stroke: var(--accent); stroke-width: 2; stroke-linejoin: round; }
 .mean { stroke: var(--strong); stroke-width: 1.5; stroke-dasharray: 5 4; }
-.mark { stroke: var(--mark); stroke-width: 1.2; } .bar { fill: var(--accent); }
+.mark { stroke: var(--mark); stroke-width: 1.5; } .dashed { stroke-dasharray: 5 3; }
+.dotted { stroke-dasharray: 1.5 3; } .bar { fill: var(--accent); }
 .heat0 { fill: var(--heat0); } .heat1 { fill: var(--heat1); } .heat2 { fill: var(--heat2); }
 .heat3 { fill: var(--heat3); } .heat4 { fill: var(--heat4); }
 )css";

@@ -82,8 +82,9 @@ struct SetResult {
   std::uint64_t written_bytes = 0;
   std::uint32_t depth = 0;
   std::uint32_t block_bytes = 0;
-  std::string fio_how;                     ///< or why there is none
-  std::uint32_t fio_depth[3] = {0, 0, 0};  ///< by FioKind; 0: not run
+  std::string fio_how;                      ///< or why there is none
+  std::uint32_t fio_depth[3] = {0, 0, 0};   ///< by FioKind; 0: not run
+  std::vector<double> adam_alone_gb_per_s;  ///< by round
   std::vector<Row> rows;
   std::optional<TuneResult> tune;
 
@@ -108,7 +109,7 @@ struct BenchResult {
   double seconds_per_row = 0;
   std::uint32_t rounds = 0;
   ModelShape model;
-  double adam_alone_gb_per_s = 0;  ///< of host memory traffic, 28 B a parameter
+  double adam_alone_gb_per_s = 0;  ///< median; of host memory traffic, 28 B a parameter
   std::vector<std::string> degraded;
   std::vector<SetResult> sets;
   double wall_s = 0;

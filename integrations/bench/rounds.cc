@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -71,7 +72,7 @@ Rounds::Rounds(Bench bench, const BenchOptions& options, std::vector<Target*> ta
 
 SetResult Rounds::run() {
   describe();
-  if (ours()) want(Target::Content::kPages);
+  fill_first();
   find_fio();
   choose_depths();
   for (const Workload workload : order_of_rows(ours())) {
@@ -90,6 +91,19 @@ SetResult Rounds::run() {
     result_.engines.push_back(target->engine().description());
   }
   return std::move(result_);
+}
+
+/// The first fill says how fast this drive writes, and so how much the rest will be.
+void Rounds::fill_first() {
+  if (!ours()) return;
+  const Nanoseconds begun = monotonic_now();
+  want(Target::Content::kPages);
+  const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
+  const double rate = static_cast<double>(result_.file_bytes) / 1e9 / seconds;
+  bench_.progress.line(
+      fmt::format("{} filled at {:.2f} GB/s; the rest will write about {:.0f} GB at "
+                  "that, more if overwriting is faster",
+                  result_.label, rate, planned_write_gb(options_, rate)));
 }
 
 void Rounds::describe() {
@@ -128,25 +142,12 @@ FioJob Rounds::fio_job(FioKind kind) const {
 }
 
 void Rounds::choose_depths() {
-  result_.depth = options_.depth != 0 ? options_.depth : best_depth();
+  // As in training, where records keep the engine's queue full.
+  result_.depth = options_.depth != 0 ? options_.depth : targets_.front()->engine().queue_depth();
   if (!fio_) return;
   const std::size_t kinds = ours() ? 3 : 1;
   for (std::size_t kind = 0; kind < kinds; ++kind)
     result_.fio_depth[kind] = best_fio_depth(static_cast<FioKind>(kind));
-}
-
-std::uint32_t Rounds::best_depth() {
-  std::uint32_t best = kDepths.front();
-  double most = 0;
-  for (const std::uint32_t depth : kDepths) {
-    bench_.progress.live(fmt::format("choosing a depth: {}", depth));
-    const double seconds = std::min(kTrialSeconds, options_.seconds);
-    const double rate = stream(Workload::kRead, seconds, depth, false).gb_per_s();
-    if (rate <= most) continue;
-    most = rate;
-    best = depth;
-  }
-  return best;
 }
 
 std::uint32_t Rounds::best_fio_depth(FioKind kind) {
@@ -158,7 +159,9 @@ std::uint32_t Rounds::best_fio_depth(FioKind kind) {
   for (const std::uint32_t depth : kDepths) {
     bench_.progress.live(fmt::format("choosing a depth for fio: {}", depth));
     job.depth = depth;
-    const double rate = fio_->run(job).gb_per_s;
+    const FioFigure figure = fio_->run(job);
+    targets_.front()->written_bytes += figure.write_bytes;
+    const double rate = figure.gb_per_s;
     if (rate <= most) continue;
     most = rate;
     best = depth;
@@ -180,6 +183,7 @@ void Rounds::want(Target::Content content) {
 void Rounds::run_round(std::uint32_t round) {
   for (Row& row : result_.rows) {
     const std::size_t done = row.rounds.size();
+    if (row.workload == Workload::kReadBesideAdam) measure_adam_alone();
     bench_.progress.live(
         fmt::format("round {} of {}: {}", done + 1, options_.rounds, to_string(row.workload)));
     run_row(row, round);
@@ -189,6 +193,19 @@ void Rounds::run_round(std::uint32_t round) {
     bench_.progress.live(fmt::format("round {} of {}: {}: {:.2f} GB/s{}", done + 1, options_.rounds,
                                      to_string(row.workload), measured.gb_per_s(), peer));
   }
+}
+
+/// Right before the rows that run beside it: a machine's speed is that of the minute.
+void Rounds::measure_adam_alone() {
+  bench_.progress.live("AdamW alone, in memory");
+  load_.start();
+  const std::uint64_t bytes = load_.bytes();
+  const Nanoseconds begun = monotonic_now();
+  std::this_thread::sleep_for(
+      std::chrono::duration<double>(std::min(kTrialSeconds, options_.seconds)));
+  const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
+  result_.adam_alone_gb_per_s.push_back(static_cast<double>(load_.bytes() - bytes) / 1e9 / seconds);
+  load_.stop();
 }
 
 void Rounds::run_row(Row& row, std::uint32_t round) {
@@ -205,18 +222,17 @@ void Rounds::run_fio(Row& row, FioKind kind) {
   bench_.progress.live(fmt::format("fio beside {}", to_string(row.workload)));
   if (kind != FioKind::kRead) targets_.front()->content = Target::Content::kForeign;
   row.fio.push_back(fio_->run(fio_job(kind)));
+  targets_.front()->written_bytes += row.fio.back().write_bytes;
   row.fio_work = row.workload == Workload::kSweep ? "its 50/50 mix" : "the same work";
 }
 
-Measurement Rounds::stream(Workload workload, double seconds, std::uint32_t depth,
-                           bool with_samples) {
+Measurement Rounds::stream(Workload workload) {
   return run_stream(bench_, targets_,
                     {.name = to_string(workload),
                      .kind = stream_kind(workload),
-                     .seconds = seconds,
-                     .depth = depth,
-                     .block_bytes = options_.block_bytes,
-                     .samples = with_samples ? StreamPlan{}.samples : 0});
+                     .seconds = options_.seconds,
+                     .depth = result_.depth,
+                     .block_bytes = options_.block_bytes});
 }
 
 Measurement Rounds::measure(Workload workload) {
@@ -242,7 +258,7 @@ Measurement Rounds::measure(Workload workload) {
                           .block_bytes = options_.block_bytes,
                           .unit_bytes = model_.unit_bytes(),
                           .pace_gb_per_s = pace_gb_per_s_})
-          : stream(workload, options_.seconds, result_.depth, true);
+          : stream(workload);
   if (beside) load_.stop();
   bench_.beside = nullptr;
   return measured;

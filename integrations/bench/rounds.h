@@ -20,15 +20,16 @@ class Rounds {
  private:
   bool ours() const { return targets_.front()->ours(); }
   void describe();
+  void fill_first();
   void find_fio();
   void choose_depths();
-  std::uint32_t best_depth();
+  void measure_adam_alone();
   std::uint32_t best_fio_depth(FioKind kind);
   void want(Target::Content content);
   void run_round(std::uint32_t round);
   void run_row(Row& row, std::uint32_t round);
   Measurement measure(Workload workload);
-  Measurement stream(Workload workload, double seconds, std::uint32_t depth, bool with_samples);
+  Measurement stream(Workload workload);
   FioJob fio_job(FioKind kind) const;
   void run_fio(Row& row, FioKind kind);
   void judge_row(Measurement& measured) const;

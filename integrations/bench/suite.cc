@@ -10,7 +10,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -47,13 +46,17 @@ class Suite {
   Suite(const BenchOptions& options, const Progress& progress)
       : options_(options), progress_(progress), runtime_(Runtime::create({})) {}
 
+  ~Suite() {
+    load_.reset();
+    runtime_->reactor.block_on(close_targets());
+  }
+
   BenchResult run() {
     const Nanoseconds begun = monotonic_now();
     open_targets();
     make_pool();
     describe();
     load_ = std::make_unique<AdamLoad>(*runtime_->workers);
-    measure_adam_alone();
     std::vector<std::vector<Target*>> sets;
     for (const auto& target : targets_) sets.push_back({target.get()});
     if (targets_.size() > 1) {
@@ -65,22 +68,38 @@ class Suite {
                     *load_, result_.model);
       result_.sets.push_back(rounds.run());
     }
+    std::vector<double> alone;
+    for (const SetResult& set : result_.sets)
+      alone.insert(alone.end(), set.adam_alone_gb_per_s.begin(), set.adam_alone_gb_per_s.end());
+    result_.adam_alone_gb_per_s = median_of(alone);
     result_.degraded = degraded_modes();
     result_.wall_s = std::chrono::duration<double>(monotonic_now() - begun).count();
     return std::move(result_);
   }
 
  private:
+  // A ring ends on the thread that submits to it.
+  Task<> close_targets() {
+    targets_.clear();
+    co_return;
+  }
+
   void open_targets() {
     if (!options_.file.empty()) {
       targets_.push_back(Target::open(runtime_->reactor, options_.file, options_.size_bytes,
                                       options_.allow_raw_device));
     }
     for (const std::string& path : options_.paths) {
-      announce(path);
       targets_.push_back(Target::create(runtime_->reactor, path, options_.size_bytes));
+      announce(*targets_.back());
     }
     for (const auto& target : targets_) {
+      const std::uint32_t depth_max = target->engine().queue_depth();
+      if (options_.depth > depth_max) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("--depth {}: {} takes at most {} transfers at once", options_.depth,
+                                target->engine().description(), depth_max));
+      }
       if (target->size_bytes() >= kSmallestFileBytes) continue;
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("{} of {} are too few to measure: at least {} are needed",
@@ -91,16 +110,15 @@ class Suite {
 
   /// Before anything is written: how much, against what the drive is made for. A drive that does
   /// not say is taken for one of 1 drive write a day, over the filesystem's size.
-  void announce(const std::string& path) const {
-    const DriveFacts drive = drive_facts(path);
-    const double fills = static_cast<double>(options_.size_bytes) / 1e9 * 2.5 * options_.rounds;
-    const double seconds = options_.seconds * options_.rounds * 3.5 * (options_.with_fio ? 1.5 : 1);
-    constexpr double kGuess = 3;  // GB/s
-    const double gb = fills + seconds * kGuess;
+  void announce(const Target& target) const {
+    const DriveFacts& drive = target.drive();  // as it was before our file
+    constexpr double kGuess = 4;               // GB/s, until the first fill has told
+    const double gb =
+        static_cast<double>(options_.size_bytes) / 1e9 + planned_write_gb(options_, kGuess);
     progress_.line(fmt::format(
-        "{}: {} on {}, {} free. Will write {} in a file without a name, in all about {:.0f} GB "
-        "(at {} GB/s): {:.1f} % of a day's endurance, were it rated for 1 drive write a day",
-        path, drive.filesystem, drive.device, format_bytes(drive.free_bytes),
+        "{}: {} on {}, {} free. Fills an unnamed file of {}, and will write about {:.0f} GB in all "
+        "at {} GB/s: {:.0f} % of a day's endurance, were it rated for 1 drive write a day",
+        target.label(), drive.filesystem, drive.device, format_bytes(drive.free_bytes),
         format_bytes(options_.size_bytes), gb, kGuess,
         drive.size_bytes > 0 ? 100 * gb * 1e9 / static_cast<double>(drive.size_bytes) : 0.0));
   }
@@ -131,28 +149,30 @@ class Suite {
     result_.model = options_.model;
   }
 
-  void measure_adam_alone() {
-    progress_.live("AdamW alone, in memory");
-    load_->start();
-    const std::uint64_t bytes = load_->bytes();
-    const Nanoseconds begun = monotonic_now();
-    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(1.0, options_.seconds)));
-    const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
-    result_.adam_alone_gb_per_s = static_cast<double>(load_->bytes() - bytes) / 1e9 / seconds;
-    load_->stop();
-  }
-
   const BenchOptions& options_;
   const Progress& progress_;
   BenchResult result_;
   std::unique_ptr<Runtime> runtime_;
-  // The ring holds the pool's pages: it goes first.
+  // Rings hold the pool's pages: the targets go first.
   std::unique_ptr<PinnedPool> pool_;
   std::vector<std::unique_ptr<Target>> targets_;
   std::unique_ptr<AdamLoad> load_;
 };
 
 }  // namespace
+
+double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
+  // Rows that write, in full rows' worth: two of writes, a mix and two sweeps at a half each.
+  const double rows = 3.5 + (options.with_fio ? 2.0 : 0);
+  const double trials = options.with_fio ? 4.5 * std::min(1.0, options.seconds) : 0;
+  const double seconds = rows * options.seconds * options.rounds + trials +
+                         (options.tune ? options.tune_seconds / 2 : 0);
+  // Each round needs its pages again once fio or the records have gone over them.
+  const double fills = options.rounds * (options.with_fio ? 2.0 : 1.0) + options.rounds * 0.5;
+  const auto size = static_cast<double>(options.size_bytes) / 1e9;
+  const double once = seconds * gb_per_s + fills * size;
+  return options.paths.size() > 1 ? 2 * once : once;  // alone, and with the others
+}
 
 BenchResult run_bench(const BenchOptions& options, const Progress& progress) {
   Suite suite(options, progress);

@@ -33,6 +33,10 @@ struct BenchOptions {
   ModelShape model;
 };
 
+/// GB that measuring a path will write after the first fill, fio's share included, if the drive
+/// writes `gb_per_s`. From the plan alone.
+double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept;
+
 /// Errors: kInvalidArgument for what cannot be measured, kResourceExhausted for what does not fit,
 /// and those of the transfers.
 BenchResult run_bench(const BenchOptions& options, const Progress& progress);

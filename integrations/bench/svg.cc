@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "base/bytes.h"
 #include "integrations/bench/table.h"
@@ -78,6 +79,49 @@ std::string x_label(const Frame& frame, std::string_view label) {
   return text(frame.left + frame.inner_width() / 2, frame.height - 6, "axis", "middle", label);
 }
 
+/// The ends of a logarithmic axis around [from, to], on 1, 2 or 5 times a power of ten.
+std::vector<double> log_ticks(double from_us, double to_us) {
+  std::vector<double> ticks;
+  for (double power = 1; power < 1e10; power *= 10) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * power;
+      if (!ticks.empty() && ticks.back() >= to_us) return ticks;
+      if (tick <= from_us) ticks.clear();
+      ticks.push_back(tick);
+    }
+  }
+  return ticks;
+}
+
+/// Of a tick: "20 ms".
+std::string tick_text(double us) {
+  if (us < 1e3) return fmt::format("{:g} us", us);
+  return us < 1e6 ? fmt::format("{:g} ms", us / 1e3) : fmt::format("{:g} s", us / 1e6);
+}
+
+/// Lines where the percentiles are; their names stand in the margin, where they never meet.
+std::string latency_marks(const Frame& frame, const Latencies& latency,
+                          const std::function<double(double)>& x) {
+  struct Mark {
+    double quantile;
+    const char* name;
+    const char* style;
+  };
+  constexpr std::array<Mark, 3> kMarks{
+      {{0.5, "p50", "mark"}, {0.99, "p99", "mark dashed"}, {0.999, "p99.9", "mark dotted"}}};
+  const double margin = frame.width - frame.right + 10;
+  double y = frame.top + 14;
+  std::string out;
+  for (const Mark& mark : kMarks) {
+    const double us = latency.quantile_us(mark.quantile);
+    out += line(x(us), frame.top, x(us), frame.height - frame.bottom, mark.style);
+    out += line(margin, y - 4, margin + 20, y - 4, mark.style);
+    out += text(margin + 26, y, "note", "start", fmt::format("{} {}", mark.name, latency_text(us)));
+    y += 20;
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string escaped(std::string_view raw) {
@@ -124,14 +168,15 @@ std::string bandwidth_plot(const Row& row, double top_gb_per_s) {
 
 std::string latency_plot(const Row& row) {
   const Latencies& latency = row.median().latency;
-  const Frame frame{.width = 460, .height = 190, .top = 34};
+  const Frame frame{.width = 460, .height = 190, .right = 122};
   std::string out = open_svg(frame, "latency", "Latency: " + to_string(row.workload));
   const std::vector<Latencies::Bucket> buckets = latency.buckets();
   if (buckets.empty()) return out + "</svg>\n";
-  const double low = std::floor(std::log10(std::max(1.0, buckets.front().from_us)));
-  const double high = std::max(low + 1, std::ceil(std::log10(buckets.back().to_us)));
+  const std::vector<double> ticks = log_ticks(buckets.front().from_us, buckets.back().to_us);
+  const double low = std::log(ticks.front());
+  const double high = std::log(ticks.back());
   const auto x = [&](double us) {
-    return frame.x(std::clamp((std::log10(std::max(us, 1.0)) - low) / (high - low), 0.0, 1.0));
+    return frame.x(std::clamp((std::log(std::max(us, 1.0)) - low) / (high - low), 0.0, 1.0));
   };
   double top = 0;
   for (const auto& bucket : buckets) {
@@ -139,12 +184,14 @@ std::string latency_plot(const Row& row) {
                    100 * static_cast<double>(bucket.count) / static_cast<double>(latency.count()));
   }
   out += y_axis(frame, top, "% of transfers");
-  for (double decade = low; decade <= high + 0.001; ++decade) {
-    const double us = std::pow(10, decade);
-    out += line(x(us), frame.top, x(us), frame.height - frame.bottom, "grid");
-    out += text(x(us), frame.height - 24, "tick", "middle", latency_text(us));
+  double labelled = -100;
+  for (const double tick : ticks) {
+    out += line(x(tick), frame.top, x(tick), frame.height - frame.bottom, "grid");
+    if (x(tick) - labelled < 44) continue;
+    labelled = x(tick);
+    out += text(labelled, frame.height - 24, "tick", "middle", tick_text(tick));
   }
-  out += x_label(frame, "latency, logarithmic");
+  out += x_label(frame, "latency (logarithmic)");
   for (const auto& bucket : buckets) {
     const double share =
         100 * static_cast<double>(bucket.count) / static_cast<double>(latency.count()) / top;
@@ -152,19 +199,7 @@ std::string latency_plot(const Row& row) {
                      std::max(1.0, x(bucket.to_us) - x(bucket.from_us)),
                      frame.inner_height() * share, "bar");
   }
-  // Close percentiles would write over each other: each has a line of its own.
-  constexpr std::array<std::pair<double, const char*>, 3> kMarks{
-      {{0.5, "p50"}, {0.99, "p99"}, {0.999, "p99.9"}}};
-  double y = 10;
-  for (const auto& [quantile, name] : kMarks) {
-    const double us = latency.quantile_us(quantile);
-    const bool right_half = x(us) > frame.left + frame.inner_width() * 0.7;
-    out += line(x(us), y - 4, x(us), frame.height - frame.bottom, "mark");
-    out += text(x(us) + (right_half ? -4 : 4), y, "note", right_half ? "end" : "start",
-                fmt::format("{} {}", name, latency_text(us)));
-    y += 11;
-  }
-  return out + "</svg>\n";
+  return out + latency_marks(frame, latency, x) + "</svg>\n";
 }
 
 std::string fio_plot(const std::vector<Row>& rows) {
@@ -195,7 +230,7 @@ std::string fio_plot(const std::vector<Row>& rows) {
     out += text(frame.left - 8, y + 16, "label", "end", to_string(row->workload));
     out += rectangle(frame.left, y, frame.inner_width() * *row->ratio() / top, kBar - 12, "bar");
     out += text(frame.width - frame.right + 12, y + 16, "note", "start",
-                fmt::format("{:.2f}: {:.2f} to {:.2f} GB/s, CPU {:.4f} to {:.4f} s/GB",
+                fmt::format("{:.2f}: {:.2f}, fio {:.2f} GB/s; CPU {:.4f}, fio {:.4f} s/GB",
                             *row->ratio(), row->gb_per_s(), *row->fio_gb_per_s(),
                             row->cpu_s_per_gb(), *row->fio_cpu_s_per_gb()));
     y += kBar;
@@ -238,9 +273,9 @@ std::string tune_plot(const TuneResult& tuned, std::string_view kind) {
         frame.top +
         height * static_cast<double>(static_cast<std::ptrdiff_t>(blocks.size()) - 1 - level);
     const double warmth = most > least ? (rate(cell) - least) / (most - least) : 1;
-    out += rectangle(x + 1, y + 1, width - 2, height - 2,
-                     fmt::format("heat{}", static_cast<int>(std::round(warmth * 4))));
-    out += text(x + width / 2, y + height / 2 + 4, warmth > 0.6 ? "on-heat" : "note", "middle",
+    const auto shade = static_cast<int>(std::round(warmth * 4));
+    out += rectangle(x + 1, y + 1, width - 2, height - 2, fmt::format("heat{}", shade));
+    out += text(x + width / 2, y + height / 2 + 4, shade >= 3 ? "on-heat" : "note", "middle",
                 fmt::format("{:.2f}", rate(cell)));
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) {

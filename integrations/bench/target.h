@@ -30,7 +30,7 @@ class Target {
                                       std::uint64_t size_bytes, bool allow_raw_device);
 
   DirectFile& file() noexcept { return *file_; }
-  IoEngine& engine() noexcept { return *engine_; }
+  IoEngine& engine() const noexcept { return *engine_; }
   const std::string& label() const noexcept { return label_; }
   const std::string& engine_name() const noexcept { return engine_name_; }
   const DriveFacts& drive() const noexcept { return drive_; }

@@ -61,15 +61,18 @@ class Tuner {
   }
 
   void grid() {
-    const double runs = static_cast<double>(kBlocks.size() * kDepths.size() * kinds_.size());
-    const double each = seconds_ * kGridShare / runs;
+    const auto first_too_deep = std::find_if(kDepths.begin(), kDepths.end(), [&](auto depth) {
+      return depth > target_.engine().queue_depth();
+    });
+    const std::vector<std::uint32_t> depths(kDepths.begin(), first_too_deep);
+    const auto cells = static_cast<double>(kBlocks.size() * depths.size());
+    const double each = seconds_ * kGridShare / (cells * static_cast<double>(kinds_.size()));
     for (const std::uint32_t block : kBlocks) {
-      for (const std::uint32_t depth : kDepths) {
+      for (const std::uint32_t depth : depths) {
         TuneCell cell{.block_bytes = block, .depth = depth};
         for (const Kind kind : kinds_) {
           cell_rate(cell, kind) = rate(kind, block, depth, each);
-          const auto done = static_cast<double>(result_.cells.size()) /
-                            static_cast<double>(kBlocks.size() * kDepths.size());
+          const double done = static_cast<double>(result_.cells.size()) / cells;
           bench_.progress.live(fmt::format("tuning: {:.0f} % of the grid, {} x {}", 100 * done,
                                            format_bytes(block), depth));
         }

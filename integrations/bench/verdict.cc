@@ -48,6 +48,11 @@ void judge_cache(const Evidence& e, std::vector<Flag>& flags) {
     flags.push_back({Doubt::kCached, true,
                      "O_DIRECT is not in force here: the page cache was measured; use a filesystem "
                      "that allows it (ext4, XFS)"});
+  } else if (!e.cache.residency_known) {
+    flags.push_back({Doubt::kCached, false,
+                     "whether the file is in the page cache cannot be seen (it is another user's): "
+                     "O_DIRECT is in force, but some filesystems read through the cache all the "
+                     "same"});
   } else if (e.cache.resident_share > kResidentMax) {
     flags.push_back(
         {Doubt::kCached, true,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -33,7 +34,8 @@ std::span<const Setting> bench_io_settings() {
        "of the file made in each folder, 4GiB if not given; of --file: the first SIZE, or all"},
       {"seconds", kNumber, "5", "S", "for each row; 5 are the fewest that can show a steady state"},
       {"rounds", kInteger, "1", "N", "of all rows; figures are medians: 5 for a claim"},
-      {"depth", kInteger, "0", "N", "transfers in flight; 0: the best of 4, 16 and 64"},
+      {"depth", kInteger, "0", "N",
+       "transfers in flight; 0: all that the engine takes, as in training (64; 4 on threads)"},
       {"block", kSize, "1MiB", "SIZE", "of a transfer, at most 1MiB"},
       {"model", kText, "1.5B", "NAME|PARAMS",
        "whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
@@ -155,25 +157,23 @@ void end_at_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-/// Opened before the first second of measuring is spent on a result that cannot be kept.
-class OutputFile {
- public:
-  explicit OutputFile(std::string path) : path_(std::move(path)) {
-    if (path_.empty()) return;
-    file_.open(path_, std::ios::binary | std::ios::trunc);
-    if (!file_) throw system_error(errno, "write " + path_);
-  }
-  void write(const std::string& text) {
-    file_ << text;
-    file_.close();
-    if (!file_) throw system_error(errno, "write " + path_);
-  }
-  bool wanted() const { return !path_.empty(); }
+/// Asked before two minutes are spent on a result that cannot be kept. Nothing is made yet: an
+/// interrupted run leaves no file.
+void require_writable(const std::string& path) {
+  if (path.empty()) return;
+  const std::string folder = std::filesystem::absolute(path).parent_path().string();
+  const bool there = ::access(path.c_str(), F_OK) == 0;
+  if (::access(there ? path.c_str() : folder.c_str(), W_OK) != 0)
+    throw system_error(errno, "write " + path);
+}
 
- private:
-  std::string path_;
-  std::ofstream file_;
-};
+void write_output(const std::string& path, const std::string& text) {
+  if (path.empty()) return;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw system_error(errno, "write " + path);
+}
 
 void print_fragment(Console& console, const bench::BenchResult& result,
                     const MachineProfile& profile) {
@@ -208,8 +208,8 @@ int bench_io(const BenchIoCommand& command) {
   MachineProfile profile;
   if (!command.profile_path.empty())  // one that cannot be read is an error now, not in two minutes
     profile = read_profile(command.profile_path).value_or(MachineProfile{});
-  OutputFile json_file(command.json_path);
-  OutputFile report_file(command.report_path);
+  require_writable(command.json_path);
+  require_writable(command.report_path);
   const bench::Progress progress{[&](const std::string& text) { console.line(text); },
                                  [&](const std::string& text) { console.live(text); }};
   const bench::BenchResult result = bench::run_bench(command.options, progress);
@@ -217,8 +217,8 @@ int bench_io(const BenchIoCommand& command) {
   for (const std::string& mode : result.degraded) console.line("degraded: " + mode);
   profile = bench::updated_profile(std::move(profile), result);
   print_fragment(console, result, profile);
-  if (json_file.wanted()) json_file.write(bench::to_json(result).dump(1) + "\n");
-  if (report_file.wanted()) report_file.write(bench::html_report(result));
+  write_output(command.json_path, bench::to_json(result).dump(1) + "\n");
+  write_output(command.report_path, bench::html_report(result));
   bool any_refused = false;
   for (const bench::SetResult& set : result.sets) {
     for (const bench::Row& row : set.rows) any_refused |= bench::refused(row.flags());

@@ -81,7 +81,7 @@ TEST(BenchCommand, MeasuresEveryRowLeavesNoFileAndWritesAProfile) {
       ziggurat(folder.path(), quick(folder) + Arguments{"--path", folder / "drive", "--size",
                                                         "32MiB", "--report", folder / "page.html"});
   ASSERT_EQ(output.exit_code, 0) << output.out << output.err;
-  EXPECT_THAT(output.out, HasSubstr("Will write"));
+  EXPECT_THAT(output.out, HasSubstr("will write about"));
   EXPECT_EQ(files_in(folder.path() / "drive"), 0U);
 
   const json object = result(folder);
@@ -261,7 +261,23 @@ TEST(BenchCommand, CtrlCLeavesNothingAndExitsWith130) {
     EXPECT_EQ(output.exit_code, 130) << output.err;
     EXPECT_EQ(files_in(folder.path() / "drive"), 0U);
     EXPECT_FALSE(fs::exists(folder.path() / "profile.json"));
+    EXPECT_FALSE(fs::exists(folder.path() / "out.json"));
   }
+}
+
+TEST(BenchCommand, WorksOnThreadsWithTheirOwnDepth) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder.path() / "drive");
+  const Arguments arguments =
+      quick(folder) + Arguments{"--path", folder / "drive", "--size", "16MiB"};
+  const Environment threads{{"ZIGGURAT_IO", "threads"}};
+  ASSERT_EQ(ziggurat(folder.path(), arguments, threads).exit_code, 0);
+  const json set = result(folder).at("sets").at(0);
+  EXPECT_THAT(set.at("engines").at(0).get<std::string>(), HasSubstr("threads"));
+  EXPECT_LE(set.at("queue_depth").get<int>(), 4);
+  const Output deeper = ziggurat(folder.path(), arguments + Arguments{"--depth", "16"}, threads);
+  EXPECT_EQ(deeper.exit_code, 1);
+  EXPECT_THAT(deeper.err, HasSubstr("at most 4 transfers"));
 }
 
 TEST(BenchCommand, WhatItMayNotDoItSaysInOneLine) {
@@ -286,6 +302,7 @@ TEST(BenchCommand, WhatItMayNotDoItSaysInOneLine) {
       {{"bench", "io", "--path", folder / "nowhere"}, 1, "ENOENT"},
       {{"bench", "io", "--path", folder / "small"}, 1, "is no folder"},
       {{"bench", "io", "--path", ".", "--size", "1000000GiB"}, 1, "does not fit"},
+      {{"bench", "io", "--path", ".", "--json", folder / "no/such"}, 1, "no/such"},
       {{"bench", "io", "--file", folder / "small"}, 1, "too few"},
       {{"bench", "io", "--file", folder / "pipe"}, 1, "neither a regular file"},
       {{"bench", "io", "--path", ".", "--profile", folder / "bad.json"}, 1, "version 9"},

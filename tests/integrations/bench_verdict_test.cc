@@ -60,6 +60,9 @@ TEST(BenchVerdict, ThePageCacheIsRefused) {
   EXPECT_TRUE(refused(judge(evidence)));
   evidence.cache.resident_share = 0.001;
   EXPECT_THAT(doubts(evidence), IsEmpty());
+  evidence.cache.residency_known = false;
+  EXPECT_THAT(doubts(evidence), ElementsAre(Doubt::kCached));
+  EXPECT_FALSE(refused(judge(evidence))) << "nothing was seen that speaks against it";
 }
 
 TEST(BenchVerdict, BytesThatADriveCanMakeLightOfAreRefused) {
