@@ -121,7 +121,7 @@ void TrainRun::open() {
 
 /// Several directories share a new store in proportion to their drives' speed, where it is known.
 std::vector<StoreDirectory> TrainRun::weighed_store() {
-  std::vector<StoreDirectory> store = parse_store(options_.store);
+  std::vector<StoreDirectory> store = options_.store_directories;
   if (store.size() == 1) return store;
   const auto profile = read_profile(default_profile_path());
   if (!weigh(store, profile.value_or(MachineProfile{})))
@@ -142,7 +142,7 @@ void TrainRun::announce() {
                   to_string(options_.placement), format_bytes(options_.device_bytes),
                   format_bytes(options_.host_bytes), threads(), simd_target()));
   const bool fresh =
-      options_.resume == EngineConfig::Resume::kNever || !store_exists(parse_store(options_.store));
+      options_.resume == EngineConfig::Resume::kNever || !store_exists(options_.store_directories);
   if (!fresh) return;  // the rest of the steps are known once the store is open
   const WritePlan plan = write_plan(options_);
   console_.line(fmt::format(
@@ -150,7 +150,7 @@ void TrainRun::announce() {
       gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
       options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
       plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
-      free_space(parse_store(options_.store))));
+      free_space(options_.store_directories)));
 }
 
 void TrainRun::announce_resume() {
@@ -170,7 +170,7 @@ void TrainRun::announce_resume() {
   console_.line(fmt::format(
       "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
       gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
-      free_space(parse_store(options_.store))));
+      free_space(options_.store_directories)));
 }
 
 StepRecord TrainRun::step(std::uint64_t index) {
@@ -262,7 +262,7 @@ RunFacts TrainRun::facts() const {
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
-  facts.store_bytes = stored_bytes(parse_store(options_.store));
+  facts.store_bytes = stored_bytes(options_.store_directories);
   facts.device = device_->account();
   facts.host = engine_->host_account();
   return facts;

@@ -88,7 +88,7 @@ TrainOptions read_train_options(const Settings& settings) {
       read_with(settings, "model", [](const std::string& text) { return gpt::parse_model(text); });
   options.data = settings.required("data", "a text file or a folder of them");
   options.store = settings.required("store", "the folder where the training state is, or shall be");
-  parse_store(options.store);
+  options.store_directories = parse_store(options.store);
   options.steps =
       static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 1'000'000'000}));
   options.shape = read_shape(settings, options.model);

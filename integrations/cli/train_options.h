@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/engine/engine_config.h"
 #include "integrations/cli/settings.h"
@@ -21,8 +22,9 @@ std::span<const Setting> train_settings();
 struct TrainOptions {
   gpt::ModelConfig model;
   std::string data;
-  std::string store;
-  std::uint64_t steps = 0;  ///< total; a resumed run does the rest
+  std::string store;                              ///< as given, for messages
+  std::vector<StoreDirectory> store_directories;  ///< what it names
+  std::uint64_t steps = 0;                        ///< total; a resumed run does the rest
   gpt::RunShape shape;
 
   double learning_rate = 0;

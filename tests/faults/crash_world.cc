@@ -12,24 +12,13 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/log.h"
+#include "tests/support/aligned_memory.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat::faults {
 namespace {
 
-/// Aligned memory, freed with it.
-class AlignedMemory {
- public:
-  explicit AlignedMemory(std::uint64_t size_bytes)
-      : bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size_bytes, 4096))),
-               size_bytes) {}
-  ~AlignedMemory() { std::free(bytes_.data()); }
-  AlignedMemory(const AlignedMemory&) = delete;
-  std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-};
+using test::AlignedMemory;
 
 struct Tag {
   std::uint64_t launch;

@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/runtime/async.h"
+#include "tests/support/aligned_memory.h"
 #include "tiers/quorum.h"
 #include "tiers/record_hash.h"
 #include "tiers/state_store.h"
@@ -24,18 +25,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-class AlignedMemory {
- public:
-  explicit AlignedMemory(std::uint64_t size_bytes)
-      : bytes_(static_cast<std::byte*>(std::aligned_alloc(kPage, round_up(size_bytes, kPage))),
-               size_bytes) {}
-  ~AlignedMemory() { std::free(bytes_.data()); }
-  AlignedMemory(const AlignedMemory&) = delete;
-  std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-};
+using test::AlignedMemory;
 
 /// Bytes that differ from page to page and from seed to seed.
 void fill(std::span<std::byte> bytes, std::uint64_t seed) {

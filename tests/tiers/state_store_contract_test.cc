@@ -19,6 +19,7 @@
 #include "aio/thread_engine.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "tests/support/aligned_memory.h"
 #include "tiers/record_hash.h"
 #include "tiers/state_store.h"
 #include "tiers/superblock.h"
@@ -28,18 +29,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class AlignedMemory {
- public:
-  explicit AlignedMemory(std::uint64_t size_bytes)
-      : bytes_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(size_bytes, 4096))),
-               size_bytes) {}
-  ~AlignedMemory() { std::free(bytes_.data()); }
-  AlignedMemory(const AlignedMemory&) = delete;
-  std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  std::span<std::byte> bytes_;
-};
+using test::AlignedMemory;
 
 /// A store with one user, on any engine.
 class Owner {

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
+#include <array>
 #include <memory>
 #include <numeric>
 
 #include "aio/simulated_engine.h"
 #include "base/bytes.h"
+#include "tests/support/aligned_memory.h"
 #include "tiers/record_hash.h"
 #include "tiers/striped_store.h"
 
@@ -20,15 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Memory {
-  explicit Memory(std::uint64_t size_bytes)
-      : bytes(static_cast<std::byte*>(std::aligned_alloc(4096, size_bytes)), size_bytes) {
-    std::memset(bytes.data(), 0, bytes.size());
-  }
-  ~Memory() { std::free(bytes.data()); }
-  Memory(const Memory&) = delete;
-  std::span<std::byte> bytes;
-};
+using test::AlignedMemory;
 
 /// Drives in virtual time, each with one directory.
 class Drives : public testing::Test {
@@ -46,16 +38,16 @@ class Drives : public testing::Test {
   }
 
   StripedStore::Environment environment() {
-    fill_ = std::make_unique<Memory>(StripedStore::fill_bytes(places_.size()));
+    fill_ = std::make_unique<AlignedMemory>(StripedStore::fill_bytes(places_.size()));
     return {.reactor = reactor_,
             .ranks = ranks_,
             .places = places_,
             .staging =
                 [this](std::uint64_t size_bytes) {
-                  staging_.push_back(std::make_unique<Memory>(size_bytes));
-                  return staging_.back()->bytes;
+                  staging_.push_back(std::make_unique<AlignedMemory>(size_bytes));
+                  return staging_.back()->bytes();
                 },
-            .fill = fill_->bytes,
+            .fill = fill_->bytes(),
             .progress = {}};
   }
 
@@ -74,10 +66,10 @@ class Drives : public testing::Test {
   }
 
   Task<> write(StripedStore& store, ChunkId chunk, std::uint64_t generation) {
-    const Memory record(kRecordBytes);
-    std::ranges::fill(record.bytes, static_cast<std::byte>(chunk * 7 + generation + 1));
-    const std::uint64_t hash = record_hash(record.bytes, store.write_seed(chunk, generation));
-    co_await store.write(chunk, generation, record.bytes, hash);
+    const AlignedMemory record(kRecordBytes);
+    std::ranges::fill(record.bytes(), static_cast<std::byte>(chunk * 7 + generation + 1));
+    const std::uint64_t hash = record_hash(record.bytes(), store.write_seed(chunk, generation));
+    co_await store.write(chunk, generation, record.bytes(), hash);
   }
 
   Task<> sweep(StripedStore& store, std::uint64_t generation) {
@@ -90,11 +82,11 @@ class Drives : public testing::Test {
   }
 
   Task<> read(StripedStore& store, ChunkId chunk, std::uint64_t generation) {
-    const Memory record(kRecordBytes);
-    co_await store.read(chunk, generation, record.bytes);
+    const AlignedMemory record(kRecordBytes);
+    co_await store.read(chunk, generation, record.bytes());
     const auto expected = store.expected(chunk, generation);
-    EXPECT_EQ(record_hash(record.bytes, expected.seed), expected.hash) << "chunk " << chunk;
-    EXPECT_EQ(record.bytes[100], static_cast<std::byte>(chunk * 7 + generation + 1));
+    EXPECT_EQ(record_hash(record.bytes(), expected.seed), expected.hash) << "chunk " << chunk;
+    EXPECT_EQ(record.bytes()[100], static_cast<std::byte>(chunk * 7 + generation + 1));
   }
 
   Task<> read_all(StripedStore& store, std::uint64_t generation) {
@@ -126,8 +118,8 @@ class Drives : public testing::Test {
   SoloQuorum ranks_;
   std::vector<std::unique_ptr<SimulatedEngine>> engines_;
   std::vector<StripePlace> places_;
-  std::vector<std::unique_ptr<Memory>> staging_;
-  std::unique_ptr<Memory> fill_;
+  std::vector<std::unique_ptr<AlignedMemory>> staging_;
+  std::unique_ptr<AlignedMemory> fill_;
 };
 
 TEST_F(Drives, ChunksAreSpreadByWeightAndSoIsEveryStretchOfThem) {
