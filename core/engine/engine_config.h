@@ -23,6 +23,9 @@ struct AdamWConfig {
 struct StoreDirectory {
   std::string path;
   std::uint64_t weight = 1;  ///< share of the state: its drive's bandwidth, in any unit
+  /// Given to its drive at once, as measured to keep it busy; 0: not known. Of directories on one
+  /// drive, the largest counts.
+  std::uint64_t outstanding_bytes = 0;
 };
 
 struct EngineConfig {

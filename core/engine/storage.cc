@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <map>
@@ -18,6 +19,19 @@ namespace ziggurat {
 namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
+
+/// The block device under `path`, which is made if need be.
+dev_t made_directory(const std::string& path) {
+  std::error_code failure;
+  std::filesystem::create_directories(path, failure);
+  struct ::stat about {};
+  if (!failure && ::stat(path.c_str(), &about) != 0)
+    failure = std::error_code(errno, std::generic_category());
+  if (failure)
+    throw system_error(failure.value(),
+                       fmt::format("--store {}: cannot create the directory", path));
+  return about.st_dev;
+}
 
 }  // namespace
 
@@ -35,26 +49,25 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::vector<Store
   auto storage = std::make_unique<Storage>();
   const IoObservers observers{
       .metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
-  std::map<dev_t, IoEngine*> engines;
+  std::vector<dev_t> devices;
+  std::map<dev_t, std::uint64_t> measured;
   for (const StoreDirectory& directory : store) {
-    std::error_code failure;
-    std::filesystem::create_directories(directory.path, failure);
-    struct ::stat about {};
-    if (!failure && ::stat(directory.path.c_str(), &about) != 0)
-      failure = std::error_code(errno, std::generic_category());
-    if (failure)
-      throw system_error(failure.value(),
-                         fmt::format("--store {}: cannot create the directory", directory.path));
-    IoEngine*& io = engines[about.st_dev];
+    devices.push_back(made_directory(directory.path));
+    std::uint64_t& most = measured[devices.back()];
+    most = std::max(most, directory.outstanding_bytes);
+  }
+  std::map<dev_t, IoEngine*> engines;
+  for (std::size_t i = 0; i < store.size(); ++i) {
+    IoEngine*& io = engines[devices[i]];
     if (io == nullptr) {
+      DriveQueueOptions options;
+      if (measured[devices[i]] > 0) options.outstanding_bytes_max = measured[devices[i]];
       storage->drives.push_back(std::make_unique<DriveQueue>(
-          runtime.reactor, choose_io_engine(runtime.reactor, directory.path)));
+          runtime.reactor, choose_io_engine(runtime.reactor, store[i].path), options));
       io = storage->drives.back().get();
     }
-    storage->places.push_back({.io = *io,
-                               .observers = observers,
-                               .directory = directory.path,
-                               .weight = directory.weight});
+    storage->places.push_back(
+        {.io = *io, .observers = observers, .directory = store[i].path, .weight = store[i].weight});
   }
   return storage;
 }

@@ -193,6 +193,14 @@ void write_whole(int fd, std::string_view text, const std::string& path) {
   if (::fsync(fd) != 0) throw system_error(errno, "fsync of " + path);
 }
 
+std::optional<std::string> profile_path_at_home() {
+  const char* const config = std::getenv("XDG_CONFIG_HOME");
+  if (config != nullptr && *config == '/') return std::string(config) + "/ziggurat/profile.json";
+  const char* const home = std::getenv("HOME");
+  if (home != nullptr && *home != '\0') return std::string(home) + "/.config/ziggurat/profile.json";
+  return std::nullopt;
+}
+
 void make_folders(const std::filesystem::path& folder) {
   if (folder.empty() || std::filesystem::is_directory(folder)) return;
   make_folders(folder.parent_path());
@@ -265,6 +273,11 @@ std::optional<MachineProfile> read_profile(const std::string& path) {
   return parse_profile(text, path);
 }
 
+std::optional<MachineProfile> read_default_profile() {
+  const std::optional<std::string> path = profile_path_at_home();
+  return path ? read_profile(*path) : std::nullopt;
+}
+
 std::string to_json_text(const MachineProfile& profile) {
   ordered_json whole;
   whole["ziggurat_profile"] = MachineProfile::kVersion;
@@ -301,10 +314,7 @@ void write_profile(const MachineProfile& profile, const std::string& path) {
 }
 
 std::string default_profile_path() {
-  const char* const config = std::getenv("XDG_CONFIG_HOME");
-  if (config != nullptr && *config == '/') return std::string(config) + "/ziggurat/profile.json";
-  const char* const home = std::getenv("HOME");
-  if (home != nullptr && *home != '\0') return std::string(home) + "/.config/ziggurat/profile.json";
+  if (const std::optional<std::string> path = profile_path_at_home()) return *path;
   throw Error(ErrorCode::kInvalidArgument,
               "neither XDG_CONFIG_HOME nor HOME is set: name the machine profile with --profile");
 }

@@ -63,6 +63,9 @@ MachineProfile parse_profile(std::string_view text, const std::string& name);
 /// nullopt if there is no such file. Errors: errno's, and parse_profile()'s.
 std::optional<MachineProfile> read_profile(const std::string& path);
 
+/// The one at default_profile_path(); nullopt also where no such path is known.
+std::optional<MachineProfile> read_default_profile();
+
 /// Pretty-printed, with a newline at the end.
 std::string to_json_text(const MachineProfile& profile);
 /// Through a temporary file beside it, flushed and renamed, mode 0600; folders are made (0700).

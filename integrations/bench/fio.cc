@@ -91,11 +91,11 @@ ChildOutput run_child(std::vector<std::string> words, const std::string& variabl
   return output;
 }
 
-const char* pattern(FioKind kind) {
+const char* pattern(IoMix kind) {
   switch (kind) {
-    case FioKind::kRead: return "read";
-    case FioKind::kWrite: return "write";
-    case FioKind::kMix: break;
+    case IoMix::kRead: return "read";
+    case IoMix::kWrite: return "write";
+    case IoMix::kMix: break;
   }
   return "rw";
 }
@@ -152,7 +152,7 @@ FioFigure parse_fio(const std::string& text, const FioJob& job) {
     const double cpu_share =
         (peer.at("usr_cpu").get<double>() + peer.at("sys_cpu").get<double>()) / 100;
     figure.cpu_s_per_gb = cpu_share * peer.at("job_runtime").get<double>() / 1000 / (bytes / 1e9);
-    const json& side = peer.at(job.kind == FioKind::kWrite ? "write" : "read");
+    const json& side = peer.at(job.kind == IoMix::kWrite ? "write" : "read");
     const json& percentiles = side.at("clat_ns").at("percentile");
     figure.p50_us = percentiles.at("50.000000").get<double>() / 1e3;
     figure.p99_us = percentiles.at("99.000000").get<double>() / 1e3;

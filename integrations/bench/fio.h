@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-namespace ziggurat::bench {
+#include "integrations/bench/measurement.h"
 
-enum class FioKind : std::uint8_t { kRead, kWrite, kMix };
+namespace ziggurat::bench {
 
 struct FioFigure {
   double gb_per_s = 0;
@@ -26,7 +26,7 @@ struct FioFigure {
 };
 
 struct FioJob {
-  FioKind kind = FioKind::kRead;
+  IoMix kind = IoMix::kRead;
   std::string path;
   std::uint64_t size_bytes = 0;
   double seconds = 0;

@@ -139,13 +139,13 @@ std::string against_fio(const SetResult& set) {
 std::string one_set(const SetResult& set, const BenchResult& result) {
   std::string out = fmt::format("<section>\n<h2>{}</h2>\n", escaped(set.label));
   out += fmt::format(
-      "<p class=\"muted\">{} on {}{}, a file of {}, {} transfers of {} in flight, {}; "
+      "<p class=\"muted\">{} on {}{}, a file of {}, {}, {}; "
       "{} were written</p>\n<div class=\"says\">\n",
       escaped(set.drives.front().filesystem), escaped(set.drives.front().device),
       set.drives.front().model.empty() ? ""
                                        : fmt::format(" ({})", escaped(set.drives.front().model)),
-      format_bytes(set.file_bytes), set.depth, format_bytes(set.block_bytes),
-      escaped(set.engines.front()), format_bytes(set.written_bytes));
+      format_bytes(set.file_bytes), escaped(depth_text(set)), escaped(set.engines.front()),
+      format_bytes(set.written_bytes));
   for (const std::string& sentence : summary(set, result))
     out += fmt::format("<p>{}</p>\n", escaped(sentence));
   out += "</div>\n" + figures(set) + doubts(set) + against_fio(set) + tuning(set) + plots(set);

@@ -27,6 +27,10 @@ struct Progress {
   std::function<void(const std::string&)> live;  ///< is replaced by the next
 };
 
+/// What a drive is asked for.
+enum class IoMix : std::uint8_t { kRead, kWrite, kMix };
+inline constexpr std::size_t kIoMixes = 3;
+
 /// Processor time of all threads of this process, and of the calling one.
 Nanoseconds process_cpu() noexcept;
 Nanoseconds thread_cpu() noexcept;

@@ -50,6 +50,27 @@ std::string key_of(Workload workload) {
   return "?";
 }
 
+double write_share(Workload workload) {
+  switch (workload) {
+    case Workload::kWrite:
+    case Workload::kWriteBesideAdam: return 1;
+    case Workload::kMix:
+    case Workload::kSweep:
+    case Workload::kSweepAdam: return 0.5;
+    default: return 0;
+  }
+}
+
+std::optional<IoMix> peer_of(Workload workload) {
+  switch (workload) {
+    case Workload::kRead: return IoMix::kRead;
+    case Workload::kWrite: return IoMix::kWrite;
+    case Workload::kMix:
+    case Workload::kSweep: return IoMix::kMix;
+    default: return std::nullopt;
+  }
+}
+
 std::string about(Workload workload) {
   switch (workload) {
     case Workload::kRead: return "parameters streamed in, sequentially";
@@ -131,6 +152,11 @@ const Row* SetResult::find(Workload workload) const noexcept {
   const auto found = std::find_if(rows.begin(), rows.end(),
                                   [&](const Row& row) { return row.workload == workload; });
   return found == rows.end() || found->rounds.empty() ? nullptr : &*found;
+}
+
+std::uint32_t SetResult::training_depth() const noexcept {
+  const std::uint32_t mix = depth[static_cast<std::size_t>(IoMix::kMix)].enough;
+  return mix > 0 ? mix : depth[static_cast<std::size_t>(IoMix::kRead)].enough;
 }
 
 std::optional<double> optimizer_seconds(const SetResult& set, const ModelShape& model) {

@@ -3,6 +3,7 @@
 // the page and the machine profile are made from.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,6 +31,9 @@ inline constexpr std::size_t kWorkloads = 9;
 std::string to_string(Workload workload);  ///< "sequential read", ...
 std::string key_of(Workload workload);     ///< "read", "sweep_adam": in JSON
 std::string about(Workload workload);      ///< one line of what it stands for
+double write_share(Workload workload);     ///< of its transfers: 0, 0.5 or 1
+/// What fio can do that comes closest; nullopt for rows that are compared with another row.
+std::optional<IoMix> peer_of(Workload workload);
 
 struct Row {
   Workload workload = Workload::kRead;
@@ -72,6 +76,12 @@ struct TuneResult {
   double seconds = 0;
 };
 
+/// Transfers in flight, of those tried.
+struct DepthChoice {
+  std::uint32_t fastest = 0;
+  std::uint32_t enough = 0;  ///< the fewest within kTuneSlack of the fastest
+};
+
 /// Everything about one path, or about all of them at once.
 struct SetResult {
   std::string label;
@@ -80,15 +90,18 @@ struct SetResult {
   std::vector<std::string> engines;
   std::uint64_t file_bytes = 0;
   std::uint64_t written_bytes = 0;
-  std::uint32_t depth = 0;
+  std::array<DepthChoice, kIoMixes> depth{};  ///< by IoMix; 0: not run
   std::uint32_t block_bytes = 0;
-  std::string fio_how;                      ///< or why there is none
-  std::uint32_t fio_depth[3] = {0, 0, 0};   ///< by FioKind; 0: not run
-  std::vector<double> adam_alone_gb_per_s;  ///< by round
+  std::string fio_how;                            ///< or why there is none
+  std::array<DepthChoice, kIoMixes> fio_depth{};  ///< by IoMix; 0: not run
+  std::vector<double> adam_alone_gb_per_s;        ///< by round
   std::vector<Row> rows;
   std::optional<TuneResult> tune;
 
   const Row* find(Workload workload) const noexcept;
+  /// What training keeps in flight here: enough for the optimizer's mix, or for reads where nothing
+  /// was written.
+  std::uint32_t training_depth() const noexcept;
 };
 
 struct ModelShape {

@@ -128,6 +128,10 @@ json tune_json(const TuneResult& tuned) {
           {"cells", std::move(cells)}};
 }
 
+json depths_json(const std::array<DepthChoice, kIoMixes>& depth) {
+  return {{"read", depth[0].fastest}, {"write", depth[1].fastest}, {"mix", depth[2].fastest}};
+}
+
 json set_json(const SetResult& set, const ModelShape& model) {
   json drives = json::array();
   for (const DriveFacts& drive : set.drives) {
@@ -144,7 +148,8 @@ json set_json(const SetResult& set, const ModelShape& model) {
               {"file_bytes", set.file_bytes},
               {"written_bytes", set.written_bytes},
               {"block_bytes", set.block_bytes},
-              {"queue_depth", set.depth},
+              {"queue_depth", depths_json(set.depth)},
+              {"training_depth", set.training_depth()},
               {"fio", set.fio_how},
               {"optimizer_s_per_step", or_null(optimizer_seconds(set, model))},
               {"rows", json::array()}};
@@ -170,7 +175,7 @@ DriveProfile drive_profile(const SetResult& set, const BenchResult& result) {
   drive.mix_gb_per_s = believed(set, Workload::kMix);
   drive.sweep_gb_per_s = believed(set, Workload::kSweepAdam);
   drive.block_bytes = set.block_bytes;
-  drive.queue_depth = set.depth;
+  drive.queue_depth = set.training_depth();
   if (set.tune) {
     const TuneChoice& best = set.tune->mix.depth > 0 ? set.tune->mix : set.tune->read;
     drive.block_bytes = best.block_bytes;

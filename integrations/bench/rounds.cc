@@ -18,32 +18,22 @@
 namespace ziggurat::bench {
 namespace {
 
-constexpr std::array<std::uint32_t, 3> kDepths{4, 16, 64};
+constexpr std::array<std::uint32_t, 5> kDepths{4, 8, 16, 32, 64};
 constexpr double kPaceShare = 0.8;  // of the read rate: deadlines test jitter, not bandwidth
-constexpr double kTrialSeconds = 1;
+constexpr double kTrialSeconds = 0.5;
+constexpr double kAloneSeconds = 1;
 
 bool beside_adam(Workload workload) {
   return workload == Workload::kReadBesideAdam || workload == Workload::kWriteBesideAdam ||
          workload == Workload::kPrefetchBesideAdam;
 }
 
-/// What fio can do that comes closest; nullopt for rows that are compared with another row.
-std::optional<FioKind> fio_kind(Workload workload) {
-  switch (workload) {
-    case Workload::kRead: return FioKind::kRead;
-    case Workload::kWrite: return FioKind::kWrite;
-    case Workload::kMix:
-    case Workload::kSweep: return FioKind::kMix;
-    default: return std::nullopt;
-  }
-}
-
-StreamPlan::Kind stream_kind(Workload workload) {
+IoMix stream_kind(Workload workload) {
   switch (workload) {
     case Workload::kWrite:
-    case Workload::kWriteBesideAdam: return StreamPlan::Kind::kWrite;
-    case Workload::kMix: return StreamPlan::Kind::kMix;
-    default: return StreamPlan::Kind::kRead;
+    case Workload::kWriteBesideAdam: return IoMix::kWrite;
+    case Workload::kMix: return IoMix::kMix;
+    default: return IoMix::kRead;
   }
 }
 
@@ -76,6 +66,7 @@ SetResult Rounds::run() {
   find_fio();
   choose_depths();
   for (const Workload workload : order_of_rows(ours())) {
+    if (!options_.wants(workload)) continue;
     result_.rows.emplace_back();
     result_.rows.back().workload = workload;
   }
@@ -122,7 +113,7 @@ void Rounds::find_fio() {
   } else if (targets_.size() > 1) {
     result_.fio_how = "not run on several paths at once: see each path's own rows";
   } else {
-    FioJob probe = fio_job(FioKind::kRead);
+    FioJob probe = fio_job(IoMix::kRead);
     probe.seconds = 0.1;
     probe.depth = kDepths.front();
     std::string why;
@@ -131,42 +122,62 @@ void Rounds::find_fio() {
   }
 }
 
-FioJob Rounds::fio_job(FioKind kind) const {
+FioJob Rounds::fio_job(IoMix kind) const {
   const Target& target = *targets_.front();
   return {.kind = kind,
           .path = target.path_for_others(),
           .size_bytes = target.size_bytes() / kMiB * kMiB,
           .seconds = options_.seconds,
-          .depth = result_.fio_depth[static_cast<std::size_t>(kind)],
+          .depth = result_.fio_depth[static_cast<std::size_t>(kind)].fastest,
           .read_only = !ours()};
 }
 
+/// Ours and fio's from the same list, each by short runs of the very work that is measured later.
 void Rounds::choose_depths() {
-  // As in training, where records keep the engine's queue full.
-  result_.depth = options_.depth != 0 ? options_.depth : targets_.front()->engine().queue_depth();
-  if (!fio_) return;
-  const std::size_t kinds = ours() ? 3 : 1;
-  for (std::size_t kind = 0; kind < kinds; ++kind)
-    result_.fio_depth[kind] = best_fio_depth(static_cast<FioKind>(kind));
+  const std::size_t kinds = ours() ? kIoMixes : 1;
+  for (std::size_t kind = 0; kind < kinds; ++kind) {
+    result_.depth[kind] = options_.depth != 0 ? DepthChoice{options_.depth, options_.depth}
+                                              : best_depth(static_cast<IoMix>(kind));
+    if (fio_) result_.fio_depth[kind] = best_fio_depth(static_cast<IoMix>(kind));
+  }
 }
 
-std::uint32_t Rounds::best_fio_depth(FioKind kind) {
-  std::uint32_t best = kDepths.front();
-  double most = 0;
+std::uint32_t Rounds::depth_of(IoMix kind) const {
+  return result_.depth[static_cast<std::size_t>(kind)].fastest;
+}
+
+DepthChoice Rounds::best_depth(IoMix kind) {
+  if (kind != IoMix::kWrite) want(Target::Content::kPages);
+  std::vector<TuneChoice> tried;
+  for (const std::uint32_t depth : kDepths) {
+    const std::uint32_t possible = std::min(depth, targets_.front()->engine().queue_depth());
+    bench_.progress.live(fmt::format("choosing a depth: {}", possible));
+    const Measurement trial = run_stream(bench_, targets_,
+                                         {.name = "trial",
+                                          .kind = kind,
+                                          .seconds = std::min(kTrialSeconds, options_.seconds),
+                                          .depth = possible,
+                                          .block_bytes = options_.block_bytes,
+                                          .samples = 0});
+    tried.push_back({options_.block_bytes, possible, trial.gb_per_s()});
+    if (possible < depth) break;
+  }
+  return choose_depth(tried);
+}
+
+DepthChoice Rounds::best_fio_depth(IoMix kind) {
   FioJob job = fio_job(kind);
   job.seconds = std::min(kTrialSeconds, options_.seconds);
-  if (kind != FioKind::kRead) targets_.front()->content = Target::Content::kForeign;
+  if (kind != IoMix::kRead) targets_.front()->content = Target::Content::kForeign;
+  std::vector<TuneChoice> tried;
   for (const std::uint32_t depth : kDepths) {
     bench_.progress.live(fmt::format("choosing a depth for fio: {}", depth));
     job.depth = depth;
     const FioFigure figure = fio_->run(job);
     targets_.front()->written_bytes += figure.write_bytes;
-    const double rate = figure.gb_per_s;
-    if (rate <= most) continue;
-    most = rate;
-    best = depth;
+    tried.push_back({kMiB, depth, figure.gb_per_s});
   }
-  return best;
+  return choose_depth(tried);
 }
 
 void Rounds::want(Target::Content content) {
@@ -183,7 +194,8 @@ void Rounds::want(Target::Content content) {
 void Rounds::run_round(std::uint32_t round) {
   for (Row& row : result_.rows) {
     const std::size_t done = row.rounds.size();
-    if (row.workload == Workload::kReadBesideAdam) measure_adam_alone();
+    if (beside_adam(row.workload) && result_.adam_alone_gb_per_s.size() == round)
+      measure_adam_alone();
     bench_.progress.live(
         fmt::format("round {} of {}: {}", done + 1, options_.rounds, to_string(row.workload)));
     run_row(row, round);
@@ -202,14 +214,14 @@ void Rounds::measure_adam_alone() {
   const std::uint64_t bytes = load_.bytes();
   const Nanoseconds begun = monotonic_now();
   std::this_thread::sleep_for(
-      std::chrono::duration<double>(std::min(kTrialSeconds, options_.seconds)));
+      std::chrono::duration<double>(std::min(kAloneSeconds, options_.seconds)));
   const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
   result_.adam_alone_gb_per_s.push_back(static_cast<double>(load_.bytes() - bytes) / 1e9 / seconds);
   load_.stop();
 }
 
 void Rounds::run_row(Row& row, std::uint32_t round) {
-  const std::optional<FioKind> kind = fio_ ? fio_kind(row.workload) : std::nullopt;
+  const std::optional<IoMix> kind = fio_ ? peer_of(row.workload) : std::nullopt;
   if (kind && round % 2 == 1) run_fio(row, *kind);
   Measurement measured = measure(row.workload);
   judge_row(measured);
@@ -218,9 +230,9 @@ void Rounds::run_row(Row& row, std::uint32_t round) {
   if (kind && round % 2 == 0) run_fio(row, *kind);
 }
 
-void Rounds::run_fio(Row& row, FioKind kind) {
+void Rounds::run_fio(Row& row, IoMix kind) {
   bench_.progress.live(fmt::format("fio beside {}", to_string(row.workload)));
-  if (kind != FioKind::kRead) targets_.front()->content = Target::Content::kForeign;
+  if (kind != IoMix::kRead) targets_.front()->content = Target::Content::kForeign;
   row.fio.push_back(fio_->run(fio_job(kind)));
   targets_.front()->written_bytes += row.fio.back().write_bytes;
   row.fio_work = row.workload == Workload::kSweep ? "its 50/50 mix" : "the same work";
@@ -231,13 +243,13 @@ Measurement Rounds::stream(Workload workload) {
                     {.name = to_string(workload),
                      .kind = stream_kind(workload),
                      .seconds = options_.seconds,
-                     .depth = result_.depth,
+                     .depth = depth_of(stream_kind(workload)),
                      .block_bytes = options_.block_bytes});
 }
 
 Measurement Rounds::measure(Workload workload) {
   const bool sweeps = workload == Workload::kSweep || workload == Workload::kSweepAdam;
-  const bool reads = stream_kind(workload) != StreamPlan::Kind::kWrite;
+  const bool reads = stream_kind(workload) != IoMix::kWrite;
   if (sweeps) want(Target::Content::kRecords);
   if (!sweeps && reads) want(Target::Content::kPages);
   if (sweeps) {
@@ -254,7 +266,7 @@ Measurement Rounds::measure(Workload workload) {
           ? run_prefetch(bench_, targets_,
                          {.name = to_string(workload),
                           .seconds = options_.seconds,
-                          .depth = result_.depth,
+                          .depth = depth_of(IoMix::kRead),
                           .block_bytes = options_.block_bytes,
                           .unit_bytes = model_.unit_bytes(),
                           .pace_gb_per_s = pace_gb_per_s_})

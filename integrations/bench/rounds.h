@@ -24,14 +24,16 @@ class Rounds {
   void find_fio();
   void choose_depths();
   void measure_adam_alone();
-  std::uint32_t best_fio_depth(FioKind kind);
+  DepthChoice best_depth(IoMix kind);
+  DepthChoice best_fio_depth(IoMix kind);
+  std::uint32_t depth_of(IoMix kind) const;
   void want(Target::Content content);
   void run_round(std::uint32_t round);
   void run_row(Row& row, std::uint32_t round);
   Measurement measure(Workload workload);
   Measurement stream(Workload workload);
-  FioJob fio_job(FioKind kind) const;
-  void run_fio(Row& row, FioKind kind);
+  FioJob fio_job(IoMix kind) const;
+  void run_fio(Row& row, IoMix kind);
   void judge_row(Measurement& measured) const;
 
   Bench bench_;

@@ -63,8 +63,8 @@ class Stream {
     Lease write;
   };
 
-  bool reads() const { return plan_.kind != StreamPlan::Kind::kWrite; }
-  bool writes() const { return plan_.kind != StreamPlan::Kind::kRead; }
+  bool reads() const { return plan_.kind != IoMix::kWrite; }
+  bool writes() const { return plan_.kind != IoMix::kRead; }
   std::uint64_t blocks(const Share& share) const {
     return share.target.size_bytes() / plan_.block_bytes;
   }
@@ -72,7 +72,7 @@ class Stream {
   std::vector<Lane> prepare() {
     std::vector<Lane> lanes;
     for (Share& share : shares_) {
-      share.next_write = plan_.kind == StreamPlan::Kind::kMix ? blocks(share) / 2 : 0;
+      share.next_write = plan_.kind == IoMix::kMix ? blocks(share) / 2 : 0;
       if (writes()) ++share.target.pass.number;
       for (std::uint32_t i = 0; i < plan_.depth; ++i) {
         Lane lane{&share, {}, {}};
@@ -93,7 +93,7 @@ class Stream {
   Task<> run_lane(Lane& lane) {
     while (recorder_.running()) {
       Share& share = *lane.share;
-      const bool write = plan_.kind == StreamPlan::Kind::kMix ? share.issued++ % 2 == 1 : writes();
+      const bool write = plan_.kind == IoMix::kMix ? share.issued++ % 2 == 1 : writes();
       if (write) {
         co_await write_block(lane, share);
       } else {

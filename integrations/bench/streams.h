@@ -30,9 +30,8 @@ struct Bench {
 using Targets = std::span<Target* const>;
 
 struct StreamPlan {
-  enum class Kind : std::uint8_t { kRead, kWrite, kMix };
   std::string name;
-  Kind kind = Kind::kRead;
+  IoMix kind = IoMix::kRead;
   double seconds = 0;
   std::uint32_t depth = 1;
   std::uint32_t block_bytes = 0;  ///< whole pages, at most DirectFile::kBlockBytes

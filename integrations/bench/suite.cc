@@ -161,11 +161,23 @@ class Suite {
 
 }  // namespace
 
+bool BenchOptions::wants(Workload workload) const {
+  return rows.empty() || std::find(rows.begin(), rows.end(), workload) != rows.end();
+}
+
 double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
-  // Rows that write, in full rows' worth: two of writes, a mix and two sweeps at a half each.
-  const double rows = 3.5 + (options.with_fio ? 2.0 : 0);
-  const double trials = options.with_fio ? 4.5 * std::min(1.0, options.seconds) : 0;
-  const double seconds = rows * options.seconds * options.rounds + trials +
+  // Rows that write, in full rows' worth of writes: those of mixes and sweeps are half a row's.
+  double rows = 0;
+  for (std::size_t i = 0; i < kWorkloads; ++i) {
+    const auto workload = static_cast<Workload>(i);
+    if (!options.wants(workload)) continue;
+    const double share = write_share(workload);
+    rows += share * (options.with_fio && peer_of(workload).has_value() ? 2 : 1);
+  }
+  // Depths are tried with writes and with the mix, by us and by fio.
+  const double trials = (options.depth == 0 ? 3.75 : 0) + (options.with_fio ? 3.75 : 0);
+  const double seconds = rows * options.seconds * options.rounds +
+                         trials * std::min(1.0, options.seconds) +
                          (options.tune ? options.tune_seconds / 2 : 0);
   // Each round needs its pages again once fio or the records have gone over them.
   const double fills = options.rounds * (options.with_fio ? 2.0 : 1.0) + options.rounds * 0.5;

@@ -84,11 +84,10 @@ void add_wrapped(std::vector<std::string>& lines, const std::string& text) {
 
 void add_set(std::vector<std::string>& lines, const SetResult& set, const BenchResult& result) {
   lines.emplace_back();
-  add_wrapped(lines,
-              fmt::format("{}: {} on {}, file of {}, {} in flight in blocks of {}, {} written",
-                          set.label, set.drives.front().filesystem, set.drives.front().device,
-                          format_bytes(set.file_bytes), set.depth, format_bytes(set.block_bytes),
-                          format_bytes(set.written_bytes)));
+  add_wrapped(lines, fmt::format("{}: {} on {}, file of {}, {}, {} written", set.label,
+                                 set.drives.front().filesystem, set.drives.front().device,
+                                 format_bytes(set.file_bytes), depth_text(set),
+                                 format_bytes(set.written_bytes)));
   lines.push_back(fmt::format(
       "{:<15} {:>7} {:>5} {:>5} {:>7} {:>7} {:>7} {:>6} |{:>6} {:>6} {:>5} |", "", "GB/s", "first",
       "last", "p50", "p99", "p99.9", "CPU/GB", "fio", "CPU/GB", "ratio"));
@@ -120,6 +119,15 @@ std::string latency_text(double us) {
   if (us < 1000) return fmt::format("{:.0f} us", us);
   if (us < 1e6) return fmt::format("{:.1f} ms", us / 1e3);
   return fmt::format("{:.1f} s", us / 1e6);
+}
+
+std::string depth_text(const SetResult& set) {
+  std::string text = fmt::format("blocks of {}, in flight {} (read)", format_bytes(set.block_bytes),
+                                 set.depth[static_cast<std::size_t>(IoMix::kRead)].fastest);
+  const std::uint32_t write = set.depth[static_cast<std::size_t>(IoMix::kWrite)].fastest;
+  if (write == 0) return text;
+  return text + fmt::format(", {} (write), {} (mix)", write,
+                            set.depth[static_cast<std::size_t>(IoMix::kMix)].fastest);
 }
 
 std::vector<std::string> summary(const SetResult& set, const BenchResult& result) {

@@ -19,26 +19,24 @@ constexpr std::size_t kFinalists = 3;
 constexpr std::size_t kFinalRounds = 3;
 static_assert(kBlocks.back() == DirectFile::kBlockBytes, "the engine sends no larger requests");
 
-using Kind = StreamPlan::Kind;
-
 class Tuner {
  public:
   Tuner(const Bench& bench, Target& target, double seconds)
       : bench_(bench), target_(target), seconds_(seconds) {
-    kinds_ = target.ours() ? std::vector{Kind::kRead, Kind::kWrite, Kind::kMix}
-                           : std::vector{Kind::kRead};
+    kinds_ = target.ours() ? std::vector{IoMix::kRead, IoMix::kWrite, IoMix::kMix}
+                           : std::vector{IoMix::kRead};
   }
 
   TuneResult run() {
     const Nanoseconds begun = monotonic_now();
     grid();
-    for (const Kind kind : kinds_) choice(kind) = refine(kind);
+    for (const IoMix kind : kinds_) choice(kind) = refine(kind);
     result_.seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
     return result_;
   }
 
  private:
-  double rate(Kind kind, std::uint32_t block, std::uint32_t depth, double seconds) {
+  double rate(IoMix kind, std::uint32_t block, std::uint32_t depth, double seconds) {
     Target* const one[] = {&target_};
     return run_stream(bench_, one,
                       {.name = fmt::format("tuning: {} x {}", format_bytes(block), depth),
@@ -50,14 +48,14 @@ class Tuner {
         .gb_per_s();
   }
 
-  static double& cell_rate(TuneCell& cell, Kind kind) {
-    if (kind == Kind::kRead) return cell.read_gb_per_s;
-    return kind == Kind::kWrite ? cell.write_gb_per_s : cell.mix_gb_per_s;
+  static double& cell_rate(TuneCell& cell, IoMix kind) {
+    if (kind == IoMix::kRead) return cell.read_gb_per_s;
+    return kind == IoMix::kWrite ? cell.write_gb_per_s : cell.mix_gb_per_s;
   }
 
-  TuneChoice& choice(Kind kind) {
-    if (kind == Kind::kRead) return result_.read;
-    return kind == Kind::kWrite ? result_.write : result_.mix;
+  TuneChoice& choice(IoMix kind) {
+    if (kind == IoMix::kRead) return result_.read;
+    return kind == IoMix::kWrite ? result_.write : result_.mix;
   }
 
   void grid() {
@@ -70,7 +68,7 @@ class Tuner {
     for (const std::uint32_t block : kBlocks) {
       for (const std::uint32_t depth : depths) {
         TuneCell cell{.block_bytes = block, .depth = depth};
-        for (const Kind kind : kinds_) {
+        for (const IoMix kind : kinds_) {
           cell_rate(cell, kind) = rate(kind, block, depth, each);
           const double done = static_cast<double>(result_.cells.size()) / cells;
           bench_.progress.live(fmt::format("tuning: {:.0f} % of the grid, {} x {}", 100 * done,
@@ -82,7 +80,7 @@ class Tuner {
   }
 
   /// The fastest few, in turn, several times: a grid cell was a moment.
-  TuneChoice refine(Kind kind) {
+  TuneChoice refine(IoMix kind) {
     std::vector<TuneCell> order = result_.cells;
     std::sort(order.begin(), order.end(),
               [&](TuneCell& a, TuneCell& b) { return cell_rate(a, kind) > cell_rate(b, kind); });
@@ -103,7 +101,7 @@ class Tuner {
   const Bench& bench_;
   Target& target_;
   double seconds_;
-  std::vector<Kind> kinds_;
+  std::vector<IoMix> kinds_;
   TuneResult result_;
 };
 
@@ -118,6 +116,13 @@ TuneChoice choose(const std::vector<TuneChoice>& measured) {
     if (chosen.depth == 0 || each.outstanding_bytes() < chosen.outstanding_bytes()) chosen = each;
   }
   return chosen;
+}
+
+DepthChoice choose_depth(const std::vector<TuneChoice>& measured) {
+  const auto fastest =
+      std::max_element(measured.begin(), measured.end(),
+                       [](const auto& a, const auto& b) { return a.gb_per_s < b.gb_per_s; });
+  return {fastest->depth, choose(measured).depth};
 }
 
 TuneResult tune(const Bench& bench, Target& target, double seconds) {

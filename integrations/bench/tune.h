@@ -19,5 +19,7 @@ inline constexpr double kTuneSlack = 0.02;
 
 /// The choice among settings and their rates. Pure.
 TuneChoice choose(const std::vector<TuneChoice>& measured);
+/// The same of settings that differ in depth. Pure.
+DepthChoice choose_depth(const std::vector<TuneChoice>& measured);
 
 }  // namespace ziggurat::bench

@@ -2,6 +2,7 @@
 // integrations/cli/bench.cc: `ziggurat bench io`: what a drive gives training, and where that was
 // written down.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "aio/direct_file.h"
 #include "base/bytes.h"
@@ -34,8 +36,12 @@ std::span<const Setting> bench_io_settings() {
        "of the file made in each folder, 4GiB if not given; of --file: the first SIZE, or all"},
       {"seconds", kNumber, "5", "S", "for each row; 5 are the fewest that can show a steady state"},
       {"rounds", kInteger, "1", "N", "of all rows; figures are medians: 5 for a claim"},
+      {"rows", kText, "", "LIST",
+       "only these, with commas between: read, write, mix, sweep, sweep_adam, prefetch (needs "
+       "read), "
+       "read_beside_adam, ...; the machine profile is then left alone"},
       {"depth", kInteger, "0", "N",
-       "transfers in flight; 0: all that the engine takes, as in training (64; 4 on threads)"},
+       "transfers in flight; 0: the fastest of a few tried first, for reads, writes and their mix"},
       {"block", kSize, "1MiB", "SIZE", "of a transfer, at most 1MiB"},
       {"model", kText, "1.5B", "NAME|PARAMS",
        "whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
@@ -101,6 +107,29 @@ bench::ModelShape read_model(const Settings& settings) {
   }
 }
 
+std::vector<bench::Workload> read_rows(const Settings& settings) {
+  std::vector<bench::Workload> rows;
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < bench::kWorkloads; ++i)
+    keys.push_back(bench::key_of(static_cast<bench::Workload>(i)));
+  std::istringstream words(settings.text("rows"));
+  for (std::string word; std::getline(words, word, ',');) {
+    const auto found = std::find(keys.begin(), keys.end(), word);
+    if (found == keys.end())
+      throw UsageError(fmt::format("{}: \"{}\" is no row; the rows are {}",
+                                   settings.described("rows"), word, fmt::join(keys, ", ")));
+    rows.push_back(static_cast<bench::Workload>(found - keys.begin()));
+  }
+  const auto named = [&](bench::Workload row) {
+    return std::ranges::find(rows, row) != rows.end();
+  };
+  using enum bench::Workload;
+  if ((named(kPrefetch) || named(kPrefetchBesideAdam)) && !named(kRead))
+    throw UsageError(fmt::format("{}: prefetch is paced by what read reaches: add read",
+                                 settings.described("rows")));
+  return rows;
+}
+
 }  // namespace
 
 BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths) {
@@ -125,6 +154,7 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
         "sent in such blocks",
         settings.described("block"), bench::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
   }
+  options.rows = read_rows(settings);
   options.model = read_model(settings);
   options.tune = settings.on("tune");
   options.tune_seconds = settings.number("tune-seconds", {.min = 0.5, .max = 3600});
@@ -132,7 +162,7 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
   options.allow_raw_device = settings.on("allow-raw-device");
   command.json_path = settings.text("json");
   command.report_path = settings.text("report");
-  if (!settings.on("no-profile")) {
+  if (!settings.on("no-profile") && options.rows.empty()) {
     command.profile_path = settings.text("profile");
     if (command.profile_path.empty()) command.profile_path = default_profile_path();
   }

@@ -36,21 +36,33 @@ std::vector<StoreDirectory> parse_store(const std::string& text) {
   return store;
 }
 
-bool weigh(std::vector<StoreDirectory>& store, const MachineProfile& profile) {
-  std::vector<std::uint64_t> weights;
-  for (const StoreDirectory& directory : store) {
-    const std::string path = fs::absolute(directory.path).lexically_normal().string() + "/";
-    const DriveProfile* nearest = nullptr;
-    for (const DriveProfile& drive : profile.drives) {
-      const std::string above = fs::path(drive.path).lexically_normal().string();
-      const bool under = path.starts_with(above.ends_with('/') ? above : above + "/");
-      if (under && (nearest == nullptr || drive.path.size() > nearest->path.size()))
-        nearest = &drive;
-    }
-    const double rate = nearest != nullptr ? nearest->sweep_gb_per_s : 0;
-    if (rate <= 0) return false;
-    weights.push_back(static_cast<std::uint64_t>(std::max(1.0, rate * 1000)));  // MB/s
+namespace {
+
+/// The drive whose path is `path` or the nearest folder above it.
+const DriveProfile* drive_under(const std::string& path, const MachineProfile& profile) {
+  const std::string whole = fs::absolute(path).lexically_normal().string() + "/";
+  const DriveProfile* nearest = nullptr;
+  for (const DriveProfile& drive : profile.drives) {
+    const std::string above = fs::path(drive.path).lexically_normal().string();
+    const bool under = whole.starts_with(above.ends_with('/') ? above : above + "/");
+    if (under && (nearest == nullptr || drive.path.size() > nearest->path.size())) nearest = &drive;
   }
+  return nearest;
+}
+
+}  // namespace
+
+bool apply_profile(std::vector<StoreDirectory>& store, const MachineProfile& profile) {
+  std::vector<std::uint64_t> weights;
+  for (StoreDirectory& directory : store) {
+    const DriveProfile* const drive = drive_under(directory.path, profile);
+    if (drive == nullptr) continue;
+    directory.outstanding_bytes = drive->outstanding_bytes();
+    if (drive->sweep_gb_per_s > 0)
+      weights.push_back(
+          static_cast<std::uint64_t>(std::max(1.0, drive->sweep_gb_per_s * 1000)));  // MB/s
+  }
+  if (weights.size() < store.size()) return false;
   for (std::size_t i = 0; i < store.size(); ++i) store[i].weight = weights[i];
   return true;
 }

@@ -13,9 +13,10 @@ namespace ziggurat::cli {
 
 /// "DIR" or "DIR,DIR2,...". Errors: UsageError for an empty or repeated name.
 std::vector<StoreDirectory> parse_store(const std::string& text);
-/// Weighs each directory by what `profile` measured of the drive under it: its rate in the
-/// optimizer's sweep. Equal weights if it lacks one of them; returns whether it had all.
-bool weigh(std::vector<StoreDirectory>& store, const MachineProfile& profile);
+/// Fills in what `profile` measured of the drive under each directory: its weight, by its rate in
+/// the optimizer's sweep, and what keeps it busy. Equal weights if it lacks one of them; returns
+/// whether it had all.
+bool apply_profile(std::vector<StoreDirectory>& store, const MachineProfile& profile);
 /// A store, or a stripe of one, is in one of them.
 bool store_exists(const std::vector<StoreDirectory>& store);
 /// Bytes of the files in them.

@@ -58,7 +58,7 @@ class TrainRun {
  private:
   void open();
   void announce();
-  std::vector<StoreDirectory> weighed_store();
+  std::vector<StoreDirectory> measured_store();
   void announce_resume();
   StepRecord step(std::uint64_t index);
   double held_out_loss();
@@ -91,7 +91,7 @@ void TrainRun::open() {
   announce();
 
   EngineConfig config;
-  config.store = weighed_store();
+  config.store = measured_store();
   config.placement = options_.placement;
   config.host_budget_bytes = options_.host_bytes;
   config.trainer_device_bytes =
@@ -119,12 +119,12 @@ void TrainRun::open() {
                                             options_.shape);
 }
 
-/// Several directories share a new store in proportion to their drives' speed, where it is known.
-std::vector<StoreDirectory> TrainRun::weighed_store() {
+/// Several directories share a new store in proportion to their drives' speed, where it is known;
+/// each drive is given as much at once as it was measured to need.
+std::vector<StoreDirectory> TrainRun::measured_store() {
   std::vector<StoreDirectory> store = options_.store_directories;
-  if (store.size() == 1) return store;
-  const auto profile = read_profile(default_profile_path());
-  if (!weigh(store, profile.value_or(MachineProfile{})))
+  const auto profile = read_default_profile();
+  if (!apply_profile(store, profile.value_or(MachineProfile{})) && store.size() > 1)
     console_.line(
         "  a new store is shared equally by its directories: their speeds are not in the machine "
         "profile (`ziggurat bench io --path DIR --path DIR2` measures them)");

@@ -274,10 +274,24 @@ TEST(BenchCommand, WorksOnThreadsWithTheirOwnDepth) {
   ASSERT_EQ(ziggurat(folder.path(), arguments, threads).exit_code, 0);
   const json set = result(folder).at("sets").at(0);
   EXPECT_THAT(set.at("engines").at(0).get<std::string>(), HasSubstr("threads"));
-  EXPECT_LE(set.at("queue_depth").get<int>(), 4);
+  EXPECT_LE(set.at("queue_depth").at("read").get<int>(), 4);
   const Output deeper = ziggurat(folder.path(), arguments + Arguments{"--depth", "16"}, threads);
   EXPECT_EQ(deeper.exit_code, 1);
   EXPECT_THAT(deeper.err, HasSubstr("at most 4 transfers"));
+}
+
+TEST(BenchCommand, MeasuresOnlyTheRowsThatAreWantedAndLeavesTheProfileAlone) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder.path() / "drive");
+  const Output output =
+      ziggurat(folder.path(), quick(folder) + Arguments{"--path", folder / "drive", "--size",
+                                                        "16MiB", "--rows", "mix,read"});
+  ASSERT_EQ(output.exit_code, 0) << output.err;
+  std::vector<std::string> rows;
+  for (const json& row : result(folder).at("sets").at(0).at("rows"))
+    rows.push_back(row.at("workload").get<std::string>());
+  EXPECT_THAT(rows, ::testing::ElementsAre("read", "mix"));
+  EXPECT_FALSE(fs::exists(folder.path() / "profile.json"));
 }
 
 TEST(BenchCommand, WhatItMayNotDoItSaysInOneLine) {
@@ -295,6 +309,8 @@ TEST(BenchCommand, WhatItMayNotDoItSaysInOneLine) {
       {{"bench", "io", "--seconds", "0"}, 2, "--seconds 0"},
       {{"bench", "io", "--size", "1KiB"}, 2, "--size 1KiB"},
       {{"bench", "io", "--block", "5000"}, 2, "--block 5000"},
+      {{"bench", "io", "--rows", "read,wrote"}, 2, "\"wrote\" is no row"},
+      {{"bench", "io", "--rows", "prefetch"}, 2, "add read"},
       {{"bench", "io", "--block", "2MiB"}, 2, "--block 2MiB"},
       {{"bench", "io", "--model", "large"}, 2, "--model large"},
       {{"bench", "io", "--model", "3"}, 2, "--model 3"},

@@ -61,7 +61,7 @@ BenchResult sample() {
   set.drives[0].filesystem = "ext4";
   set.engines = {"io_uring"};
   set.block_bytes = 1 << 20;
-  set.depth = 16;
+  set.depth = {{{64, 32}, {4, 4}, {16, 8}}};
   set.adam_alone_gb_per_s = {50};
   set.fio_how = "fio-3 & co";
   for (std::size_t i = 0; i < kWorkloads; ++i)
@@ -164,6 +164,18 @@ TEST(BenchTune, TakesTheFewestBytesInFlightNearTheBest) {
   EXPECT_EQ(chosen.block_bytes, 1U << 20);
 }
 
+TEST(BenchTune, ARowRunsAtTheFastestDepthAndTrainingAtTheFewestThatAreNearIt) {
+  const DepthChoice chosen =
+      choose_depth({{1 << 20, 4, 2.0}, {1 << 20, 8, 2.97}, {1 << 20, 64, 3.0}, {1 << 20, 32, 2.9}});
+  EXPECT_EQ(chosen.fastest, 64U);
+  EXPECT_EQ(chosen.enough, 8U);
+  SetResult set;
+  set.depth = {{{64, 32}, {4, 4}, {16, 8}}};
+  EXPECT_EQ(set.training_depth(), 8U) << "the optimizer reads and writes";
+  set.depth = {{{64, 32}, {0, 0}, {0, 0}}};
+  EXPECT_EQ(set.training_depth(), 32U) << "a file that is only read has no mix";
+}
+
 TEST(BenchFio, ReadsWhatFioWrites) {
   const char* const text = R"(fio: a warning
 {"jobs": [{"error": 0, "usr_cpu": 2.5, "sys_cpu": 7.5, "job_runtime": 2000,
@@ -171,7 +183,7 @@ TEST(BenchFio, ReadsWhatFioWrites) {
            "clat_ns": {"percentile": {"50.000000": 250000, "99.000000": 900000}}},
   "write": {"io_bytes": 1000000000, "runtime": 2000, "clat_ns": {}}}]})";
   FioJob job;
-  job.kind = FioKind::kMix;
+  job.kind = IoMix::kMix;
   const FioFigure figure = parse_fio(text, job);
   EXPECT_DOUBLE_EQ(figure.gb_per_s, 2);
   EXPECT_DOUBLE_EQ(figure.cpu_s_per_gb, 0.05);

@@ -206,13 +206,25 @@ TEST(StorePaths, AreWeighedByTheDriveUnderThemIfAllAreKnown) {
   profile.drives[1].path = "/fast";
   profile.drives[1].sweep_gb_per_s = 7;
   auto store = parse_store("/fast/run,/fastest/run");
-  ASSERT_TRUE(weigh(store, profile));
+  ASSERT_TRUE(apply_profile(store, profile));
   EXPECT_EQ(store[0].weight, 7000U);
   EXPECT_EQ(store[1].weight, 1000U) << "/fastest is not under /fast";
   profile.drives.erase(profile.drives.begin());
   auto unknown = parse_store("/fast/run,/fastest/run");
-  EXPECT_FALSE(weigh(unknown, profile));
+  EXPECT_FALSE(apply_profile(unknown, profile));
   EXPECT_EQ(unknown[0].weight, unknown[1].weight);
+}
+
+TEST(StorePaths, ADriveIsGivenWhatItWasMeasuredToNeed) {
+  MachineProfile profile;
+  profile.drives.resize(1);
+  profile.drives[0].path = "/fast";
+  profile.drives[0].block_bytes = 1 << 20;
+  profile.drives[0].queue_depth = 8;
+  auto store = parse_store("/fast/run,/slow/run");
+  apply_profile(store, profile);
+  EXPECT_EQ(store[0].outstanding_bytes, 8U << 20);
+  EXPECT_EQ(store[1].outstanding_bytes, 0U) << "not known";
 }
 
 }  // namespace
