@@ -22,6 +22,13 @@ std::string escaped(const std::string& text) {
   return json;
 }
 
+constexpr int kTracksOfGroup = 1000;  // between one group's sort indices and the next's
+
+std::string without_number(const std::string& name) {
+  const std::size_t end = name.find_last_not_of("0123456789 ");
+  return end == std::string::npos ? name : name.substr(0, end + 1);
+}
+
 }  // namespace
 
 std::unique_ptr<Trace> Trace::open(const std::string& path) {
@@ -41,6 +48,8 @@ Trace::~Trace() {
 int Trace::track(const std::string& name) {
   const std::lock_guard lock(mutex_);
   const int id = next_track_++;
+  const int groups = static_cast<int>(groups_.size());
+  const int group = groups_.try_emplace(without_number(name), groups).first->second;
   std::fprintf(
       file_,
       "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
@@ -48,7 +57,7 @@ int Trace::track(const std::string& name) {
   std::fprintf(file_,
                ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{"
                "\"sort_index\":%d}}",
-               id, id);
+               id, group * kTracksOfGroup + id);
   first_ = false;
   return id;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -21,7 +22,8 @@ class Trace {
   static std::unique_ptr<Trace> open(const std::string& path);
   ~Trace();
 
-  /// A new track (a row in the viewer). Spans of one track follow each other or nest; work that
+  /// A new track (a row in the viewer), beside those whose name is the same but for a number at its
+  /// end, however late it is made. Spans of one track follow each other or nest; work that
   /// overlaps takes a track for each lane, as aio/io_activity.cc does.
   int track(const std::string& name);
 
@@ -36,6 +38,7 @@ class Trace {
   std::string path_;
   Nanoseconds origin_ = monotonic_now();
   int next_track_ = 1;
+  std::map<std::string, int> groups_;  ///< names without numbers, in order of appearance
   bool first_ = true;
 };
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -60,6 +61,25 @@ TEST_F(TraceFile, HoldsNamedTracksAndSpansInMicroseconds) {
   EXPECT_EQ(spans[0]["tid"], spans[1]["tid"]);
   EXPECT_FALSE(spans[1].contains("args"));
   EXPECT_NEAR(spans[1]["ts"].get<double>() - spans[0]["ts"].get<double>(), 2.0, 0.0011);
+}
+
+TEST_F(TraceFile, LanesOfOneResourceStandTogetherHoweverLateTheyAreMade) {
+  {
+    const auto trace = Trace::open(path());
+    for (const char* name : {"worker 0", "nvme read", "nvme write", "nvme read 2", "worker 1"})
+      trace->track(name);
+  }
+  std::map<int, std::string> name_of;
+  std::map<int, std::string> sorted;
+  for (const auto& event : read()) {
+    if (event["name"] == "thread_name") name_of[event["tid"]] = event["args"]["name"];
+    if (event["name"] == "thread_sort_index")
+      sorted[event["args"]["sort_index"]] = name_of.at(event["tid"]);
+  }
+  std::vector<std::string> rows;
+  for (const auto& [index, name] : sorted) rows.push_back(name);
+  EXPECT_EQ(rows, (std::vector<std::string>{"worker 0", "worker 1", "nvme read", "nvme read 2",
+                                            "nvme write"}));
 }
 
 TEST_F(TraceFile, WithoutEventsIsValidToo) {
