@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "aio/probe.h"
 #include "base/error.h"
 
 namespace ziggurat {
@@ -27,6 +28,12 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   WorkerPoolOptions pool{.threads = threads, .cpus = {}, .trace = runtime->trace.get()};
   if (threads <= cores.size())
     pool.cpus.assign(cores.begin(), cores.begin() + static_cast<std::ptrdiff_t>(threads));
+  runtime->io_engine = options.io_engine;
+  if (!runtime->io_engine) {
+    runtime->io_engine = [](Reactor& reactor, const std::string& directory) {
+      return choose_io_engine(reactor, directory);
+    };
+  }
   runtime->workers = std::make_unique<WorkerPool>(std::move(pool));
   runtime->reactor.start();
   return runtime;

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "aio/io_engine.h"
 #include "base/runtime/metrics.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/trace.h"
@@ -15,9 +17,15 @@
 
 namespace ziggurat {
 
+/// Makes what moves the bytes of the files in `directory`. On the reactor's thread. Errors: its
+/// own.
+using IoEngineFactory =
+    std::function<std::unique_ptr<IoEngine>(Reactor& reactor, const std::string& directory)>;
+
 struct RuntimeOptions {
   std::size_t threads = 0;  ///< the core budget; 0: one per physical core this process may use
   std::string trace_path;   ///< empty: no trace
+  IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
 };
 
 /// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
@@ -33,6 +41,7 @@ struct Runtime {
   std::unique_ptr<Trace> trace;  ///< may be null
   Reactor reactor;
   std::unique_ptr<WorkerPool> workers;
+  IoEngineFactory io_engine;  ///< never empty
 };
 
 }  // namespace ziggurat

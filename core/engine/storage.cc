@@ -11,7 +11,6 @@
 #include <map>
 
 #include "aio/drive_queue.h"
-#include "aio/probe.h"
 #include "base/bytes.h"
 #include "base/error.h"
 
@@ -63,7 +62,7 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::vector<Store
       DriveQueueOptions options;
       if (measured[devices[i]] > 0) options.outstanding_bytes_max = measured[devices[i]];
       storage->drives.push_back(std::make_unique<DriveQueue>(
-          runtime.reactor, choose_io_engine(runtime.reactor, store[i].path), options));
+          runtime.reactor, runtime.io_engine(runtime.reactor, store[i].path), options));
       io = storage->drives.back().get();
     }
     storage->places.push_back(
