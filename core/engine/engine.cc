@@ -86,14 +86,27 @@ void EngineImpl::finish_gradient(UnitId unit) {
   }(*this, unit));
 }
 
-AdamWStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
-  return AdamWStep::make({.learning_rate = learning_rate,
-                          .beta1 = config_.adamw.beta1,
-                          .beta2 = config_.adamw.beta2,
-                          .eps = config_.adamw.eps,
-                          .weight_decay = config_.adamw.weight_decay,
-                          .grad_scale = grad_scale,
-                          .t = generation_ + 1});
+/// Of every group, 0 first: that of parameters of none.
+StepScalars EngineImpl::scalars(float learning_rate, float grad_scale) const {
+  const AdamWStep::Settings settings{.learning_rate = learning_rate,
+                                     .beta1 = config_.adamw.beta1,
+                                     .beta2 = config_.adamw.beta2,
+                                     .eps = config_.adamw.eps,
+                                     .weight_decay = config_.adamw.weight_decay,
+                                     .grad_scale = grad_scale,
+                                     .t = generation_ + 1};
+  StepScalars steps{AdamWStep::make(settings)};
+  for (const ParamGroup& group : config_.param_groups) {
+    AdamWStep::Settings own = settings;
+    own.learning_rate = settings.learning_rate * group.lr_scale;
+    own.beta1 = group.beta1.value_or(settings.beta1);
+    own.beta2 = group.beta2.value_or(settings.beta2);
+    own.eps = group.eps.value_or(settings.eps);
+    own.weight_decay = group.weight_decay.value_or(settings.weight_decay);
+    steps.push_back(AdamWStep::make(own));
+    if (group.weight_decay) steps.back().no_decay_factor = steps.back().decay_factor;
+  }
+  return steps;
 }
 
 void EngineImpl::prepare_step(float learning_rate) {
