@@ -186,7 +186,7 @@ StepRecord TrainRun::step(std::uint64_t index) {
   const CounterSnapshot at_begin = CounterSnapshot::of(runtime_->metrics);
   const gpt::ComputeSeconds compute_before = trainer_->compute_seconds();
   const float rate = learning_rate(options_, index);
-  engine_->prepare_step(rate);
+  engine_->prepare_step({.learning_rate = rate, .blob = {}});
 
   StepRecord record;
   record.step = index + 1;
