@@ -13,7 +13,7 @@
 namespace ziggurat {
 namespace {
 
-void check(const AdamWRecord& record, std::span<const DecayRun> runs) {
+void check(StepView steps, const AdamWRecord& record, std::span<const DecayRun> runs) {
   const std::size_t count = record.master.size();
   ZIGGURAT_CHECK(record.exp_avg.size() == count && record.exp_avg_sq.size() == count &&
                      record.grad.size() == count && record.param.size() == count,
@@ -24,6 +24,8 @@ void check(const AdamWRecord& record, std::span<const DecayRun> runs) {
   for (const DecayRun& run : runs) {
     ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,
                    "run [{}, {}) after a run that ended at {}", run.begin, run.end, covered);
+    ZIGGURAT_CHECK(run.group < steps.size(), "a run of group {}, and {} steps", run.group,
+                   steps.size());
     covered = run.end;
   }
   ZIGGURAT_CHECK(covered == count, "runs cover {} of {} elements", covered, count);
@@ -32,8 +34,8 @@ void check(const AdamWRecord& record, std::span<const DecayRun> runs) {
 /// Walks the runs of a record from front to back.
 class Sweep {
  public:
-  Sweep(const AdamWStep& step, const AdamWRecord& record, std::span<const DecayRun> runs)
-      : step_(step), record_(record), run_(runs.begin()) {}
+  Sweep(StepView steps, const AdamWRecord& record, std::span<const DecayRun> runs)
+      : steps_(steps), record_(record), run_(runs.begin()) {}
 
   /// The elements from where the last one ended up to `end`, or to the end of the run if that is
   /// nearer.
@@ -47,45 +49,53 @@ class Sweep {
             .grad = record_.grad.data() + begin,
             .param = record_.param.data() + begin,
             .count = at_ - begin,
-            .decay_factor = run_->decay ? step_.decay_factor : 1.0f};
+            .decay_factor = run_->decay ? step().decay_factor : step().no_decay_factor};
   }
+  /// Of the elements that next() gave.
+  const AdamWStep& step() const { return steps_[run_->group]; }
   std::size_t at() const { return at_; }
 
  private:
-  const AdamWStep& step_;
+  StepView steps_;
   const AdamWRecord& record_;
   std::span<const DecayRun>::iterator run_;
   std::size_t at_ = 0;
 };
 
 /// Most tiles lie in one run. One that does not is hashed around its updates.
-void update_tile(const AdamWStep& step, Sweep& sweep, bool verify, internal::TileHashes& hashes) {
+void update_tile(Sweep& sweep, bool verify, internal::TileHashes& hashes) {
   const std::size_t end = sweep.at() + kTileElements;
   internal::AdamWSlice slice = sweep.next(end);
   if (slice.count == kTileElements) {
-    internal::adamw_hashed(step, slice, verify, hashes);
+    internal::adamw_hashed(sweep.step(), slice, verify, hashes);
     return;
   }
   internal::AdamWSlice tile = slice;
   tile.count = kTileElements;
   internal::hash_around(tile, verify, hashes, [&] {
-    internal::adamw(step, slice);
-    while (sweep.at() < end) internal::adamw(step, sweep.next(end));
+    internal::adamw(sweep.step(), slice);
+    while (sweep.at() < end) {
+      slice = sweep.next(end);
+      internal::adamw(sweep.step(), slice);
+    }
   });
 }
 
 }  // namespace
 
-void adamw_update(const AdamWStep& step, const AdamWRecord& record,
+void adamw_update(StepView steps, const AdamWRecord& record,
                   std::span<const DecayRun> runs) noexcept {
-  check(record, runs);
-  Sweep sweep(step, record, runs);
-  while (sweep.at() < record.master.size()) internal::adamw(step, sweep.next(record.master.size()));
+  check(steps, record, runs);
+  Sweep sweep(steps, record, runs);
+  while (sweep.at() < record.master.size()) {
+    const internal::AdamWSlice slice = sweep.next(record.master.size());
+    internal::adamw(sweep.step(), slice);
+  }
 }
 
-RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& record,
+RecordHashes adamw_update_hashed(StepView steps, const AdamWRecord& record,
                                  std::span<const DecayRun> runs, const HashedUpdate& hashing) {
-  check(record, runs);
+  check(steps, record, runs);
   const std::size_t count = record.master.size();
   ZIGGURAT_CHECK(count % kTileElements == 0, "{} elements are not whole tiles of {}", count,
                  kTileElements);
@@ -94,10 +104,10 @@ RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& recor
   std::vector<std::uint64_t> before(hashing.verify ? 3 * tiles : 0);
   std::vector<std::uint64_t> after(3 * tiles);
 
-  Sweep sweep(step, record, runs);
+  Sweep sweep(steps, record, runs);
   for (std::size_t tile = 0; tile < tiles; ++tile) {
     internal::TileHashes hashes;
-    update_tile(step, sweep, hashing.verify, hashes);
+    update_tile(sweep, hashing.verify, hashes);
     for (std::size_t array = 0; array < 3; ++array) {
       if (hashing.verify) before[array * tiles + tile] = hashes.before[array];
       after[array * tiles + tile] = hashes.after[array];

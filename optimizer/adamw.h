@@ -23,9 +23,10 @@ struct AdamWStep {
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float eps;
-  float step_size;       ///< lr / (1 - beta1^t)
-  float inv_bias2_sqrt;  ///< 1 / sqrt(1 - beta2^t)
-  float decay_factor;    ///< 1 - lr * weight_decay
+  float step_size;            ///< lr / (1 - beta1^t)
+  float inv_bias2_sqrt;       ///< 1 / sqrt(1 - beta2^t)
+  float decay_factor;         ///< 1 - lr * weight_decay
+  float no_decay_factor = 1;  ///< of elements that do not decay
   /// Clip factor times 1/(accumulation divisor): multiplies the widened gradient
   float grad_scale;
 
@@ -41,11 +42,20 @@ struct AdamWStep {
   static AdamWStep make(const Settings& settings) noexcept;
 };
 
-/// Elements [begin, end) of a record share a decay setting; runs cover the record in order.
+/// Elements [begin, end) of a record share their settings; runs cover the record in order.
 struct DecayRun {
   std::size_t begin;
   std::size_t end;
   bool decay;
+  std::uint32_t group = 0;  ///< whose step: of StepScalars
+};
+
+/// A step's scalars for each parameter group. A single AdamWStep is group 0's, where it is alone.
+using StepScalars = std::vector<AdamWStep>;
+class StepView : public std::span<const AdamWStep> {
+ public:
+  StepView(const StepScalars& steps) : span(steps) {}  // NOLINT: converts
+  StepView(const AdamWStep& step) : span(&step, 1) {}  // NOLINT: converts
 };
 
 /// Views of one record and what goes with it; all of the same count.
@@ -56,8 +66,8 @@ struct AdamWRecord {
 };
 
 /// Updates `record`, any count and alignment. Bits do not depend on the target in use; every NaN
-/// stored is 0x7fc00000. `runs` must cover the record.
-void adamw_update(const AdamWStep& step, const AdamWRecord& record,
+/// stored is 0x7fc00000. `runs` must cover the record, in groups that have a step.
+void adamw_update(StepView steps, const AdamWRecord& record,
                   std::span<const DecayRun> runs) noexcept;
 
 /// adamw_update tile by tile (tiers/record_hash.h), hashing each tile before and after while it is
@@ -71,7 +81,7 @@ struct RecordHashes {
   std::uint64_t before = 0;  ///< 0 if not verified
   std::uint64_t after = 0;
 };
-RecordHashes adamw_update_hashed(const AdamWStep& step, const AdamWRecord& record,
+RecordHashes adamw_update_hashed(StepView steps, const AdamWRecord& record,
                                  std::span<const DecayRun> runs, const HashedUpdate& hashing);
 
 /// The instruction set in use ("scalar", "AVX2", "AVX3", ...), and all that this CPU can run.

@@ -86,23 +86,47 @@ void EngineImpl::finish_gradient(UnitId unit) {
   }(*this, unit));
 }
 
-AdamWStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
-  return AdamWStep::make({.learning_rate = learning_rate,
-                          .beta1 = config_.adamw.beta1,
-                          .beta2 = config_.adamw.beta2,
-                          .eps = config_.adamw.eps,
-                          .weight_decay = config_.adamw.weight_decay,
-                          .grad_scale = grad_scale,
-                          .t = generation_ + 1});
+/// Of every group, 0 first: that of parameters of none.
+StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) const {
+  AdamWStep::Settings settings{.learning_rate = options.learning_rate,
+                               .beta1 = config_.adamw.beta1,
+                               .beta2 = config_.adamw.beta2,
+                               .eps = config_.adamw.eps,
+                               .weight_decay = config_.adamw.weight_decay,
+                               .grad_scale = grad_scale,
+                               .t = generation_ + 1};
+  if (options.betas) {
+    settings.beta1 = static_cast<float>(options.betas->beta1);
+    settings.beta2 = static_cast<float>(options.betas->beta2);
+  }
+  for (const float beta : {settings.beta1, settings.beta2}) {
+    if (beta >= 0 && beta < 1) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("step {}: beta {:g}: it must be at least 0 and less than 1", settings.t, beta));
+  }
+  StepScalars steps{AdamWStep::make(settings)};
+  for (const ParamGroup& group : config_.param_groups) {
+    AdamWStep::Settings own = settings;
+    own.learning_rate = settings.learning_rate * group.lr_scale;
+    own.beta1 = group.beta1.value_or(settings.beta1);
+    own.beta2 = group.beta2.value_or(settings.beta2);
+    own.eps = group.eps.value_or(settings.eps);
+    own.weight_decay = group.weight_decay.value_or(settings.weight_decay);
+    steps.push_back(AdamWStep::make(own));
+    if (group.weight_decay) steps.back().no_decay_factor = steps.back().decay_factor;
+  }
+  return steps;
 }
 
-void EngineImpl::prepare_step(float learning_rate) {
-  if (config_.clip_norm > 0) return;  // the norm decides: nothing can start early
-  runtime_.reactor.block_on([](EngineImpl& self, float rate) -> Task<> {
-    self.early_ = self.scalars(rate, 1.0F);
-    self.early_learning_rate_ = rate;
+void EngineImpl::prepare_step(const StepOptions& options) {
+  if (config_.clip_norm > 0 || options.loss_scale) return;  // the norm decides
+  runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
+    self.early_ = self.scalars(announced, 1.0F);
+    self.early_options_ = {
+        .learning_rate = announced.learning_rate, .betas = announced.betas, .blob = {}};
     co_return;
-  }(*this, learning_rate));
+  }(*this, options));
 }
 
 StepResult EngineImpl::step(const StepOptions& options) {
@@ -115,28 +139,51 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     co_await flow_->all_arrived();
     co_await cache_->quiesce();
   }
-  if (early_ && early_learning_rate_ != options.learning_rate) {
+  if (early_ && (early_options_.learning_rate != options.learning_rate ||
+                 early_options_.betas != options.betas || options.loss_scale)) {
     throw Error(ErrorCode::kInvalidArgument,
-                "step() has another learning rate than prepare_step() announced");
+                "step() has another learning rate, other betas or another loss scale than "
+                "prepare_step() announced");
+  }
+  if (options.loss_scale && !(*options.loss_scale > 0 && std::isfinite(*options.loss_scale))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("step {}: a loss scale of {:g}", generation_ + 1, *options.loss_scale));
   }
   std::array<double, 1> square{flow_->norm_squared()};
   const std::span<double> sum(square);
   co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
-  const double norm = std::sqrt(square[0]);
+  const double loss_scale = options.loss_scale.value_or(1.0F);
+  const double norm = std::sqrt(square[0]) / loss_scale;
   if (!std::isfinite(norm)) {
+    if (options.loss_scale) {
+      skip_step();
+      co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
+    }
     throw Error(ErrorCode::kUnavailable, fmt::format("the gradient norm of step {} is {}: nothing "
                                                      "was updated, generation {} stands; a lower "
                                                      "--lr or a longer --warmup may help",
                                                      generation_ + 1, norm, durable_generation()));
   }
   const float coefficient = clip_coefficient(norm, config_.clip_norm);
+  const StepScalars steps = scalars(options, static_cast<float>(coefficient / loss_scale));
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
-  sweep_->end_step(scalars(options.learning_rate, coefficient), last_blob_);
+  sweep_->end_step(steps, last_blob_);
   ++generation_;
   early_.reset();
   flow_->begin_step();
   cache_->begin_generation(generation_);
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
+}
+
+/// The sweep of the generation being made has begun and waits for its scalars; the next gradients
+/// go to it. Those that are home would keep the memory that the next ones need.
+void EngineImpl::skip_step() {
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
+    flow_->arrived(id).reset();
+    grads_->drop(id);
+  }
+  flow_->begin_step();
+  cache_->begin_generation(generation_);
 }
 
 std::uint64_t EngineImpl::durable_generation() const {

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,12 +28,18 @@
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
+#include "optimizer/schedule.h"
 #include "tiers/device.h"
 
 namespace ziggurat {
 
 struct StepOptions {
   float learning_rate = 0;
+  std::optional<Betas> betas = std::nullopt;  ///< of this step, in place of EngineConfig::adamw's
+  /// What the trainer multiplied the loss by (LossScaler::scale()); gradients are divided by it.
+  /// Where it is given, a norm that is not finite skips the step instead of being an error, and
+  /// updates wait for the norm.
+  std::optional<float> loss_scale = std::nullopt;
   std::span<const std::byte>
       blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step
 };
@@ -41,6 +48,7 @@ struct StepResult {
   std::uint64_t generation = 0;  ///< the generation this step makes; not durable yet
   double grad_norm = 0;          ///< global 2-norm of the 16-bit gradients, before clipping
   bool clipped = false;
+  bool skipped = false;  ///< the gradients overflowed: nothing changed, generation is the old one
 };
 
 /// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of
@@ -85,14 +93,15 @@ class Engine {
   /// the span is gone.
   virtual void finish_gradient(UnitId unit) = 0;
 
-  /// Optional, before the step's first finish_gradient(): with the learning rate known and clipping
-  /// off, updates start during backward instead of after it. step() must then be given the same
-  /// learning rate.
-  virtual void prepare_step(float learning_rate) { static_cast<void>(learning_rate); }
+  /// Optional, before the step's first finish_gradient(): with the step's options known, clipping
+  /// off and no loss scale, updates start during backward instead of after it. step() must then be
+  /// given the same, but for the blob.
+  virtual void prepare_step(const StepOptions& options) { static_cast<void>(options); }
 
   /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the
   /// optimizer sweep and returns; the sweep goes on under the next forward. Waits, if need be,
-  /// until the generation before is durable.
+  /// until the generation before is durable. Errors: kUnavailable for a norm that is not finite;
+  /// kInvalidArgument for options that make no step.
   virtual StepResult step(const StepOptions& options) = 0;
 
   /// Generation the parameters now stand at (number of finished steps), and the newest durable one.

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
 
 namespace ziggurat {
@@ -40,6 +41,7 @@ struct EngineConfig {
   std::uint64_t trainer_device_bytes = 0;
 
   AdamWConfig adamw;
+  std::vector<ParamGroup> param_groups;  ///< parameters with other settings than adamw's
   float clip_norm =
       1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
 

@@ -39,7 +39,7 @@ class EngineImpl final : public Engine {
   void release(UnitId unit) override;
   std::span<float> gradient(UnitId unit) override;
   void finish_gradient(UnitId unit) override;
-  void prepare_step(float learning_rate) override;
+  void prepare_step(const StepOptions& options) override;
   StepResult step(const StepOptions& options) override;
 
   std::uint64_t generation() const override { return generation_; }
@@ -74,8 +74,9 @@ class EngineImpl final : public Engine {
 
   // engine.cc
   Task<StepResult> finish_step(const StepOptions& options);
+  void skip_step();
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
-  AdamWStep scalars(float learning_rate, float grad_scale) const;
+  StepScalars scalars(const StepOptions& options, float grad_scale) const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
   void fail(std::exception_ptr error);
 
@@ -103,8 +104,8 @@ class EngineImpl final : public Engine {
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  std::optional<AdamWStep> early_;  // scalars of the step under way, if they do not need the norm
-  float early_learning_rate_ = 0;
+  std::optional<StepScalars> early_;  // scalars of the step under way, if they do not need the norm
+  StepOptions early_options_;         // what they were made from
   std::exception_ptr error_;
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;

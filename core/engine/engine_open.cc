@@ -64,6 +64,7 @@ void EngineImpl::validate() const {
 
 void EngineImpl::open(const Initializer& initialize) {
   validate();
+  assign_groups(model_, config_.param_groups);
   runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
     co_await self.open_store();
     co_await self.build_floors();

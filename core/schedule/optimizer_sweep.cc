@@ -38,7 +38,7 @@ struct OptimizerSweep::Pass {
   }
 
   std::uint64_t generation;  // the one being made
-  AdamWStep step{};
+  StepScalars step;
   Signal scalars;  // step is known
   Signal ended;    // blob is known
   Signal done;     // all chunks updated; on NVMe: the generation is durable
@@ -81,7 +81,7 @@ void OptimizerSweep::begin(std::uint64_t generation) {
 }
 
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
-                                      const AdamWStep* early) {
+                                      const StepScalars* early) {
   begin(generation);
   if (early != nullptr && !current_->scalars.is_set()) {
     current_->step = *early;
@@ -97,7 +97,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
   for (ChunkId id = 0; id < ahead; ++id) start_chunk(current_, id);
 }
 
-void OptimizerSweep::end_step(const AdamWStep& step, std::vector<std::byte> blob) {
+void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
   ZIGGURAT_CHECK(current_ != nullptr && !current_->ended.is_set(), "a step without gradients");
   if (!current_->scalars.is_set()) {
     current_->step = step;

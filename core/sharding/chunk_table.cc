@@ -15,26 +15,26 @@
 namespace ziggurat {
 namespace {
 
-/// The decay setting of elements [begin, end) of `unit`; what lies behind its parameters is padding
-/// and does not decay.
+/// The settings of elements [begin, end) of `unit`; what lies behind its parameters is padding and
+/// does not decay.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end) {
   std::vector<DecayRun> runs;
-  const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay) {
+  const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay, std::uint32_t group) {
     from = std::max(from, begin);
     to = std::min(to, end);
     if (from >= to) return;
-    if (!runs.empty() && runs.back().decay == decay) {
+    if (!runs.empty() && runs.back().decay == decay && runs.back().group == group) {
       runs.back().end = to - begin;
     } else {
-      runs.push_back({from - begin, to - begin, decay});
+      runs.push_back({from - begin, to - begin, decay, group});
     }
   };
   std::uint64_t offset = 0;
   for (const ParamSpec& param : unit.params) {
-    append(offset, offset + param.count(), param.decay);
+    append(offset, offset + param.count(), param.decay, param.group);
     offset += param.count();
   }
-  append(offset, end, false);
+  append(offset, end, false, 0);
   return runs;
 }
 

@@ -61,7 +61,8 @@ class ChunkTable {
   std::uint64_t largest_unit_padded_count() const noexcept;
   std::uint64_t largest_chunk_count() const noexcept;
   std::vector<std::uint64_t> record_bytes() const;
-  /// Which elements of a chunk decay; covers the whole chunk, padding too.
+  /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
+  /// too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
   const ModelSpec& model() const noexcept { return model_; }
 

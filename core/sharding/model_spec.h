@@ -15,7 +15,8 @@ using UnitId = std::uint32_t;
 struct ParamSpec {
   std::string name;
   std::vector<std::int64_t> shape;
-  bool decay = true;  ///< weight decay applies (matrices, by custom; not biases and norms)
+  bool decay = true;        ///< weight decay applies (matrices, by custom; not biases and norms)
+  std::uint32_t group = 0;  ///< the engine's: assign_groups()
 
   std::uint64_t count() const {
     return std::accumulate(

@@ -27,6 +27,15 @@ class AdvisedError : public Error {
 
 int train(const TrainOptions& options);
 
+/// A table, or a JSON file of every step. Takes the settings of `train`.
+struct ScheduleCommand {
+  ScheduleOptions schedule;
+  std::uint64_t steps = 0;
+  std::string json_path;  ///< empty: the table
+};
+ScheduleCommand read_show_schedule(const Settings& settings);
+int show_schedule(const ScheduleCommand& command);
+
 struct SampleCommand {
   std::string store;
   std::string prompt;

@@ -49,6 +49,11 @@ struct Flags {
     }
   }
 
+  void add_config_to(CLI::App& command) {
+    command.add_option("--config", config, "JSON file with the same keys; flags win over it")
+        ->type_name("FILE");
+  }
+
   Settings settings() const {
     Settings settings(table);
     for (const auto& [key, text] : texts) settings.apply_flag(key, text);
@@ -138,10 +143,11 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (rest.empty()) {
-      return known.size() == 1
-                 ? fmt::format("say what to do: {}; {}", known.front(), help)
-                 : fmt::format(
-                       "say what to do: bench, profile, train, sample, export or doctor; {}", help);
+      return known.size() == 1 ? fmt::format("say what to do: {}; {}", known.front(), help)
+                               : fmt::format(
+                                     "say what to do: bench, profile, schedule, train, sample, "
+                                     "export or doctor; {}",
+                                     help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
@@ -172,12 +178,18 @@ int run(int argc, char** argv) {
   CLI::App* train_command = app.add_subcommand(
       "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
   train_flags.add_to(*train_command);
-  train_command
-      ->add_option("--config", train_flags.config,
-                   "JSON file with the same keys; flags win over it")
-      ->type_name("FILE");
+  train_flags.add_config_to(*train_command);
   train_command->callback(
       [&] { action = [&] { return train(read_train_options(train_flags.settings())); }; });
+
+  Flags schedule_flags{train_settings(), {}, {}};
+  CLI::App* schedule_command = app.add_subcommand(
+      "schedule", "show the learning rates of the run that `train` with the same flags would be");
+  schedule_flags.add_to(*schedule_command);
+  schedule_flags.add_config_to(*schedule_command);
+  schedule_command->callback([&] {
+    action = [&] { return show_schedule(read_show_schedule(schedule_flags.settings())); };
+  });
 
   Flags sample_flags{sample_settings(), {}, {}};
   CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");

@@ -58,12 +58,12 @@ RunIdentity RunIdentity::parse(const std::string& text) {
 }
 
 ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t threads) {
-  return {
+  ChangeableSettings settings{
       {"steps", fmt::format("{}", options.steps)},
-      {"lr", fmt::format("{:g}", options.learning_rate)},
-      {"warmup", fmt::format("{}", options.warmup)},
+      {"schedule", options.schedule.name},
       {"betas", fmt::format("{:g},{:g}", options.adamw.beta1, options.adamw.beta2)},
       {"weight-decay", fmt::format("{:g}", options.adamw.weight_decay)},
+      {"param-groups", options.param_groups_text.empty() ? "none" : options.param_groups_text},
       {"clip", fmt::format("{:g}", options.clip_norm)},
       {"activation-checkpointing",
        options.shape.checkpointing == gpt::ActivationCheckpointing::kBlock ? "block" : "off"},
@@ -72,6 +72,8 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
       {"placement", to_string(options.placement)},
       {"threads", fmt::format("{}", threads)},
   };
+  settings.insert(options.schedule.parameters.begin(), options.schedule.parameters.end());
+  return settings;
 }
 
 std::vector<std::byte> RunState::encode() const {

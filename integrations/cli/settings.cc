@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <numeric>
@@ -125,6 +126,11 @@ std::string Settings::choice(const std::string& key,
   const std::string& text = value(key).text;
   if (std::find(words.begin(), words.end(), text) != words.end()) return text;
   throw UsageError(fmt::format("{} is none of {}", described(key), fmt::join(words, ", ")));
+}
+
+bool Settings::truth(const std::string& key) const {
+  static constexpr std::array<std::string_view, 2> kWords{"true", "false"};
+  return choice(key, kWords) == "true";
 }
 
 std::string closest(std::string_view word, std::span<const std::string> words) {

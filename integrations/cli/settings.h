@@ -25,7 +25,17 @@ class UsageError : public Error {
   explicit UsageError(const std::string& message) : Error(ErrorCode::kInvalidArgument, message) {}
 };
 
-enum class SettingKind : std::uint8_t { kText, kInteger, kNumber, kNumbers, kSize, kSwitch };
+/// A switch is off unless its flag is there; a truth's flag says true or false.
+enum class SettingKind : std::uint8_t {
+  kText,
+  kInteger,
+  kNumber,
+  kNumbers,
+  kSize,
+  kSwitch,
+  kTruth,
+  kGroups
+};
 
 struct Setting {
   std::string key;  ///< "lr": the flag is --lr, the file's key "lr"
@@ -47,6 +57,8 @@ class Settings {
   /// A flag's value. Flags win over the file whichever comes first.
   void apply_flag(const std::string& key, const std::string& value);
 
+  /// A flag or the file has set it.
+  bool given(const std::string& key) const { return value(key).source != Source::kDefault; }
   /// The value's text; "" where there is neither value nor default.
   const std::string& text(const std::string& key) const;
   /// Errors of the rest: UsageError naming the flag or file, the value and what would do.
@@ -64,6 +76,7 @@ class Settings {
   std::vector<double> numbers(const std::string& key, std::size_t count, NumberRange range) const;
   std::uint64_t size(const std::string& key, std::uint64_t min_bytes) const;
   bool on(const std::string& key) const { return text(key) == "true"; }
+  bool truth(const std::string& key) const;
   /// One of `words`.
   std::string choice(const std::string& key, std::span<const std::string_view> words) const;
 

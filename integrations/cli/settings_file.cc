@@ -65,9 +65,31 @@ std::string_view expected(SettingKind kind) {
     case SettingKind::kNumber: return "a number";
     case SettingKind::kNumbers: return "a list of numbers, or a string like \"0.9,0.95\"";
     case SettingKind::kSize: return "a size: a string like \"160MiB\", or a number of bytes";
-    case SettingKind::kSwitch: return "true or false";
+    case SettingKind::kSwitch:
+    case SettingKind::kTruth: return "true or false";
+    case SettingKind::kGroups:
+      return "a list of groups like {\"params\": \"h.*\", \"lr-scale\": 0.5}, or a string";
   }
   return "?";
+}
+
+/// [{"params": "h.*", "eps": 1e-6}] as "h.*:eps=1e-06"; nothing for anything else.
+std::optional<std::string> groups_as_text(const json& groups) {
+  if (groups.is_string()) return groups.get<std::string>();
+  if (!groups.is_array()) return std::nullopt;
+  std::string text;
+  for (const json& group : groups) {
+    if (!group.is_object() || !group.contains("params") || !group["params"].is_string())
+      return std::nullopt;
+    std::string entries;
+    for (const auto& [key, value] : group.items()) {
+      if (key == "params") continue;
+      if (!value.is_number()) return std::nullopt;
+      entries += (entries.empty() ? "" : ",") + key + "=" + value.dump();
+    }
+    text += (text.empty() ? "" : ";") + group["params"].get<std::string>() + ":" + entries;
+  }
+  return text;
 }
 
 /// The text a flag would have had; nothing for a value of the wrong type.
@@ -97,8 +119,10 @@ std::optional<std::string> as_text(const json& value, SettingKind kind) {
       if (value.is_number_unsigned()) return value.dump();
       break;
     case SettingKind::kSwitch:
+    case SettingKind::kTruth:
       if (value.is_boolean()) return value.dump();
       break;
+    case SettingKind::kGroups: return groups_as_text(value);
   }
   return std::nullopt;
 }

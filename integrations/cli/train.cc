@@ -97,6 +97,7 @@ void TrainRun::open() {
   config.trainer_device_bytes =
       gpt::Trainer::workspace_bytes(options_.model, options_.shape, threads());
   config.adamw = options_.adamw;
+  config.param_groups = options_.param_groups;
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.slots = options_.slots;
   config.resume = options_.resume;
@@ -185,13 +186,16 @@ StepRecord TrainRun::step(std::uint64_t index) {
   const double data_end = now_s();
   const CounterSnapshot at_begin = CounterSnapshot::of(runtime_->metrics);
   const gpt::ComputeSeconds compute_before = trainer_->compute_seconds();
-  const float rate = learning_rate(options_, index);
-  engine_->prepare_step(rate);
+  const ScheduledStep planned = scheduled(options_.schedule.schedule, index);
+  StepOptions options{.learning_rate = static_cast<float>(planned.learning_rate),
+                      .betas = planned.betas,
+                      .blob = {}};
+  engine_->prepare_step(options);
 
   StepRecord record;
   record.step = index + 1;
   record.loss = static_cast<float>(trainer_->forward_backward(batches));
-  record.learning_rate = rate;
+  record.learning_rate = options.learning_rate;
   const double passes_end = now_s();
   const CounterSnapshot after_passes = CounterSnapshot::of(runtime_->metrics);
   const gpt::ComputeSeconds compute_after = trainer_->compute_seconds();
@@ -202,7 +206,8 @@ StepRecord TrainRun::step(std::uint64_t index) {
 
   const std::vector<std::byte> blob =
       RunState{.steps_done = record.step, .settings = settings_}.encode();
-  const StepResult result = engine_->step({.learning_rate = rate, .blob = blob});
+  options.blob = blob;
+  const StepResult result = engine_->step(options);
   const double end = now_s();
   const CounterSnapshot at_end = CounterSnapshot::of(runtime_->metrics);
 

@@ -8,45 +8,58 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "integrations/cli/group_options.h"
 #include "integrations/cli/store_paths.h"
 
 namespace ziggurat::cli {
 
 std::span<const Setting> train_settings() {
   using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"model", kText, "gpt2-small", "NAME", "gpt2-small, gpt2-medium or LAYERSxWIDTHxHEADS"},
-      {"data", kText, "", "PATH", "text to learn: a file, or a folder of files (required)"},
-      {"store", kText, "", "DIR[,DIR..]",
-       "folder of the training state (required); several, on different drives, share it"},
-      {"steps", kInteger, "60", "N", "steps in total; a resumed run does the rest"},
-      {"batch", kInteger, "2", "B", "sequences in a micro-batch"},
-      {"accumulate", kInteger, "4", "K", "micro-batches in a step"},
-      {"context", kInteger, "256", "T", "bytes in a sequence"},
-      {"lr", kNumber, "6e-4", "RATE", "learning rate: linear over the warm-up, then constant"},
-      {"betas", kNumbers, "0.9,0.95", "B1,B2", "AdamW's moving averages"},
-      {"weight-decay", kNumber, "0.1", "X", "decoupled decay, on matrices only"},
-      {"warmup", kInteger, "10", "N", "steps of warm-up"},
-      {"clip", kNumber, "1.0", "NORM",
-       "largest global 2-norm of the gradient; 0 turns clipping off"},
-      {"eval-every", kInteger, "0", "N", "held-out loss every N steps; 0: at the end only"},
-      {"activation-checkpointing", kText, "block", "block|off",
-       "keep each block's input only, or everything"},
-      {"slots", kInteger, "2", "1|2",
-       "2: every finished step is durable; 1: half the space, and a kill within a step loses the "
-       "run"},
-      {"seed", kInteger, "1", "S", "of initial values and batches"},
-      {"device-memory", kSize, "160MiB", "SIZE", "budget of the device"},
-      {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
-      {"placement", kText, "params=host,grads=host,optimizer=nvme", "WHERE",
-       "tier (device, host, nvme) of each class of state, or all=TIER"},
-      {"threads", kInteger, "0", "N", "workers; 0: one for each physical core"},
-      {"resume", kText, "auto", "auto|never",
-       "go on from the store's last durable step, or replace the store"},
-      {"trace", kText, "", "FILE", "write a trace of the run (Chrome format, for ui.perfetto.dev)"},
-      {"json", kText, "", "FILE", "write the figures of every step and of the whole run"},
-      {"print-loss-bits", kSwitch, "false", "", "print the bits of every step's fp32 loss"},
-  };
+  static const std::vector<Setting> table = [] {
+    std::vector<Setting> all{
+        {"model", kText, "gpt2-small", "NAME", "gpt2-small, gpt2-medium or LAYERSxWIDTHxHEADS"},
+        {"data", kText, "", "PATH", "text to learn: a file, or a folder of files (required)"},
+        {"store", kText, "", "DIR[,DIR..]",
+         "folder of the training state (required); several, on different drives, share it"},
+        {"steps", kInteger, "60", "N", "steps in total; a resumed run does the rest"},
+        {"batch", kInteger, "2", "B", "sequences in a micro-batch"},
+        {"accumulate", kInteger, "4", "K", "micro-batches in a step"},
+        {"context", kInteger, "256", "T", "bytes in a sequence"},
+    };
+    all.insert(all.end(), schedule_settings().begin(), schedule_settings().end());
+    all.insert(
+        all.end(),
+        {
+            {"betas", kNumbers, "0.9,0.95", "B1,B2", "AdamW's moving averages"},
+            {"weight-decay", kNumber, "0.1", "X", "decoupled decay, on matrices only"},
+            {"param-groups", kGroups, "", "PATTERN:KEY=X,..;..",
+             "parameters with their own lr-scale, weight-decay, beta1, beta2, eps: the first group "
+             "whose "
+             "pattern (* and ?) is a parameter's name has it; names as in the exported file"},
+            {"clip", kNumber, "1.0", "NORM",
+             "largest global 2-norm of the gradient; 0 turns clipping off"},
+            {"eval-every", kInteger, "0", "N", "held-out loss every N steps; 0: at the end only"},
+            {"activation-checkpointing", kText, "block", "block|off",
+             "keep each block's input only, or everything"},
+            {"slots", kInteger, "2", "1|2",
+             "2: every finished step is durable; 1: half the space, and a kill within a step loses "
+             "the "
+             "run"},
+            {"seed", kInteger, "1", "S", "of initial values and batches"},
+            {"device-memory", kSize, "160MiB", "SIZE", "budget of the device"},
+            {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
+            {"placement", kText, "params=host,grads=host,optimizer=nvme", "WHERE",
+             "tier (device, host, nvme) of each class of state, or all=TIER"},
+            {"threads", kInteger, "0", "N", "workers; 0: one for each physical core"},
+            {"resume", kText, "auto", "auto|never",
+             "go on from the store's last durable step, or replace the store"},
+            {"trace", kText, "", "FILE",
+             "write a trace of the run (Chrome format, for ui.perfetto.dev)"},
+            {"json", kText, "", "FILE", "write the figures of every step and of the whole run"},
+            {"print-loss-bits", kSwitch, "false", "", "print the bits of every step's fp32 loss"},
+        });
+    return all;
+  }();
   return table;
 }
 
@@ -93,15 +106,16 @@ TrainOptions read_train_options(const Settings& settings) {
       static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 1'000'000'000}));
   options.shape = read_shape(settings, options.model);
 
-  options.learning_rate = settings.number("lr", {.min = 0, .max = 1000});
-  options.warmup =
-      static_cast<std::uint64_t>(settings.integer("warmup", {.min = 0, .max = 1'000'000'000}));
+  options.schedule = read_schedule(settings, options.steps);
   options.clip_norm = settings.number("clip", {.min = 0, .max = 1e30});
   const std::vector<double> betas = settings.numbers("betas", 2, {.min = 0, .max = 0.999999});
   options.adamw.beta1 = static_cast<float>(betas[0]);
   options.adamw.beta2 = static_cast<float>(betas[1]);
   options.adamw.weight_decay =
       static_cast<float>(settings.number("weight-decay", {.min = 0, .max = 100}));
+
+  options.param_groups = read_param_groups(settings, gpt::make_spec(options.model));
+  options.param_groups_text = settings.text("param-groups");
 
   options.eval_every = static_cast<std::uint64_t>(settings.integer("eval-every", {}));
   options.seed = static_cast<std::uint64_t>(settings.integer("seed", {}));
@@ -118,12 +132,6 @@ TrainOptions read_train_options(const Settings& settings) {
   options.json_path = settings.text("json");
   options.print_loss_bits = settings.on("print-loss-bits");
   return options;
-}
-
-float learning_rate(const TrainOptions& options, std::uint64_t step) noexcept {
-  if (step + 1 >= options.warmup) return static_cast<float>(options.learning_rate);
-  return static_cast<float>(options.learning_rate * static_cast<double>(step + 1) /
-                            static_cast<double>(options.warmup));
 }
 
 }  // namespace ziggurat::cli

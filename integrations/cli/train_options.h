@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/engine/engine_config.h"
+#include "integrations/cli/schedule_options.h"
 #include "integrations/cli/settings.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"
@@ -27,10 +28,11 @@ struct TrainOptions {
   std::uint64_t steps = 0;                        ///< total; a resumed run does the rest
   gpt::RunShape shape;
 
-  double learning_rate = 0;
-  std::uint64_t warmup = 0;
+  ScheduleOptions schedule;
   double clip_norm = 0;
   AdamWConfig adamw;
+  std::vector<ParamGroup> param_groups;
+  std::string param_groups_text;
 
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint64_t seed = 0;
@@ -48,9 +50,5 @@ struct TrainOptions {
 
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
 TrainOptions read_train_options(const Settings& settings);
-
-/// Learning rate of step `step` (from 0): linear over the warm-up (the first step has 1/warmup of
-/// it), constant after.
-float learning_rate(const TrainOptions& options, std::uint64_t step) noexcept;
 
 }  // namespace ziggurat::cli

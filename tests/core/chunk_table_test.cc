@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "core/sharding/param_groups.h"
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
@@ -56,6 +57,25 @@ TEST_P(EveryChunkSize, DecayRunsSayOfEveryElementWhatItsParameterSays) {
   }
 }
 
+TEST_P(EveryChunkSize, RunsSayOfEveryElementWhichGroupItsParameterFellTo) {
+  ModelSpec model = small_model();
+  const std::vector<ParamGroup> groups{{.params = "unit3.bias"}, {.params = "unit?.weight"}};
+  assign_groups(model, groups);
+  const ChunkTable table(model, GetParam());
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    const Chunk& chunk = table.chunk(id);
+    const std::uint64_t weights = model.units[chunk.unit].params[0].count();
+    for (const DecayRun& run : table.decay_runs(id)) {
+      for (std::size_t i = run.begin; i < run.end; ++i) {
+        const std::uint64_t element = chunk.begin + i;
+        const bool padding = element >= table.unit(chunk.unit).count;
+        const std::uint32_t bias = chunk.unit == 3 && !padding ? 1 : 0;
+        ASSERT_EQ(run.group, element < weights ? 2U : bias) << element;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(ChunkTable, EveryChunkSize, ::testing::Values(1, 2, 3, 1000));
 
 TEST(ChunkTable, ALayoutGivesTheSameTableBack) {
@@ -64,6 +84,44 @@ TEST(ChunkTable, ALayoutGivesTheSameTableBack) {
   const ChunkTable again = ChunkTable::from_layout(model, table.layout());
   EXPECT_EQ(again.record_bytes(), table.record_bytes());
   EXPECT_EQ(ChunkTable::model_name(table.layout()), "small");
+}
+
+TEST(ChunkTable, ALayoutDoesNotKnowGroups) {
+  const ModelSpec model = small_model();
+  ModelSpec grouped = model;
+  const std::vector<ParamGroup> groups{{.params = "*bias", .weight_decay = 1.0F}};
+  assign_groups(grouped, groups);
+  EXPECT_EQ(ChunkTable(grouped, 2).layout(), ChunkTable(model, 2).layout());
+}
+
+TEST(ParamGroups, PatternsStandForNames) {
+  EXPECT_TRUE(matches("wte.weight", "wte.weight"));
+  EXPECT_FALSE(matches("wte.weight", "wte.weights"));
+  EXPECT_FALSE(matches("wte.weight", "wte.weigh"));
+  EXPECT_TRUE(matches("*", ""));
+  EXPECT_TRUE(matches("h.*.ln_?.*", "h.11.ln_1.bias"));
+  EXPECT_FALSE(matches("h.*.ln_?.*", "h.11.ln_.bias"));
+  EXPECT_TRUE(matches("*ab*ab", "abxabab"));
+  EXPECT_FALSE(matches("*ab*ab", "ab"));
+  EXPECT_FALSE(matches("", "x"));
+  EXPECT_FALSE(matches("?", ""));
+}
+
+TEST(ParamGroups, TheFirstThatHasTheNameHasTheParameter) {
+  ModelSpec model = small_model();
+  const std::vector<ParamGroup> groups{{.params = "unit1.*"}, {.params = "*.bias"}};
+  assign_groups(model, groups);
+  EXPECT_EQ(model.units[0].params[0].group, 0U);
+  EXPECT_EQ(model.units[0].params[1].group, 2U);
+  EXPECT_EQ(model.units[1].params[0].group, 1U);
+  EXPECT_EQ(model.units[1].params[1].group, 1U);
+}
+
+TEST(ParamGroups, OneThatNothingFallsToIsRefused) {
+  ModelSpec model = small_model();
+  EXPECT_THROW(assign_groups(model, std::vector<ParamGroup>{{.params = "layer*"}}), Error);
+  EXPECT_THROW(assign_groups(model, std::vector<ParamGroup>{{.params = "*", .lr_scale = -1}}),
+               Error);
 }
 
 TEST(ChunkTable, AModelWithoutUnitsOrParametersIsRefused) {

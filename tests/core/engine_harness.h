@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,7 +54,7 @@ inline float gradient_of(bf16 param, UnitId unit, std::uint64_t element, std::ui
 /// One step as a trainer does it: forward over all units, backward in reverse, gradients, step.
 inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
                              float learning_rate, std::span<const std::byte> blob = {}) {
-  engine.prepare_step(learning_rate);
+  engine.prepare_step({.learning_rate = learning_rate, .blob = {}});
   const auto units = static_cast<UnitId>(model.units.size());
   for (UnitId u = 0; u < units; ++u) {
     engine.acquire(u);
@@ -86,6 +87,11 @@ class PlainTraining {
     }
   }
 
+  /// For other settings than the engine's defaults.
+  std::function<StepScalars(AdamWStep::Settings)> make_scalars =
+      [](const AdamWStep::Settings& settings) { return StepScalars{AdamWStep::make(settings)}; };
+
+  /// `step` is what gradients are made from; AdamW's own count is of the calls.
   double step(std::uint64_t step, float learning_rate) {
     std::vector<std::vector<bf16>> gradients;
     double sum = 0;
@@ -100,13 +106,13 @@ class PlainTraining {
       }
     }
     const double norm = std::sqrt(sum);
-    const AdamWStep scalars = AdamWStep::make({.learning_rate = learning_rate,
-                                               .beta1 = 0.9F,
-                                               .beta2 = 0.95F,
-                                               .eps = 1e-8F,
-                                               .weight_decay = 0.1F,
-                                               .grad_scale = clip_coefficient(norm, clip_norm_),
-                                               .t = step + 1});
+    const StepScalars scalars = make_scalars({.learning_rate = learning_rate,
+                                              .beta1 = 0.9F,
+                                              .beta2 = 0.95F,
+                                              .eps = 1e-8F,
+                                              .weight_decay = 0.1F,
+                                              .grad_scale = clip_coefficient(norm, clip_norm_),
+                                              .t = ++steps_});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       adamw_update(scalars,
                    {.master = masters_[u],
@@ -129,6 +135,7 @@ class PlainTraining {
  private:
   ChunkTable table_;
   float clip_norm_;
+  std::uint64_t steps_ = 0;
   std::vector<std::vector<float>> masters_, averages_, squares_;
   std::vector<std::vector<bf16>> params_;
 };

@@ -3,7 +3,7 @@ if(TARGET ziggurat)
   ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
   ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
   set(support_world ../support/loop_filesystem.h ../support/loop_filesystem.cc)
-  foreach(part command bits kill world)
+  foreach(part command bits kill schedule world)
     ziggurat_test(cli_${part}_test
       SOURCES cli_${part}_test.cc cli_process.h cli_process.cc ${support_${part}}
       USES ziggurat::cli nlohmann_json::nlohmann_json
@@ -11,4 +11,9 @@ if(TARGET ziggurat)
     target_compile_definitions(cli_${part}_test PRIVATE ZIGGURAT_BINARY="$<TARGET_FILE:ziggurat>")
     add_dependencies(cli_${part}_test ziggurat)
   endforeach()
+  # Beside DeepSpeed and PyTorch, where Python has them.
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME cli_schedule_peers
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
+  set_tests_properties(cli_schedule_peers PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
 endif()

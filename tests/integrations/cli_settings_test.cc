@@ -44,7 +44,11 @@ TEST(CliSettings, DefaultsAreTheDemos) {
   EXPECT_EQ(options.model, gpt::parse_model("gpt2-small"));
   EXPECT_EQ(options.steps, 60U);
   EXPECT_EQ(options.shape.tokens_per_step(), 2048);
-  EXPECT_EQ(options.learning_rate, 6e-4);
+  const auto* schedule = std::get_if<ConstantSchedule>(&options.schedule.schedule);
+  ASSERT_NE(schedule, nullptr);
+  EXPECT_EQ(schedule->lr, 6e-4);
+  EXPECT_EQ(schedule->warmup, 10U);
+  EXPECT_TRUE(options.param_groups.empty());
   EXPECT_EQ(options.adamw.beta2, 0.95F);
   EXPECT_EQ(options.clip_norm, 1.0);
   EXPECT_EQ(options.device_bytes, 160 * kMiB);
@@ -72,7 +76,7 @@ TEST(CliSettings, AFileSaysWhatFlagsSay) {
   const TrainOptions a = read_train_options(from_flags);
   const TrainOptions b = read_train_options(from_file);
   EXPECT_EQ(a.model, b.model);
-  EXPECT_EQ(a.learning_rate, b.learning_rate);
+  EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
   EXPECT_EQ(a.adamw.beta1, b.adamw.beta1);
   EXPECT_EQ(a.adamw.beta2, b.adamw.beta2);
   EXPECT_EQ(a.device_bytes, b.device_bytes);
@@ -179,16 +183,113 @@ TEST(CliSettings, AnyBytesAreSettingsOrAUsageError) {
   }
 }
 
-TEST(CliSettings, TheWarmUpIsLinearAndThenConstant) {
-  TrainOptions options;
-  options.learning_rate = 1.0;
-  options.warmup = 4;
-  EXPECT_EQ(learning_rate(options, 0), 0.25F);
-  EXPECT_EQ(learning_rate(options, 2), 0.75F);
-  EXPECT_EQ(learning_rate(options, 3), 1.0F);
-  EXPECT_EQ(learning_rate(options, 100), 1.0F);
-  options.warmup = 0;
-  EXPECT_EQ(learning_rate(options, 0), 1.0F);
+TrainOptions with(const std::map<std::string, std::string>& flags) {
+  Settings settings = defaults();
+  for (const auto& [key, value] : flags) settings.apply_flag(key, value);
+  return read_train_options(settings);
+}
+
+std::string complaint_of(const std::map<std::string, std::string>& flags) {
+  return complaint([&] { with(flags); });
+}
+
+TEST(CliSchedule, TakesItsParametersAndFillsInTheRest) {
+  const auto decay = std::get<WarmupDecayLR>(
+      with({{"schedule", "WarmupDecayLR"}, {"warmup-num-steps", "20"}, {"steps", "77"}})
+          .schedule.schedule);
+  EXPECT_EQ(decay.warmup.warmup_num_steps, 20U);
+  EXPECT_EQ(decay.warmup.warmup_max_lr, 0.001) << "DeepSpeed's default";
+  EXPECT_EQ(decay.warmup.warmup_type, WarmupType::kLog);
+  EXPECT_EQ(decay.total_num_steps, 77U) << "--steps";
+
+  const auto warmup =
+      std::get<WarmupLR>(with({{"schedule", "WarmupLR"}, {"lr", "0.5"}}).schedule.schedule);
+  EXPECT_EQ(warmup.warmup_max_lr, 0.5) << "the optimizer's rate";
+
+  const auto cycle = std::get<OneCycle>(with({{"schedule", "OneCycle"},
+                                              {"cycle-min-lr", "0.1"},
+                                              {"cycle-max-lr", "0.2"},
+                                              {"cycle-first-step-size", "5"},
+                                              {"cycle-momentum", "false"}})
+                                            .schedule.schedule);
+  EXPECT_EQ(cycle.cycle_second_step_size, 5U) << "as many as the first";
+  EXPECT_FALSE(cycle.cycle_momentum);
+}
+
+TEST(CliSchedule, AFileSaysWhatFlagsSay) {
+  Settings settings = defaults();
+  settings.apply_json(R"({"schedule": "OneCycle", "cycle-min-lr": 0.1, "cycle-max-lr": 0.2,
+                          "cycle-momentum": false, "cycle-first-step-size": 9})",
+                      "run.json");
+  EXPECT_EQ(read_train_options(settings).schedule.parameters, with({{"schedule", "OneCycle"},
+                                                                    {"cycle-min-lr", "0.1"},
+                                                                    {"cycle-max-lr", "0.2"},
+                                                                    {"cycle-momentum", "false"},
+                                                                    {"cycle-first-step-size", "9"}})
+                                                                  .schedule.parameters);
+}
+
+TEST(CliSchedule, MistakesAreOneLineThatListsWhatThereIs) {
+  EXPECT_THAT(complaint_of({{"schedule", "warmuplr"}}),
+              AllOf(HasSubstr("--schedule warmuplr"), HasSubstr("constant, cosine, WarmupLR, "),
+                    HasSubstr("LRRangeTest")));
+  EXPECT_THAT(complaint_of({{"schedule", "OneCycle"}, {"cycle-max-lr", "1"}}),
+              HasSubstr("--cycle-min-lr is missing"));
+  EXPECT_THAT(complaint_of({{"schedule", "cosine"}, {"cycle-min-lr", "1"}}),
+              AllOf(HasSubstr("--cycle-min-lr 1"), HasSubstr("cosine has no such parameter"),
+                    HasSubstr("lr, min-lr, total-num-steps, warmup")));
+  EXPECT_THAT(complaint_of({{"schedule", "WarmupLR"}, {"lr", "1"}, {"warmup-max-lr", "1"}}),
+              AllOf(HasSubstr("--lr 1"), HasSubstr("no such parameter")));
+  EXPECT_THAT(complaint_of({{"schedule", "WarmupLR"}, {"warmup-num-steps", "0"}}),
+              HasSubstr("--warmup-num-steps 0"));
+  EXPECT_THAT(complaint_of({{"schedule", "WarmupLR"}, {"warmup-type", "cubic"}}),
+              AllOf(HasSubstr("--warmup-type cubic"), HasSubstr("log, linear")));
+  EXPECT_THAT(complaint_of({{"schedule", "OneCycle"},
+                            {"cycle-min-lr", "1"},
+                            {"cycle-max-lr", "1"},
+                            {"cycle-first-step-size", "2"},
+                            {"decay-step-size", "1"},
+                            {"decay-mom-rate", "0.1"}}),
+              AllOf(HasSubstr("--decay-mom-rate 0.1"), HasSubstr("at step 60")));
+}
+
+TEST(CliGroups, AreReadFromAFlagOrAFile) {
+  const auto check = [](const std::vector<ParamGroup>& groups) {
+    ASSERT_EQ(groups.size(), 2U);
+    EXPECT_EQ(groups[0].params, "h.0.*");
+    EXPECT_EQ(groups[0].lr_scale, 0.5F);
+    EXPECT_EQ(groups[0].beta2, 0.99F);
+    EXPECT_EQ(groups[0].weight_decay, std::nullopt);
+    EXPECT_EQ(groups[1].params, "*bias");
+    EXPECT_EQ(groups[1].weight_decay, 0.25F);
+    EXPECT_EQ(groups[1].eps, 1e-6F);
+  };
+  check(with({{"param-groups", "h.0.*:lr-scale=0.5,beta2=0.99;*bias:weight-decay=0.25,eps=1e-6"}})
+            .param_groups);
+  Settings settings = defaults();
+  settings.apply_json(R"({"param-groups": [{"params": "h.0.*", "lr-scale": 0.5, "beta2": 0.99},
+                          {"params": "*bias", "weight-decay": 0.25, "eps": 1e-6}]})",
+                      "run.json");
+  check(read_train_options(settings).param_groups);
+}
+
+TEST(CliGroups, MistakesAreNamed) {
+  const auto about = [](const std::string& groups) {
+    return complaint_of({{"param-groups", groups}});
+  };
+  EXPECT_THAT(about("wte.weight"), HasSubstr("PATTERN:KEY=VALUE"));
+  EXPECT_THAT(about("wte.weight:lr=1"), AllOf(HasSubstr("'lr=1'"), HasSubstr("lr-scale")));
+  EXPECT_THAT(about("wte.weight:lr-scale=x"), HasSubstr("'lr-scale=x'"));
+  EXPECT_THAT(about("wte.weight:lr-scale=-1"), HasSubstr("lr-scale -1"));
+  EXPECT_THAT(about("wte.weight:beta1=1"), HasSubstr("beta1 1"));
+  EXPECT_THAT(about("layers.*:lr-scale=2"),
+              AllOf(HasSubstr("'layers.*'"), HasSubstr("no parameter"), HasSubstr("wte.weight")));
+  EXPECT_THAT(about("*:lr-scale=2;wte.*:lr-scale=3"),
+              AllOf(HasSubstr("'wte.*'"), HasSubstr("first group")));
+  Settings settings = defaults();
+  EXPECT_THAT(
+      complaint([&] { settings.apply_json(R"({"param-groups": [{"lr-scale": 2}]})", "run.json"); }),
+      AllOf(HasSubstr("\"param-groups\""), HasSubstr("must be a list of groups")));
 }
 
 TEST(CliSettings, TheClosestWordIsOfferedOnlyIfItIsClose) {

@@ -206,6 +206,36 @@ TEST(AdamW, DecaysExactlyTheRunsThatSaySo) {
   });
 }
 
+TEST(AdamW, EveryGroupHasItsOwnStep) {
+  AdamWStep::Settings settings = usual_settings();
+  StepScalars steps{AdamWStep::make(settings)};
+  settings.learning_rate *= 0.5f;
+  settings.beta1 = 0.5f;
+  settings.weight_decay = 0.25f;
+  steps.push_back(AdamWStep::make(settings));
+  steps.push_back(AdamWStep::make(usual_settings()));
+  steps.back().no_decay_factor = 0.5f;
+  constexpr std::size_t kCount = 3000;
+  const std::vector<DecayRun> runs = {
+      {0, 1, true, 1}, {1, 777, false, 2}, {777, 2048, true, 0}, {2048, kCount, false, 1}};
+  State before(kCount), want(kCount), got(kCount);
+  before.fill(4);
+  for_each_target([&] {
+    got.copy_from(before);
+    adamw_update(steps, got.record(kCount), runs);
+    for (const DecayRun& run : runs) {
+      const AdamWStep& step = steps[run.group];
+      want.copy_from(before);
+      update_by_specification(step, want, kCount,
+                              run.decay ? step.decay_factor : step.no_decay_factor);
+      for (std::size_t i = run.begin; i < run.end; ++i) {
+        ASSERT_EQ(to_bits(got.master.data()[i]), to_bits(want.master.data()[i])) << i;
+        ASSERT_EQ(to_bits(got.exp_avg.data()[i]), to_bits(want.exp_avg.data()[i])) << i;
+      }
+    }
+  });
+}
+
 TEST(AdamW, AnEmptyRecordIsUpdated) { adamw_update(AdamWStep::make(usual_settings()), {}, {}); }
 
 TEST(AdamWDeathTest, RunsMustCoverTheRecordInOrder) {
@@ -217,6 +247,8 @@ TEST(AdamWDeathTest, RunsMustCoverTheRecordInOrder) {
   EXPECT_DEATH(adamw_update(step, state.record(16), short_run), "runs cover 15 of 16");
   EXPECT_DEATH(adamw_update(step, state.record(16), hole),
                "run \\[5, 16\\) after a run that ended at 4");
+  const std::vector<DecayRun> stranger = {{0, 16, true, 1}};
+  EXPECT_DEATH(adamw_update(step, state.record(16), stranger), "a run of group 1, and 1 steps");
 }
 
 /// A record as it lies in memory: three arrays of whole tiles, one after the other.
@@ -240,11 +272,13 @@ struct TiledRecord {
 };
 
 TEST(AdamWHashed, ChangesTheSameBitsAndHashesTheRecordBeforeAndAfter) {
-  const AdamWStep step = AdamWStep::make(usual_settings());
   constexpr std::size_t kTiles = 3;
   constexpr std::size_t kCount = kTiles * kTileElements;
+  AdamWStep::Settings other = usual_settings();
+  other.learning_rate *= 0.5f;
+  const StepScalars steps{AdamWStep::make(usual_settings()), AdamWStep::make(other)};
   const std::vector<DecayRun> runs = {
-      {0, 100, true}, {100, kTileElements + 3, false}, {kTileElements + 3, kCount, true}};
+      {0, 100, true}, {100, kTileElements + 3, false, 1}, {kTileElements + 3, kCount, true}};
   TiledRecord before(kTiles), plain(kTiles), hashed(kTiles);
   before.fill(3);
   for_each_target([&] {
@@ -253,9 +287,9 @@ TEST(AdamWHashed, ChangesTheSameBitsAndHashesTheRecordBeforeAndAfter) {
       hashed.arrays.assign(before.arrays.span());
       plain.grad.assign(before.grad.span());
       hashed.grad.assign(before.grad.span());
-      adamw_update(step, plain.record(), runs);
+      adamw_update(steps, plain.record(), runs);
       const RecordHashes hashes = adamw_update_hashed(
-          step, hashed.record(), runs, {.verify = verify, .seed_before = 11, .seed_after = 22});
+          steps, hashed.record(), runs, {.verify = verify, .seed_before = 11, .seed_after = 22});
       EXPECT_TRUE(same_bits<float>(hashed.arrays.span(), plain.arrays.span()));
       EXPECT_TRUE(same_bits<bf16>(hashed.param.span(), plain.param.span()));
       EXPECT_EQ(hashes.before, verify ? record_hash(before.bytes(), 11) : 0u);

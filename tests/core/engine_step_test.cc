@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/engine_step_test.cc: what a step may be told: betas of its own, settings of parameter
+// groups, a loss scale; and that a step that overflowed leaves no trace.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "optimizer/loss_scale.h"
+#include "tests/core/engine_harness.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kLearningRate = 0.01F;
+
+struct Where {
+  const char* name;
+  const char* placement;
+  float clip_norm;
+};
+
+class EngineStep : public ::testing::TestWithParam<Where> {
+ protected:
+  EngineConfig config() const {
+    EngineConfig config = small_config(directory_.path());
+    config.placement = parse_placement(GetParam().placement);
+    config.clip_norm = GetParam().clip_norm;
+    return config;
+  }
+  const ScratchDirectory directory_;
+  const ModelSpec model_ = small_model();
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Placements, EngineStep,
+    ::testing::Values(Where{"Demo", "params=host,grads=host,optimizer=nvme", 1.0F},
+                      Where{"AllHost", "all=host", 1.0F}, Where{"AllNvme", "all=nvme", 1.0F},
+                      Where{"AllDevice", "all=device", 1.0F},
+                      Where{"NvmeUnclipped", "all=nvme", 0.0F}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+StepResult step_with(Engine& engine, const ModelSpec& model, std::uint64_t data,
+                     const StepOptions& options, bool overflow = false) {
+  engine.prepare_step(options);
+  const float scale = options.loss_scale.value_or(1.0F);
+  for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
+    const auto params = engine.acquire(u);
+    const auto gradient = engine.gradient(u);
+    for (std::size_t i = 0; i < params.size(); ++i)
+      gradient[i] += scale * gradient_of(params[i], u, i, data);
+    if (overflow && u == 2) gradient[7] = std::numeric_limits<float>::infinity();
+    engine.release(u);
+    engine.finish_gradient(u);
+  }
+  return engine.step(options);
+}
+
+TEST_P(EngineStep, TakesTheBetasItIsGiven) {
+  Rig rig(model_, config(), 2, 8 * kMiB);
+  PlainTraining plain(model_, GetParam().clip_norm);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const Betas betas{.beta1 = 0.5 + 0.1 * static_cast<double>(step), .beta2 = 0.99};
+    step_with(*rig.engine, model_, step,
+              {.learning_rate = kLearningRate, .betas = betas, .blob = {}});
+    plain.make_scalars = [&](AdamWStep::Settings settings) {
+      settings.beta1 = static_cast<float>(betas.beta1);
+      settings.beta2 = static_cast<float>(betas.beta2);
+      return StepScalars{AdamWStep::make(settings)};
+    };
+    plain.step(step, kLearningRate);
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, model_));
+}
+
+TEST_P(EngineStep, GivesEveryGroupItsSettings) {
+  EngineConfig with_groups = config();
+  with_groups.param_groups = {
+      {.params = "unit3.*", .lr_scale = 0.5F, .weight_decay = 0.3F, .beta1 = 0.8F},
+      {.params = "*.bias", .beta2 = 0.5F, .eps = 1e-3F}};
+  Rig rig(model_, with_groups, 2, 8 * kMiB);
+  ModelSpec grouped = model_;
+  assign_groups(grouped, with_groups.param_groups);
+  PlainTraining plain(grouped, GetParam().clip_norm);
+  plain.make_scalars = [](const AdamWStep::Settings& settings) {
+    AdamWStep::Settings slow = settings;
+    slow.learning_rate = kLearningRate * 0.5F;
+    slow.weight_decay = 0.3F;
+    slow.beta1 = 0.8F;
+    AdamWStep::Settings bias = settings;
+    bias.beta2 = 0.5F;
+    bias.eps = 1e-3F;
+    StepScalars steps{AdamWStep::make(settings), AdamWStep::make(slow), AdamWStep::make(bias)};
+    steps[1].no_decay_factor = steps[1].decay_factor;  // it said so of all its parameters
+    return steps;
+  };
+  PlainTraining without(model_, GetParam().clip_norm);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    train_step(*rig.engine, model_, step, kLearningRate);
+    plain.step(step, kLearningRate);
+    without.step(step, kLearningRate);
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, model_));
+  EXPECT_FALSE(same_params(*rig.engine, without, model_));
+}
+
+// A power of two scales and is taken back exactly, so the bits are those without a scale.
+TEST_P(EngineStep, ThatOverflowedIsSkippedAndLeavesNoTrace) {
+  Rig rig(model_, config(), 2, 8 * kMiB);
+  PlainTraining plain(model_, GetParam().clip_norm);
+  std::uint64_t generation = 0;
+  float scale = 1024;
+  for (std::uint64_t step = 0; step < 8; ++step) {
+    const bool overflow = step == 0 || step == 3 || step == 4;
+    const StepResult result =
+        step_with(*rig.engine, model_, step,
+                  {.learning_rate = kLearningRate, .loss_scale = scale, .blob = {}}, overflow);
+    ASSERT_EQ(result.skipped, overflow);
+    if (overflow) {
+      scale /= 2;
+      EXPECT_TRUE(same_params(*rig.engine, plain, model_)) << "after skipping " << step;
+    } else {
+      EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate));
+      ++generation;
+    }
+    ASSERT_EQ(result.generation, generation);
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, model_));
+  rig.engine->make_durable();
+  EXPECT_EQ(rig.engine->durable_generation(), 5U);
+}
+
+/// What a trainer with a loss scale saves: its data cursor and the scaler.
+struct Saved {
+  std::uint64_t data = 0;
+  LossScaler::State scaler{};
+};
+
+TEST_P(EngineStep, AKillAfterAnOverflowGoesOnWithTheSameScaleDataAndBits) {
+  const LossScaleConfig settings{.initial_scale_power = 8, .hysteresis = 1};
+  const auto overflows = [](std::uint64_t data, double scale) {
+    return data % 3 == 2 && scale > 64;
+  };
+  const auto run = [&](Engine& engine, LossScaler& scaler, std::uint64_t& data,
+                       std::uint64_t attempts) {
+    for (std::uint64_t i = 0; i < attempts; ++i, ++data) {
+      LossScaler after = scaler;
+      after.update(false);
+      const Saved saved{.data = data + 1, .scaler = after.state()};
+      const auto scale = static_cast<float>(scaler.scale());
+      const StepResult result = step_with(engine, model_, data,
+                                          {.learning_rate = kLearningRate,
+                                           .loss_scale = scale,
+                                           .blob = std::as_bytes(std::span(&saved, 1))},
+                                          overflows(data, scaler.scale()));
+      scaler.update(result.skipped);
+    }
+  };
+  {
+    Rig rig(model_, config(), 2, 8 * kMiB);
+    LossScaler scaler(settings);
+    std::uint64_t data = 0;
+    run(*rig.engine, scaler, data, 2);
+    rig.engine->make_durable();
+    run(*rig.engine, scaler, data, 1);  // skipped; then closed as by a kill
+    EXPECT_EQ(scaler.scale(), 128);
+  }
+  Rig rig(model_, config(), 2, 8 * kMiB);
+  Saved saved;
+  ASSERT_EQ(rig.engine->resumed_blob().size(), sizeof(saved));
+  std::memcpy(&saved, rig.engine->resumed_blob().data(), sizeof(saved));
+  EXPECT_EQ(saved.data, 2U);
+  LossScaler scaler(settings, saved.scaler);
+  EXPECT_EQ(scaler.scale(), 256) << "the skipped step is made, and skipped, again";
+  run(*rig.engine, scaler, saved.data, 7);
+
+  PlainTraining plain(model_, GetParam().clip_norm);
+  LossScaler whole(settings);
+  for (std::uint64_t data = 0; data < 9; ++data) {
+    const bool overflow = overflows(data, whole.scale());
+    if (!overflow) plain.step(data, kLearningRate);
+    whole.update(overflow);
+  }
+  EXPECT_EQ(scaler.state(), whole.state());
+  EXPECT_TRUE(same_params(*rig.engine, plain, model_));
+}
+
+TEST(EngineStepOptions, NonsenseIsRefused) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const auto refusal = [&](const StepOptions& options) -> std::string {
+    Rig rig(model, small_config(directory.path()));
+    try {
+      step_with(*rig.engine, model, 0, options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refusal({.betas = Betas{.beta1 = 1, .beta2 = 0.9}, .blob = {}}), HasSubstr("beta 1"));
+  EXPECT_THAT(refusal({.loss_scale = 0.0F, .blob = {}}), HasSubstr("loss scale of 0"));
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
