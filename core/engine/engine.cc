@@ -86,14 +86,14 @@ void EngineImpl::finish_gradient(UnitId unit) {
   }(*this, unit));
 }
 
-AdamWStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
-  return AdamWStep::make({.learning_rate = learning_rate,
-                          .beta1 = config_.adamw.beta1,
-                          .beta2 = config_.adamw.beta2,
-                          .eps = config_.adamw.eps,
-                          .weight_decay = config_.adamw.weight_decay,
-                          .grad_scale = grad_scale,
-                          .t = generation_ + 1});
+OptimizerStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
+  return OptimizerStep::make({.learning_rate = learning_rate,
+                              .beta1 = config_.adamw.beta1,
+                              .beta2 = config_.adamw.beta2,
+                              .eps = config_.adamw.eps,
+                              .weight_decay = config_.adamw.weight_decay,
+                              .grad_scale = grad_scale,
+                              .t = generation_ + 1});
 }
 
 void EngineImpl::prepare_step(float learning_rate) {
@@ -174,7 +174,7 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);
     const StateStore::Expected expected = storage_->store->expected(id, stored);
-    if (record_hash(record, expected.seed) != expected.hash)
+    if (record_hash(record, expected.seed, table_->record_format()) != expected.hash)
       throw storage_->store->corrupt_record(id, stored);
   }
   values.resize(chunk.count);

@@ -75,7 +75,7 @@ class EngineImpl final : public Engine {
   // engine.cc
   Task<StepResult> finish_step(const StepOptions& options);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
-  AdamWStep scalars(float learning_rate, float grad_scale) const;
+  OptimizerStep scalars(float learning_rate, float grad_scale) const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
   void fail(std::exception_ptr error);
 
@@ -103,7 +103,8 @@ class EngineImpl final : public Engine {
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  std::optional<AdamWStep> early_;  // scalars of the step under way, if they do not need the norm
+  std::optional<OptimizerStep>
+      early_;  // scalars of the step under way, if they do not need the norm
   float early_learning_rate_ = 0;
   std::exception_ptr error_;
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()

@@ -20,7 +20,7 @@
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/param_cache.h"
-#include "optimizer/adamw.h"
+#include "optimizer/update.h"
 #include "tiers/striped_store.h"
 
 namespace ziggurat {
@@ -53,10 +53,10 @@ class OptimizerSweep {
   /// A gradient of the step that makes `generation` is on its way: records may be read ahead. With
   /// `early` (the step's scalars, known because nothing depends on the norm) the unit's chunks are
   /// updated as its gradient arrives.
-  void gradient_started(UnitId unit, std::uint64_t generation, const AdamWStep* early);
+  void gradient_started(UnitId unit, std::uint64_t generation, const OptimizerStep* early);
   /// All gradients have arrived and the norm is known; `blob` belongs to the generation being made.
   /// Starts what has not started.
-  void end_step(const AdamWStep& step, std::vector<std::byte> blob);
+  void end_step(const OptimizerStep& step, std::vector<std::byte> blob);
 
   /// Newest generation whose every record is durable, as the engine counts. From any thread.
   std::uint64_t durable_generation() const noexcept { return durable_generation_; }

@@ -13,8 +13,8 @@
 #include "base/bytes.h"
 #include "core/engine/engine.h"
 #include "core/sharding/chunk_table.h"
-#include "optimizer/adamw.h"
 #include "optimizer/gradient.h"
+#include "optimizer/update.h"
 #include "tiers/host_device.h"
 #include "tiers/record_hash.h"
 
@@ -77,12 +77,10 @@ class PlainTraining {
       : table_(model, 1U << 20), clip_norm_(clip_norm) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const std::uint64_t padded = table_.unit(u).padded_count;
-      masters_.emplace_back(padded, 0.0F);
-      averages_.emplace_back(padded, 0.0F);
-      squares_.emplace_back(padded, 0.0F);
+      records_.emplace_back(3 * padded, 0.0F);
       params_.emplace_back(padded, bf16{0});
-      initialize(u, 0, std::span(masters_.back()).first(table_.unit(u).count));
-      round_to_bf16(masters_.back(), params_.back());
+      initialize(u, 0, std::span(records_.back()).first(table_.unit(u).count));
+      round_to_bf16(std::span(records_.back()).first(padded), params_.back());
     }
   }
 
@@ -100,21 +98,19 @@ class PlainTraining {
       }
     }
     const double norm = std::sqrt(sum);
-    const AdamWStep scalars = AdamWStep::make({.learning_rate = learning_rate,
-                                               .beta1 = 0.9F,
-                                               .beta2 = 0.95F,
-                                               .eps = 1e-8F,
-                                               .weight_decay = 0.1F,
-                                               .grad_scale = clip_coefficient(norm, clip_norm_),
-                                               .t = step + 1});
+    const OptimizerStep scalars =
+        OptimizerStep::make({.learning_rate = learning_rate,
+                             .beta1 = 0.9F,
+                             .beta2 = 0.95F,
+                             .eps = 1e-8F,
+                             .weight_decay = 0.1F,
+                             .grad_scale = clip_coefficient(norm, clip_norm_),
+                             .t = step + 1});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      adamw_update(scalars,
-                   {.master = masters_[u],
-                    .exp_avg = averages_[u],
-                    .exp_avg_sq = squares_[u],
-                    .grad = gradients[u],
-                    .param = params_[u]},
-                   table_.decay_runs(table_.unit(u).first_chunk));
+      const RecordView view{.record = std::as_writable_bytes(std::span(records_[u])),
+                            .grad = as_typed(std::span<const bf16>(gradients[u])),
+                            .param = as_typed(std::span<bf16>(params_[u]))};
+      update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
     }
     return norm;
   }
@@ -123,13 +119,13 @@ class PlainTraining {
     return std::span(params_[unit]).first(table_.unit(unit).count);
   }
   std::span<const float> master(UnitId unit) const {
-    return std::span(masters_[unit]).first(table_.unit(unit).count);
+    return std::span(records_[unit]).first(table_.unit(unit).count);
   }
 
  private:
   ChunkTable table_;
   float clip_norm_;
-  std::vector<std::vector<float>> masters_, averages_, squares_;
+  std::vector<std::vector<float>> records_;  // master, exp_avg, exp_avg_sq
   std::vector<std::vector<bf16>> params_;
 };
 
