@@ -56,7 +56,8 @@ constexpr bool holds_param(StateFormat format) noexcept {
 RecordFormat record_format(OptimizerKind kind, StateFormat format);
 
 /// The relative error of a moment that `format` rounds to nearest, at most (rounded stochastically,
-/// twice that): 0 where nothing is rounded. For k8Bit see optimizer/eight_bit.h: it is relative to the largest of a block.
+/// twice that): 0 where nothing is rounded. For k8Bit see optimizer/eight_bit.h: it is relative to
+/// the largest of a block.
 double moment_error(StateFormat format) noexcept;
 
 /// Errors: kInvalidArgument for what does not go together: stochastic rounding with kSplit (the two
