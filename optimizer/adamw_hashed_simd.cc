@@ -9,8 +9,9 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
 #include <hwy/highway.h>
 
-#include "optimizer/adamw_inl.h"
+#include "optimizer/arrays_inl.h"
 #include "optimizer/kernels.h"
+#include "optimizer/rules_inl.h"
 #include "optimizer/simd_target.h"
 #include "optimizer/xxh3.h"
 #include "tiers/record_hash.h"
@@ -22,7 +23,6 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 using Longs = hn::Repartition<std::uint64_t, Floats>;
 using Bytes = hn::Repartition<std::uint8_t, Floats>;
-using W = hn::Vec<Words>;
 using L = hn::Vec<Longs>;
 constexpr std::size_t kRegisterBytes = kLanes * sizeof(float);
 constexpr bool kStripeIsOneRegister = kRegisterBytes == xxh3::kStripeBytes;
@@ -77,10 +77,10 @@ struct ThreeHashes {
   ArrayHash master, exp_avg, exp_avg_sq;
 
   HWY_INLINE ThreeHashes() {}
-  HWY_INLINE void add(const Elements& low, const Elements& high, W low_key, W high_key) {
-    master.add(low.master, high.master, low_key, high_key);
-    exp_avg.add(low.exp_avg, high.exp_avg, low_key, high_key);
-    exp_avg_sq.add(low.exp_avg_sq, high.exp_avg_sq, low_key, high_key);
+  HWY_INLINE void add(const ElementsPair& pair, W low_key, W high_key) {
+    master.add(pair.low.master, pair.high.master, low_key, high_key);
+    exp_avg.add(pair.low.moment, pair.high.moment, low_key, high_key);
+    exp_avg_sq.add(pair.low.second, pair.high.second, low_key, high_key);
   }
   HWY_INLINE void end_block() {
     master.end_block();
@@ -94,30 +94,44 @@ struct ThreeHashes {
   }
 };
 
-constexpr std::size_t kPair = 2 * kLanes;
 constexpr std::size_t kBlock = xxh3::kStripesPerBlock * xxh3::kStripeBytes / sizeof(float);
 // How far the secret slides from the first register of a pair to the second, and from pair to pair.
 constexpr std::size_t kSecond = kStripeIsOneRegister ? xxh3::kSecretStep : kRegisterBytes;
 constexpr std::size_t kNext = kStripeIsOneRegister ? 2 * xxh3::kSecretStep : xxh3::kSecretStep;
 
+HWY_INLINE ElementsPair load_pair(const Slice& tile, std::size_t i) {
+  const Pair master = load_fp32(tile.master, i);
+  const Pair exp_avg = load_fp32(tile.moments[0], i);
+  const Pair exp_avg_sq = load_fp32(tile.moments[1], i);
+  return {{master.low, exp_avg.low, exp_avg_sq.low}, {master.high, exp_avg.high, exp_avg_sq.high}};
+}
+
 template <bool kVerify, bool kPastCache>
-HWY_INLINE void update_pair(const AdamWStep& step, const AdamWSlice& tile, std::size_t i, W low_key,
+HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& tile, std::size_t i, W low_key,
                             W high_key, ThreeHashes& before) {
-  const Elements low_old = load(tile, i);
-  const Elements high_old = load(tile, i + kLanes);
-  if (kVerify) before.add(low_old, high_old, low_key, high_key);
-  const Elements low = updated(step, tile.decay_factor, low_old, load_gradient(tile, i));
-  const Elements high = updated(step, tile.decay_factor, high_old, load_gradient(tile, i + kLanes));
-  store(low, tile, i);
-  store(high, tile, i + kLanes);
-  store_params<kPastCache>(low.master, high.master, tile, i);
+  const ElementsPair old = load_pair(tile, i);
+  if (kVerify) before.add(old, low_key, high_key);
+  const Pair gradient = load_bf16(tile.grad, i);
+  const Elements low = AdamWRule::updated(step, tile.decay, old.low, gradient.low);
+  const Elements high = AdamWRule::updated(step, tile.decay, old.high, gradient.high);
+  const Pair master{low.master, high.master};
+  store_fp32(master, tile.master, i);
+  store_fp32({low.moment, high.moment}, tile.moments[0], i);
+  store_fp32({low.second, high.second}, tile.moments[1], i);
+  const W nearest = hn::Set(Words(), kNearestNoise);
+  const hn::Vec<Halves> param = rounded_bf16(master, {nearest, nearest});
+  if (kPastCache) {
+    hn::Stream(param, Halves(), reinterpret_cast<std::uint16_t*>(tile.param) + i);
+  } else {
+    store_halves(param, tile.param, i);
+  }
 }
 
 /// One block of the hashes. The new state is hashed in a loop of its own, from L1: in the first one
 /// it would wait behind root and division, and fill the scheduler while it does (0.43 against 0.36
 /// ns an element with the tile in L2).
 template <bool kVerify, bool kPastCache>
-HWY_INLINE void update_block(const AdamWStep& step, const AdamWSlice& tile, std::size_t begin,
+HWY_INLINE void update_block(const OptimizerStep& step, const Slice& tile, std::size_t begin,
                              bool is_last, ThreeHashes& before, ThreeHashes& after) {
   const std::size_t end = begin + kBlock - (is_last ? kPair : 0);
   std::size_t i = begin;
@@ -131,10 +145,10 @@ HWY_INLINE void update_block(const AdamWStep& step, const AdamWSlice& tile, std:
   if (is_last) update_pair<kVerify, kPastCache>(step, tile, i, low_key, high_key, before);
 
   for (i = begin, key = 0; i < end; i += kPair, key += kNext) {
-    after.add(load(tile, i), load(tile, i + kLanes), secret(key), secret(key + kSecond));
+    after.add(load_pair(tile, i), secret(key), secret(key + kSecond));
   }
   if (is_last) {
-    after.add(load(tile, i), load(tile, i + kLanes), low_key, high_key);
+    after.add(load_pair(tile, i), low_key, high_key);
     return;
   }
   if (kVerify) before.end_block();
@@ -142,9 +156,9 @@ HWY_INLINE void update_block(const AdamWStep& step, const AdamWSlice& tile, std:
 }
 
 template <bool kVerify, bool kPastCache>
-void hashed_tile(const AdamWStep& step_in, const AdamWSlice& tile_in, TileHashes& hashes) {
-  const AdamWStep step = step_in;  // copies: see adamw_simd.cc
-  const AdamWSlice tile = tile_in;
+void hashed_tile(const OptimizerStep& step_in, const Slice& tile_in, TileHashes& hashes) {
+  const OptimizerStep step = step_in;  // copies: see update_inl.h
+  const Slice tile = tile_in;
   ThreeHashes before, after;
   constexpr std::size_t kLast = kTileElements - kBlock;
   for (std::size_t i = 0; i < kLast; i += kBlock) {
@@ -155,23 +169,21 @@ void hashed_tile(const AdamWStep& step_in, const AdamWSlice& tile_in, TileHashes
   after.finish(hashes.after);
 }
 
-void adamw_hashed_simd(const AdamWStep& step, const AdamWSlice& tile, bool verify,
+void adamw_hashed_simd(const OptimizerStep& step, const Slice& tile, bool verify,
                        TileHashes& hashes) {
   if (store_params_past_cache(tile)) {
     verify ? hashed_tile<true, true>(step, tile, hashes)
            : hashed_tile<false, true>(step, tile, hashes);
-    hwy::FlushStream();
   } else {
     verify ? hashed_tile<true, false>(step, tile, hashes)
            : hashed_tile<false, false>(step, tile, hashes);
   }
 }
+bool wide_registers() { return true; }
 
 #else
-void adamw_hashed_simd(const AdamWStep& step, const AdamWSlice& tile, bool verify,
-                       TileHashes& hashes) {
-  hash_around(tile, verify, hashes, [&] { adamw(step, tile); });
-}
+void adamw_hashed_simd(const OptimizerStep&, const Slice&, bool, TileHashes&) {}
+bool wide_registers() { return false; }
 #endif
 
 }  // namespace ziggurat::internal::HWY_NAMESPACE
@@ -181,15 +193,20 @@ HWY_AFTER_NAMESPACE();
 namespace ziggurat::internal {
 
 HWY_EXPORT(adamw_hashed_simd);
+HWY_EXPORT(wide_registers);
 
-void adamw_hashed_in_passes(const AdamWStep& step, const AdamWSlice& tile, bool verify,
-                            TileHashes& hashes) {
-  hash_around(tile, verify, hashes, [&] { adamw(step, tile); });
+bool no_registers() { return false; }
+void hash_nothing(const OptimizerStep&, const Slice&, bool, TileHashes&) {}
+
+bool can_hash_adamw(const OptimizerStep& step, const Slice& tile) {
+  return step.kind == OptimizerKind::kAdamW && step.rounding == Rounding::kNearest &&
+         tile.format == StateFormat::kFp32 && tile.grad_dtype == DType::kBFloat16 &&
+         tile.param_dtype == DType::kBFloat16 &&
+         select_kernel(no_registers, HWY_DISPATCH_TABLE(wide_registers))();
 }
 
-void adamw_hashed(const AdamWStep& step, const AdamWSlice& tile, bool verify, TileHashes& hashes) {
-  select_kernel(adamw_hashed_in_passes, HWY_DISPATCH_TABLE(adamw_hashed_simd))(step, tile, verify,
-                                                                               hashes);
+void adamw_hashed(const OptimizerStep& step, const Slice& tile, bool verify, TileHashes& hashes) {
+  select_kernel(hash_nothing, HWY_DISPATCH_TABLE(adamw_hashed_simd))(step, tile, verify, hashes);
 }
 
 }  // namespace ziggurat::internal

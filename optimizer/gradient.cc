@@ -4,6 +4,7 @@
 #include "optimizer/gradient.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/check.h"
@@ -20,17 +21,29 @@ double add_lanes(float (&lanes)[internal::kSumLanes]) {
   return static_cast<double>(lanes[0]);
 }
 
+/// Of what was written. fp32 sums of squares overflow from values of 1.8e19 on; double ones do not.
+double exact_sum(DType dtype, const std::byte* out, std::size_t count) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = internal::scalar::gradient_at(dtype, out, i);
+    sum = sum + value * value;
+  }
+  return sum;
+}
+
 }  // namespace
 
-double round_gradient(std::span<const float> accumulator, std::span<bf16> out) noexcept {
-  ZIGGURAT_CHECK(out.size() == accumulator.size(), "{} values into {} places", accumulator.size(),
-                 out.size());
+double round_gradient(std::span<const float> accumulator, TypedSpan<std::byte> out) noexcept {
+  ZIGGURAT_CHECK(out.count() == accumulator.size(), "{} values into {} places", accumulator.size(),
+                 out.count());
   double sum = 0.0;
   for (std::size_t begin = 0; begin < accumulator.size(); begin += internal::kSumBlock) {
     const std::size_t count = std::min(internal::kSumBlock, accumulator.size() - begin);
     float lanes[internal::kSumLanes] = {};
-    internal::round_and_square(accumulator.data() + begin, out.data() + begin, count, lanes);
-    sum = sum + add_lanes(lanes);
+    std::byte* const to = out.bytes.data() + begin * size_bytes(out.dtype);
+    internal::round_and_square(accumulator.data() + begin, out.dtype, to, count, lanes);
+    const double block = add_lanes(lanes);
+    sum = sum + (std::isfinite(block) ? block : exact_sum(out.dtype, to, count));
   }
   // One NaN for all: which payload an addition hands on is the compiler's choice.
   return sum != sum ? std::numeric_limits<double>::quiet_NaN() : sum;

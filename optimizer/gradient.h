@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/gradient.h: what happens to a gradient on its way to the host: rounded once to 16 bits,
-// its square summed in passing.
+// optimizer/gradient.h: what happens to a gradient on its way to the host: rounded once, its
+// square summed in passing.
 //
-// Same rules as adamw.h: scalar specification, every SIMD target gives its bits. Sums: 16 virtual
+// Same rules as update.h: scalar specification, every SIMD target gives its bits. Sums: 16 virtual
 // lanes in fp32 inside a block of 4,096 elements, a fixed tree over the lanes, blocks added in
 // double in order; so a tile's sum depends on its values only.
 #pragma once
@@ -11,13 +11,18 @@
 #include <span>
 
 #include "base/dtype.h"
+#include "optimizer/typed_span.h"
 
 namespace ziggurat {
 
-/// Rounds `accumulator` to bf16 into `out`, which may begin at the same address, and returns the
-/// sum of squares of the rounded values (NaN or inf in, NaN or inf out). Call it per tile
-/// (kTileElements), so that sums do not depend on chunk sizes.
-double round_gradient(std::span<const float> accumulator, std::span<bf16> out) noexcept;
+/// Rounds `accumulator` into `out` (bf16: nearest, ties away; fp16: nearest even, infinity from
+/// 65,520 on; fp32: as it is), which may begin at the same address, and returns the sum of squares
+/// of what it wrote: not finite exactly where one of those values is not, so it is the overflow
+/// check too. Call it per tile (kTileElements), so that sums do not depend on chunk sizes.
+double round_gradient(std::span<const float> accumulator, TypedSpan<std::byte> out) noexcept;
+inline double round_gradient(std::span<const float> accumulator, std::span<bf16> out) noexcept {
+  return round_gradient(accumulator, as_typed(out));
+}
 
 /// Widest-ISA bf16 rounding of any count; for making 16-bit parameters from masters.
 void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept;

@@ -8,33 +8,22 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "optimizer/arrays_inl.h"
 #include "optimizer/kernels.h"
 #include "optimizer/simd_target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
-void round_to_bf16_simd(const float* values, bf16* out, std::size_t count) {
-  scalar::round_to_bf16(values, out, count);
-}
-void round_and_square_simd(const float* values, bf16* out, std::size_t count, float* lanes) {
-  scalar::round_and_square(values, out, count, lanes);
-}
-#else
+#if ZIGGURAT_HAVE_VECTORS
 
-namespace hn = hwy::HWY_NAMESPACE;
-using Floats = hn::CappedTag<float, kSumLanes>;
-using Words = hn::RebindToUnsigned<Floats>;
-using Halves = hn::Repartition<bf16, Floats>;
-using F = hn::Vec<Floats>;
-using W = hn::Vec<Words>;
-constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+static_assert(kLanes <= kSumLanes);
 constexpr std::size_t kSums = kSumLanes / kLanes;  // registers that hold the virtual lanes
 constexpr std::size_t kStride = 2 * kSumLanes;     // whole pairs of registers on every target
 
-/// The bf16 of each lane in its upper 16 bits; the lower ones are rubbish.
-HWY_INLINE W round(F value) {
+/// The bf16 of each lane in its upper 16 bits; the lower ones are rubbish. A NaN keeps its payload,
+/// as in float_to_bf16.
+HWY_INLINE W round_bf16(F value) {
   const W bits = hn::BitCast(Words(), value);
   const W nearest = hn::Add(bits, hn::Set(Words(), 0x8000u));
   const W quiet_nan = hn::Or(bits, hn::Set(Words(), 0x00400000u));
@@ -42,46 +31,75 @@ HWY_INLINE W round(F value) {
   return hn::IfThenElse(is_nan, quiet_nan, nearest);
 }
 
-/// Both registers were loaded before this store: `out` may lie over their memory.
-HWY_INLINE void store_pair(W low, W high, bf16* out) {
-  const Halves d;
-  hn::StoreU(hn::ConcatOdd(d, hn::BitCast(d, high), hn::BitCast(d, low)), d, out);
-}
+HWY_INLINE F square(F value) { return hn::Mul(value, value); }
 
-HWY_INLINE F square(W rounded) {
-  const F widened = hn::BitCast(Floats(), hn::And(rounded, hn::Set(Words(), 0xffff0000u)));
-  return hn::Mul(widened, widened);
+/// Rounds a pair into `out`, and returns the squares. Both registers were loaded before the store:
+/// `out` may lie over their memory.
+template <DType kTo>
+HWY_INLINE Pair round_pair(const float* values, std::byte* out, std::size_t i) {
+  const Pair pair = load_fp32(values, i);
+  if constexpr (kTo == DType::kFloat32) {
+    store_fp32(pair, out, i);
+    return {square(pair.low), square(pair.high)};
+  } else if constexpr (kTo == DType::kFloat16) {
+    const WordPair halves{round_fp16(pair.low), round_fp16(pair.high)};
+    store_halves(upper_halves(halves), out, i);
+    return {square(widen_fp16(hn::ShiftRight<16>(halves.low))),
+            square(widen_fp16(hn::ShiftRight<16>(halves.high)))};
+  } else {
+    const W upper = hn::Set(Words(), 0xffff0000u);
+    const WordPair halves{hn::And(round_bf16(pair.low), upper),
+                          hn::And(round_bf16(pair.high), upper)};
+    store_halves(upper_halves(halves), out, i);
+    return {square(hn::BitCast(Floats(), halves.low)), square(hn::BitCast(Floats(), halves.high))};
+  }
 }
 
 void round_to_bf16_simd(const float* values, bf16* out, std::size_t count) {
-  const Floats d;
   std::size_t i = 0;
-  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const W low = round(hn::LoadU(d, values + i));
-    const W high = round(hn::LoadU(d, values + i + kLanes));
-    store_pair(low, high, out + i);
+  for (; i + kPair <= count; i += kPair) {
+    const Pair pair = load_fp32(values, i);
+    store_halves(upper_halves({round_bf16(pair.low), round_bf16(pair.high)}), out, i);
   }
   scalar::round_to_bf16(values + i, out + i, count - i);
 }
 
-void round_and_square_simd(const float* values, bf16* out, std::size_t count, float* lanes) {
+template <DType kTo>
+HWY_INLINE void round_and_square_to(const float* values, std::byte* out, std::size_t count,
+                                    float* lanes) {
   const Floats d;
   F sums[kSums];
   for (std::size_t s = 0; s < kSums; ++s) sums[s] = hn::LoadU(d, lanes + s * kLanes);
   std::size_t i = 0;
   for (; i + kStride <= count; i += kStride) {
     for (std::size_t r = 0; r < kStride / kLanes; r += 2) {
-      const std::size_t at = i + r * kLanes;
-      const W low = round(hn::LoadU(d, values + at));
-      const W high = round(hn::LoadU(d, values + at + kLanes));
-      store_pair(low, high, out + at);
-      sums[r % kSums] = hn::Add(sums[r % kSums], square(low));
-      sums[(r + 1) % kSums] = hn::Add(sums[(r + 1) % kSums], square(high));
+      const Pair squares = round_pair<kTo>(values, out, i + r * kLanes);
+      sums[r % kSums] = hn::Add(sums[r % kSums], squares.low);
+      sums[(r + 1) % kSums] = hn::Add(sums[(r + 1) % kSums], squares.high);
     }
   }
   for (std::size_t s = 0; s < kSums; ++s) hn::StoreU(sums[s], d, lanes + s * kLanes);
-  scalar::round_and_square(values + i, out + i, count - i,
-                           lanes);  // kStride keeps i % kSumLanes at 0
+  // kStride keeps i % kSumLanes at 0
+  scalar::round_and_square(values + i, kTo, out + i * size_bytes(kTo), count - i, lanes);
+}
+
+void round_and_square_simd(const float* values, DType dtype, std::byte* out, std::size_t count,
+                           float* lanes) {
+  switch (dtype) {
+    case DType::kBFloat16: return round_and_square_to<DType::kBFloat16>(values, out, count, lanes);
+    case DType::kFloat16: return round_and_square_to<DType::kFloat16>(values, out, count, lanes);
+    case DType::kFloat32: return round_and_square_to<DType::kFloat32>(values, out, count, lanes);
+  }
+}
+
+#else
+
+void round_to_bf16_simd(const float* values, bf16* out, std::size_t count) {
+  scalar::round_to_bf16(values, out, count);
+}
+void round_and_square_simd(const float* values, DType dtype, std::byte* out, std::size_t count,
+                           float* lanes) {
+  scalar::round_and_square(values, dtype, out, count, lanes);
 }
 
 #endif
@@ -99,9 +117,10 @@ void round_to_bf16(const float* values, bf16* out, std::size_t count) {
   select_kernel(scalar::round_to_bf16, HWY_DISPATCH_TABLE(round_to_bf16_simd))(values, out, count);
 }
 
-void round_and_square(const float* values, bf16* out, std::size_t count, float* lanes) {
-  select_kernel(scalar::round_and_square, HWY_DISPATCH_TABLE(round_and_square_simd))(values, out,
-                                                                                     count, lanes);
+void round_and_square(const float* values, DType dtype, std::byte* out, std::size_t count,
+                      float* lanes) {
+  select_kernel(scalar::round_and_square, HWY_DISPATCH_TABLE(round_and_square_simd))(
+      values, dtype, out, count, lanes);
 }
 
 }  // namespace ziggurat::internal

@@ -8,34 +8,57 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
-#include "base/checksum.h"
 #include "base/dtype.h"
-#include "optimizer/adamw.h"
+#include "optimizer/optimizer_step.h"
+#include "optimizer/rounding.h"
+#include "optimizer/state_format.h"
 
 namespace ziggurat::internal {
 
-/// A part of a record under one decay factor. Pointers need only the alignment of their elements.
-struct AdamWSlice {
-  float* master;
-  float* exp_avg;
-  float* exp_avg_sq;
-  const bf16* grad;
-  bf16* param;
+inline constexpr std::size_t kMomentsMax = 2;
+
+/// A part of a tile under one decay setting, its arrays apart. Pointers need only the alignment of
+/// their elements.
+struct Slice {
+  StateFormat format;  ///< not k8Bit: its moments are decoded for a kernel, which takes it for fp32
+
+  float* master;                    ///< kFp32, kBf16Moments
+  const bf16* param_in;             ///< kSplit, kBf16: the parameter as it was,
+  bf16* param_record;               ///< and where the record holds it
+  std::uint16_t* residual;          ///< kSplit
+  std::byte* moments[kMomentsMax];  ///< float or, in kBf16Moments and kBf16, bf16
+
+  DType grad_dtype;
+  const std::byte* grad;
+  DType param_dtype;
+  std::byte* param;  ///< null: the record's is enough
+
   std::size_t count;
-  float decay_factor;
+  float decay;            ///< OptimizerStep::decay or no_decay
+  NoiseKey noise_key;     ///< of the tile
+  std::uint32_t in_tile;  ///< the first element's place in its tile
 };
 
+constexpr std::size_t moment_bytes(StateFormat format) noexcept {
+  return format == StateFormat::kBf16Moments || format == StateFormat::kBf16 ? 2 : 4;
+}
+
 /// Elements [begin, end) of `slice`.
-inline AdamWSlice part_of(const AdamWSlice& slice, std::size_t begin, std::size_t end) {
-  return {.master = slice.master + begin,
-          .exp_avg = slice.exp_avg + begin,
-          .exp_avg_sq = slice.exp_avg_sq + begin,
-          .grad = slice.grad + begin,
-          .param = slice.param + begin,
-          .count = end - begin,
-          .decay_factor = slice.decay_factor};
+inline Slice part_of(const Slice& slice, std::size_t begin, std::size_t end) {
+  Slice part = slice;
+  if (slice.master != nullptr) part.master += begin;
+  if (slice.param_in != nullptr) part.param_in += begin;
+  if (slice.param_record != nullptr) part.param_record += begin;
+  if (slice.residual != nullptr) part.residual += begin;
+  for (std::byte*& moment : part.moments) {
+    if (moment != nullptr) moment += begin * moment_bytes(slice.format);
+  }
+  part.grad += begin * size_bytes(slice.grad_dtype);
+  if (slice.param != nullptr) part.param += begin * size_bytes(slice.param_dtype);
+  part.count = end - begin;
+  part.in_tile += static_cast<std::uint32_t>(begin);
+  return part;
 }
 
 /// hash64 (seed 0) of a tile of master, exp_avg and exp_avg_sq, as it came and as it is left.
@@ -44,40 +67,39 @@ struct TileHashes {
   std::uint64_t after[3];
 };
 
-/// Every NaN that AdamW stores is this one. Which of two NaN operands an instruction hands on
-/// depends on their order, which compilers may swap, and the sign of a new one on the architecture:
-/// without one fixed NaN, targets would differ.
-inline constexpr std::uint32_t kNaNBits = 0x7fc00000u;
-
 /// Sums of squares: element i of a block goes to lane i % kSumLanes, whatever the width of a
 /// register.
 inline constexpr std::size_t kSumLanes = 16;
 inline constexpr std::size_t kSumBlock = 4096;
 
 namespace scalar {
-void adamw(const AdamWStep& step, const AdamWSlice& slice);
+void update(const OptimizerStep& step, const Slice& slice);
 void round_to_bf16(const float* values, bf16* out, std::size_t count);
-/// Rounds, and adds the squares of the rounded values to lanes[kSumLanes]. `out` may begin where
-/// `values` does.
-void round_and_square(const float* values, bf16* out, std::size_t count, float* lanes);
+/// Rounds to `dtype`, and adds the squares of the rounded values to lanes[kSumLanes]. `out` may
+/// begin where `values` does.
+void round_and_square(const float* values, DType dtype, std::byte* out, std::size_t count,
+                      float* lanes);
+/// Element `i` of an array of `dtype`, widened exactly.
+float gradient_at(DType dtype, const std::byte* grad, std::size_t i);
 }  // namespace scalar
 
-void adamw(const AdamWStep& step, const AdamWSlice& slice);
-/// adamw over one tile (kTileElements), and its hashes; those before only if `verify`.
-void adamw_hashed(const AdamWStep& step, const AdamWSlice& tile, bool verify, TileHashes& hashes);
-/// The same in three passes: hash64, adamw, hash64. For narrow registers, and for a tile of more
-/// than one decay factor.
-template <class Update>
-void hash_around(const AdamWSlice& tile, bool verify, TileHashes& hashes, Update&& update) {
-  const auto hash_all = [&](std::uint64_t(&out)[3]) {
-    const float* const arrays[3] = {tile.master, tile.exp_avg, tile.exp_avg_sq};
-    for (int i = 0; i < 3; ++i) out[i] = hash64(std::as_bytes(std::span(arrays[i], tile.count)), 0);
-  };
-  if (verify) hash_all(hashes.before);
-  update();
-  hash_all(hashes.after);
-}
+/// A kernel each for the formats that one pass can update (the file of its name); `slice.format`
+/// says which.
+void update_fp32(const OptimizerStep& step, const Slice& slice);
+void update_bf16_moments(const OptimizerStep& step, const Slice& slice);
+void update_split(const OptimizerStep& step, const Slice& slice);
+void update_bf16(const OptimizerStep& step, const Slice& slice);
+/// The one for `slice.format`.
+void update(const OptimizerStep& step, const Slice& slice);
+
+/// Whether adamw_hashed can do a whole tile of this: AdamW in kFp32 from a bf16 gradient to a bf16
+/// parameter rounded to nearest, on registers of 256 bits or more.
+bool can_hash_adamw(const OptimizerStep& step, const Slice& tile);
+/// update over one tile (kTileElements), and its hashes; those before only if `verify`.
+void adamw_hashed(const OptimizerStep& step, const Slice& tile, bool verify, TileHashes& hashes);
+
 void round_to_bf16(const float* values, bf16* out, std::size_t count);
-void round_and_square(const float* values, bf16* out, std::size_t count, float* lanes);
+void round_and_square(const float* values, DType dtype, std::byte* out, std::size_t count,
+                      float* lanes);
 
 }  // namespace ziggurat::internal

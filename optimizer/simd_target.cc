@@ -15,7 +15,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "optimizer/adamw.h"
 
 namespace ziggurat {
 namespace {

@@ -7,6 +7,22 @@
 #pragma once
 
 #include <cstddef>
+#include <string_view>
+#include <vector>
+
+namespace ziggurat {
+
+/// The instruction set in use ("scalar", "AVX2", "AVX3", ...), and all that this CPU can run.
+/// ZIGGURAT_SIMD=name forces one (read once, at first use; an unknown or unsupported name is an
+/// Error listing the valid ones: call simd_target() at start, for kernels cannot throw; they log it
+/// and run at the best target, whose bits are the same).
+std::string_view simd_target();
+std::vector<std::string_view> simd_targets();
+/// For tests: force a target by name from now on; empty name returns to the best. Errors:
+/// kInvalidArgument.
+void force_simd_target(std::string_view name);
+
+}  // namespace ziggurat
 
 namespace ziggurat::internal {
 

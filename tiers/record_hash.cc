@@ -1,18 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/record_hash.cc: the whole-record form, for whoever has no reason of its own to walk the
-// tiles.
+// tiers/record_hash.cc: the pieces in a stretch of a record, for whoever has no reason of its own
+// to walk them.
 #include "tiers/record_hash.h"
 
 #include <algorithm>
 
 namespace ziggurat {
 
-std::uint64_t record_hash(std::span<const std::byte> record, std::uint64_t seed) {
-  RecordHash hash(record.size());
-  for (std::size_t tile = 0; tile < hash.tiles(); ++tile) {
-    const std::size_t first = tile * kTileBytes;
-    hash.set_tile(tile, record.subspan(first, std::min(kTileBytes, record.size() - first)));
+RecordHash::RecordHash(const RecordFormat& format, std::uint64_t record_bytes)
+    : tiles_(format.tiles(record_bytes)) {
+  std::uint64_t begin = 0;
+  for (const RecordFormat::Segment& segment : format.segments()) {
+    const std::uint64_t end = begin + tiles_ * segment.tile_bytes;
+    runs_.push_back({begin, end, segment.tile_bytes, runs_.size() * tiles_});
+    begin = end;
   }
+  pieces_.resize(runs_.size() * tiles_);
+}
+
+void RecordHash::add(std::uint64_t offset_bytes, std::span<const std::byte> bytes) noexcept {
+  const std::uint64_t end = offset_bytes + bytes.size();
+  for (const Run& run : runs_) {
+    // A piece is whole in here or not at all: it does not straddle (record_format.h).
+    const std::uint64_t last = std::min(run.end, end);
+    for (std::uint64_t at = std::max(run.begin, offset_bytes); at < last; at += run.piece_bytes) {
+      const std::size_t index = run.first + (at - run.begin) / run.piece_bytes;
+      pieces_[index] = hash64(bytes.subspan(at - offset_bytes, run.piece_bytes), 0);
+    }
+  }
+}
+
+std::uint64_t record_hash(std::span<const std::byte> record, std::uint64_t seed,
+                          const RecordFormat& format) {
+  RecordHash hash(format, record.size());
+  hash.add(0, record);
   return hash.finish(seed);
 }
 

@@ -23,6 +23,7 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "tiers/quorum.h"
+#include "tiers/record_format.h"
 
 namespace ziggurat {
 
@@ -35,6 +36,7 @@ struct StoreSpec {
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes
+  RecordFormat record_format{};             ///< of every record: how it is verified
   /// Stripes only: the number that each chunk of this file has in the whole store, ascending.
   std::vector<ChunkId> chunks{};
   ChunkId chunk_name(ChunkId chunk) const noexcept {

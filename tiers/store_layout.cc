@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -77,6 +78,8 @@ std::string store_text(const StoreSpec& spec) {
   text["slots"] = spec.slots;
   text["blob_capacity_bytes"] = spec.blob_capacity_bytes;
   text["record_bytes"] = spec.record_bytes;
+  for (const RecordFormat::Segment& segment : spec.record_format.segments())
+    text["record_segments"].push_back({segment.name, segment.tile_bytes});
   if (!spec.chunks.empty()) text["chunks"] = spec.chunks;
   return text.dump();
 }
@@ -91,6 +94,12 @@ StoreSpec parse_store_text(const std::string& text, const std::string& path) {
     spec.slots = json.at("slots").get<std::uint32_t>();
     spec.blob_capacity_bytes = json.at("blob_capacity_bytes").get<std::uint64_t>();
     spec.record_bytes = json.at("record_bytes").get<std::vector<std::uint64_t>>();
+    if (json.contains("record_segments")) {  // stores made before there was a choice lack them
+      std::vector<RecordFormat::Segment> segments;
+      for (const auto& segment : json["record_segments"])
+        segments.push_back({segment.at(0).get<std::string>(), segment.at(1).get<std::uint32_t>()});
+      spec.record_format = RecordFormat(std::move(segments));
+    }
     if (json.contains("chunks")) spec.chunks = json["chunks"].get<std::vector<ChunkId>>();
     return spec;
   } catch (const nlohmann::json::exception& error) {

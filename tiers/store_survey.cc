@@ -341,13 +341,12 @@ Task<> StoreSurvey::verify_records(std::uint64_t chosen) {
   for (ChunkId chunk = 0; chunk < layout_.record_bytes.size(); ++chunk) {
     const std::uint64_t record_bytes = layout_.record_bytes[chunk];
     const std::uint64_t offset = layout_.record_offset(chunk, chosen);
-    RecordHash hash(record_bytes);
+    RecordHash hash(spec_.record_format, record_bytes);
     for (std::uint64_t done = 0; done < record_bytes;) {
       const auto piece = environment_.fill.first(
           std::min<std::uint64_t>(environment_.fill.size(), record_bytes - done));
       co_await file_->read(offset + done, piece);
-      for (std::size_t tile = 0; tile < piece.size(); tile += kTileBytes)
-        hash.set_tile((done + tile) / kTileBytes, piece.subspan(tile, kTileBytes));
+      hash.add(done, piece);
       done += piece.size();
     }
     const SlotEntry& entry = whole.table[chunk];

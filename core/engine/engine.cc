@@ -88,13 +88,13 @@ void EngineImpl::finish_gradient(UnitId unit) {
 
 /// Of every group, 0 first: that of parameters of none.
 StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) const {
-  AdamWStep::Settings settings{.learning_rate = options.learning_rate,
-                               .beta1 = config_.adamw.beta1,
-                               .beta2 = config_.adamw.beta2,
-                               .eps = config_.adamw.eps,
-                               .weight_decay = config_.adamw.weight_decay,
-                               .grad_scale = grad_scale,
-                               .t = generation_ + 1};
+  OptimizerStep::Settings settings{.learning_rate = options.learning_rate,
+                                   .beta1 = config_.adamw.beta1,
+                                   .beta2 = config_.adamw.beta2,
+                                   .eps = config_.adamw.eps,
+                                   .weight_decay = config_.adamw.weight_decay,
+                                   .grad_scale = grad_scale,
+                                   .t = generation_ + 1};
   if (options.betas) {
     settings.beta1 = static_cast<float>(options.betas->beta1);
     settings.beta2 = static_cast<float>(options.betas->beta2);
@@ -105,16 +105,16 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
         ErrorCode::kInvalidArgument,
         fmt::format("step {}: beta {:g}: it must be at least 0 and less than 1", settings.t, beta));
   }
-  StepScalars steps{AdamWStep::make(settings)};
+  StepScalars steps{OptimizerStep::make(settings)};
   for (const ParamGroup& group : config_.param_groups) {
-    AdamWStep::Settings own = settings;
+    OptimizerStep::Settings own = settings;
     own.learning_rate = settings.learning_rate * group.lr_scale;
     own.beta1 = group.beta1.value_or(settings.beta1);
     own.beta2 = group.beta2.value_or(settings.beta2);
     own.eps = group.eps.value_or(settings.eps);
     own.weight_decay = group.weight_decay.value_or(settings.weight_decay);
-    steps.push_back(AdamWStep::make(own));
-    if (group.weight_decay) steps.back().no_decay_factor = steps.back().decay_factor;
+    steps.push_back(OptimizerStep::make(own));
+    if (group.weight_decay) steps.back().no_decay = steps.back().decay;
   }
   return steps;
 }
@@ -221,7 +221,7 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);
     const StateStore::Expected expected = storage_->store->expected(id, stored);
-    if (record_hash(record, expected.seed) != expected.hash)
+    if (record_hash(record, expected.seed, table_->record_format()) != expected.hash)
       throw storage_->store->corrupt_record(id, stored);
   }
   values.resize(chunk.count);

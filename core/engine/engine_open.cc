@@ -103,6 +103,7 @@ Task<> EngineImpl::open_store() {
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
+                 .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots)};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
@@ -182,8 +183,8 @@ Task<> EngineImpl::build_floors() {
   notes_.push_back(fmt::format(
       "{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all "
       "gradients",
-      table_->unit_count(), table_->chunks().size(),
-      format_bytes(table_->largest_chunk_count() * 12), pool_->page_kind(), plan_.items));
+      table_->unit_count(), table_->chunks().size(), format_bytes(table_->largest_record_bytes()),
+      pool_->page_kind(), plan_.items));
   if (config_.placement.optimizer != Tier::kNvme) {
     notes_.push_back(fmt::format(
         "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
@@ -235,7 +236,7 @@ Task<> EngineImpl::publish_params(ChunkId id, std::span<const std::byte> record,
 
 void EngineImpl::report_progress(ChunkId id, const char* what) {
   opened_bytes_ += table_->chunk(id).record_bytes();
-  if (config_.progress) config_.progress(what, opened_bytes_, table_->padded_count() * 12);
+  if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
 }
 
 Task<> EngineImpl::create_state(const Initializer& initialize) {
@@ -266,7 +267,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     std::memset(record.data(), 0, record.size());
     const std::uint64_t real = std::min(chunk.count, table_->unit(chunk.unit).count - chunk.begin);
     initialize(chunk.unit, chunk.begin, {reinterpret_cast<float*>(record.data()), real});
-    hash = record_hash(record, seed);
+    hash = record_hash(record, seed, table_->record_format());
   };
   co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
   co_await storage_->store->write(id, 0, record, hash);
@@ -313,7 +314,9 @@ Task<> EngineImpl::load_chunk(ChunkId id) {
   co_await storage_->store->read(id, stored, record);
   const StateStore::Expected expected = storage_->store->expected(id, stored);
   std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = record_hash(record, expected.seed); };
+  const std::function<void()> job = [&] {
+    hash = record_hash(record, expected.seed, table_->record_format());
+  };
   co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
   if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
   co_await publish_params(id, record, lease);

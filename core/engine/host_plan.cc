@@ -43,7 +43,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.half_bytes());
   }
 
-  if (placement.optimizer == Tier::kNvme) plan.item_bytes += table.largest_chunk_count() * 12;
+  if (placement.optimizer == Tier::kNvme) plan.item_bytes += table.largest_record_bytes();
   if (placement.params == Tier::kNvme) plan.item_bytes += largest_half;
   if (placement.grads == Tier::kNvme) plan.item_bytes += largest_half;
 

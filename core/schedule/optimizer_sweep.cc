@@ -17,8 +17,10 @@ namespace {
 /// record waits for.
 constexpr std::uint64_t kFirstRecordPosition = std::uint64_t{1} << 32;
 
-/// Host memory traffic of AdamW per element: reads 4+4+4+2, writes 4+4+4+2.
-constexpr std::uint64_t kUpdateBytes = 28;
+/// Host memory traffic of a chunk's update: its record and 16 bits of gradient and parameter.
+std::uint64_t update_bytes(const Chunk& chunk) {
+  return 2 * chunk.record_bytes() + 2 * chunk.half_bytes();
+}
 
 /// Records written at once by a checkpoint.
 constexpr std::size_t kCheckpointBatch = 8;
@@ -198,29 +200,21 @@ Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint6
 
   const std::span<bf16> param = parts_.params.destination(id, param_item);
   StateStore::Expected expected{};
-  HashedUpdate hashing{.verify = stored, .seed_before = 0, .seed_after = 0};
+  UpdateHashing hashing{.verify = stored, .seed_before = 0, .seed_after = 0};
   if (stored) {
     expected = parts_.store.expected(id, to - 1);
     hashing.seed_before = expected.seed;
     hashing.seed_after = parts_.store.write_seed(id, to);
   }
-  RecordHashes hashes;
+  UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    auto* values = reinterpret_cast<float*>(record.data());
-    const AdamWRecord view{.master = {values, chunk.count},
-                           .exp_avg = {values + chunk.count, chunk.count},
-                           .exp_avg_sq = {values + 2 * chunk.count, chunk.count},
-                           .grad = grad,
-                           .param = param};
-    if (stored) {
-      hashes = adamw_update_hashed(pass->step, view, context_.table.decay_runs(id), hashing);
-    } else {
-      adamw_update(pass->step, view, context_.table.decay_runs(id));
-    }
+    const RecordView view{.record = record, .grad = as_typed(grad), .param = as_typed(param)};
+    hashes =
+        update_record(pass->step, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
   };
   co_await context_.workers.run(context_.reactor, "adamw", job);
-  context_.metrics.add(Counter::kOptimizerBytes, kUpdateBytes * chunk.count);
+  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
   parts_.grads.drop(id);
   if (stored && hashes.before != expected.hash) throw parts_.store.corrupt_record(id, to - 1);
   hash = hashes.after;
@@ -279,7 +273,9 @@ Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generat
   const std::span<const std::byte> record = parts_.records.record(id);
   std::uint64_t hash = 0;
   const std::uint64_t seed = parts_.store.write_seed(id, stored_generation);
-  const std::function<void()> job = [&] { hash = record_hash(record, seed); };
+  const std::function<void()> job = [&] {
+    hash = record_hash(record, seed, context_.table.record_format());
+  };
   co_await context_.workers.run(context_.reactor, "hash record", job);
   co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
 }

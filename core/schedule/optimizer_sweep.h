@@ -20,7 +20,7 @@
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/param_cache.h"
-#include "optimizer/adamw.h"
+#include "optimizer/update.h"
 #include "tiers/striped_store.h"
 
 namespace ziggurat {

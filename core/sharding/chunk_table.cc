@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -52,8 +53,9 @@ nlohmann::json to_json(const ModelSpec& model) {
 
 }  // namespace
 
-ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max)
-    : model_(model), chunk_tiles_max_(chunk_tiles_max) {
+ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max,
+                       RecordFormat record_format)
+    : model_(model), chunk_tiles_max_(chunk_tiles_max), record_format_(std::move(record_format)) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
@@ -79,7 +81,9 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
     // Even cut: 433 tiles in 19 chunks are 22 or 23 tiles each, never 18 full ones and a crumb.
     const std::uint64_t begin = tiles * i / chunk_count * kTileElements;
     const std::uint64_t end = tiles * (i + 1) / chunk_count * kTileElements;
-    chunks_.push_back({.unit = id, .begin = begin, .count = end - begin});
+    const std::uint64_t record_bytes = record_format_.record_bytes((end - begin) / kTileElements);
+    chunks_.push_back(
+        {.unit = id, .begin = begin, .count = end - begin, .record_size_bytes = record_bytes});
     decay_runs_.push_back(runs_of(unit, begin, end));
   }
   tile_count_ += tiles;
@@ -90,7 +94,7 @@ std::string ChunkTable::layout() const {
                                  {"units", to_json(model_)},
                                  {"tile_elements", kTileElements},
                                  {"chunk_tiles_max", chunk_tiles_max_},
-                                 {"record", "master fp32, exp_avg fp32, exp_avg_sq fp32"},
+                                 {"record", record_format_.text()},
                                  {"param", "bf16, nearest, ties away"}};
   return layout.dump();
 }
@@ -103,7 +107,8 @@ std::string ChunkTable::model_name(const std::string& layout) {
   return json["model"].get<std::string>();
 }
 
-ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout) {
+ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
+                                   RecordFormat record_format) {
   const std::string stored_name = model_name(layout);
   const auto json = nlohmann::json::parse(layout);
   if (stored_name != model.name) {
@@ -113,7 +118,16 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                     "--resume never to replace it",
                     stored_name, model.name));
   }
-  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}));
+  const std::string stored_record = json.value("record", std::string());
+  if (stored_record != record_format.text()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's records are '{}', this run's '{}': give the optimizer and "
+                            "state format of the store, another --store, or --resume never to "
+                            "replace it",
+                            stored_record, record_format.text()));
+  }
+  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}),
+                   std::move(record_format));
   if (table.layout() != layout) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -135,6 +149,18 @@ std::uint64_t ChunkTable::largest_chunk_count() const noexcept {
   std::uint64_t largest = 0;
   for (const Chunk& chunk : chunks_) largest = std::max(largest, chunk.count);
   return largest;
+}
+
+std::uint64_t ChunkTable::largest_record_bytes() const noexcept {
+  std::uint64_t largest = 0;
+  for (const Chunk& chunk : chunks_) largest = std::max(largest, chunk.record_bytes());
+  return largest;
+}
+
+std::uint64_t ChunkTable::total_record_bytes() const noexcept {
+  std::uint64_t total = 0;
+  for (const Chunk& chunk : chunks_) total += chunk.record_bytes();
+  return total;
 }
 
 std::vector<std::uint64_t> ChunkTable::record_bytes() const {

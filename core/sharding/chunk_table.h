@@ -16,18 +16,19 @@
 #include <vector>
 
 #include "core/sharding/model_spec.h"
-#include "optimizer/adamw.h"
+#include "optimizer/state_format.h"
+#include "optimizer/update.h"
 #include "tiers/state_store.h"
 
 namespace ziggurat {
 
 struct Chunk {
   UnitId unit;
-  std::uint64_t begin;  ///< first element in the unit's flat parameters
-  std::uint64_t count;  ///< elements, whole tiles, padding included
+  std::uint64_t begin;              ///< first element in the unit's flat parameters
+  std::uint64_t count;              ///< elements, whole tiles, padding included
+  std::uint64_t record_size_bytes;  ///< of its record, as the table's record format has it
 
-  /// master, exp_avg and exp_avg_sq in fp32.
-  std::uint64_t record_bytes() const noexcept { return count * 12; }
+  std::uint64_t record_bytes() const noexcept { return record_size_bytes; }
   /// The chunk's 16-bit parameters or gradients.
   std::uint64_t half_bytes() const noexcept { return count * 2; }
 };
@@ -43,10 +44,16 @@ struct UnitChunks {
 class ChunkTable {
  public:
   /// Errors: kInvalidArgument for a model without units or a unit without parameters.
-  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max);
-  /// The table a store was created with. Errors: kInvalidArgument if `model` is not the model of
-  /// `layout`, saying where they differ.
-  static ChunkTable from_layout(const ModelSpec& model, const std::string& layout);
+  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max,
+             RecordFormat record_format = fp32_adamw());
+  /// The table a store was created with. Errors: kInvalidArgument if `model` or `record_format` is
+  /// not that of `layout`, saying where they differ.
+  static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
+                                RecordFormat record_format = fp32_adamw());
+  /// Records of AdamW with everything in fp32.
+  static RecordFormat fp32_adamw() {
+    return ziggurat::record_format(OptimizerKind::kAdamW, StateFormat::kFp32);
+  }
   /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
   std::string layout() const;
   /// The ModelSpec::name in a layout.
@@ -60,7 +67,10 @@ class ChunkTable {
   std::uint64_t padded_count() const noexcept;
   std::uint64_t largest_unit_padded_count() const noexcept;
   std::uint64_t largest_chunk_count() const noexcept;
+  std::uint64_t largest_record_bytes() const noexcept;
+  std::uint64_t total_record_bytes() const noexcept;
   std::vector<std::uint64_t> record_bytes() const;
+  const RecordFormat& record_format() const noexcept { return record_format_; }
   /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
   /// too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
@@ -71,6 +81,7 @@ class ChunkTable {
 
   ModelSpec model_;
   std::uint64_t chunk_tiles_max_;
+  RecordFormat record_format_;
   std::vector<UnitChunks> units_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<DecayRun>> decay_runs_;

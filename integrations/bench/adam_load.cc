@@ -27,19 +27,22 @@ float centred(std::uint32_t random) {
 
 }  // namespace
 
-AdamWStep bench_step() noexcept {
-  return AdamWStep::make({.learning_rate = 1e-4F,
-                          .beta1 = 0.9F,
-                          .beta2 = 0.999F,
-                          .eps = 1e-8F,
-                          .weight_decay = 0.1F,
-                          .grad_scale = 1.0F,
-                          .t = 1000});
+OptimizerStep bench_step() noexcept {
+  return OptimizerStep::make({.learning_rate = 1e-4F,
+                              .beta1 = 0.9F,
+                              .beta2 = 0.999F,
+                              .eps = 1e-8F,
+                              .weight_decay = 0.1F,
+                              .grad_scale = 1.0F,
+                              .t = 1000});
 }
 
-void make_record(std::span<float> master, std::span<float> exp_avg, std::span<float> exp_avg_sq,
-                 std::uint64_t seed) {
-  for (std::size_t i = 0; i < master.size(); ++i) {
+void make_record(std::span<std::byte> record, std::uint64_t seed) {
+  const std::size_t count = record.size() / (3 * sizeof(float));
+  auto* const master = reinterpret_cast<float*>(record.data());
+  float* const exp_avg = master + count;
+  float* const exp_avg_sq = exp_avg + count;
+  for (std::size_t i = 0; i < count; ++i) {
     const std::uint32_t random = bits(seed, i);
     master[i] = centred(random) * 0.1F;
     exp_avg[i] = centred(random * 0x9e3779b1U) * 1e-3F;
@@ -59,21 +62,17 @@ AdamLoad::AdamLoad(WorkerPool& workers)
                .size_bytes = workers.threads() * kRecordsPerChain * kRecordBytes}),
       turn_(workers.threads()) {
   for (std::size_t i = 0; i < workers.threads() * kRecordsPerChain; ++i) {
-    const AdamWRecord view = record(i);
-    make_record(view.master, view.exp_avg, view.exp_avg_sq, i);
-    make_gradients({const_cast<bf16*>(view.grad.data()), view.grad.size()}, i);
+    const Arrays arrays = arrays_of(i);
+    make_record(arrays.record, i);
+    make_gradients(arrays.grad, i);
   }
 }
 
-AdamWRecord AdamLoad::record(std::size_t index) const {
-  std::byte* const begin = memory_.bytes().data() + index * kRecordBytes;
-  auto* const values = reinterpret_cast<float*>(begin);
-  auto* const halves = reinterpret_cast<bf16*>(begin + 3 * kElements * sizeof(float));
-  return {.master = {values, kElements},
-          .exp_avg = {values + kElements, kElements},
-          .exp_avg_sq = {values + 2 * kElements, kElements},
-          .grad = {halves, kElements},
-          .param = {halves + kElements, kElements}};
+AdamLoad::Arrays AdamLoad::arrays_of(std::size_t index) const {
+  const std::span<std::byte> bytes = memory_.bytes().subspan(index * kRecordBytes, kRecordBytes);
+  const std::span<std::byte> record = bytes.first(3 * kElements * sizeof(float));
+  auto* const halves = reinterpret_cast<bf16*>(record.data() + record.size());
+  return {record, {halves, kElements}, {halves + kElements, kElements}};
 }
 
 void AdamLoad::start() {
@@ -100,7 +99,11 @@ void AdamLoad::run_one(std::size_t chain) {
   const Nanoseconds begun = thread_cpu();
   const DecayRun whole{0, kElements, true};
   const std::size_t turn = turn_[chain]++ % kRecordsPerChain;
-  adamw_update(step_, record(chain * kRecordsPerChain + turn), {&whole, 1});
+  const Arrays arrays = arrays_of(chain * kRecordsPerChain + turn);
+  const RecordView view{.record = arrays.record,
+                        .grad = as_typed(std::span<const bf16>(arrays.grad)),
+                        .param = as_typed(arrays.param)};
+  update_record(step_, view, {&whole, 1});
   cpu_ns_ += (thread_cpu() - begun).count();
   bytes_ += kElements * kAdamBytes;
   workers_.submit("adam", [this, chain] { run_one(chain); });

@@ -10,7 +10,7 @@
 
 #include "base/runtime/clock.h"
 #include "base/runtime/worker_pool.h"
-#include "optimizer/adamw.h"
+#include "optimizer/update.h"
 #include "tiers/host_mapping.h"
 
 namespace ziggurat::bench {
@@ -19,11 +19,10 @@ namespace ziggurat::bench {
 inline constexpr std::uint64_t kAdamBytes = 28;
 
 /// The step every update here makes: ordinary settings, past bias correction's first steps.
-AdamWStep bench_step() noexcept;
+OptimizerStep bench_step() noexcept;
 
 /// Values as training has them: no NaN, no denormal, none of which would be updated at speed.
-void make_record(std::span<float> master, std::span<float> exp_avg, std::span<float> exp_avg_sq,
-                 std::uint64_t seed);
+void make_record(std::span<std::byte> record, std::uint64_t seed);
 void make_gradients(std::span<bf16> gradients, std::uint64_t seed);
 
 class AdamLoad {
@@ -40,10 +39,14 @@ class AdamLoad {
 
  private:
   void run_one(std::size_t chain);
-  AdamWRecord record(std::size_t index) const;
+  struct Arrays {
+    std::span<std::byte> record;
+    std::span<bf16> grad, param;
+  };
+  Arrays arrays_of(std::size_t index) const;
 
   WorkerPool& workers_;
-  const AdamWStep step_;
+  const OptimizerStep step_;
   HostMapping memory_;
   std::vector<std::size_t> turn_;  // by chain; a chain's jobs follow each other
   std::atomic<std::uint64_t> bytes_{0};

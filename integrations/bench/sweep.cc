@@ -30,16 +30,6 @@ std::uint64_t offset_of(const Target& target, std::size_t index, std::uint32_t s
   return (2 * index + slot) * sweep_record_bytes(target.size_bytes());
 }
 
-AdamWRecord view_of(std::span<std::byte> bytes) {
-  auto* const values = reinterpret_cast<float*>(bytes.data());
-  const std::size_t count = bytes.size() / (3 * sizeof(float));
-  return {.master = {values, count},
-          .exp_avg = {values + count, count},
-          .exp_avg_sq = {values + 2 * count, count},
-          .grad = {},
-          .param = {}};
-}
-
 std::size_t lanes_for(const Target& target) {
   return std::min<std::size_t>(kLanes, record_count(target));
 }
@@ -100,19 +90,19 @@ class Sweep {
   }
 
   Task<> update(Target::Record& record, std::size_t index, std::span<std::byte> bytes) {
-    AdamWRecord view = view_of(bytes);
-    const std::size_t count = view.master.size();
+    const std::size_t count = bytes.size() / (3 * sizeof(float));
     auto* const gradients = reinterpret_cast<bf16*>(halves_.bytes().data());
     const std::size_t place = index % kGradients * elements_;
-    view.grad = {gradients + place, count};
-    view.param = {gradients + kGradients * elements_ + place, count};
-    const HashedUpdate hashing{
+    const std::span<const bf16> grad(gradients + place, count);
+    const std::span<bf16> param(gradients + kGradients * elements_ + place, count);
+    const RecordView view{.record = bytes, .grad = as_typed(grad), .param = as_typed(param)};
+    const UpdateHashing hashing{
         .verify = true, .seed_before = record.seed, .seed_after = mix_seed(record.seed, index)};
-    RecordHashes hashes;
+    UpdateHashes hashes;
     const std::function<void()> job = [&] {
       const Nanoseconds begun = thread_cpu();
       const DecayRun whole{0, count, true};
-      hashes = adamw_update_hashed(step_, view, {&whole, 1}, hashing);
+      hashes = update_record(step_, view, {&whole, 1}, &hashing);
       compute_ns_ += (thread_cpu() - begun).count();
     };
     co_await bench_.workers.run(bench_.reactor, "adamw", job);
@@ -141,7 +131,7 @@ class Sweep {
   const Bench& bench_;
   Targets targets_;
   const SweepPlan& plan_;
-  const AdamWStep step_;
+  const OptimizerStep step_;
   const std::size_t elements_;
   HostMapping halves_;
   Recorder recorder_;
@@ -155,8 +145,7 @@ Task<> make_some(const Bench& bench, Target& target, std::size_t lane, Lease buf
     Target::Record& record = target.records[i];
     record = {.slot = 0, .hash = 0, .seed = mix_seed(target.pass.file_seed, i)};
     const std::function<void()> job = [&] {
-      const AdamWRecord view = view_of(bytes);
-      make_record(view.master, view.exp_avg, view.exp_avg_sq, record.seed);
+      make_record(bytes, record.seed);
       record.hash = record_hash(bytes, record.seed);
     };
     co_await bench.workers.run(bench.reactor, "make record", job);

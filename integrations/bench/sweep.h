@@ -2,7 +2,7 @@
 // integrations/bench/sweep.h: the optimizer's pass over records on a drive: read a record of 12
 // bytes a parameter from one slot, update it on a worker, write it to the other.
 //
-// The kernel, the record's size and the two checksums are training's (optimizer/adamw.h). Without
+// The kernel, the record's size and the two checksums are training's (optimizer/update.h). Without
 // compute the same bytes move untouched: what the update costs is the difference.
 #pragma once
 

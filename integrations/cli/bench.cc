@@ -7,10 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -24,6 +21,7 @@
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/interrupt.h"
+#include "integrations/cli/output_file.h"
 #include "integrations/gpt/model.h"
 
 namespace ziggurat::cli {
@@ -62,29 +60,6 @@ namespace {
 constexpr std::uint64_t kSizeDefault = 4 * kGiB;
 constexpr double kParamsMax = 1e15;
 constexpr double kAspect = 128;  // width over layers, about what large models have
-
-/// "7B", "350M", "1.5e9".
-std::optional<double> parse_count(const std::string& text) {
-  std::size_t used = 0;
-  double value = 0;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-  const std::string unit = text.substr(used);
-  if (unit == "K" || unit == "k")
-    value *= 1e3;
-  else if (unit == "M" || unit == "m")
-    value *= 1e6;
-  else if (unit == "B" || unit == "b" || unit == "G")
-    value *= 1e9;
-  else if (unit == "T" || unit == "t")
-    value *= 1e12;
-  else if (!unit.empty())
-    return std::nullopt;
-  return value;
-}
 
 /// A count stands for a model of the usual shape: 12 layers x width^2, width 128 a layer.
 bench::ModelShape read_model(const Settings& settings) {
@@ -185,24 +160,6 @@ void end_at_signals() {
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
-}
-
-/// Asked before two minutes are spent on a result that cannot be kept. Nothing is made yet: an
-/// interrupted run leaves no file.
-void require_writable(const std::string& path) {
-  if (path.empty()) return;
-  const std::string folder = std::filesystem::absolute(path).parent_path().string();
-  const bool there = ::access(path.c_str(), F_OK) == 0;
-  if (::access(there ? path.c_str() : folder.c_str(), W_OK) != 0)
-    throw system_error(errno, "write " + path);
-}
-
-void write_output(const std::string& path, const std::string& text) {
-  if (path.empty()) return;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file) throw system_error(errno, "write " + path);
 }
 
 void print_fragment(Console& console, const bench::BenchResult& result,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "integrations/bench/optimizer_suite.h"
 #include "integrations/bench/suite.h"
 #include "integrations/cli/settings.h"
 #include "integrations/cli/train_options.h"
@@ -67,6 +68,14 @@ struct BenchIoCommand {
 std::span<const Setting> bench_io_settings();
 BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths);
 int bench_io(const BenchIoCommand& command);
+
+struct BenchOptimizerCommand {
+  bench::OptimizerBenchOptions options;
+  std::string json_path;
+};
+std::span<const Setting> bench_optimizer_settings();
+BenchOptimizerCommand read_bench_optimizer(const Settings& settings);
+int bench_optimizer(const BenchOptimizerCommand& command);
 
 struct ProfileCommand {
   std::string file;  ///< empty: the default

@@ -19,7 +19,7 @@
 #include "base/topology/topology.h"
 #include "integrations/cli/commands.h"
 #include "integrations/gpt/trainer.h"
-#include "optimizer/adamw.h"
+#include "optimizer/simd_target.h"
 #include "tiers/cuda_device.h"
 
 namespace ziggurat::cli {

@@ -5,6 +5,7 @@
 // Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store); 2 the command line or the
 // settings file; 130 Ctrl-C.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -143,11 +144,10 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (rest.empty()) {
-      return known.size() == 1 ? fmt::format("say what to do: {}; {}", known.front(), help)
-                               : fmt::format(
-                                     "say what to do: bench, profile, schedule, train, sample, "
-                                     "export or doctor; {}",
-                                     help);
+      return chosen != &app
+                 ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
+                 : fmt::format(
+                       "say what to do: bench, profile, train, sample, export or doctor; {}", help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
@@ -215,6 +215,17 @@ int run(int argc, char** argv) {
   bench_flags.add_to(*bench_io_command);
   bench_io_command->callback([&] {
     action = [&] { return bench_io(read_bench_io(bench_flags.settings(), bench_paths)); };
+  });
+
+  Flags bench_optimizer_flags{bench_optimizer_settings(), {}, {}};
+  CLI::App* bench_optimizer_command = bench_command->add_subcommand(
+      "optimizer",
+      "how near the optimizer's step comes to the speed of memory, in every format of state");
+  bench_optimizer_flags.add_to(*bench_optimizer_command);
+  bench_optimizer_command->callback([&] {
+    action = [&] {
+      return bench_optimizer(read_bench_optimizer(bench_optimizer_flags.settings()));
+    };
   });
 
   ProfileCommand profile_command;

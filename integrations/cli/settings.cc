@@ -156,4 +156,26 @@ std::string closest(std::string_view word, std::span<const std::string> words) {
   return best;
 }
 
+std::optional<double> parse_count(const std::string& text) {
+  std::size_t used = 0;
+  double value = 0;
+  try {
+    value = std::stod(text, &used);
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+  const std::string unit = text.substr(used);
+  if (unit == "K" || unit == "k")
+    value *= 1e3;
+  else if (unit == "M" || unit == "m")
+    value *= 1e6;
+  else if (unit == "B" || unit == "b" || unit == "G")
+    value *= 1e9;
+  else if (unit == "T" || unit == "t")
+    value *= 1e12;
+  else if (!unit.empty())
+    return std::nullopt;
+  return value;
+}
+
 }  // namespace ziggurat::cli

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,6 +97,9 @@ class Settings {
   std::map<std::string, Value, std::less<>> values_;
   std::string file_;
 };
+
+/// "7B", "350M", "1.5e9"; nothing if it is no such count.
+std::optional<double> parse_count(const std::string& text);
 
 /// The word of `words` closest to `word`, if it is close enough to be what was meant; else "".
 std::string closest(std::string_view word, std::span<const std::string> words);

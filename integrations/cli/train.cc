@@ -27,7 +27,7 @@
 #include "integrations/cli/store_paths.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
-#include "optimizer/adamw.h"
+#include "optimizer/simd_target.h"
 #include "tiers/host_device.h"
 
 namespace ziggurat::cli {

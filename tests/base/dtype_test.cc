@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/base/dtype_test.cc: the rounding from fp32 to bf16, compared with its definition.
+// tests/base/dtype_test.cc: the roundings from fp32 to 16 bits, compared with their definitions.
 #include "base/dtype.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <limits>
 #include <random>
+
+#include "base/float16.h"
 
 namespace ziggurat {
 namespace {
@@ -60,6 +62,42 @@ TEST(BFloat16, IsTheNearestOfTheTwoNeighbours) {
     const double distance_above = std::abs(above - value);
     ASSERT_EQ(rounded, distance_below < distance_above ? below : above) << "bits " << bits;
   }
+}
+
+TEST(Float16, WidensExactly) {
+  for (std::uint32_t bits = 0; bits <= 0xffffU; ++bits) {
+    const float value = fp16_to_float(static_cast<fp16>(bits));
+    const std::uint32_t exponent = bits >> 10 & 31U;
+    const auto fraction = static_cast<float>(bits & 0x3ffU);
+    float want = exponent == 0 ? std::ldexp(fraction, -24)
+                               : std::ldexp(1024.0F + fraction, static_cast<int>(exponent) - 25);
+    if (exponent == 31) want = fraction == 0 ? INFINITY : NAN;
+    if ((bits & 0x8000U) != 0) want = -want;
+    if (std::isnan(want)) {
+      ASSERT_TRUE(std::isnan(value)) << bits;
+    } else {
+      ASSERT_EQ(bits_of(value), bits_of(want)) << bits;
+      ASSERT_EQ(float_to_fp16(value), bits);
+    }
+  }
+  for (const std::uint32_t nan : {0x7fc00000U, 0xffc00000U, 0x7f800001U, 0xffffffffU})
+    EXPECT_EQ(float_to_fp16(from_bits(nan)), 0x7e00);
+}
+
+TEST(Float16, RoundsToTheNearestAndTiesToEven) {
+  for (std::uint32_t below = 0; below < 0x7bffU; ++below) {
+    const float low = fp16_to_float(static_cast<fp16>(below));
+    const float high = fp16_to_float(static_cast<fp16>(below + 1));
+    const float middle = (low + high) / 2;  // exact
+    const std::uint32_t even = below + (below & 1U);
+    ASSERT_EQ(float_to_fp16(std::nextafter(middle, 0.0F)), below);
+    ASSERT_EQ(float_to_fp16(middle), even);
+    ASSERT_EQ(float_to_fp16(-middle), even | 0x8000U);
+    ASSERT_EQ(float_to_fp16(std::nextafter(middle, 1e6F)), below + 1);
+  }
+  EXPECT_EQ(float_to_fp16(65519.99F), 0x7bff);
+  EXPECT_EQ(float_to_fp16(65520.0F), 0x7c00);
+  EXPECT_EQ(float_to_fp16(-1e30F), 0xfc00);
 }
 
 TEST(DType, SizesAndNames) {

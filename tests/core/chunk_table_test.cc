@@ -124,6 +124,35 @@ TEST(ParamGroups, OneThatNothingFallsToIsRefused) {
                Error);
 }
 
+TEST(ChunkTable, RecordsAreAsLongAsTheirFormatSays) {
+  const ModelSpec model = small_model();
+  const RecordFormat lion = record_format(OptimizerKind::kLion, StateFormat::k8Bit);
+  const ChunkTable table(model, 2, lion);
+  std::uint64_t total = 0;
+  for (const Chunk& chunk : table.chunks()) {
+    EXPECT_EQ(chunk.record_bytes(), lion.record_bytes(chunk.count / kTileElements));
+    EXPECT_LE(chunk.record_bytes(), table.largest_record_bytes());
+    total += chunk.record_bytes();
+  }
+  EXPECT_EQ(table.total_record_bytes(), total);
+  EXPECT_EQ(ChunkTable(model, 2).chunk(0).record_bytes(), table.chunk(0).count * 12);
+}
+
+TEST(ChunkTable, AnotherRecordFormatThanTheStoresIsRefusedNamingBoth) {
+  const ModelSpec model = small_model();
+  const RecordFormat split = record_format(OptimizerKind::kAdamW, StateFormat::kSplit);
+  const std::string layout = ChunkTable(model, 2, split).layout();
+  EXPECT_EQ(ChunkTable::from_layout(model, layout, split).record_format(), split);
+  try {
+    ChunkTable::from_layout(model, layout);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("residual 16-bit"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("master fp32, exp_avg fp32, exp_avg_sq fp32"));
+  }
+}
+
 TEST(ChunkTable, AModelWithoutUnitsOrParametersIsRefused) {
   EXPECT_THROW(ChunkTable({.name = "none", .units = {}}, 1), Error);
   EXPECT_THROW(ChunkTable({.name = "hollow", .units = {{.name = "u", .params = {}}}}, 1), Error);

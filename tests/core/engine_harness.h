@@ -14,8 +14,8 @@
 #include "base/bytes.h"
 #include "core/engine/engine.h"
 #include "core/sharding/chunk_table.h"
-#include "optimizer/adamw.h"
 #include "optimizer/gradient.h"
+#include "optimizer/update.h"
 #include "tiers/host_device.h"
 #include "tiers/record_hash.h"
 
@@ -78,18 +78,18 @@ class PlainTraining {
       : table_(model, 1U << 20), clip_norm_(clip_norm) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const std::uint64_t padded = table_.unit(u).padded_count;
-      masters_.emplace_back(padded, 0.0F);
-      averages_.emplace_back(padded, 0.0F);
-      squares_.emplace_back(padded, 0.0F);
+      records_.emplace_back(3 * padded, 0.0F);
       params_.emplace_back(padded, bf16{0});
-      initialize(u, 0, std::span(masters_.back()).first(table_.unit(u).count));
-      round_to_bf16(masters_.back(), params_.back());
+      initialize(u, 0, std::span(records_.back()).first(table_.unit(u).count));
+      round_to_bf16(std::span(records_.back()).first(padded), params_.back());
     }
   }
 
   /// For other settings than the engine's defaults.
-  std::function<StepScalars(AdamWStep::Settings)> make_scalars =
-      [](const AdamWStep::Settings& settings) { return StepScalars{AdamWStep::make(settings)}; };
+  std::function<StepScalars(OptimizerStep::Settings)> make_scalars =
+      [](const OptimizerStep::Settings& settings) {
+        return StepScalars{OptimizerStep::make(settings)};
+      };
 
   /// `step` is what gradients are made from; AdamW's own count is of the calls.
   double step(std::uint64_t step, float learning_rate) {
@@ -114,13 +114,10 @@ class PlainTraining {
                                               .grad_scale = clip_coefficient(norm, clip_norm_),
                                               .t = ++steps_});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      adamw_update(scalars,
-                   {.master = masters_[u],
-                    .exp_avg = averages_[u],
-                    .exp_avg_sq = squares_[u],
-                    .grad = gradients[u],
-                    .param = params_[u]},
-                   table_.decay_runs(table_.unit(u).first_chunk));
+      const RecordView view{.record = std::as_writable_bytes(std::span(records_[u])),
+                            .grad = as_typed(std::span<const bf16>(gradients[u])),
+                            .param = as_typed(std::span<bf16>(params_[u]))};
+      update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
     }
     return norm;
   }
@@ -129,14 +126,14 @@ class PlainTraining {
     return std::span(params_[unit]).first(table_.unit(unit).count);
   }
   std::span<const float> master(UnitId unit) const {
-    return std::span(masters_[unit]).first(table_.unit(unit).count);
+    return std::span(records_[unit]).first(table_.unit(unit).count);
   }
 
  private:
   ChunkTable table_;
   float clip_norm_;
   std::uint64_t steps_ = 0;
-  std::vector<std::vector<float>> masters_, averages_, squares_;
+  std::vector<std::vector<float>> records_;  // master, exp_avg, exp_avg_sq
   std::vector<std::vector<bf16>> params_;
 };
 

@@ -67,10 +67,10 @@ TEST_P(EngineStep, TakesTheBetasItIsGiven) {
     const Betas betas{.beta1 = 0.5 + 0.1 * static_cast<double>(step), .beta2 = 0.99};
     step_with(*rig.engine, model_, step,
               {.learning_rate = kLearningRate, .betas = betas, .blob = {}});
-    plain.make_scalars = [&](AdamWStep::Settings settings) {
+    plain.make_scalars = [&](OptimizerStep::Settings settings) {
       settings.beta1 = static_cast<float>(betas.beta1);
       settings.beta2 = static_cast<float>(betas.beta2);
-      return StepScalars{AdamWStep::make(settings)};
+      return StepScalars{OptimizerStep::make(settings)};
     };
     plain.step(step, kLearningRate);
   }
@@ -86,16 +86,17 @@ TEST_P(EngineStep, GivesEveryGroupItsSettings) {
   ModelSpec grouped = model_;
   assign_groups(grouped, with_groups.param_groups);
   PlainTraining plain(grouped, GetParam().clip_norm);
-  plain.make_scalars = [](const AdamWStep::Settings& settings) {
-    AdamWStep::Settings slow = settings;
+  plain.make_scalars = [](const OptimizerStep::Settings& settings) {
+    OptimizerStep::Settings slow = settings;
     slow.learning_rate = kLearningRate * 0.5F;
     slow.weight_decay = 0.3F;
     slow.beta1 = 0.8F;
-    AdamWStep::Settings bias = settings;
+    OptimizerStep::Settings bias = settings;
     bias.beta2 = 0.5F;
     bias.eps = 1e-3F;
-    StepScalars steps{AdamWStep::make(settings), AdamWStep::make(slow), AdamWStep::make(bias)};
-    steps[1].no_decay_factor = steps[1].decay_factor;  // it said so of all its parameters
+    StepScalars steps{OptimizerStep::make(settings), OptimizerStep::make(slow),
+                      OptimizerStep::make(bias)};
+    steps[1].no_decay = steps[1].decay;  // it said so of all its parameters
     return steps;
   };
   PlainTraining without(model_, GetParam().clip_norm);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/float16.h"
 #include "optimizer/kernels.h"
 #include "tests/optimizer/values.h"
 #include "tiers/record_hash.h"
@@ -186,6 +187,77 @@ TEST(RoundGradient, InfinityAndNaNShowInTheSum) {
       EXPECT_EQ(round_gradient(values, out), std::numeric_limits<double>::infinity()) << at;
       values[at] = from_bits(0xff800001);
       EXPECT_TRUE(std::isnan(round_gradient(values, out))) << at;
+    }
+  });
+}
+
+/// Other types: the rounding of each, and the same order of sums.
+TEST(RoundGradient, OtherTypesAtManySizesInPlaceOrNot) {
+  constexpr std::size_t kMost = 4099;
+  const std::vector<float> values = ordinary_values(kMost, 10);
+  std::vector<fp16> halves(kMost);
+  std::vector<float> widened(kMost);
+  for (std::size_t i = 0; i < kMost; ++i) {
+    halves[i] = float_to_fp16(values[i]);
+    widened[i] = fp16_to_float(halves[i]);
+  }
+  const auto sum_of = [](std::span<const float> wide) {
+    double sum = 0;
+    for (std::size_t begin = 0; begin < wide.size(); begin += 4096) {
+      float lanes[16] = {};
+      for (std::size_t i = begin; i < std::min(wide.size(), begin + 4096); ++i)
+        lanes[i % 16] += wide[i] * wide[i];
+      for (const std::size_t half : {8, 4, 2, 1}) {
+        for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+      }
+      sum += static_cast<double>(lanes[0]);
+    }
+    return sum;
+  };
+  OffsetArray<float> accumulator(kMost, 1), wide(kMost, 5);
+  OffsetArray<fp16> apart(kMost, 3);
+  for_each_target([&] {
+    for (const std::size_t count : {0u, 1u, 15u, 31u, 32u, 33u, 1000u, 4096u, 4099u}) {
+      const double want = sum_of(std::span(widened).first(count));
+      accumulator.assign(std::span(values).first(count));
+      const auto out = as_typed(apart.first(count), DType::kFloat16);
+      ASSERT_EQ(round_gradient(accumulator.first(count), out), want) << count;
+      ASSERT_TRUE(same_bits<fp16>(apart.first(count), std::span(halves).first(count))) << count;
+      auto* over = reinterpret_cast<fp16*>(accumulator.data());
+      const auto in_place = as_typed(std::span(over, count), DType::kFloat16);
+      ASSERT_EQ(round_gradient(accumulator.first(count), in_place), want) << count;
+      ASSERT_EQ(std::memcmp(over, halves.data(), count * sizeof(fp16)), 0) << count;
+
+      const double exact = sum_of(std::span(values).first(count));
+      accumulator.assign(std::span(values).first(count));
+      ASSERT_EQ(round_gradient(accumulator.first(count), as_typed(wide.first(count))), exact);
+      ASSERT_TRUE(same_bits<float>(wide.first(count), std::span(values).first(count))) << count;
+    }
+  });
+}
+
+TEST(RoundGradient, TheSumIsFiniteExactlyWhereEveryValueIs) {
+  for_each_target([&] {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      const auto sum_with = [&](float value) {
+        std::vector<float> values(5001, 0.5f);
+        values[4100] = value;
+        std::vector<float> out(values.size());
+        return round_gradient(
+            values,
+            {dtype,
+             std::as_writable_bytes(std::span(out)).first(values.size() * size_bytes(dtype))});
+      };
+      EXPECT_FALSE(std::isfinite(sum_with(std::numeric_limits<float>::infinity())));
+      EXPECT_TRUE(std::isnan(sum_with(from_bits(0x7f800001))));
+      // Its square is beyond fp32, in fp16 the value itself is beyond.
+      const double large = sum_with(3e38f);
+      EXPECT_EQ(std::isfinite(large), dtype != DType::kFloat16);
+      if (dtype != DType::kFloat16) {
+        EXPECT_NEAR(large / 9e76, 1.0, 0.02);
+      }
+      EXPECT_EQ(std::isfinite(sum_with(65519.0f)), true);
+      EXPECT_EQ(std::isfinite(sum_with(65520.0f)), dtype != DType::kFloat16);
     }
   });
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "optimizer/adamw.h"
 #include "optimizer/gradient.h"
+#include "optimizer/simd_target.h"
 
 namespace ziggurat {
 namespace {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "optimizer/adamw.h"
+#include "optimizer/simd_target.h"
 
 namespace ziggurat::testing {
 

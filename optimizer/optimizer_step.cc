@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/optimizer_step.cc: names, and a step's scalars from its settings.
+#include "optimizer/optimizer_step.h"
+
+#include <array>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/checksum.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames{"adamw", "adam", "lion", "adagrad", "sgd"};
+
+/// base^exponent by repeated squaring from the lowest bit: a fixed order, where pow() is whatever
+/// the libm of the day does.
+double power(double base, std::uint64_t exponent) {
+  double result = 1.0;
+  for (; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result = result * base;
+    base = base * base;
+  }
+  return result;
+}
+
+float one_minus(float value) { return static_cast<float>(1.0 - static_cast<double>(value)); }
+
+}  // namespace
+
+std::string_view to_string(OptimizerKind kind) noexcept {
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::span<const std::string_view> optimizer_names() noexcept { return kNames; }
+
+std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<OptimizerKind>(i);
+  }
+  return std::nullopt;
+}
+
+OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
+  ZIGGURAT_CHECK(s.t >= 1, "an optimizer's steps count from 1, not {}", s.t);
+  const bool adam = s.kind == OptimizerKind::kAdamW || s.kind == OptimizerKind::kAdam;
+  const bool decoupled = s.kind == OptimizerKind::kAdamW || s.kind == OptimizerKind::kLion;
+  const double bias1 = adam ? 1.0 - power(s.beta1, s.t) : 1.0;
+  const double bias2 = adam ? 1.0 - power(s.beta2, s.t) : 1.0;
+  const double kept =
+      1.0 - static_cast<double>(s.learning_rate) * static_cast<double>(s.weight_decay);
+  return {
+      .kind = s.kind,
+      .rounding = s.rounding,
+      .beta1 = s.beta1,
+      .one_minus_beta1 = one_minus(s.beta1),
+      .beta2 = s.beta2,
+      .one_minus_beta2 = one_minus(s.beta2),
+      .eps = s.eps,
+      .step_size = static_cast<float>(static_cast<double>(s.learning_rate) / bias1),
+      .inv_bias2_sqrt = static_cast<float>(1.0 / std::sqrt(bias2)),
+      .decay = decoupled ? static_cast<float>(kept) : s.weight_decay,
+      .no_decay = decoupled ? 1.0f : 0.0f,
+      .grad_scale = s.grad_scale,
+      .rounding_key = mix_seed(s.seed, s.t),
+  };
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/optimizer_step.h: which optimizer, and the scalars of one of its steps.
+//
+// Sources: AdamW: Loshchilov & Hutter 2019, Algorithm 2; Adam: Kingma & Ba 2015, with the decay
+// added to the gradient (L2); Lion: Chen et al. 2023, Algorithm 2; Adagrad: Duchi et al. 2011; SGD
+// with momentum: Sutskever et al. 2013 as PyTorch writes it (dampening 0, not Nesterov's). All
+// follow torch.optim where it has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace ziggurat {
+
+enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kLion, kAdagrad, kSgd };
+
+/// "adamw", "adam", "lion", "adagrad", "sgd".
+std::string_view to_string(OptimizerKind kind) noexcept;
+/// In the order of OptimizerKind.
+std::span<const std::string_view> optimizer_names() noexcept;
+std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept;
+
+/// How fp32 becomes bf16: parameters, and moments where they are bf16.
+enum class Rounding : std::uint8_t {
+  kNearest,     ///< ties away from zero
+  kStochastic,  ///< up with the probability of the part cut off; see optimizer/rounding.h
+};
+
+/// The scalars of one step, computed once (in double, powers of beta by repeated squaring in a
+/// fixed order) for all chunks.
+struct OptimizerStep {
+  OptimizerKind kind;
+  Rounding rounding;
+  float beta1, one_minus_beta1;  ///< SGD: beta1 is the momentum
+  float beta2, one_minus_beta2;
+  float eps;
+  float step_size;       ///< Adam: lr / (1 - beta1^t); else lr
+  float inv_bias2_sqrt;  ///< Adam: 1 / sqrt(1 - beta2^t)
+  /// What decay does to an element that decays, and to one that does not. AdamW and Lion multiply
+  /// the master by it (1 - lr * weight_decay, and 1); the others add master times it to the
+  /// gradient (weight_decay, and 0).
+  float decay, no_decay;
+  /// Clip factor times 1/(accumulation divisor and loss scale): multiplies the widened gradient
+  float grad_scale;
+  std::uint64_t rounding_key;  ///< of the seed and t: what stochastic rounding draws from
+
+  struct Settings {
+    OptimizerKind kind = OptimizerKind::kAdamW;
+    Rounding rounding = Rounding::kNearest;
+    float learning_rate;
+    float beta1;
+    float beta2;
+    float eps;
+    float weight_decay;
+    float grad_scale;
+    std::uint64_t t;         ///< number of this step, from 1
+    std::uint64_t seed = 0;  ///< of stochastic rounding
+  };
+  static OptimizerStep make(const Settings& settings) noexcept;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/rounding.h: the specification of how masters and moments become 16 bits: plain
+// functions of one element.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace ziggurat {
+
+/// Every NaN that an update stores is this one. Which of two NaN operands an instruction hands on
+/// depends on their order, which compilers may swap, and the sign of a new one on the architecture:
+/// without one fixed NaN, targets would differ.
+inline constexpr std::uint32_t kNaNBits = 0x7fc00000u;
+
+constexpr float quiet(float value) noexcept {
+  return value != value ? std::bit_cast<float>(kNaNBits) : value;
+}
+
+/// The upper half of value + noise. Noise of 0x8000 rounds to nearest, ties away (float_to_bf16);
+/// uniform noise in [0, 2^16) rounds up with the probability of the part cut off. NaN must be
+/// quiet().
+inline constexpr std::uint32_t kNearestNoise = 0x8000u;
+constexpr bf16 round_with_noise(float value, std::uint32_t noise) noexcept {
+  return static_cast<bf16>((std::bit_cast<std::uint32_t>(value) + noise) >> 16);
+}
+
+/// A master as the parameter it rounds to (nearest, ties away) and its own lower half. As numbers,
+/// master = parameter + residual units of the last place, the residual being signed; so zero is
+/// zero and zero, and every bit pattern but NaN has one pair.
+struct SplitMaster {
+  bf16 param;
+  std::uint16_t residual;
+};
+constexpr SplitMaster split_master(float master) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(master);
+  return {round_with_noise(master, kNearestNoise), static_cast<std::uint16_t>(bits)};
+}
+constexpr float joined(SplitMaster split) noexcept {
+  const auto residual = static_cast<std::int16_t>(split.residual);
+  return std::bit_cast<float>((static_cast<std::uint32_t>(split.param) << 16) +
+                              static_cast<std::uint32_t>(static_cast<std::int32_t>(residual)));
+}
+
+/// Random 32 bits of element `index` of a tile (under kTileElements) in a step: a hash of a
+/// counter, so that no thread, chunk or register width changes them. Two multiply-xorshift rounds
+/// with a word of the key before each (the multipliers are those of Ettinger & Wellons's triple32
+/// search); one 32-bit lane each, where Philox takes ten rounds of 64-bit products.
+struct NoiseKey {
+  std::uint32_t first, second;
+};
+constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {
+  std::uint32_t x = index * 0x9e3779b9u + key.first;
+  x ^= x >> 16;
+  x *= 0x21f0aaadu;
+  x ^= x >> 15;
+  x += key.second;
+  x *= 0x735a2d97u;
+  x ^= x >> 15;
+  x *= 0xed5ad4bbu;
+  return x ^ (x >> 16);
+}
+/// exp_avg_sq draws from the key with this added to its second word; the parameter takes the lower
+/// 16 bits of an element's first draw, the first moment its upper 16.
+inline constexpr std::uint32_t kSecondDraw = 0x85ebca6bu;
+
+}  // namespace ziggurat

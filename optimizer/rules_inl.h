@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/rules_inl.h: update_scalar.cc's arithmetic, in its order, on a register full of
+// elements: a rule for each optimizer. Included once per target.
+#if defined(ZIGGURAT_OPTIMIZER_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZIGGURAT_OPTIMIZER_RULES_INL_H_
+#undef ZIGGURAT_OPTIMIZER_RULES_INL_H_
+#else
+#define ZIGGURAT_OPTIMIZER_RULES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "optimizer/kernels.h"
+
+#undef ZIGGURAT_HAVE_VECTORS
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
+#define ZIGGURAT_HAVE_VECTORS 0  // emulated, or of no fixed size: the specification is used instead
+#else
+#define ZIGGURAT_HAVE_VECTORS 1
+
+HWY_BEFORE_NAMESPACE();
+namespace ziggurat::internal::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::ScalableTag<float>;
+using Words = hn::RebindToUnsigned<Floats>;  // as many 32-bit lanes
+using F = hn::Vec<Floats>;
+using W = hn::Vec<Words>;
+constexpr std::size_t kLanes = hn::MaxLanes(Floats());
+
+/// The state of kLanes elements. Rules of one moment leave the second alone.
+struct Elements {
+  F master, moment, second;
+};
+
+HWY_INLINE F quiet(F value) {
+  const F nan = hn::BitCast(Floats(), hn::Set(Words(), kNaNBits));
+  return hn::IfThenElse(hn::IsNaN(value), nan, value);
+}
+
+HWY_INLINE F scaled(const OptimizerStep& step, F gradient) {
+  return hn::Mul(gradient, hn::Set(Floats(), step.grad_scale));
+}
+
+/// With decay as a penalty in the gradient.
+HWY_INLINE F penalised(const OptimizerStep& step, float decay, F master, F gradient) {
+  return hn::Add(scaled(step, gradient), hn::Mul(master, hn::Set(Floats(), decay)));
+}
+
+HWY_INLINE Elements adam(const OptimizerStep& step, const Elements& old, F g, F decayed) {
+  const Floats d;
+  const F m_kept = hn::Mul(hn::Set(d, step.beta1), old.moment);
+  const F m = hn::Add(m_kept, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
+
+  const F v_kept = hn::Mul(hn::Set(d, step.beta2), old.second);
+  const F v_scaled = hn::Mul(hn::Set(d, step.one_minus_beta2), g);
+  const F v = hn::Add(v_kept, hn::Mul(v_scaled, g));
+
+  const F corrected = hn::Mul(hn::Sqrt(v), hn::Set(d, step.inv_bias2_sqrt));
+  const F denominator = hn::Add(corrected, hn::Set(d, step.eps));
+  const F update = hn::Mul(hn::Div(m, denominator), hn::Set(d, step.step_size));
+  return {quiet(hn::Sub(decayed, update)), quiet(m), quiet(v)};
+}
+
+struct AdamWRule {
+  static constexpr std::size_t kMoments = 2;
+  static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
+                                     F gradient) {
+    const F decayed = hn::Mul(old.master, hn::Set(Floats(), decay));
+    return adam(step, old, scaled(step, gradient), decayed);
+  }
+};
+
+struct AdamRule {
+  static constexpr std::size_t kMoments = 2;
+  static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
+                                     F gradient) {
+    return adam(step, old, penalised(step, decay, old.master, gradient), old.master);
+  }
+};
+
+struct LionRule {
+  static constexpr std::size_t kMoments = 1;
+  static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
+                                     F gradient) {
+    const Floats d;
+    const F g = scaled(step, gradient);
+    const F c_kept = hn::Mul(hn::Set(d, step.beta1), old.moment);
+    const F c = hn::Add(c_kept, hn::Mul(hn::Set(d, step.one_minus_beta1), g));
+    const F zero = hn::Zero(d);
+    const F below = hn::IfThenElse(hn::Lt(c, zero), hn::Set(d, -1.0f), c);
+    const F sign = hn::IfThenElse(hn::Gt(c, zero), hn::Set(d, 1.0f), below);
+    const F update = hn::Mul(sign, hn::Set(d, step.step_size));
+    const F decayed = hn::Mul(old.master, hn::Set(d, decay));
+
+    const F m_kept = hn::Mul(hn::Set(d, step.beta2), old.moment);
+    const F m = hn::Add(m_kept, hn::Mul(hn::Set(d, step.one_minus_beta2), g));
+    return {quiet(hn::Sub(decayed, update)), quiet(m), old.second};
+  }
+};
+
+struct AdagradRule {
+  static constexpr std::size_t kMoments = 1;
+  static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
+                                     F gradient) {
+    const Floats d;
+    const F g = penalised(step, decay, old.master, gradient);
+    const F sum = hn::Add(old.moment, hn::Mul(g, g));
+    const F denominator = hn::Add(hn::Sqrt(sum), hn::Set(d, step.eps));
+    const F update = hn::Mul(hn::Div(g, denominator), hn::Set(d, step.step_size));
+    return {quiet(hn::Sub(old.master, update)), quiet(sum), old.second};
+  }
+};
+
+struct SgdRule {
+  static constexpr std::size_t kMoments = 1;
+  static HWY_INLINE Elements updated(const OptimizerStep& step, float decay, const Elements& old,
+                                     F gradient) {
+    const Floats d;
+    const F g = penalised(step, decay, old.master, gradient);
+    const F momentum = hn::Add(hn::Mul(hn::Set(d, step.beta1), old.moment), g);
+    const F update = hn::Mul(momentum, hn::Set(d, step.step_size));
+    return {quiet(hn::Sub(old.master, update)), quiet(momentum), old.second};
+  }
+};
+
+}  // namespace ziggurat::internal::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // ZIGGURAT_HAVE_VECTORS
+#endif  // include guard per target

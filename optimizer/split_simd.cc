@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/split_simd.cc: updates of split masters and fp32 moments.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimizer/split_simd.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
+#include <hwy/highway.h>
+
+#include "optimizer/kernels.h"
+#include "optimizer/simd_target.h"
+#include "optimizer/update_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ziggurat::internal::HWY_NAMESPACE {
+
+void update_split_simd(const OptimizerStep& step, const Slice& slice) {
+  update_arrays<SplitMasters, Fp32Moments>(step, slice);
+}
+
+}  // namespace ziggurat::internal::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ziggurat::internal {
+
+HWY_EXPORT(update_split_simd);
+
+void update_split(const OptimizerStep& step, const Slice& slice) {
+  select_kernel(scalar::update, HWY_DISPATCH_TABLE(update_split_simd))(step, slice);
+}
+
+}  // namespace ziggurat::internal
+#endif

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/state_format.cc: the segments of each format.
+#include "optimizer/state_format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/error.h"
+#include "optimizer/eight_bit.h"
+#include "optimizer/rounding.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames{"fp32", "bf16-moments", "8bit", "split", "bf16"};
+
+/// As torch.optim calls them.
+std::vector<std::string> moment_names(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kAdam: return {"exp_avg", "exp_avg_sq"};
+    case OptimizerKind::kLion: return {"exp_avg"};
+    case OptimizerKind::kAdagrad: return {"sum"};
+    case OptimizerKind::kSgd: return {"momentum_buffer"};
+  }
+  return {};
+}
+
+struct Element {
+  const char* type;
+  std::uint32_t size_bytes;
+};
+
+Element moment_element(StateFormat format) {
+  switch (format) {
+    case StateFormat::kBf16Moments:
+    case StateFormat::kBf16: return {"bf16", 2};
+    case StateFormat::k8Bit: return {"8-bit", 1};
+    default: return {"fp32", 4};
+  }
+}
+
+constexpr std::uint32_t kScaleTileBytes = kTileElements / kEightBitBlock * sizeof(float);
+
+}  // namespace
+
+std::string_view to_string(StateFormat format) noexcept {
+  return kNames[static_cast<std::size_t>(format)];
+}
+
+std::span<const std::string_view> state_format_names() noexcept { return kNames; }
+
+std::optional<StateFormat> parse_state_format(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<StateFormat>(i);
+  }
+  return std::nullopt;
+}
+
+std::size_t moment_count(OptimizerKind kind) noexcept {
+  return kind == OptimizerKind::kAdamW || kind == OptimizerKind::kAdam ? 2 : 1;
+}
+
+RecordFormat record_format(OptimizerKind kind, StateFormat format) {
+  std::vector<RecordFormat::Segment> segments;
+  if (holds_param(format)) {
+    segments.push_back({"param bf16", 2 * kTileElements});
+    if (format == StateFormat::kSplit) segments.push_back({"residual 16-bit", 2 * kTileElements});
+  } else {
+    segments.push_back({"master fp32", 4 * kTileElements});
+  }
+  const Element element = moment_element(format);
+  for (const std::string& name : moment_names(kind)) {
+    segments.push_back({fmt::format("{} {}", name, element.type),
+                        element.size_bytes * static_cast<std::uint32_t>(kTileElements)});
+  }
+  if (format == StateFormat::k8Bit) {
+    for (const std::string& name : moment_names(kind))
+      segments.push_back({fmt::format("{} scale fp32/{}", name, kEightBitBlock), kScaleTileBytes});
+  }
+  return RecordFormat(std::move(segments));
+}
+
+double moment_error(StateFormat format) noexcept {
+  return moment_element(format).size_bytes == 2 ? 0x1p-8 : 0.0;
+}
+
+void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16) {
+  if (format == StateFormat::kSplit && rounding == Rounding::kStochastic)
+    throw Error(ErrorCode::kInvalidArgument,
+                "state format 'split' with stochastic rounding: parameter and residual together "
+                "are the master only under rounding to nearest; choose another format or rounding");
+  if (holds_param(format) && !param_is_bf16)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("state format '{}' keeps the parameter in bf16; choose parameters in "
+                            "bf16, or the format fp32, bf16-moments or 8bit",
+                            to_string(format)));
+}
+
+void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters) {
+  const std::size_t count = masters.size();
+  ZIGGURAT_CHECK(record.size() >= count * (format == StateFormat::kBf16 ? 2 : 4),
+                 "{} masters of a record of {} bytes", count, record.size());
+  if (!holds_param(format)) {
+    std::memcpy(masters.data(), record.data(), masters.size_bytes());
+    return;
+  }
+  const auto* params = reinterpret_cast<const bf16*>(record.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    masters[i] = format == StateFormat::kSplit ? joined({params[i], params[count + i]})
+                                               : bf16_to_float(params[i]);
+  }
+}
+
+void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
+                  std::span<std::byte> record) {
+  const std::size_t count = masters.size();
+  const RecordFormat shape = record_format(kind, format);
+  ZIGGURAT_CHECK(
+      count % kTileElements == 0 && record.size() == shape.record_bytes(count / kTileElements),
+      "{} masters for a record of {} bytes", count, record.size());
+  std::memset(record.data(), 0, record.size());
+  if (!holds_param(format)) {
+    std::memcpy(record.data(), masters.data(), masters.size_bytes());
+    return;
+  }
+  auto* params = reinterpret_cast<bf16*>(record.data());
+  for (std::size_t i = 0; i < count; ++i) {
+    if (format == StateFormat::kBf16) {
+      params[i] = float_to_bf16(masters[i]);
+      continue;
+    }
+    const SplitMaster split = split_master(quiet(masters[i]));
+    params[i] = split.param;
+    params[count + i] = split.residual;
+  }
+}
+
+}  // namespace ziggurat

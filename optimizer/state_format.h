@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/state_format.h: how a record holds an optimizer's state: arrays, bytes and what
+// rounding costs.
+//
+// Bytes per parameter with AdamW (optimizers with one moment drop the second one's):
+//
+//   format        record                                    record  read  written
+//   fp32          master 4, exp_avg 4, exp_avg_sq 4             12    12       12
+//   bf16-moments  master 4, exp_avg 2, exp_avg_sq 2              8     8        8
+//   8bit          master 4, codes 1 + 1, scales 4/256 each    6.03  6.03     6.03
+//   split         param 2, residual 2, moments 4 + 4            12    10       12
+//   bf16          param 2, moments 2 + 2                         6     4        6
+//
+// "Read" leaves out the parameter where the record holds it as it is in use: a reader that has it
+// elsewhere skips the first segment.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "optimizer/optimizer_step.h"
+#include "tiers/record_format.h"
+
+namespace ziggurat {
+
+enum class StateFormat : std::uint8_t {
+  kFp32,         ///< everything in fp32
+  kBf16Moments,  ///< fp32 master, moments rounded to bf16: relative error of each at most 2^-8
+  k8Bit,         ///< fp32 master, moments block-wise in 8 bits: see optimizer/eight_bit.h
+  kSplit,        ///< the bits of kFp32, the master in two halves: bf16 parameter and residual
+  /// The bf16 parameter is the master: relative error of each value at most 2^-8. Rounded to
+  /// nearest, an update of less than 2^-9 of its parameter is lost, and so is exp_avg_sq's decay
+  /// from beta2 = 0.996 on: use Rounding::kStochastic.
+  kBf16,
+};
+
+/// "fp32", "bf16-moments", "8bit", "split", "bf16".
+std::string_view to_string(StateFormat format) noexcept;
+/// In the order of StateFormat.
+std::span<const std::string_view> state_format_names() noexcept;
+std::optional<StateFormat> parse_state_format(std::string_view name) noexcept;
+
+/// 2 for AdamW and Adam (exp_avg, exp_avg_sq), 1 for Lion (exp_avg), Adagrad (sum) and SGD
+/// (momentum_buffer): torch.optim's names.
+std::size_t moment_count(OptimizerKind kind) noexcept;
+
+/// Whether a record's first segment is the bf16 parameter itself.
+constexpr bool holds_param(StateFormat format) noexcept {
+  return format == StateFormat::kSplit || format == StateFormat::kBf16;
+}
+
+/// The segments of a record: parameter or master first, then moments, then scales.
+RecordFormat record_format(OptimizerKind kind, StateFormat format);
+
+/// The relative error of a moment that `format` rounds to nearest, at most (rounded stochastically,
+/// twice that): 0 where nothing is rounded. For k8Bit see optimizer/eight_bit.h: it is relative to
+/// the largest of a block.
+double moment_error(StateFormat format) noexcept;
+
+/// Errors: kInvalidArgument for what does not go together: stochastic rounding with kSplit (the two
+/// halves would no longer be the master), and a parameter that is not bf16 where the record holds
+/// it.
+void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16);
+
+/// The masters of a record of `format`, exactly, and the other way: with moments of zero, which is
+/// how training begins. `masters` has all the record's elements; zero masters make a zero record.
+void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters);
+void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
+                  std::span<std::byte> record);
+
+}  // namespace ziggurat

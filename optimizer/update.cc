@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/update.cc: a record cut into tiles, which are hashed while they are in cache, and these
+// into decay runs.
+#include "optimizer/update.h"
+
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "base/check.h"
+#include "base/checksum.h"
+#include "optimizer/eight_bit.h"
+#include "optimizer/kernels.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+using internal::kMomentsMax;
+using internal::Slice;
+
+void check(StepView steps, const RecordView& view, const RecordFormat& format,
+           std::span<const DecayRun> runs) {
+  const std::size_t count = view.grad.count();
+  ZIGGURAT_CHECK(count % kTileElements == 0, "{} elements are not whole tiles of {}", count,
+                 kTileElements);
+  ZIGGURAT_CHECK(view.record.size() == format.record_bytes(count / kTileElements),
+                 "{} bytes for a record of {} elements", view.record.size(), count);
+  const bool in_record = holds_param(view.format);
+  ZIGGURAT_CHECK(view.param.count() == count ||
+                     (in_record && view.param.bytes.empty() && !view.param_not_read),
+                 "{} parameters for {} elements", view.param.count(), count);
+  ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
+                 "a {} parameter beside a record that holds it in bf16",
+                 to_string(view.param.dtype));
+  ZIGGURAT_CHECK(view.format != StateFormat::kSplit || steps[0].rounding == Rounding::kNearest,
+                 "a split master rounds to nearest");
+  std::size_t covered = 0;
+  for (const DecayRun& run : runs) {
+    ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,
+                   "run [{}, {}) after a run that ended at {}", run.begin, run.end, covered);
+    ZIGGURAT_CHECK(run.group < steps.size(), "a run of group {}, and {} steps", run.group,
+                   steps.size());
+    covered = run.end;
+  }
+  ZIGGURAT_CHECK(covered == count, "runs cover {} of {} elements", covered, count);
+}
+
+/// Walks the runs of a record from front to back.
+class Runs {
+ public:
+  Runs(StepView steps, std::span<const DecayRun> runs) : steps_(steps), run_(runs.begin()) {}
+
+  struct Part {
+    std::size_t begin, end;
+    const OptimizerStep& step;
+    float decay;
+  };
+  /// From where the last one ended up to `end`, or to the end of the run if that is nearer.
+  Part next(std::size_t end) {
+    while (run_->end <= at_) ++run_;
+    const std::size_t begin = at_;
+    at_ = std::min(end, run_->end);
+    const OptimizerStep& step = steps_[run_->group];
+    return {begin, at_, step, run_->decay ? step.decay : step.no_decay};
+  }
+  std::size_t at() const { return at_; }
+
+ private:
+  StepView steps_;
+  std::span<const DecayRun>::iterator run_;
+  std::size_t at_ = 0;
+};
+
+/// A record's tiles, one after the other.
+class Pass {
+ public:
+  Pass(StepView steps, const RecordView& view, const RecordFormat& format,
+       std::span<const DecayRun> runs)
+      : kind_(steps[0].kind),
+        rounding_key_(steps[0].rounding_key),
+        view_(view),
+        format_(format),
+        runs_(steps, runs),
+        moments_(moment_count(kind_)),
+        tiles_(view.grad.count() / kTileElements) {}
+
+  UpdateHashes run(const UpdateHashing* hashing) {
+    std::optional<RecordHash> before, after;
+    if (hashing != nullptr) after.emplace(format_, view_.record.size());
+    if (hashing != nullptr && hashing->verify) before.emplace(format_, view_.record.size());
+    for (std::size_t tile = 0; tile < tiles_; ++tile) {
+      if (after) {
+        update_hashed(tile, before, *after);
+      } else {
+        update(tile);
+      }
+    }
+    hwy::FlushStream();  // parameters may have gone past the cache
+    return {.before = before ? before->finish(hashing->seed_before) : 0,
+            .after = after ? after->finish(hashing->seed_after) : 0};
+  }
+
+ private:
+  std::byte* segment(std::size_t index, std::size_t tile) const {
+    const std::uint64_t tile_bytes = format_.segments()[index].tile_bytes;
+    return view_.record.data() + format_.offset(index, tiles_) + tile * tile_bytes;
+  }
+
+  Slice tile_slice(std::size_t tile) const {
+    Slice slice{};
+    slice.format = view_.format;
+    const std::size_t first = tile * kTileElements;
+    const std::size_t param_bytes = size_bytes(view_.param.dtype);
+    if (!view_.param.bytes.empty()) slice.param = view_.param.bytes.data() + first * param_bytes;
+    std::size_t index = 0;
+    if (holds_param(view_.format)) {
+      slice.param_record = reinterpret_cast<bf16*>(segment(index++, tile));
+      slice.param_in =
+          view_.param_not_read ? reinterpret_cast<const bf16*>(slice.param) : slice.param_record;
+      if (view_.format == StateFormat::kSplit)
+        slice.residual = reinterpret_cast<std::uint16_t*>(segment(index++, tile));
+    } else {
+      slice.master = reinterpret_cast<float*>(segment(index++, tile));
+    }
+    for (std::size_t k = 0; k < moments_; ++k) slice.moments[k] = segment(index++, tile);
+    slice.grad_dtype = view_.grad.dtype;
+    slice.grad = view_.grad.bytes.data() + first * size_bytes(view_.grad.dtype);
+    slice.param_dtype = view_.param.dtype;
+    slice.count = kTileElements;
+    const std::uint64_t key = mix_seed(rounding_key_, view_.first_element / kTileElements + tile);
+    slice.noise_key = {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+    return slice;
+  }
+
+  static void update_part(const Slice& tile, std::size_t first, const Runs::Part& run) {
+    Slice part = internal::part_of(tile, run.begin - first, run.end - first);
+    part.decay = run.decay;
+    internal::update(run.step, part);
+  }
+
+  void update(std::size_t tile) {
+    const Slice slice = tile_slice(tile);
+    const std::size_t first = tile * kTileElements;
+    if (view_.format == StateFormat::k8Bit) return update_eight_bit(slice, tile);
+    while (runs_.at() < first + kTileElements)
+      update_part(slice, first, runs_.next(first + kTileElements));
+  }
+
+  EightBitCode code(std::size_t moment) const {
+    const bool has_sign = moment == 0 && kind_ != OptimizerKind::kAdagrad;
+    return has_sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
+  }
+
+  /// Some blocks at a time: their moments are decoded, updated as fp32 and encoded, in L1.
+  void update_eight_bit(const Slice& tile_codes, std::size_t tile) {
+    constexpr std::size_t kBatch = 4 * kEightBitBlock;
+    alignas(64) std::array<std::array<float, kBatch>, kMomentsMax> values;
+    const std::size_t first = tile * kTileElements;
+    Slice batch = tile_codes;
+    batch.format = StateFormat::kFp32;
+    for (std::size_t at = 0; at < kTileElements; at += kBatch) {
+      const auto codes = [&](std::size_t k) {
+        auto* of_tile = reinterpret_cast<std::uint8_t*>(tile_codes.moments[k]);
+        return std::span<std::uint8_t>(of_tile + at, kBatch);
+      };
+      const auto scales = [&](std::size_t k) {
+        return reinterpret_cast<float*>(segment(1 + moments_ + k, tile)) + at / kEightBitBlock;
+      };
+      for (std::size_t k = 0; k < moments_; ++k) {
+        decode_eight_bit(code(k), codes(k), scales(k), values[k].data());
+        // As if the values were a whole tile's: part_of counts from its beginning.
+        batch.moments[k] = reinterpret_cast<std::byte*>(values[k].data()) - at * sizeof(float);
+      }
+      while (runs_.at() < first + at + kBatch)
+        update_part(batch, first, runs_.next(first + at + kBatch));
+      for (std::size_t k = 0; k < moments_; ++k)
+        encode_eight_bit(code(k), values[k].data(), codes(k), scales(k));
+    }
+  }
+
+  void update_hashed(std::size_t tile, std::optional<RecordHash>& before, RecordHash& after) {
+    const std::size_t end = (tile + 1) * kTileElements;
+    Runs ahead = runs_;
+    const Runs::Part whole = ahead.next(end);
+    Slice slice = tile_slice(tile);
+    slice.decay = whole.decay;
+    if (whole.end == end && internal::can_hash_adamw(whole.step, slice)) {
+      internal::TileHashes hashes;
+      internal::adamw_hashed(whole.step, slice, before.has_value(), hashes);
+      for (std::size_t array = 0; array < std::size(hashes.after); ++array) {
+        if (before) before->set_piece(array, tile, hashes.before[array]);
+        after.set_piece(array, tile, hashes.after[array]);
+      }
+      runs_ = ahead;
+      return;
+    }
+    if (before) hash_tile(tile, *before, view_.param_not_read ? slice.param : nullptr);
+    update(tile);
+    hash_tile(tile, after, nullptr);
+  }
+
+  /// `param`: where the first segment's bytes are, if not in the record.
+  void hash_tile(std::size_t tile, RecordHash& hash, const std::byte* param) const {
+    for (std::size_t index = 0; index < format_.segments().size(); ++index) {
+      const std::byte* const bytes = index == 0 && param != nullptr ? param : segment(index, tile);
+      hash.set_piece(index, tile, hash64({bytes, format_.segments()[index].tile_bytes}, 0));
+    }
+  }
+
+  OptimizerKind kind_;
+  std::uint64_t rounding_key_;
+  const RecordView& view_;
+  const RecordFormat& format_;
+  Runs runs_;
+  std::size_t moments_;
+  std::size_t tiles_;
+};
+
+}  // namespace
+
+void internal::update(const OptimizerStep& step, const Slice& slice) {
+  switch (slice.format) {
+    case StateFormat::kFp32: return update_fp32(step, slice);
+    case StateFormat::kBf16Moments: return update_bf16_moments(step, slice);
+    case StateFormat::kSplit: return update_split(step, slice);
+    case StateFormat::kBf16: return update_bf16(step, slice);
+    case StateFormat::k8Bit: break;
+  }
+  ZIGGURAT_CHECK(false, "no kernel updates {} moments", to_string(slice.format));
+}
+
+UpdateHashes update_record(StepView steps, const RecordView& view, std::span<const DecayRun> runs,
+                           const UpdateHashing* hashing) {
+  const RecordFormat format = record_format(steps[0].kind, view.format);
+  check(steps, view, format, runs);
+  return Pass(steps, view, format, runs).run(hashing);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/optimizer/state_format_test.cc: what a record of each format holds, and what goes together.
+#include "optimizer/state_format.h"
+
+#include <gmock/gmock.h>
+
+#include "base/error.h"
+#include "tests/optimizer/state.h"
+
+namespace ziggurat {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::TiledRecord;
+
+double bytes_per_param(OptimizerKind kind, StateFormat format) {
+  return static_cast<double>(record_format(kind, format).tile_bytes()) / kTileElements;
+}
+
+TEST(StateFormat, HasTheBytesPerParameterOfItsTable) {
+  const auto adam = [](StateFormat format) {
+    return bytes_per_param(OptimizerKind::kAdamW, format);
+  };
+  EXPECT_EQ(adam(StateFormat::kFp32), 12);
+  EXPECT_EQ(adam(StateFormat::kBf16Moments), 8);
+  EXPECT_EQ(adam(StateFormat::k8Bit), 4 + 1 + 1 + 8.0 / 256);
+  EXPECT_EQ(adam(StateFormat::kSplit), 12);
+  EXPECT_EQ(adam(StateFormat::kBf16), 6);
+  const auto lion = [](StateFormat format) {
+    return bytes_per_param(OptimizerKind::kLion, format);
+  };
+  EXPECT_EQ(lion(StateFormat::kFp32), 8);
+  EXPECT_EQ(lion(StateFormat::kBf16Moments), 6);
+  EXPECT_EQ(lion(StateFormat::k8Bit), 4 + 1 + 4.0 / 256);
+  EXPECT_EQ(lion(StateFormat::kSplit), 8);
+  EXPECT_EQ(lion(StateFormat::kBf16), 4);
+}
+
+TEST(StateFormat, NamesItsArraysAsTheyLie) {
+  EXPECT_EQ(record_format(OptimizerKind::kAdamW, StateFormat::kFp32).text(),
+            "master fp32, exp_avg fp32, exp_avg_sq fp32");
+  EXPECT_EQ(record_format(OptimizerKind::kAdam, StateFormat::kSplit).text(),
+            "param bf16, residual 16-bit, exp_avg fp32, exp_avg_sq fp32");
+  EXPECT_EQ(record_format(OptimizerKind::kAdamW, StateFormat::k8Bit).text(),
+            "master fp32, exp_avg 8-bit, exp_avg_sq 8-bit, exp_avg scale fp32/256, "
+            "exp_avg_sq scale fp32/256");
+  EXPECT_EQ(record_format(OptimizerKind::kSgd, StateFormat::kBf16).text(),
+            "param bf16, momentum_buffer bf16");
+}
+
+TEST(StateFormat, NamesAreReadAsTheyAreWritten) {
+  for (const StateFormat format : testing::kAllFormats)
+    EXPECT_EQ(parse_state_format(to_string(format)), format);
+  EXPECT_EQ(parse_state_format("fp8"), std::nullopt);
+}
+
+TEST(StateFormat, GivesBackTheMastersItWasGivenAndZeroIsZero) {
+  for (const StateFormat format : testing::kAllFormats) {
+    TiledRecord record(OptimizerKind::kAdamW, format, 2);
+    std::vector<float> masters(record.count);
+    testing::HardFloats values(3);
+    for (float& value : masters) value = quiet(values.next());
+    write_record(record.kind, format, masters, record.bytes());
+    if (format == StateFormat::kBf16) {
+      for (float& value : masters) value = bf16_to_float(float_to_bf16(value));
+    }
+    EXPECT_TRUE(testing::same_bits<float>(record.masters(), masters)) << to_string(format);
+
+    std::ranges::fill(masters, 0.0f);
+    write_record(record.kind, format, masters, record.bytes());
+    EXPECT_TRUE(std::ranges::all_of(record.bytes(), [](std::byte b) { return b == std::byte{0}; }))
+        << to_string(format);
+  }
+}
+
+TEST(StateFormat, RefusesWhatDoesNotGoTogetherByName) {
+  const auto refusal = [](StateFormat format, Rounding rounding, bool param_is_bf16) {
+    try {
+      require_compatible(format, rounding, param_is_bf16);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(refusal(StateFormat::kSplit, Rounding::kStochastic, true), HasSubstr("stochastic"));
+  EXPECT_THAT(refusal(StateFormat::kSplit, Rounding::kNearest, false), HasSubstr("'split'"));
+  EXPECT_THAT(refusal(StateFormat::kBf16, Rounding::kStochastic, false), HasSubstr("'bf16'"));
+  EXPECT_EQ(refusal(StateFormat::kBf16, Rounding::kStochastic, true), "");
+  for (const StateFormat format :
+       {StateFormat::kFp32, StateFormat::kBf16Moments, StateFormat::k8Bit})
+    EXPECT_EQ(refusal(format, Rounding::kStochastic, false), "");
+}
+
+TEST(StateFormat, RoundingAMomentCostsWhatIsStated) {
+  EXPECT_EQ(moment_error(StateFormat::kBf16Moments), 0x1p-8);
+  EXPECT_EQ(moment_error(StateFormat::kBf16), 0x1p-8);
+  EXPECT_EQ(moment_error(StateFormat::kSplit), 0.0);
+  testing::HardFloats values(5);
+  for (int i = 0; i < 10000; ++i) {
+    const float value = values.next();
+    if (!std::isnormal(value) || std::fabs(value) > 3e38f) continue;
+    for (const std::uint32_t noise : {kNearestNoise, 0u, 0xffffu}) {
+      const double error = std::fabs(double{bf16_to_float(round_with_noise(value, noise))} - value);
+      ASSERT_LE(error, (noise == kNearestNoise ? 0x1p-8 : 0x1p-7) * std::fabs(value));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ziggurat
