@@ -387,6 +387,8 @@ TEST(UpdateRecordDeathTest, WantsWholeTilesAndRunsThatCoverThemInOrder) {
   const std::vector<DecayRun> hole = {{0, 4, true}, {5, kTileElements, true}};
   EXPECT_DEATH(update_record(step, record.view(), short_run), "runs cover 15 of 16384");
   EXPECT_DEATH(update_record(step, record.view(), hole), "after a run that ended at 4");
+  const std::vector<DecayRun> stranger = {{0, kTileElements, true, 1}};
+  EXPECT_DEATH(update_record(step, record.view(), stranger), "a run of group 1, and 1 steps");
   RecordView part = record.view();
   part.grad.bytes = part.grad.bytes.first(200);
   EXPECT_DEATH(update_record(step, part, short_run), "whole tiles");
