@@ -111,9 +111,10 @@ constexpr std::uint32_t kSignedZero = 127;  // the place of 0 among the signed c
 
 std::uint8_t signed_code(const Ranks& ranks, float value, float inverse) {
   const std::uint32_t rank = ranks.of(magnitude_bits(value * inverse));
-  // There is a code of 1, but none of -1.
-  const std::uint32_t below = kSignedZero - std::min(rank, kSignedZero);
-  return static_cast<std::uint8_t>(value < 0.0f ? below : kSignedZero + rank);
+  const std::uint32_t negative = std::bit_cast<std::uint32_t>(value) >> 31;
+  const std::uint32_t limited = std::min(rank, kSignedZero + 1 - negative);  // no code of -1
+  // Zero's place plus or minus the rank, without a branch: signs are as good as random.
+  return static_cast<std::uint8_t>(kSignedZero + ((limited ^ (0u - negative)) + negative));
 }
 
 std::uint8_t unsigned_code(const Ranks& ranks, float value, float inverse) {
@@ -130,8 +131,11 @@ const std::array<float, 256>& eight_bit_values(EightBitCode code) noexcept {
 void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, const float* scales,
                       float* values) noexcept {
   const std::array<float, 256>& table = eight_bit_values(code);
-  for (std::size_t i = 0; i < codes.size(); ++i)
-    values[i] = table[codes[i]] * scales[i / kEightBitBlock];
+  for (std::size_t begin = 0; begin < codes.size(); begin += kEightBitBlock) {
+    const float scale = scales[begin / kEightBitBlock];
+    const std::size_t end = std::min(codes.size(), begin + kEightBitBlock);
+    for (std::size_t i = begin; i < end; ++i) values[i] = table[codes[i]] * scale;
+  }
 }
 
 void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
