@@ -39,6 +39,7 @@ struct AdamWStep {
     std::uint64_t t;  ///< number of this step, from 1
   };
   static AdamWStep make(const Settings& settings) noexcept;
+  bool operator==(const AdamWStep&) const = default;
 };
 
 /// Elements [begin, end) of a record share a decay setting; runs cover the record in order.

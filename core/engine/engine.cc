@@ -44,6 +44,7 @@ EngineImpl::~EngineImpl() {
     self.sweep_.reset();
     self.flow_.reset();
     self.cache_.reset();
+    self.kept_.reset();
     self.records_.reset();
     self.grads_.reset();
     self.params_.reset();
@@ -96,10 +97,23 @@ AdamWStep EngineImpl::scalars(float learning_rate, float grad_scale) const {
                           .t = generation_ + 1});
 }
 
+/// A guess can be taken back where the records of the generation before are still in their slots.
+bool EngineImpl::may_speculate() const {
+  const bool can =
+      config_.clip_norm > 0 && !records_->resident() && storage_->store->state().slots == 2;
+  switch (config_.speculation) {
+    case EngineConfig::Speculation::kNever: return false;
+    case EngineConfig::Speculation::kAlways: return can;
+    case EngineConfig::Speculation::kAuto: break;
+  }
+  return can && watch_.worth_it();
+}
+
 void EngineImpl::prepare_step(float learning_rate) {
-  if (config_.clip_norm > 0) return;  // the norm decides: nothing can start early
   runtime_.reactor.block_on([](EngineImpl& self, float rate) -> Task<> {
-    self.early_ = self.scalars(rate, 1.0F);
+    const bool certain = self.config_.clip_norm == 0;
+    if (!certain && !self.may_speculate()) co_return;
+    self.early_ = EarlyStep{.step = self.scalars(rate, 1.0F), .certain = certain};
     self.early_learning_rate_ = rate;
     co_return;
   }(*this, learning_rate));
@@ -123,13 +137,15 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   const std::span<double> sum(square);
   co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
   const double norm = std::sqrt(square[0]);
+  const float coefficient = clip_coefficient(norm, config_.clip_norm);
+  watch_.observe(coefficient == 1.0F && std::isfinite(norm));
   if (!std::isfinite(norm)) {
+    if (!early_ || !early_->certain) co_await skip_step();
     throw Error(ErrorCode::kUnavailable, fmt::format("the gradient norm of step {} is {}: nothing "
                                                      "was updated, generation {} stands; a lower "
                                                      "--lr or a longer --warmup may help",
                                                      generation_ + 1, norm, durable_generation()));
   }
-  const float coefficient = clip_coefficient(norm, config_.clip_norm);
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
   sweep_->end_step(scalars(options.learning_rate, coefficient), last_blob_);
   ++generation_;
@@ -137,6 +153,14 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   flow_->begin_step();
   cache_->begin_generation(generation_);
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
+}
+
+/// The state is as before the step's first gradient.
+Task<> EngineImpl::skip_step() {
+  co_await sweep_->skip_step();
+  early_.reset();
+  flow_->begin_step();
+  cache_->begin_generation(generation_);
 }
 
 std::uint64_t EngineImpl::durable_generation() const {
@@ -169,7 +193,7 @@ void EngineImpl::read_master(
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
   Lease lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, lease);
+  const std::span<std::byte> record = record_memory(id, lease.bytes());
   if (!records_->resident()) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);
