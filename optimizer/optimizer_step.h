@@ -60,6 +60,7 @@ struct OptimizerStep {
     std::uint64_t seed = 0;  ///< of stochastic rounding
   };
   static OptimizerStep make(const Settings& settings) noexcept;
+  bool operator==(const OptimizerStep&) const = default;
 };
 
 }  // namespace ziggurat

@@ -23,6 +23,7 @@ std::string_view to_string(Purpose purpose) noexcept {
     case Purpose::kGradients: return "gradients";
     case Purpose::kAccumulators: return "accumulators";
     case Purpose::kOptimizer: return "optimizer";
+    case Purpose::kKeptRecords: return "kept records";
     case Purpose::kActivations: return "activations";
     case Purpose::kStaging: return "staging";
     case Purpose::kCount: break;

@@ -123,7 +123,13 @@ void StateStore::set_durable_everywhere(std::uint64_t generation) noexcept {
 }
 
 std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) const noexcept {
-  return record_seed(impl_->newest.uuid, chunk_name(chunk), generation, impl_->attempt);
+  return record_seed(impl_->newest.uuid, chunk_name(chunk), generation,
+                     impl_->record_attempt(generation));
+}
+
+/// Records of a later generation may already be hashed while next_generation is being sealed.
+std::uint64_t StateStore::Impl::record_attempt(std::uint64_t generation) const noexcept {
+  return discarded == 0 || generation != next_generation ? attempt : mix_seed(attempt, discarded);
 }
 
 StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generation) const {
@@ -164,22 +170,42 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
                  chunk, generation, impl_->durable_everywhere);
   if (impl_->broken) std::rethrow_exception(impl_->broken);
   SlotEntry& entry = impl_->tables[parity_of(generation)][chunk];
-  ZIGGURAT_CHECK(entry.complete || entry.generation != generation,
-                 "chunk {}: written twice at a time", chunk);
-  entry = {.hash = hash, .attempt = impl_->attempt, .generation = generation, .complete = false};
-  if (impl_->layout.slots == 1 && generation > 0) co_await impl_->mark_in_progress(generation);
+  // Of two writes to one slot at a time, either may be the one that stays.
+  ZIGGURAT_CHECK(!entry.writing, "chunk {}: written twice at a time", chunk);
+  entry = {.hash = hash,
+           .attempt = impl_->record_attempt(generation),
+           .generation = generation,
+           .complete = false,
+           .writing = true};
 
   std::exception_ptr error;
   try {
+    if (impl_->layout.slots == 1 && generation > 0) co_await impl_->mark_in_progress(generation);
     co_await impl_->file->write(impl_->layout.record_offset(chunk, generation), record, priority);
   } catch (...) {
     error = std::current_exception();
   }
+  entry.writing = false;
   if (error) {
     entry.generation = SlotEntry::kNone;  // unknown bytes; may be written again
     std::rethrow_exception(error);
   }
-  entry.complete = true;
+  entry.complete = entry.generation == generation;  // not if it was discarded meanwhile
+}
+
+void StateStore::discard(std::uint64_t generation) {
+  ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
+                 "generation {} cannot be discarded, {} is next{}", generation,
+                 impl_->next_generation, impl_->committing ? " and is being sealed" : "");
+  ZIGGURAT_CHECK(impl_->layout.slots == 2,
+                 "generation {} cannot be discarded: it was written over the one before",
+                 generation);
+  for (SlotEntry& entry : impl_->tables[parity_of(generation)]) {
+    if (entry.generation != generation) continue;
+    entry.generation = SlotEntry::kNone;
+    entry.complete = false;
+  }
+  ++impl_->discarded;
 }
 
 Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {
@@ -240,6 +266,7 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
   impl_->state.generation = generation;
   impl_->state.blob.assign(blob.begin(), blob.end());
   impl_->next_generation = generation + 1;
+  impl_->discarded = 0;
   impl_->mark_begun = false;
   impl_->marked.reset();
   if (generation == 0 || impl_->environment.ranks.world_size() == 1)

@@ -113,7 +113,7 @@ class StateStore {
   std::uint64_t durable_everywhere() const noexcept;
 
   /// Seed of a record's hash when written in `generation`; carries uuid, chunk, generation and
-  /// attempt.
+  /// attempt, so it changes with discard().
   std::uint64_t write_seed(ChunkId chunk, std::uint64_t generation) const noexcept;
   /// Seed and expected hash of the record as read() gives it.
   struct Expected {
@@ -127,9 +127,13 @@ class StateStore {
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
               IoPriority priority = IoPriority::kDemand);
   /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on
-  /// every rank.
+  /// every rank, and no other write to this slot is under way.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
+  /// Gives up what was written of `generation`, writes under way included: it will never verify,
+  /// and commit() wants every record written again. The generation before is as it was. Two slots
+  /// only.
+  void discard(std::uint64_t generation);
   /// The error for a record whose hash is wrong: file, chunk, generation, offset, and what is still
   /// safe. kDataLoss.
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;

@@ -20,9 +20,10 @@ namespace ziggurat {
 struct SlotEntry {
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
   std::uint64_t hash = 0;
-  std::uint64_t attempt = 0;  ///< StateStore::Impl::attempt when it was written
+  std::uint64_t attempt = 0;  ///< StateStore::Impl::record_attempt() when it was written
   std::uint64_t generation = kNone;
   bool complete = false;
+  bool writing = false;  ///< also of a record that was discarded meanwhile
 };
 using SlotTable = std::vector<SlotEntry>;
 
@@ -85,6 +86,10 @@ struct StateStore::Impl {
   /// Drawn anew whenever the store is opened, the same on every rank. The epoch alone would not do:
   /// if nothing of an epoch was sealed before a crash, the next run has the same number.
   std::uint64_t attempt = 0;
+  /// Of next_generation, discarded. It enters the seeds of records only: superblocks fold `attempt`
+  /// into the lineage, which all ranks share.
+  std::uint64_t discarded = 0;
+  std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
   Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
   std::array<SlotTable, 2> tables;    ///< by parity
   std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here

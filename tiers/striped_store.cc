@@ -249,6 +249,10 @@ Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,
   return at(chunk).write(homes_[chunk].chunk, generation, record, hash, priority);
 }
 
+void StripedStore::discard(std::uint64_t generation) {
+  for (const auto& stripe : stripes_) stripe->discard(generation);
+}
+
 Error StripedStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {
   return at(chunk).corrupt_record(homes_[chunk].chunk, generation);
 }

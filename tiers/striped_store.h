@@ -56,6 +56,7 @@ class StripedStore {
               IoPriority priority = IoPriority::kDemand);
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
+  void discard(std::uint64_t generation);
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
   /// `before_seal` runs once, before the first stripe is sealed.
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,

@@ -21,6 +21,11 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kWaitDurableNs: return "wait_durable_ns";
     case Counter::kPrefetchHits: return "prefetch_hits";
     case Counter::kPrefetchMisses: return "prefetch_misses";
+    case Counter::kSpeculations: return "speculations";
+    case Counter::kSpeculationsRedone: return "speculations_redone";
+    case Counter::kSpeculationWasteBytes: return "speculation_waste_bytes";
+    case Counter::kRecordCacheHits: return "record_cache_hits";
+    case Counter::kRecordCacheHitBytes: return "record_cache_hit_bytes";
     case Counter::kCount: break;
   }
   return "unknown";

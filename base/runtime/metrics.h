@@ -27,6 +27,11 @@ enum class Counter : std::uint8_t {
   kWaitDurableNs,  ///< trainer blocked for a generation to become durable
   kPrefetchHits,
   kPrefetchMisses,
+  kSpeculations,           ///< steps whose update began before the norm was known
+  kSpeculationsRedone,     ///< of these, whose norm demanded another one
+  kSpeculationWasteBytes,  ///< records written in vain over NVMe, and read again
+  kRecordCacheHits,        ///< records found in host memory
+  kRecordCacheHitBytes,    ///< and so not read over NVMe
   kCount,
 };
 

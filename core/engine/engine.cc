@@ -44,6 +44,7 @@ EngineImpl::~EngineImpl() {
     self.sweep_.reset();
     self.flow_.reset();
     self.cache_.reset();
+    self.kept_.reset();
     self.records_.reset();
     self.grads_.reset();
     self.params_.reset();
@@ -119,12 +120,28 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
   return steps;
 }
 
+/// A guess can be taken back where the records of the generation before are still in their slots.
+bool EngineImpl::may_speculate() const {
+  const bool can = !records_->resident() && storage_->store->state().slots == 2;
+  switch (config_.speculation) {
+    case EngineConfig::Speculation::kNever: return false;
+    case EngineConfig::Speculation::kAlways: return can;
+    case EngineConfig::Speculation::kAuto: break;
+  }
+  return can && watch_.worth_it();
+}
+
 void EngineImpl::prepare_step(const StepOptions& options) {
-  if (config_.clip_norm > 0 || options.loss_scale) return;  // the norm decides
   runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
-    self.early_ = self.scalars(announced, 1.0F);
-    self.early_options_ = {
-        .learning_rate = announced.learning_rate, .betas = announced.betas, .blob = {}};
+    const bool certain = self.config_.clip_norm == 0 && !announced.loss_scale;
+    if (!certain && !self.may_speculate()) co_return;
+    const double loss_scale = announced.loss_scale.value_or(1.0F);
+    self.early_ = EarlyStep{.step = self.scalars(announced, static_cast<float>(1.0 / loss_scale)),
+                            .certain = certain};
+    self.early_options_ = {.learning_rate = announced.learning_rate,
+                           .betas = announced.betas,
+                           .loss_scale = announced.loss_scale,
+                           .blob = {}};
     co_return;
   }(*this, options));
 }
@@ -139,8 +156,9 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     co_await flow_->all_arrived();
     co_await cache_->quiesce();
   }
-  if (early_ && (early_options_.learning_rate != options.learning_rate ||
-                 early_options_.betas != options.betas || options.loss_scale)) {
+  if (early_ &&
+      (early_options_.learning_rate != options.learning_rate ||
+       early_options_.betas != options.betas || early_options_.loss_scale != options.loss_scale)) {
     throw Error(ErrorCode::kInvalidArgument,
                 "step() has another learning rate, other betas or another loss scale than "
                 "prepare_step() announced");
@@ -154,17 +172,17 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
   const double loss_scale = options.loss_scale.value_or(1.0F);
   const double norm = std::sqrt(square[0]) / loss_scale;
+  const float coefficient = clip_coefficient(norm, config_.clip_norm);
+  watch_.observe(coefficient == 1.0F && std::isfinite(norm));
   if (!std::isfinite(norm)) {
-    if (options.loss_scale) {
-      skip_step();
+    if (!early_ || !early_->certain) co_await skip_step();
+    if (options.loss_scale)
       co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
-    }
     throw Error(ErrorCode::kUnavailable, fmt::format("the gradient norm of step {} is {}: nothing "
                                                      "was updated, generation {} stands; a lower "
                                                      "--lr or a longer --warmup may help",
                                                      generation_ + 1, norm, durable_generation()));
   }
-  const float coefficient = clip_coefficient(norm, config_.clip_norm);
   const StepScalars steps = scalars(options, static_cast<float>(coefficient / loss_scale));
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
   sweep_->end_step(steps, last_blob_);
@@ -175,13 +193,10 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
 }
 
-/// The sweep of the generation being made has begun and waits for its scalars; the next gradients
-/// go to it. Those that are home would keep the memory that the next ones need.
-void EngineImpl::skip_step() {
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id) {
-    flow_->arrived(id).reset();
-    grads_->drop(id);
-  }
+/// The state is as before the step's first gradient.
+Task<> EngineImpl::skip_step() {
+  co_await sweep_->skip_step();
+  early_.reset();
   flow_->begin_step();
   cache_->begin_generation(generation_);
 }
@@ -216,7 +231,7 @@ void EngineImpl::read_master(
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
   Lease lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, lease);
+  const std::span<std::byte> record = record_memory(id, lease.bytes());
   if (!records_->resident()) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);

@@ -90,12 +90,13 @@ class Engine {
   /// it.
   virtual std::span<float> gradient(UnitId unit) = 0;
   /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way;
-  /// the span is gone.
+  /// the span is gone. The unit's parameters may change from now on: they are not acquired again
+  /// before step().
   virtual void finish_gradient(UnitId unit) = 0;
 
-  /// Optional, before the step's first finish_gradient(): with the step's options known, clipping
-  /// off and no loss scale, updates start during backward instead of after it. step() must then be
-  /// given the same, but for the blob.
+  /// Optional, before the step's first finish_gradient(): with the step's options known, updates
+  /// start during backward instead of after it where the norm decides nothing (clipping off, no
+  /// loss scale) or likely nothing. step() must then be given the same, but for the blob.
   virtual void prepare_step(const StepOptions& options) { static_cast<void>(options); }
 
   /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the
@@ -121,9 +122,10 @@ class Engine {
       UnitId unit,
       const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
 
-  /// Host memory that can hold records while the sweep waits for the norm: what a step's lower
-  /// bound depends on.
+  /// Host memory that can hold records while the sweep waits for the norm, and memory that keeps
+  /// records from sweep to sweep: what a step's lower bound depends on.
   virtual std::uint64_t read_ahead_bytes() const { return 0; }
+  virtual std::uint64_t kept_record_bytes() const { return 0; }
   virtual const Metrics& metrics() const = 0;
   virtual Account host_account() const = 0;
   /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for

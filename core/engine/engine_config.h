@@ -45,6 +45,16 @@ struct EngineConfig {
   float clip_norm =
       1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
 
+  /// Updates that start before the norm is known, on the guess that it demands no clipping
+  /// (core/schedule/speculation.h). Records on NVMe in two slots, clipping on; elsewhere nothing
+  /// can be guessed. Never changes a bit.
+  enum class Speculation : std::uint8_t {
+    kAuto,    ///< while the guess has mostly been right
+    kNever,   ///< to measure against
+    kAlways,  ///< to measure what a wrong guess costs, and to test it
+  };
+  Speculation speculation = Speculation::kAuto;
+
   /// Elements of parameters that may be on the device beyond those acquired (prefetch and reuse).
   std::uint64_t max_live_parameters = std::numeric_limits<std::uint64_t>::max();
   /// A released unit stays if it is used again within this many elements of other parameters.

@@ -17,6 +17,8 @@
 #include "core/schedule/homes.h"
 #include "core/schedule/optimizer_sweep.h"
 #include "core/schedule/param_cache.h"
+#include "core/schedule/record_cache.h"
+#include "core/schedule/speculation.h"
 
 namespace ziggurat {
 
@@ -51,6 +53,7 @@ class EngineImpl final : public Engine {
       UnitId unit,
       const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
   std::uint64_t read_ahead_bytes() const override { return plan_.items * plan_.item_bytes; }
+  std::uint64_t kept_record_bytes() const override { return plan_.kept_bytes; }
   const Metrics& metrics() const override { return runtime_.metrics; }
   Account host_account() const override { return pool_->account(); }
   std::vector<std::string> description() const override;
@@ -65,17 +68,21 @@ class EngineImpl final : public Engine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();
   Task<> load_chunk(ChunkId id);
+  void describe();
+  void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
-  std::span<std::byte> record_memory(ChunkId id, const Lease& lease) const;
-  Task<> publish_params(ChunkId id, std::span<const std::byte> record, const Lease& lease);
+  std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
+  std::span<std::byte> record_memory(ChunkId id, std::span<std::byte> item) const;
+  Task<> publish_params(ChunkId id, std::span<std::byte> item);
   void report_progress(ChunkId id, const char* what);
   void check_identity(const StoreState& state);
   void read_blob(const StoreState& state);
 
   // engine.cc
+  Task<> skip_step();
   Task<StepResult> finish_step(const StepOptions& options);
-  void skip_step();
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
+  bool may_speculate() const;
   StepScalars scalars(const StepOptions& options, float grad_scale) const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
   void fail(std::exception_ptr error);
@@ -96,6 +103,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<ParamHome> params_;
   std::unique_ptr<GradHome> grads_;
   std::unique_ptr<RecordHome> records_;
+  std::unique_ptr<RecordCache> kept_;
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<OptimizerSweep> sweep_;
@@ -104,8 +112,9 @@ class EngineImpl final : public Engine {
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  std::optional<StepScalars> early_;  // scalars of the step under way, if they do not need the norm
-  StepOptions early_options_;         // what they were made from
+  std::optional<EarlyStep> early_;  // of the step under way, if it need not wait for the norm
+  StepOptions early_options_;       // what it was made from
+  SpeculationWatch watch_;
   std::exception_ptr error_;
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;

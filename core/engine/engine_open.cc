@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <sstream>
 
 #include "base/bytes.h"
@@ -13,7 +14,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "core/engine/engine_impl.h"
-#include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -54,6 +54,11 @@ void EngineImpl::validate() const {
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
+  require(config_.speculation != EngineConfig::Speculation::kAlways ||
+              (config_.clip_norm > 0 && config_.placement.optimizer == Tier::kNvme &&
+               config_.slots == 2),
+          "--speculate always: there is something to guess, and a way back, only with clipping, "
+          "--placement optimizer=nvme and --slots 2");
   require(!config_.store.empty(), "--store: a directory is needed");
   require(config_.store.size() <= kStripesMax,
           fmt::format("--store: {} directories, at most {}", config_.store.size(), kStripesMax));
@@ -152,6 +157,7 @@ Task<> EngineImpl::build_floors() {
   context_.emplace(Context{.reactor = runtime_.reactor,
                            .workers = *runtime_.workers,
                            .metrics = runtime_.metrics,
+                           .trace = runtime_.trace.get(),
                            .device = device_,
                            .to_device = *to_device_,
                            .to_host = *to_host_,
@@ -172,7 +178,12 @@ Task<> EngineImpl::build_floors() {
   Task<std::unique_ptr<GradHome>> making_grads = GradHome::create(*context_, swap, allocate);
   grads_ = co_await std::move(making_grads);
   records_ = std::make_unique<RecordHome>(*context_);
+  kept_ = std::make_unique<RecordCache>(*context_, plan_.kept_item_bytes);
   flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators());
+  describe();
+}
+
+void EngineImpl::describe() {
   for (const auto& drive : storage_->drives)
     notes_.push_back(fmt::format("files through {}", drive->description()));
   if (storage_->store->stripe_count() > 1) {
@@ -193,6 +204,15 @@ Task<> EngineImpl::build_floors() {
     notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
   } else {
     notes_.push_back("every finished step becomes durable, at no extra written bytes");
+  }
+  if (kept_->kept_chunks() > 0) {
+    const auto sizes = table_->record_bytes();
+    const auto rest = std::span(sizes).subspan(kept_->kept_chunks());
+    notes_.push_back(
+        fmt::format("{} of {} records stay in host memory: a step writes {} of them and reads {}",
+                    kept_->kept_chunks(), sizes.size(),
+                    format_bytes(std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0})),
+                    format_bytes(std::accumulate(rest.begin(), rest.end(), std::uint64_t{0}))));
   }
 }
 
@@ -216,22 +236,36 @@ Task<Lease> EngineImpl::state_lease(ChunkId id) {
   co_return co_await pool_->acquire(request);
 }
 
-std::span<std::byte> EngineImpl::record_memory(ChunkId id, const Lease& lease) const {
+/// The kept chunk's own memory, or `lease`: a work item's.
+std::span<std::byte> EngineImpl::item_memory(ChunkId id, const Lease& lease) const {
+  return kept_->keeps(id) ? kept_->item(id) : lease.bytes();
+}
+
+std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> item) const {
   if (records_->resident()) return records_->record(id);
-  return lease.bytes().first(table_->chunk(id).record_bytes());
+  return item.first(table_->chunk(id).record_bytes());
 }
 
 /// The 16-bit parameters are made from the masters, here as in every update.
-Task<> EngineImpl::publish_params(ChunkId id, std::span<const std::byte> record,
-                                  const Lease& lease) {
+Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
   const Chunk& chunk = table_->chunk(id);
   const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
-  const auto item = lease.bytes().subspan(behind, params_->item_bytes(chunk));
-  const std::span<bf16> param = params_->destination(id, item);
-  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), chunk.count);
-  const std::function<void()> job = [&] { round_to_bf16(master, param); };
-  co_await runtime_.workers->run(runtime_.reactor, "round params", job);
-  co_await params_->publish(id, param);
+  co_await params_->publish_masters(id, record_memory(id, item),
+                                    item.subspan(behind, params_->item_bytes(chunk)));
+  if (kept_->keeps(id)) kept_->set_holds(id, generation_);
+}
+
+void EngineImpl::make_sweep(std::uint64_t store_offset) {
+  OptimizerSweep::Settings settings{
+      .work_items = plan_.items, .store_offset = store_offset, .before_seal = config_.before_seal};
+  const OptimizerSweep::Parts parts{.params = *params_,
+                                    .grads = *grads_,
+                                    .records = *records_,
+                                    .kept = *kept_,
+                                    .store = *storage_->store,
+                                    .flow = *flow_,
+                                    .cache = *cache_};
+  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
 }
 
 void EngineImpl::report_progress(ChunkId id, const char* what) {
@@ -250,17 +284,15 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
   };
   co_await storage_->store->commit(0, last_blob_, before_seal);
   storage_->store->set_durable_everywhere(0);
-  OptimizerSweep::Settings settings{
-      .read_ahead_chunks = plan_.items, .store_offset = 0, .before_seal = config_.before_seal};
-  const OptimizerSweep::Parts parts{*params_,         *grads_, *records_,
-                                    *storage_->store, *flow_,  *cache_};
-  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
+  make_sweep(0);
 }
 
 Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   const Chunk& chunk = table_->chunk(id);
-  const Lease lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, lease);
+  Lease lease;
+  if (!kept_->keeps(id)) lease = co_await state_lease(id);
+  const std::span<std::byte> item = item_memory(id, lease);
+  const std::span<std::byte> record = record_memory(id, item);
   std::uint64_t hash = 0;
   const std::uint64_t seed = storage_->store->write_seed(id, 0);
   const std::function<void()> job = [&] {
@@ -271,7 +303,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   };
   co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
   co_await storage_->store->write(id, 0, record, hash);
-  co_await publish_params(id, record, lease);
+  co_await publish_params(id, item);
   report_progress(id, "writing generation 0");
 }
 
@@ -299,17 +331,14 @@ Task<> EngineImpl::load_state() {
   WorkGroup chunks(runtime_.reactor);
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id));
   co_await chunks.wait_idle();
-  OptimizerSweep::Settings settings{.read_ahead_chunks = plan_.items,
-                                    .store_offset = state.generation - generation_,
-                                    .before_seal = config_.before_seal};
-  const OptimizerSweep::Parts parts{*params_,         *grads_, *records_,
-                                    *storage_->store, *flow_,  *cache_};
-  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
+  make_sweep(state.generation - generation_);
 }
 
 Task<> EngineImpl::load_chunk(ChunkId id) {
-  const Lease lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, lease);
+  Lease lease;
+  if (!kept_->keeps(id)) lease = co_await state_lease(id);
+  const std::span<std::byte> item = item_memory(id, lease);
+  const std::span<std::byte> record = record_memory(id, item);
   const std::uint64_t stored = storage_->store->durable_generation();
   co_await storage_->store->read(id, stored, record);
   const StateStore::Expected expected = storage_->store->expected(id, stored);
@@ -319,7 +348,7 @@ Task<> EngineImpl::load_chunk(ChunkId id) {
   };
   co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
   if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
-  co_await publish_params(id, record, lease);
+  co_await publish_params(id, item);
   report_progress(id, "reading the store");
 }
 

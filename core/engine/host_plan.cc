@@ -21,7 +21,39 @@ std::uint64_t lease_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
 }
 
+/// What a work item of `chunk` takes: its record, and parameters or gradient where those are on
+/// NVMe.
+std::uint64_t work_item_bytes(const Placement& placement, const Chunk& chunk) {
+  std::uint64_t size_bytes = placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
+  if (placement.params == Tier::kNvme) size_bytes += chunk.half_bytes();
+  if (placement.grads == Tier::kNvme) size_bytes += chunk.half_bytes();
+  return size_bytes;
+}
+
+/// Keeps as many records as `spare_bytes` hold beside the work items of those that are not kept:
+/// the reserve has one, so 11 more, or one for each where fewer are left.
+void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& placement,
+                  std::uint64_t spare_bytes) {
+  const std::span<const Chunk> chunks = table.chunks();
+  std::uint64_t so_far_bytes = 0;
+  for (std::size_t k = 1; k <= chunks.size(); ++k) {
+    so_far_bytes += lease_bytes(work_item_bytes(placement, chunks[k - 1]));
+    const std::uint64_t others = std::min<std::uint64_t>(kItemsWanted - 1, chunks.size() - k);
+    if (so_far_bytes + others * lease_bytes(plan.item_bytes) > spare_bytes) continue;
+    plan.kept_bytes = so_far_bytes;
+    plan.kept_item_bytes.resize(k);
+  }
+  for (std::size_t i = 0; i < plan.kept_item_bytes.size(); ++i)
+    plan.kept_item_bytes[i] = work_item_bytes(placement, chunks[i]);
+}
+
 }  // namespace
+
+std::uint64_t HostPlan::items_unless_kept(std::uint64_t budget_bytes) const {
+  const std::uint64_t needed = smallest_bytes();
+  if (item_bytes == 0 || budget_bytes < needed) return 0;
+  return 1 + (budget_bytes - needed) / lease_bytes(item_bytes);
+}
 
 std::uint64_t HostPlan::smallest_bytes() const {
   std::uint64_t total = permanent_bytes + gradient_bytes;
@@ -43,9 +75,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.half_bytes());
   }
 
-  if (placement.optimizer == Tier::kNvme) plan.item_bytes += table.largest_record_bytes();
-  if (placement.params == Tier::kNvme) plan.item_bytes += largest_half;
-  if (placement.grads == Tier::kNvme) plan.item_bytes += largest_half;
+  for (const Chunk& chunk : table.chunks())
+    plan.item_bytes = std::max(plan.item_bytes, work_item_bytes(placement, chunk));
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
   if (placement.params == Tier::kNvme) {
@@ -54,9 +85,10 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   if (placement.grads == Tier::kNvme) plan.reserves.push_back({Purpose::kGradients, largest_half});
 
   const std::uint64_t needed = plan.smallest_bytes();
-  if (plan.item_bytes > 0 && budget_bytes >= needed) {
-    plan.items = 1 + (budget_bytes - needed) / lease_bytes(plan.item_bytes);
-  }
+  if (plan.item_bytes == 0 || budget_bytes < needed) return plan;
+  if (placement.optimizer == Tier::kNvme)
+    keep_records(plan, table, placement, budget_bytes - needed);
+  plan.items = plan.items_unless_kept(budget_bytes - plan.kept_bytes);
   return plan;
 }
 
@@ -65,7 +97,8 @@ std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placem
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
     const HostPlan plan = plan_host(ChunkTable(model, tiles), placement, budget_bytes);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
-    if (fits && (plan.item_bytes == 0 || plan.items >= kItemsWanted)) return tiles;
+    if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kItemsWanted))
+      return tiles;
   }
   require_host_budget(plan_host(ChunkTable(model, 1), placement, budget_bytes), budget_bytes);
   return 1;

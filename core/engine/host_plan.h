@@ -5,8 +5,9 @@
 //          + all 16-bit gradients (if placed on host): with clipping, none can go before the last
 //          has come
 //          + reserves: one largest item of each class that waits on the pool
-//          + the rest, which every class shares; a chunk is the largest that leaves 12 work items
-//          in it
+//          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
+//          that leaves them room
+//          + records that are kept from sweep to sweep (core/schedule/record_cache.h)
 #pragma once
 
 #include <cstdint>
@@ -23,11 +24,15 @@ struct HostPlan {
   std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host
   std::uint64_t gradient_bytes = 0;   ///< all 16-bit gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
-  std::uint64_t items = 0;            ///< work items that fit beside all gradients
+  std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
+  std::vector<std::uint64_t> kept_item_bytes;  ///< of the first chunks, whose records are kept
+  std::uint64_t kept_bytes = 0;                ///< of host memory, for these
   std::vector<PinnedPoolOptions::Reserve> reserves;
 
   /// Smallest budget with this chunk size.
   std::uint64_t smallest_bytes() const;
+  /// Work items that `budget_bytes` would hold if no record was kept.
+  std::uint64_t items_unless_kept(std::uint64_t budget_bytes) const;
 };
 
 /// The division of `budget_bytes` for an existing chunk table.

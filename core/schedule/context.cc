@@ -1,12 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/context.cc: how a background pipeline's failure becomes the run's.
+// core/schedule/context.cc: how a background pipeline's failure becomes the run's, and leases that
+// are not given back.
 #include "core/schedule/context.h"
 
+#include <fmt/format.h>
+
 #include <utility>
+
+#include "base/error.h"
 
 namespace ziggurat {
 
 void Context::spawn(Task<> task) { tasks.spawn(guarded(std::move(task))); }
+
+Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder) {
+  Lease lease = pool.try_acquire(
+      {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
+  if (!lease) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes,
+                            to_string(purpose), pool.account().text()));
+  }
+  return lease;
+}
 
 Task<> Context::guarded(Task<> task) {
   std::exception_ptr error;

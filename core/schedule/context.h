@@ -9,6 +9,7 @@
 
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
+#include "base/runtime/trace.h"
 #include "base/runtime/worker_pool.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
@@ -21,6 +22,7 @@ struct Context {
   Reactor& reactor;
   WorkerPool& workers;
   Metrics& metrics;
+  Trace* trace;  ///< may be null
   Device& device;
   Stream& to_device;
   Stream& to_host;
@@ -34,6 +36,8 @@ struct Context {
 
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
+  /// Host memory that is kept for the whole run. Errors: kResourceExhausted with the account.
+  Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder);
 
  private:
   Task<> guarded(Task<> task);

@@ -6,22 +6,10 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "optimizer/gradient.h"
 
 namespace ziggurat {
 namespace {
-
-/// A lease that is kept for the whole run.
-Lease permanent_lease(Context& context, Purpose purpose, std::uint64_t size_bytes,
-                      const char* holder) {
-  Lease lease = context.pool.try_acquire(
-      {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
-  if (!lease) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes,
-                            to_string(purpose), context.pool.account().text()));
-  }
-  return lease;
-}
 
 /// Room on NVMe for 16 bits an element, an item a chunk.
 Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap) {
@@ -40,7 +28,7 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
     const std::uint64_t size_bytes = context.table.unit(u).padded_count * 2;
     if (home->tier_ == Tier::kHost) {
-      home->host_.push_back(permanent_lease(context, Purpose::kParams, size_bytes, "parameters"));
+      home->host_.push_back(context.permanent_lease(Purpose::kParams, size_bytes, "parameters"));
     } else if (home->tier_ == Tier::kDevice) {
       home->device_.push_back(context.device.allocate(size_bytes, Purpose::kParams));
     }
@@ -73,6 +61,15 @@ Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
   const std::function<void()> job = [&] { hash = hash64(bytes, id); };
   co_await context_.workers.run(context_.reactor, "hash params", job);
   co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
+}
+
+Task<> ParamHome::publish_masters(ChunkId id, std::span<const std::byte> record,
+                                  std::span<std::byte> item) {
+  const std::span<bf16> param = destination(id, item);
+  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), param.size());
+  const std::function<void()> job = [&] { round_to_bf16(master, param); };
+  co_await context_.workers.run(context_.reactor, "round params", job);
+  co_await publish(id, param);
 }
 
 std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept {
@@ -192,7 +189,7 @@ RecordHome::RecordHome(Context& context) : context_(context) {
   for (const Chunk& chunk : context.table.chunks()) {
     if (context.placement.optimizer == Tier::kHost) {
       host_.push_back(
-          permanent_lease(context, Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
+          context.permanent_lease(Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
     } else if (context.placement.optimizer == Tier::kDevice) {
       device_.push_back(context.device.allocate(chunk.record_bytes(), Purpose::kOptimizer));
     }

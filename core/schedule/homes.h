@@ -35,6 +35,11 @@ class ParamHome {
   /// `destination` is written: brings it home.
   Task<> publish(ChunkId chunk, std::span<const bf16> values);
 
+  /// The same from `record`'s masters, as every update makes parameters from masters; `item` as
+  /// given by item_bytes().
+  Task<> publish_masters(ChunkId chunk, std::span<const std::byte> record,
+                         std::span<std::byte> item);
+
   /// Parameters live on the device: nothing is ever loaded.
   bool on_device() const noexcept { return tier_ == Tier::kDevice; }
   std::span<const bf16> device_view(UnitId unit) const noexcept;

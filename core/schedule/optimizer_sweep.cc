@@ -1,55 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer_sweep.cc: the life of a chunk in a step: lease, read, gradient, norm,
-// update, publish, write, seal.
+// core/schedule/optimizer_sweep.cc: when a chunk is worked on, and what becomes of a guess at the
+// step's scalars. What is done to a chunk is in optimizer_chunk.cc, the end of a generation in
+// optimizer_seal.cc.
 #include "core/schedule/optimizer_sweep.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "base/error.h"
-#include "tiers/record_hash.h"
+#include "core/schedule/optimizer_pass.h"
 
 namespace ziggurat {
-namespace {
-
-/// Records come after every gradient of their step: a gradient that waits for memory is what the
-/// record waits for.
-constexpr std::uint64_t kFirstRecordPosition = std::uint64_t{1} << 32;
-
-/// Host memory traffic of a chunk's update: its record and 16 bits of gradient and parameter.
-std::uint64_t update_bytes(const Chunk& chunk) {
-  return 2 * chunk.record_bytes() + 2 * chunk.half_bytes();
-}
-
-/// Records written at once by a checkpoint.
-constexpr std::size_t kCheckpointBatch = 8;
-
-}  // namespace
-
-struct OptimizerSweep::Pass {
-  Pass(Reactor& reactor, std::uint64_t made, const ChunkTable& table)
-      : generation(made),
-        scalars(reactor),
-        ended(reactor),
-        done(reactor),
-        records_left(table.chunks().size()),
-        started(table.chunks().size(), false) {
-    for (UnitId u = 0; u < table.unit_count(); ++u)
-      unit_chunks_left.push_back(table.unit(u).chunk_count);
-  }
-
-  std::uint64_t generation;  // the one being made
-  StepScalars step;
-  Signal scalars;  // step is known
-  Signal ended;    // blob is known
-  Signal done;     // all chunks updated; on NVMe: the generation is durable
-  std::vector<std::byte> blob;
-  std::size_t records_left;  // not yet written
-  std::vector<std::uint32_t> unit_chunks_left;
-  std::vector<bool> started;
-  PassPtr previous;  // until it is done
-};
 
 OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
                                std::uint64_t generation)
@@ -63,17 +23,6 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
   }
 }
 
-std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params,
-                                         const GradHome& grads, const Chunk& chunk) {
-  const std::uint64_t record =
-      context.placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
-  return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
-}
-
-std::uint64_t OptimizerSweep::item_bytes(ChunkId id) const {
-  return item_bytes(context_, parts_.params, parts_.grads, context_.table.chunk(id));
-}
-
 void OptimizerSweep::begin(std::uint64_t generation) {
   if (current_ && current_->generation == generation) return;
   ZIGGURAT_CHECK(!current_ || current_->ended.is_set(), "generation {} begins inside {}",
@@ -83,210 +32,188 @@ void OptimizerSweep::begin(std::uint64_t generation) {
 }
 
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
-                                      const StepScalars* early) {
+                                      const EarlyStep* early) {
   begin(generation);
-  if (early != nullptr && !current_->scalars.is_set()) {
-    current_->step = *early;
-    current_->scalars.set();
-  }
-  const UnitChunks& chunks = context_.table.unit(unit);
-  if (early != nullptr) {
-    for (std::uint32_t i = 0; i < chunks.chunk_count; ++i)
-      start_chunk(current_, chunks.first_chunk + i);
+  const PassPtr pass = current_;
+  if (early == nullptr) {
+    read_ahead(pass);
     return;
   }
-  const std::size_t ahead = std::min(settings_.read_ahead_chunks, context_.table.chunks().size());
-  for (ChunkId id = 0; id < ahead; ++id) start_chunk(current_, id);
+  if (!pass->early) {
+    ZIGGURAT_CHECK(early->certain || !parts_.records.resident(),
+                   "a guess at the scalars of generation {}, whose records are overwritten",
+                   generation);
+    pass->early = true;
+    pass->certain = early->certain;
+    pass->step = early->step;
+    pass->scalars.set();
+    if (!early->certain) {
+      pass->guessed_at = monotonic_now();
+      context_.metrics.add(Counter::kSpeculations, 1);
+    }
+  }
+  const UnitChunks& chunks = context_.table.unit(unit);
+  for (std::uint32_t i = 0; i < chunks.chunk_count; ++i)
+    start_chunk(pass, chunks.first_chunk + i, {});
+  read_ahead(pass);
 }
 
 void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
-  ZIGGURAT_CHECK(current_ != nullptr && !current_->ended.is_set(), "a step without gradients");
-  if (!current_->scalars.is_set()) {
-    current_->step = step;
-    current_->scalars.set();
+  const PassPtr pass = current_;
+  ZIGGURAT_CHECK(pass != nullptr && !pass->ended.is_set(), "a step without gradients");
+  if (pass->early && !pass->certain) {
+    if (pass->step != step) refute(*pass);
+    trace_guess(*pass);
+  } else if (pass->early) {
+    ZIGGURAT_CHECK(pass->step == step, "generation {}: its certain scalars changed",
+                   pass->generation);
   }
-  current_->blob = std::move(blob);
-  current_->ended.set();
-  for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) start_chunk(current_, id);
+  pass->step = step;
+  pass->certain = true;
+  for (const ChunkId id : std::exchange(pass->guessed, {})) updated(*pass, id);
+  if (!pass->scalars.is_set()) pass->scalars.set();
+  pass->blob = std::move(blob);
+  pass->ended.set();
+  for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) start_chunk(pass, id, {});
 }
 
-void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id) {
+Task<> OptimizerSweep::skip_step() {
+  const PassPtr pass = current_;
+  ZIGGURAT_CHECK(pass != nullptr && !pass->ended.is_set() && !pass->certain,
+                 "there is no step to skip, or it was certain");
+  pass->skipped = true;
+  if (pass->early) {
+    refute(*pass);
+    trace_guess(*pass);
+  }
+  if (!pass->scalars.is_set()) pass->scalars.set();
+  pass->ended.set();
+  co_await pass->idle.wait();
+  current_ = pass->previous;
+  for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
+    parts_.grads.drop(id);
+    parts_.flow.arrived(id).reset();
+  }
+}
+
+void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
   if (pass->started[id]) return;
   pass->started[id] = true;
-  context_.spawn(update_chunk(pass, id));
+  if (pass->under_way++ == 0) pass->idle.reset();
+  context_.spawn(update_chunk(pass, id, std::move(lease)));
 }
 
-Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id) {
+/// Starts chunks that wait for their gradient, or for the norm, as far as work items lie idle: no
+/// more than fit beside all gradients, so that no gradient takes one back. In the order of need:
+/// forward's, or with early scalars that of the gradients to come. Backward is taken to be forward
+/// reversed; where it is not, a chunk waits longer with what it has read.
+void OptimizerSweep::read_ahead(const PassPtr& pass) {
+  if (parts_.records.resident() || pass->ended.is_set()) return;
+  if (pass->previous && !pass->previous->updated.is_set()) return;
+  const auto count = static_cast<ChunkId>(context_.table.chunks().size());
+  for (; pass->ahead < count; ++pass->ahead) {
+    const ChunkId id = pass->early ? count - 1 - pass->ahead : pass->ahead;
+    if (pass->started[id]) continue;
+    Lease lease;
+    if (!parts_.kept.keeps(id)) {
+      if (items_out_ >= settings_.work_items) return;
+      if (written_generation_[id] + 1 < pass->generation) return;
+      LeaseRequest behind_all = request(*pass, id);
+      behind_all.need.position += kFirstRecordPosition;
+      lease = context_.pool.try_acquire(behind_all);
+      if (!lease) return;
+      ++items_out_;
+    }
+    start_chunk(pass, id, std::move(lease));
+  }
+}
+
+Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
+  // With its leases this pass may wait for the seal of the one before, whose every chunk must have
+  // its own by then.
+  if (pass->previous) co_await pass->previous->updated.wait();
   while (written_generation_[id] + 1 < pass->generation) {
     if (error_) std::rethrow_exception(error_);
     written_[id].reset();
     co_await written_[id].wait();
   }
-  Lease lease = co_await prepare(pass, id);
-  parts_.flow.arrived(id).reset();
-  std::uint64_t hash = 0;
-  co_await update(pass, id, lease, hash);
-  if (!parts_.records.resident()) {
-    // The generation before must be durable before a byte of this one is written: its slots are
-    // what a crash falls back to.
-    if (pass->previous) co_await pass->previous->done.wait();
-    const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
-    co_await parts_.store.write(id, pass->generation + settings_.store_offset, record, hash,
-                                IoPriority::kWriteBack);
+  Item item{.lease = std::move(lease)};
+  const bool made = co_await make_record(*pass, id, item);
+  release(item);
+  if (made) {
+    if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass->generation);
+    written_generation_[id] = pass->generation;
+    if (!error_) written_[id].set();
+    if (--pass->records_left == 0) co_await seal(pass);
   }
-  written_generation_[id] = pass->generation;
-  if (!error_) written_[id].set();
-  if (--pass->records_left == 0) co_await seal(pass);
+  if (--pass->under_way == 0 && !error_) pass->idle.set();
 }
 
-/// Returns once the chunk may be updated: its record is in the lease, its gradient at home, the
-/// step's scalars known. Until then the record is clean, and the pool may take the lease back for
-/// somebody with a sooner need: then it is read again.
-Task<Lease> OptimizerSweep::prepare(PassPtr pass, ChunkId id) {
-  const LeaseRequest request{
-      .purpose = Purpose::kOptimizer,
-      .size_bytes = item_bytes(id),
-      .need = {.generation = pass->generation, .position = kFirstRecordPosition + id},
-      .holder = "optimizer chunk"};
+/// From gradient to written record, again if that was done with a wrong guess; false if the step is
+/// skipped. Two writes of one record follow each other, because this is their only place.
+Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
+  const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
+  bool guessed = false;
   for (;;) {
-    Lease lease;
-    if (request.size_bytes > 0) lease = co_await context_.pool.acquire(request);
-    if (!parts_.records.resident()) {
-      const auto record = lease.bytes().first(context_.table.chunk(id).record_bytes());
-      co_await parts_.store.read(id, pass->generation + settings_.store_offset - 1, record,
-                                 IoPriority::kPrefetch);
+    if (pass.skipped && !guessed) co_return false;
+    co_await prepare(pass, id, item);
+    if (pass.skipped) {
+      if (guessed) co_await restore(pass, id, item);
+      co_return false;
     }
-    const bool kept = co_await wait_for_gradient(pass, id, lease);
-    if (kept) co_return lease;
+    const std::uint32_t attempt = pass.attempt;
+    std::uint64_t hash = 0;
+    co_await update(pass, id, item, hash);
+    bool wrote = false;
+    if (attempt == pass.attempt) {
+      if (pass.certain) {
+        updated(pass, id);
+      } else {
+        pass.guessed.push_back(id);
+      }
+      wrote = co_await write(pass, id, item, hash);
+      release(item);
+      if (!pass.certain) co_await pass.ended.wait();
+      if (attempt == pass.attempt) co_return true;
+    }
+    guessed = true;
+    context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (wrote ? 2 : 1));
   }
 }
 
-/// False if the pool took `lease` back meanwhile.
-Task<bool> OptimizerSweep::wait_for_gradient(PassPtr pass, ChunkId id, Lease& lease) {
-  Signal& arrived = parts_.flow.arrived(id);
-  bool taken = false;
-  PinnedPool::ReclaimId offer = 0;
-  if (lease && !(arrived.is_set() && pass->scalars.is_set())) {
-    const Need need{.generation = pass->generation, .position = kFirstRecordPosition + id};
-    offer = context_.pool.offer(lease, need, [&lease, &taken] {
-      taken = true;
-      lease.reset();
-    });
-  }
-  std::exception_ptr error;
-  try {
-    co_await arrived.wait();
-    co_await pass->scalars.wait();
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (offer != 0 && !taken) context_.pool.withdraw(offer);
-  if (error) std::rethrow_exception(error);
-  co_return !taken;
-}
-
-/// From record and gradient to new parameters at home; `hash` is the new record's.
-Task<> OptimizerSweep::update(PassPtr pass, ChunkId id, Lease& lease, std::uint64_t& hash) {
-  const Chunk& chunk = context_.table.chunk(id);
-  const bool stored = !parts_.records.resident();
-  std::span<std::byte> item = lease.bytes();
-  const std::span<std::byte> record =
-      stored ? item.first(chunk.record_bytes()) : parts_.records.record(id);
-  if (stored) item = item.subspan(chunk.record_bytes());
-  const std::span<std::byte> param_item = item.first(parts_.params.item_bytes(chunk));
-  const std::span<std::byte> grad_item = item.last(parts_.grads.item_bytes(chunk));
-  const std::span<const bf16> grad = co_await parts_.grads.fetch(id, grad_item);
-  const std::uint64_t to = pass->generation + settings_.store_offset;
-
-  const std::span<bf16> param = parts_.params.destination(id, param_item);
-  StateStore::Expected expected{};
-  UpdateHashing hashing{.verify = stored, .seed_before = 0, .seed_after = 0};
-  if (stored) {
-    expected = parts_.store.expected(id, to - 1);
-    hashing.seed_before = expected.seed;
-    hashing.seed_after = parts_.store.write_seed(id, to);
-  }
-  UpdateHashes hashes;
-  const std::function<void()> job = [&] {
-    const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    const RecordView view{.record = record, .grad = as_typed(grad), .param = as_typed(param)};
-    hashes =
-        update_record(pass->step, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
-  };
-  co_await context_.workers.run(context_.reactor, "adamw", job);
-  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
+/// The chunk's parameters are those of the generation being made, and nothing can change that.
+void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   parts_.grads.drop(id);
-  if (stored && hashes.before != expected.hash) throw parts_.store.corrupt_record(id, to - 1);
-  hash = hashes.after;
-
-  co_await parts_.params.publish(id, param);
-  if (--pass->unit_chunks_left[chunk.unit] == 0)
-    parts_.cache.unit_updated(chunk.unit, pass->generation);
+  if (!error_) parts_.flow.arrived(id).reset();
+  const UnitId unit = context_.table.chunk(id).unit;
+  if (--pass.unit_chunks_left[unit] == 0) parts_.cache.unit_updated(unit, pass.generation);
+  if (--pass.chunks_left == 0 && !error_) pass.updated.set();
 }
 
-/// Every record of the pass is written: once step() has given the blob, the generation becomes
-/// durable.
-Task<> OptimizerSweep::seal(PassPtr pass) {
-  co_await pass->ended.wait();
-  if (!parts_.records.resident()) {
-    const std::uint64_t stored_generation = pass->generation + settings_.store_offset;
-    const std::function<void()> before_seal = [&] {
-      if (settings_.before_seal) settings_.before_seal(pass->generation);
-    };
-    co_await parts_.store.commit(stored_generation, pass->blob, before_seal);
-    parts_.store.set_durable_everywhere(stored_generation);
-    durable_generation_ = pass->generation;
-  }
-  pass->previous.reset();
-  pass->done.set();
+/// The guess was wrong: whatever was made with it is nothing.
+void OptimizerSweep::refute(Pass& pass) {
+  ++pass.attempt;
+  pass.guessed.clear();
+  context_.metrics.add(Counter::kSpeculationsRedone, 1);
+  // Before that no record of this generation was written.
+  if (!pass.previous || pass.previous->done.is_set())
+    parts_.store.discard(pass.generation + settings_.store_offset);
 }
 
-Task<> OptimizerSweep::settled() {
-  if (error_) std::rethrow_exception(error_);
-  PassPtr pass = current_;
-  if (pass && !pass->ended.is_set())
-    pass = pass->previous;  // in mid-step: what was finished before it
-  if (pass) co_await pass->done.wait();
-}
-
-Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
-  ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
-  if (generation == durable_generation_) co_return;
-  const std::uint64_t stored_generation = parts_.store.durable_generation() + 1;
-  const std::size_t count = context_.table.chunks().size();
-  for (std::size_t begin = 0; begin < count; begin += kCheckpointBatch) {
-    WorkGroup batch(context_.reactor);
-    for (std::size_t id = begin; id < std::min(count, begin + kCheckpointBatch); ++id) {
-      batch.spawn(checkpoint_chunk(static_cast<ChunkId>(id), stored_generation));
-    }
-    co_await batch.wait_idle();
-  }
-  const std::function<void()> before_seal = [&] {
-    if (settings_.before_seal) settings_.before_seal(generation);
-  };
-  co_await parts_.store.commit(stored_generation, blob, before_seal);
-  parts_.store.set_durable_everywhere(stored_generation);
-  durable_generation_ = generation;
-}
-
-Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
-  const std::span<const std::byte> record = parts_.records.record(id);
-  std::uint64_t hash = 0;
-  const std::uint64_t seed = parts_.store.write_seed(id, stored_generation);
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, seed, context_.table.record_format());
-  };
-  co_await context_.workers.run(context_.reactor, "hash record", job);
-  co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
+void OptimizerSweep::trace_guess(const Pass& pass) {
+  Trace* trace = context_.trace;
+  if (trace == nullptr) return;
+  if (guess_track_ < 0) guess_track_ = trace->track("speculation");
+  trace->span(guess_track_, pass.attempt == 0 ? "kept" : "made again", pass.guessed_at,
+              monotonic_now(), static_cast<std::int64_t>(pass.generation));
 }
 
 void OptimizerSweep::fail(std::exception_ptr error) {
   error_ = error;
   for (Signal& signal : written_) signal.fail(error);
   for (PassPtr pass = current_; pass; pass = pass->previous) {
-    pass->scalars.fail(error);
-    pass->ended.fail(error);
-    pass->done.fail(error);
+    for (Signal* signal : {&pass->scalars, &pass->updated, &pass->ended, &pass->idle, &pass->done})
+      signal->fail(error);
   }
 }
 

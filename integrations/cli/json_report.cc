@@ -85,6 +85,7 @@ json to_json(const RunReport& report) {
         {"wall_s", report.steady.wall_s},
         {"split", split_json(report.steady.split)},
         {"counters", counters_json(report.steady.counters)},
+        {"speculated", report.steady.speculated},
         {"nvme_bytes_per_s", report.steady.nvme_bytes_per_s}}},
       {"bound",
        {{"seconds", report.bound.seconds},

@@ -60,6 +60,19 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
   lines.push_back(part_line("in all", steady.wall_s, steady.wall_s));
 }
 
+/// What was not read, and what was moved in vain: lines only of what there was.
+void add_saved(std::vector<std::string>& lines, const RunReport& report) {
+  const CounterSnapshot& totals = report.totals;
+  if (totals[Counter::kRecordCacheHits] > 0)
+    lines.push_back(link_line("not read", totals[Counter::kRecordCacheHitBytes], report.steps, 0) +
+                    "records kept in host memory");
+  if (totals[Counter::kSpeculations] > 0)
+    lines.push_back(fmt::format(
+        "updated before the norm was known: {} of {} steps; {} made again, {} moved in vain",
+        totals[Counter::kSpeculations], report.steps, totals[Counter::kSpeculationsRedone],
+        format_bytes(totals[Counter::kSpeculationWasteBytes])));
+}
+
 }  // namespace
 
 std::string link_of(Wait wait, const Placement& placement) {
@@ -108,8 +121,8 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   work.device_to_host_bytes = steady.counters[Counter::kDeviceToHostBytes];
   work.sweep_waits_for_norm = facts.clipping;
   // A lease's record is read before the norm is known, and another one, written, may trail into the
-  // next backward.
-  work.leased_bytes = 2 * facts.read_ahead_bytes;
+  // next backward; a kept record is written only.
+  work.leased_bytes = 2 * facts.read_ahead_bytes + facts.kept_record_bytes;
   return work;
 }
 
@@ -124,7 +137,13 @@ RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSn
   report.totals = totals;
   report.steady = log.steady();
   const LinkSpeeds links{.nvme = report.steady.nvme_bytes_per_s};
-  report.bound = step_bound(step_work(facts, report.steady), links);
+  StepWork work = step_work(facts, report.steady);
+  const StepBound waiting = step_bound(work, links);
+  work.sweep_waits_for_norm = false;
+  const StepBound speculating = step_bound(work, links);
+  const double share = facts.clipping ? report.steady.speculated : 1;
+  report.bound = share > 0.5 ? speculating : waiting;
+  report.bound.seconds = share * speculating.seconds + (1 - share) * waiting.seconds;
   if (report.steady.wall_s > 0) report.share = report.bound.seconds / report.steady.wall_s;
   return report;
 }
@@ -146,6 +165,7 @@ std::vector<std::string> table(const RunReport& report) {
       link_line("host to device", totals[Counter::kHostToDeviceBytes], report.steps, 0));
   lines.push_back(
       link_line("device to host", totals[Counter::kDeviceToHostBytes], report.steps, 0));
+  add_saved(lines, report);
   add_split(lines, report);
   const StepBound& bound = report.bound;
   lines.push_back(

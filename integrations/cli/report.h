@@ -21,8 +21,9 @@ struct RunFacts {
   std::uint64_t parameters = 0;
   bool clipping = true;
   std::uint64_t tokens_per_step = 0;
-  std::uint64_t read_ahead_bytes = 0;  ///< Engine::read_ahead_bytes()
-  std::uint64_t store_bytes = 0;       ///< of files, as allocated
+  std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
+  std::uint64_t kept_record_bytes = 0;  ///< Engine::kept_record_bytes()
+  std::uint64_t store_bytes = 0;        ///< of files, as allocated
   Account device{0};
   Account host{0};
 };
@@ -39,7 +40,7 @@ struct RunReport {
   std::uint64_t durable_generation = 0;
   CounterSnapshot totals;  ///< from the first step until the last was durable
   StepLog::Steady steady;
-  StepBound bound;   ///< of an average steady step
+  StepBound bound;  ///< of an average steady step: steps that waited for the norm, and that did not
   double share = 0;  ///< bound / measured
 };
 

@@ -110,6 +110,8 @@ StepLog::Steady StepLog::steady() const {
     result.wall_s += record.wall_s;
     result.split += record.split;
     result.counters += record.counters;
+    if (record.counters[Counter::kSpeculations] > record.counters[Counter::kSpeculationsRedone])
+      result.speculated += 1;
     const auto moved = static_cast<double>(record.counters[Counter::kNvmeReadBytes] +
                                            record.counters[Counter::kNvmeWriteBytes]);
     const double busy_s = record.counters.seconds(Counter::kNvmeBusyNs);
@@ -117,6 +119,7 @@ StepLog::Steady StepLog::steady() const {
   }
   const auto count = static_cast<double>(result.steps);
   result.wall_s /= count;
+  result.speculated /= count;
   result.split = result.split / count;
   for (std::uint64_t& value : result.counters.values) value /= result.steps;
   if (!speeds.empty()) {

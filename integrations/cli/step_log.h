@@ -101,6 +101,8 @@ class StepLog {
     /// Bytes per second while busy that the drive reached in the best tenth of these steps: what it
     /// can do.
     double nvme_bytes_per_s = 0;
+    /// Share of the steps whose update began before the norm and was not made again.
+    double speculated = 0;
   };
   Steady steady() const;
   /// Wall seconds of a recent step, for the live line: the mean of the last eight, the first steps

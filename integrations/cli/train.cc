@@ -99,6 +99,7 @@ void TrainRun::open() {
   config.adamw = options_.adamw;
   config.param_groups = options_.param_groups;
   config.clip_norm = static_cast<float>(options_.clip_norm);
+  config.speculation = options_.speculation;
   config.slots = options_.slots;
   config.resume = options_.resume;
   config.run_identity = RunIdentity{.model = options_.model,
@@ -267,6 +268,7 @@ RunFacts TrainRun::facts() const {
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
+  facts.kept_record_bytes = engine_->kept_record_bytes();
   facts.store_bytes = stored_bytes(options_.store_directories);
   facts.device = device_->account();
   facts.host = engine_->host_account();

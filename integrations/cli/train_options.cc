@@ -38,6 +38,10 @@ std::span<const Setting> train_settings() {
              "pattern (* and ?) is a parameter's name has it; names as in the exported file"},
             {"clip", kNumber, "1.0", "NORM",
              "largest global 2-norm of the gradient; 0 turns clipping off"},
+            {"speculate", kText, "auto", "auto|never|always",
+             "start updates before the gradient's norm is known: while that mostly was right, "
+             "never, or "
+             "always"},
             {"eval-every", kInteger, "0", "N", "held-out loss every N steps; 0: at the end only"},
             {"activation-checkpointing", kText, "block", "block|off",
              "keep each block's input only, or everything"},
@@ -81,6 +85,13 @@ gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model
                             ? gpt::ActivationCheckpointing::kOff
                             : gpt::ActivationCheckpointing::kBlock;
   return shape;
+}
+
+EngineConfig::Speculation read_speculation(const Settings& settings) {
+  using enum EngineConfig::Speculation;
+  static constexpr std::array<std::string_view, 3> kWords{"auto", "never", "always"};
+  const std::string word = settings.choice("speculate", kWords);
+  return word == "never" ? kNever : word == "always" ? kAlways : kAuto;
 }
 
 /// Runs a reader of another folder; its complaint becomes one about the setting.
@@ -128,6 +139,7 @@ TrainOptions read_train_options(const Settings& settings) {
   static constexpr std::array<std::string_view, 2> kResume{"auto", "never"};
   options.resume = settings.choice("resume", kResume) == "never" ? EngineConfig::Resume::kNever
                                                                  : EngineConfig::Resume::kAuto;
+  options.speculation = read_speculation(settings);
   options.trace_path = settings.text("trace");
   options.json_path = settings.text("json");
   options.print_loss_bits = settings.on("print-loss-bits");

@@ -42,6 +42,7 @@ struct TrainOptions {
   int slots = 2;
   std::size_t threads = 0;  ///< 0: one per physical core
   EngineConfig::Resume resume = EngineConfig::Resume::kAuto;
+  EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
 
   std::string trace_path;
   std::string json_path;

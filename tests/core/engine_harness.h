@@ -51,23 +51,30 @@ inline float gradient_of(bf16 param, UnitId unit, std::uint64_t element, std::ui
   return 0.01F * bf16_to_float(param) + noise;
 }
 
-/// One step as a trainer does it: forward over all units, backward in reverse, gradients, step.
-inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
-                             float learning_rate, std::span<const std::byte> blob = {}) {
+/// Forward over all units, backward in reverse down to `last_unit`: a step but for its end.
+inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
+                      float learning_rate, float loudness = 1.0F, UnitId last_unit = 0) {
   engine.prepare_step({.learning_rate = learning_rate, .blob = {}});
   const auto units = static_cast<UnitId>(model.units.size());
   for (UnitId u = 0; u < units; ++u) {
     engine.acquire(u);
     engine.release(u);
   }
-  for (UnitId u = units; u-- > 0;) {
+  for (UnitId u = units; u-- > last_unit;) {
     const auto params = engine.acquire(u);
     const auto gradient = engine.gradient(u);
     for (std::size_t i = 0; i < params.size(); ++i)
-      gradient[i] += gradient_of(params[i], u, i, step);
+      gradient[i] += loudness * gradient_of(params[i], u, i, step);
     engine.release(u);
     engine.finish_gradient(u);
   }
+}
+
+/// One step as a trainer does it. `loudness` multiplies its gradient.
+inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
+                             float learning_rate, std::span<const std::byte> blob = {},
+                             float loudness = 1.0F) {
+  pass_step(engine, model, step, learning_rate, loudness);
   return engine.step({.learning_rate = learning_rate, .blob = blob});
 }
 
@@ -92,13 +99,13 @@ class PlainTraining {
       };
 
   /// `step` is what gradients are made from; AdamW's own count is of the calls.
-  double step(std::uint64_t step, float learning_rate) {
+  double step(std::uint64_t step, float learning_rate, float loudness = 1.0F) {
     std::vector<std::vector<bf16>> gradients;
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       std::vector<float> accumulator(params_[u].size(), 0.0F);
       for (std::size_t i = 0; i < table_.unit(u).count; ++i)
-        accumulator[i] += gradient_of(params_[u][i], u, i, step);
+        accumulator[i] += loudness * gradient_of(params_[u][i], u, i, step);
       gradients.emplace_back(accumulator.size());
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
         sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),

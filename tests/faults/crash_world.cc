@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <random>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
@@ -25,6 +26,11 @@ struct Tag {
   std::uint64_t generation;
   bool operator==(const Tag&) const = default;
 };
+
+/// Of a record that was written on a guess: no generation that anybody may find.
+constexpr std::uint64_t kGuess = std::uint64_t{1} << 63;
+/// Virtual time in which a guess turns out wrong: before, while and after its writes are under way.
+constexpr std::uint64_t kGuessUsMax = 400;
 
 /// Two words of tag at the head of every 512-byte sector, the rest a function of the tag and the
 /// place.
@@ -183,7 +189,7 @@ Task<> CrashWorld::run_rank(Rank& rank, const Launch& launch) {
     // next step.
     const std::uint64_t everywhere = co_await rank.quorum.min(rank.store->durable_generation());
     rank.store->set_durable_everywhere(everywhere);
-    co_await step(rank, rank.store->durable_generation() + 1);
+    co_await step(rank, rank.store->durable_generation() + 1, launch);
   }
 }
 
@@ -216,22 +222,61 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
         StripedStore::create(std::move(environment), std::move(wanted));
     rank.store = co_await std::move(creating);
     creations_.insert(launches_);
-    co_await step(rank, 0);
+    co_await step(rank, 0, launch);
   }
 }
 
-Task<> CrashWorld::step(Rank& rank, std::uint64_t generation) {
+/// The chunk's memory, with the bytes of this launch and generation.
+std::span<std::byte> CrashWorld::fill_record(Rank& rank, ChunkId chunk,
+                                             std::uint64_t tagged_generation) {
+  std::span<std::byte> memory = rank.records->bytes();
+  for (ChunkId before = 0; before < chunk; ++before)
+    memory = memory.subspan(options_.record_bytes[before]);
+  const auto record = memory.first(options_.record_bytes[chunk]);
+  write_pattern(record, {launches_, tagged_generation}, place_of(rank.quorum.rank(), chunk));
+  return record;
+}
+
+/// Writes the record; with `discarded`, first on a guess, and anew once that is discarded: after
+/// its write has ended, as the sweep does.
+Task<> CrashWorld::write(Rank& rank, std::uint64_t generation, ChunkId chunk, Signal* discarded) {
+  StripedStore& store = *rank.store;
+  if (discarded != nullptr) {
+    const auto guess = fill_record(rank, chunk, generation | kGuess);
+    co_await store.write(chunk, generation, guess,
+                         record_hash(guess, store.write_seed(chunk, generation)));
+    co_await discarded->wait();
+  }
+  const auto record = fill_record(rank, chunk, generation);
+  co_await store.write(chunk, generation, record,
+                       record_hash(record, store.write_seed(chunk, generation)));
+}
+
+Task<> CrashWorld::step(Rank& rank, std::uint64_t generation, const Launch& launch) {
   const Tag tag{launches_, generation};
   written_.insert({tag.launch, generation});
   WorkGroup writes(rank.reactor);
-  std::span<std::byte> memory = rank.records->bytes();
-  for (ChunkId chunk = 0; chunk < options_.record_bytes.size(); ++chunk) {
-    const auto record = memory.first(options_.record_bytes[chunk]);
-    memory = memory.subspan(record.size());
-    write_pattern(record, tag, place_of(rank.quorum.rank(), chunk));
-    writes.spawn(rank.store->write(chunk, generation, record,
-                                   record_hash(record, rank.store->write_seed(chunk, generation))));
+  Signal discarded(rank.reactor);
+  const bool guesses = launch.speculates && generation > 0;
+  std::mt19937_64 random(launch.seed * 64 + static_cast<std::uint64_t>(rank.quorum.rank()));
+  const auto count = static_cast<ChunkId>(options_.record_bytes.size());
+  std::vector<ChunkId> late;  // not begun when the guess turns out wrong
+  for (ChunkId chunk = 0; chunk < count; ++chunk) {
+    if (guesses && random() % 4 == 0) {
+      late.push_back(chunk);
+    } else {
+      writes.spawn(write(rank, generation, chunk, guesses ? &discarded : nullptr));
+    }
   }
+  if (guesses) {
+    Signal refuted(rank.reactor);
+    rank.reactor.clock().after(std::chrono::microseconds(random() % kGuessUsMax),
+                               [&refuted] { refuted.set(); });
+    co_await refuted.wait();
+    rank.store->discard(generation);
+    discarded.set();
+  }
+  for (const ChunkId chunk : late) writes.spawn(write(rank, generation, chunk, nullptr));
   co_await writes.wait_idle();
   const auto blob = blob_of(tag, rank.quorum.rank());
   const std::function<void()> nothing;

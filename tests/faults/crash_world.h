@@ -44,6 +44,8 @@ struct Launch {
   std::uint64_t seed = 1;                              ///< of completion times
   std::optional<std::uint64_t> power_cut_after{};      ///< events
   std::function<bool(std::uint64_t)> sync_is_a_lie{};  ///< SimulatedEngineOptions, of every rank
+  /// Steps write some records on a guess, discard them in the midst of that, and write all anew.
+  bool speculates = false;
 };
 
 struct LaunchResult {
@@ -88,7 +90,9 @@ class CrashWorld {
   Task<> run_rank(Rank& rank, const Launch& launch);
   Task<> start(Rank& rank, const Launch& launch);
   Task<> verify(Rank& rank);
-  Task<> step(Rank& rank, std::uint64_t generation);
+  Task<> step(Rank& rank, std::uint64_t generation, const Launch& launch);
+  Task<> write(Rank& rank, std::uint64_t generation, ChunkId chunk, Signal* discarded);
+  std::span<std::byte> fill_record(Rank& rank, ChunkId chunk, std::uint64_t tagged_generation);
   void judge();
   void blame(const std::string& fault);
 

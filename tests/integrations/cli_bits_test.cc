@@ -58,6 +58,17 @@ TEST_F(CliBits, DoNotDependOnWorkersBudgetsOrCheckpointing) {
   EXPECT_EQ(run({"--activation-checkpointing", "off"}), expected);
 }
 
+// The norm is above 2.1 in the first steps and stays around it.
+TEST_F(CliBits, DoNotDependOnUpdatesBeforeTheNormNorOnRecordsKept) {
+  const auto expected = run({"--clip", "2.1", "--speculate", "never"});
+  for (const char* host : {"2MiB", "16MiB"}) {
+    for (const char* speculate : {"auto", "always"}) {
+      EXPECT_EQ(run({"--clip", "2.1", "--speculate", speculate, "--host-memory", host}), expected)
+          << speculate << " " << host;
+    }
+  }
+}
+
 TEST_F(CliBits, DoNotDependOnTheSimdTarget) {
   const auto expected = run({});
   for (const std::string_view target : simd_targets()) {

@@ -35,17 +35,17 @@ std::string weights(const TemporaryFolder& folder, const std::string& store) {
   return contents(file);
 }
 
-class CliKill : public testing::TestWithParam<const char*> {};
+class CliKill : public testing::TestWithParam<Arguments> {};
 
 TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
   const TemporaryFolder folder;
-  const Arguments placement{"--placement", GetParam()};
+  const Arguments& more = GetParam();
 
   const Clock::time_point begin = Clock::now();
-  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", kSteps) + placement);
+  const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", kSteps) + more);
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
   const double whole_s = seconds_since(begin);
   const auto expected = loss_bits(whole.out);
@@ -59,7 +59,7 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
   int kills = 0;
   int previous_resume = 0;
   while (kills < kKills) {
-    Process process(folder.path(), tiny_train(folder, "killed", kSteps) + placement);
+    Process process(folder.path(), tiny_train(folder, "killed", kSteps) + more);
     std::this_thread::sleep_for(std::chrono::duration<double>(delay(random)));
     process.signal(SIGKILL);
     const Output output = process.wait();
@@ -84,7 +84,7 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
     seen.clear();
     previous_resume = 0;
   }
-  const Output last = ziggurat(folder.path(), tiny_train(folder, "killed", kSteps) + placement);
+  const Output last = ziggurat(folder.path(), tiny_train(folder, "killed", kSteps) + more);
   ASSERT_EQ(last.exit_code, 0) << last.err;
   for (const auto& [step, bits] : loss_bits(last.out)) {
     EXPECT_EQ(bits, expected.at(step)) << "step " << step << " in the last run";
@@ -94,8 +94,13 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
   EXPECT_EQ(weights(folder, "killed"), weights(folder, "whole"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Placement, CliKill,
-                         testing::Values("params=host,grads=host,optimizer=nvme", "all=nvme"));
+const Arguments kDemo{"--placement", "params=host,grads=host,optimizer=nvme"};
+const Arguments kNvme{"--placement", "all=nvme"};
+/// Every step guesses, and about half of the guesses are wrong.
+const Arguments kGuesses{"--speculate", "always", "--clip", "2.1", "--host-memory", "2MiB"};
+
+INSTANTIATE_TEST_SUITE_P(Settings, CliKill,
+                         testing::Values(kDemo, kNvme, kDemo + kGuesses, kNvme + kGuesses));
 
 TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   const TemporaryFolder folder;

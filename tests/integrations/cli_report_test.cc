@@ -19,6 +19,7 @@
 namespace ziggurat::cli {
 namespace {
 
+using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
@@ -137,6 +138,48 @@ TEST(CliReport, TheTableNamesEveryPartAndTheLimit) {
                            "waiting: durable", "binding limit: NVMe", "tokens/s"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
+}
+
+TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
+  const auto text_of = [](const CounterSnapshot& more) {
+    StepLog log;
+    for (std::uint64_t step = 1; step <= 12; ++step) {
+      StepRecord one = record(step);
+      if (step > 4) one.counters += more;
+      log.add(one);
+    }
+    std::string text;
+    for (const std::string& line : table(make_report(facts(), log, totals_of(log))))
+      text += line + "\n";
+    return text;
+  };
+  EXPECT_THAT(text_of({}), AllOf(Not(HasSubstr("before the norm was known")),
+                                 Not(HasSubstr("kept in host memory"))));
+  const std::string text = text_of(counters({{Counter::kSpeculations, 1},
+                                             {Counter::kSpeculationWasteBytes, kMiB},
+                                             {Counter::kRecordCacheHits, 3},
+                                             {Counter::kRecordCacheHitBytes, 6 * kMiB}}));
+  EXPECT_THAT(text, HasSubstr("8 of 12 steps; 0 made again, 8.0 MiB moved in vain"));
+  EXPECT_THAT(text, HasSubstr("48.0 MiB"));
+  EXPECT_THAT(text, HasSubstr("records kept in host memory"));
+}
+
+TEST(CliReport, TheBoundOfARunIsThatOfItsStepsThatWaitedForTheNormAndOfThoseThatDidNot) {
+  const auto bound_of = [](std::uint64_t speculated, std::uint64_t redone) {
+    StepLog log;
+    for (std::uint64_t step = 1; step <= 2 + 10; ++step) {
+      StepRecord one = record(step);
+      if (step > 12 - speculated) one.counters += counters({{Counter::kSpeculations, 1}});
+      if (step > 12 - redone) one.counters += counters({{Counter::kSpeculationsRedone, 1}});
+      log.add(one);
+    }
+    return make_report(facts(), log, totals_of(log)).bound;
+  };
+  EXPECT_NEAR(bound_of(0, 0).seconds, 1.05, 1e-9);
+  EXPECT_NEAR(bound_of(10, 0).seconds, 0.75, 1e-9) << "the sweep hides under all of the step";
+  EXPECT_EQ(bound_of(10, 0).limit, StepLimit::kCompute);
+  EXPECT_NEAR(bound_of(5, 0).seconds, 0.9, 1e-9);
+  EXPECT_NEAR(bound_of(10, 10).seconds, 1.05, 1e-9);
 }
 
 TEST(CliReport, JsonIsValidAfterEveryStep) {

@@ -237,6 +237,54 @@ TEST_F(StateStoreDeath, AGenerationIsSealedOnlyWithAllItsRecords) {
   EXPECT_DEATH(owner_.holds(1, 1), "generation 1 asked for");
 }
 
+TEST_F(StateStoreDeath, ADiscardedGenerationIsSealedOnlyWhenAllIsWrittenAnew) {
+  const std::uint64_t guessed = owner_.store->write_seed(0, 1);
+  const std::uint64_t later = owner_.store->write_seed(0, 2);
+  owner_.write(0, 1);
+  owner_.store->discard(1);
+  EXPECT_NE(owner_.store->write_seed(0, 1), guessed) << "what was discarded never verifies";
+  EXPECT_EQ(owner_.store->write_seed(0, 2), later) << "and nothing of a later generation was";
+  EXPECT_DEATH(owner_.holds(0, 1), "generation 1 asked for");
+  EXPECT_TRUE(owner_.holds(0, 0)) << "the generation before is as it was";
+  owner_.write(1, 1);
+  EXPECT_DEATH(owner_.commit(1), "chunk 0 holds");
+  owner_.write(0, 1);
+  owner_.commit(1);
+  owner_.store.reset();
+  owner_.open();
+  EXPECT_EQ(owner_.store->durable_generation(), 1u);
+  EXPECT_TRUE(owner_.holds(0, 1) && owner_.holds(1, 1));
+}
+
+TEST_F(StateStoreDeath, TwoWritesOfOneRecordFollowEachOther) {
+  const AlignedMemory record(owner_.spec.record_bytes[0]);
+  std::ranges::fill(record.bytes(), std::byte{16});
+  const auto hash = [&] { return record_hash(record.bytes(), owner_.store->write_seed(0, 1)); };
+  WorkGroup writes(reactor_);
+  writes.spawn(owner_.store->write(0, 1, record.bytes(), hash()));
+  // Once it is submitted: its coroutine has started and waits for the disk.
+  reactor_.block_on([](Reactor& reactor) -> Task<> {
+    Signal later(reactor);
+    reactor.clock().after(Nanoseconds{1}, [&later] { later.set(); });
+    co_await later.wait();
+  }(reactor_));
+  owner_.store->discard(1);
+  EXPECT_DEATH(owner_.write(0, 1), "written twice at a time");
+  reactor_.run_until_idle();
+  EXPECT_DEATH(owner_.holds(0, 1), "generation 1 asked for") << "it ended after it was discarded";
+  owner_.write(0, 1);
+  EXPECT_TRUE(owner_.holds(0, 1));
+}
+
+TEST_F(StateStoreDeath, WhatIsSealedOrHasOneSlotCannotBeDiscarded) {
+  EXPECT_DEATH(owner_.store->discard(0), "cannot be discarded, 1 is next");
+  owner_.store.reset();
+  owner_.spec.slots = 1;
+  owner_.create();
+  owner_.step(0);
+  EXPECT_DEATH(owner_.store->discard(1), "written over the one before");
+}
+
 TEST_F(StateStoreDeath, AFailedSyncIsNeverTriedAgain) {
   owner_.write(0, 1);
   owner_.write(1, 1);
