@@ -64,12 +64,12 @@ SetResult Rounds::run() {
   describe();
   fill_first();
   find_fio();
-  choose_depths();
   for (const Workload workload : order_of_rows(ours())) {
     if (!options_.wants(workload)) continue;
     result_.rows.emplace_back();
     result_.rows.back().workload = workload;
   }
+  choose_depths();
   for (std::uint32_t round = 0; round < options_.rounds; ++round) run_round(round);
   if (options_.tune && targets_.size() == 1) {
     if (ours()) want(Target::Content::kPages);
@@ -134,11 +134,15 @@ FioJob Rounds::fio_job(IoMix kind) const {
 
 /// Ours and fio's from the same list, each by short runs of the very work that is measured later.
 void Rounds::choose_depths() {
-  const std::size_t kinds = ours() ? kIoMixes : 1;
-  for (std::size_t kind = 0; kind < kinds; ++kind) {
-    result_.depth[kind] = options_.depth != 0 ? DepthChoice{options_.depth, options_.depth}
-                                              : best_depth(static_cast<IoMix>(kind));
-    if (fio_) result_.fio_depth[kind] = best_fio_depth(static_cast<IoMix>(kind));
+  for (const IoMix kind : {IoMix::kRead, IoMix::kWrite, IoMix::kMix}) {
+    const auto index = static_cast<std::size_t>(kind);
+    const bool wanted = std::ranges::any_of(result_.rows, [&](const Row& row) {
+      return stream_kind(row.workload) == kind || peer_of(row.workload) == kind;
+    });
+    if (!wanted) continue;
+    result_.depth[index] =
+        options_.depth != 0 ? DepthChoice{options_.depth, options_.depth} : best_depth(kind);
+    if (fio_) result_.fio_depth[index] = best_fio_depth(kind);
   }
 }
 
