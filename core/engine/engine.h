@@ -37,8 +37,8 @@ struct StepOptions {
   float learning_rate = 0;
   std::optional<Betas> betas = std::nullopt;  ///< of this step, in place of EngineConfig::adamw's
   /// What the trainer multiplied the loss by (LossScaler::scale()); gradients are divided by it.
-  /// Where it is given, a norm that is not finite skips the step instead of being an error, and
-  /// updates wait for the norm.
+  /// Where it is given, a norm that is not finite skips the step instead of being an error, so
+  /// updates before the norm are guesses, as with clipping.
   std::optional<float> loss_scale = std::nullopt;
   std::span<const std::byte>
       blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step

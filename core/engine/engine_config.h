@@ -42,12 +42,11 @@ struct EngineConfig {
 
   AdamWConfig adamw;
   std::vector<ParamGroup> param_groups;  ///< parameters with other settings than adamw's
-  float clip_norm =
-      1.0F;  ///< global 2-norm; 0 turns clipping off, and updates then start during backward
+  /// Global 2-norm. 0 turns clipping off: without a loss scale, updates then start during backward.
+  float clip_norm = 1.0F;
 
-  /// Updates that start before the norm is known, on the guess that it demands no clipping
-  /// (core/schedule/speculation.h). Records on NVMe in two slots, clipping on; elsewhere nothing
-  /// can be guessed. Never changes a bit.
+  /// Updates that start before the norm is known, on the guess that it demands neither clipping nor
+  /// a skip (core/schedule/speculation.h). Wants records on NVMe, in two slots. Never changes bits.
   enum class Speculation : std::uint8_t {
     kAuto,    ///< while the guess has mostly been right
     kNever,   ///< to measure against
