@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
 #include <cerrno>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -68,7 +68,7 @@ struct DirectFile::Transfer {
   IoKind kind;
   Range range;
   IoPriority priority;
-  std::vector<Block> blocks;
+  boost::container::small_vector<Block, 1> blocks;  // most are of one
   std::size_t blocks_left = 0;
   std::uint64_t moved_bytes = 0;
   std::optional<Error> error;  // the first
@@ -217,24 +217,21 @@ void DirectFile::allocate(std::uint64_t size_bytes) { engine_.allocate(file_, si
 
 Task<> DirectFile::read(std::uint64_t offset_bytes, std::span<std::byte> memory,
                         IoPriority priority) {
-  Transfer transfer(*this, IoKind::kRead, {offset_bytes, memory.data(), memory.size()}, priority);
-  co_await run(transfer);
+  return run(IoKind::kRead, offset_bytes, memory, priority);
 }
 
 Task<> DirectFile::write(std::uint64_t offset_bytes, std::span<const std::byte> memory,
                          IoPriority priority) {
   // The engine's one request type serves both directions; a write only reads the memory.
-  Transfer transfer(*this, IoKind::kWrite,
-                    {offset_bytes, const_cast<std::byte*>(memory.data()), memory.size()}, priority);
-  co_await run(transfer);
+  return run(IoKind::kWrite, offset_bytes, {const_cast<std::byte*>(memory.data()), memory.size()},
+             priority);
 }
 
-Task<> DirectFile::sync() {
-  Transfer transfer(*this, IoKind::kSync, {}, IoPriority::kDemand);
-  co_await run(transfer);
-}
+Task<> DirectFile::sync() { return run(IoKind::kSync, 0, {}, IoPriority::kDemand); }
 
-Task<> DirectFile::run(Transfer& transfer) {
+Task<> DirectFile::run(IoKind kind, std::uint64_t offset_bytes, std::span<std::byte> memory,
+                       IoPriority priority) {
+  Transfer transfer(*this, kind, {offset_bytes, memory.data(), memory.size()}, priority);
   transfer.require_aligned();
   if (transfer.kind != IoKind::kSync && transfer.range.size_bytes == 0) co_return;
   const IoActivity::Seat seat =

@@ -30,8 +30,9 @@ struct IoObservers {
 
 class DirectFile {
  public:
-  static constexpr std::uint32_t kBlockBytes =
-      1 << 20;  ///< one request; a transfer's requests are in flight together
+  /// One request; a transfer's requests are in flight together. What a request costs the processor
+  /// hardly grows with its size, and a drive that takes less at once gets it cut by the kernel.
+  static constexpr std::uint32_t kBlockBytes = 4 << 20;
   static constexpr int kRetriesMax = 16;
 
   static std::unique_ptr<DirectFile> open(Reactor& reactor, IoEngine& engine,
@@ -68,7 +69,8 @@ class DirectFile {
  private:
   struct Transfer;
   DirectFile(Reactor& reactor, IoEngine& engine, std::string path, IoObservers observers);
-  Task<> run(Transfer& transfer);
+  Task<> run(IoKind kind, std::uint64_t offset_bytes, std::span<std::byte> memory,
+             IoPriority priority);
 
   Reactor& reactor_;
   IoEngine& engine_;

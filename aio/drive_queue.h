@@ -26,8 +26,8 @@
 namespace ziggurat {
 
 struct DriveQueueOptions {
-  /// Given to the drive at once. An operation larger than this goes alone. See drive_cap.h for how
-  /// to find it.
+  /// Given to the drive at once. An operation larger than this goes alone. `ziggurat
+  /// bench io` finds how much keeps a drive busy.
   std::uint64_t outstanding_bytes_max = 32 * kMiB;
   std::uint64_t overtaken_bytes_max = 64 * kMiB;
 };

@@ -12,8 +12,8 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
-#include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -40,39 +40,58 @@ class Signal {
   }
 
   /// Returns once set; rethrows what fail() gave.
-  Task<> wait() {
-    if (!set_) {
-      co_await suspend();  // throws what it is resumed with; `this` may be gone by then
-    } else if (error_) {
-      std::rethrow_exception(error_);
-    }
-  }
+  Task<> wait() { return set_ ? outcome(error_) : suspend(); }
 
  private:
-  void finish(std::exception_ptr error) {
-    set_ = true;
-    error_ = std::move(error);
-    for (auto& waiter : std::exchange(waiters_, {})) {
-      reactor_->post([resume = std::move(waiter), outcome = error_] { resume(outcome); });
-    }
+  struct Waiter {
+    virtual ~Waiter() = default;
+    virtual void resume(std::exception_ptr outcome) = 0;
+  };
+  template <class Handler>
+  struct Suspended final : Waiter {
+    explicit Suspended(Handler its_handler) : handler(std::move(its_handler)) {}
+    void resume(std::exception_ptr outcome) override { std::move(handler)(std::move(outcome)); }
+    Handler handler;
+  };
+
+  static Task<> outcome(std::exception_ptr error) {
+    if (error) std::rethrow_exception(error);
+    co_return;
   }
 
+  // No coroutine of ours: every transfer goes through here, and frames are cold memory by then.
   Task<> suspend() {
     return boost::asio::async_initiate<const boost::asio::use_awaitable_t<>,
                                        void(std::exception_ptr)>(
         [this](auto handler) {
-          // std::function wants to copy; the handler only moves.
-          auto shared = std::make_shared<decltype(handler)>(std::move(handler));
-          waiters_.push_back(
-              [shared](std::exception_ptr error) { std::move (*shared)(std::move(error)); });
+          using Handler = std::decay_t<decltype(handler)>;
+          auto waiter = std::make_unique<Suspended<Handler>>(std::move(handler));
+          if (set_) {  // since wait() was called
+            resume(std::move(waiter));
+          } else {
+            waiters_.push_back(std::move(waiter));
+          }
         },
         boost::asio::use_awaitable);
+  }
+
+  void finish(std::exception_ptr error) {
+    set_ = true;
+    error_ = std::move(error);
+    for (auto& waiter : std::exchange(waiters_, {})) resume(std::move(waiter));
+  }
+
+  void resume(std::unique_ptr<Waiter> waiter) {
+    boost::asio::post(reactor_->context(),
+                      [waiter = std::move(waiter), outcome = error_]() mutable {
+                        waiter->resume(std::move(outcome));  // may end this signal
+                      });
   }
 
   Reactor* reactor_;
   bool set_ = false;
   std::exception_ptr error_;
-  std::vector<std::function<void(std::exception_ptr)>> waiters_;
+  std::vector<std::unique_ptr<Waiter>> waiters_;
 };
 
 /// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first

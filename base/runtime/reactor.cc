@@ -83,13 +83,31 @@ bool Reactor::run_ready() {
   return true;
 }
 
+// Real time only: virtual timers are always due.
+void Reactor::wait_one() {
+  const auto deadline = clock_.next_deadline();
+  if (!deadline) {
+    context_.run_one();
+  } else if (const Nanoseconds left = *deadline - clock_.now(); left > Nanoseconds(0)) {
+    context_.run_one_for(left);
+  } else {
+    context_.poll_one();
+  }
+}
+
 void Reactor::loop(const std::function<bool()>& done) {
   loop_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   while (!done()) {
+    // With work under way outside there is no lock-up to look for: sleep until something comes, in
+    // the one call that also finds what is ready.
+    if (external_ > 0 && clock_.kind() == Clock::Kind::kReal) {
+      wait_one();
+      clock_.run_next_due();
+      continue;
+    }
     if (run_ready()) continue;
-    if (const auto deadline = clock_.next_deadline()) {
-      // Real time only: virtual timers are always due.
-      context_.run_one_for(*deadline - clock_.now());
+    if (clock_.next_deadline()) {
+      wait_one();
       continue;
     }
     if (external_ == 0 && blocked_ > 0) {

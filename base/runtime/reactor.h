@@ -95,6 +95,7 @@ class Reactor {
   void start_blocking(Task<> task, const std::function<bool()>& done);
   void loop(const std::function<bool()>& done);
   bool run_ready();
+  void wait_one();
 
   boost::asio::io_context context_;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;

@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "aio/posix_files.h"
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace ziggurat::bench {
@@ -107,7 +108,7 @@ std::vector<std::string> arguments(const FioJob& job, const char* memory) {
       "--filename=" + job.path,
       fmt::format("--size={}", job.size_bytes),
       fmt::format("--rw={}", pattern(job.kind)),
-      "--bs=1M",
+      fmt::format("--bs={}k", job.block_bytes / kKiB),
       "--ioengine=io_uring",
       fmt::format("--iodepth={}", job.depth),
       "--direct=1",
@@ -192,7 +193,7 @@ FioFigure Fio::run(const FioJob& job) const {
 
 std::string Fio::how() const {
   return fmt::format(
-      "{}: io_uring, direct, 1 MiB blocks, registered file, fixed buffers in {}", version_,
+      "{}: io_uring, direct, registered file, fixed buffers in {}", version_,
       memory_ == Memory::kHuge
           ? "2 MiB huge pages (mmaphuge)"
           : "transparent huge pages (malloc under "

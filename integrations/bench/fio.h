@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/bench/fio.h: the same work by fio, on the same file, at fio's fair best: io_uring,
-// fixed buffers and files, direct, 1 MiB blocks in huge pages.
+// fixed buffers and files, direct, blocks of our size in huge pages.
 //
 // fio's default buffers are 4 KiB pages, which understate a drive by up to 2.5 times: beating those
 // proves nothing. Where the administrator reserved no huge pages, fio gets transparent ones through
@@ -31,7 +31,8 @@ struct FioJob {
   std::uint64_t size_bytes = 0;
   double seconds = 0;
   std::uint32_t depth = 0;
-  bool read_only = false;  ///< fio is told to refuse writes
+  std::uint32_t block_bytes = 0;  ///< whole KiB
+  bool read_only = false;         ///< fio is told to refuse writes
 };
 
 class Fio {
@@ -44,7 +45,7 @@ class Fio {
   FioFigure run(const FioJob& job) const;
 
   const std::string& version() const noexcept { return version_; }
-  /// "io_uring, direct, 1 MiB, fixed buffers in 2 MiB huge pages".
+  /// "io_uring, direct, registered file, fixed buffers in 2 MiB huge pages".
   std::string how() const;
 
  private:

@@ -66,6 +66,7 @@ struct TuneChoice {
   std::uint32_t block_bytes = 0;
   std::uint32_t depth = 0;
   double gb_per_s = 0;
+  double cpu_s_per_gb = 0;
   std::uint64_t outstanding_bytes() const noexcept {
     return static_cast<std::uint64_t>(block_bytes) * depth;
   }
@@ -78,7 +79,8 @@ struct TuneResult {
 
 /// Transfers in flight, of those tried.
 struct DepthChoice {
-  std::uint32_t fastest = 0;
+  std::uint32_t best =
+      0;  ///< of those within kRowSlack of the fastest, the one that costs least CPU
   std::uint32_t enough = 0;  ///< the fewest within kTuneSlack of the fastest
 };
 

@@ -129,7 +129,7 @@ json tune_json(const TuneResult& tuned) {
 }
 
 json depths_json(const std::array<DepthChoice, kIoMixes>& depth) {
-  return {{"read", depth[0].fastest}, {"write", depth[1].fastest}, {"mix", depth[2].fastest}};
+  return {{"read", depth[0].best}, {"write", depth[1].best}, {"mix", depth[2].best}};
 }
 
 json set_json(const SetResult& set, const ModelShape& model) {

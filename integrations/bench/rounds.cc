@@ -18,9 +18,11 @@
 namespace ziggurat::bench {
 namespace {
 
-constexpr std::array<std::uint32_t, 5> kDepths{4, 8, 16, 32, 64};
+constexpr std::array<std::uint64_t, 5> kInFlightBytes{4 * kMiB, 8 * kMiB, 16 * kMiB, 32 * kMiB,
+                                                      kInFlightBytesMax};
 constexpr double kPaceShare = 0.8;  // of the read rate: deadlines test jitter, not bandwidth
-constexpr double kTrialSeconds = 0.5;
+constexpr double kTrialSeconds = 0.4;
+constexpr int kTrialPasses = 2;
 constexpr double kAloneSeconds = 1;
 
 bool beside_adam(Workload workload) {
@@ -115,7 +117,7 @@ void Rounds::find_fio() {
   } else {
     FioJob probe = fio_job(IoMix::kRead);
     probe.seconds = 0.1;
-    probe.depth = kDepths.front();
+    probe.depth = 1;
     std::string why;
     fio_ = Fio::find(probe, why);
     result_.fio_how = fio_ ? fio_->how() : "not run: " + why;
@@ -126,9 +128,10 @@ FioJob Rounds::fio_job(IoMix kind) const {
   const Target& target = *targets_.front();
   return {.kind = kind,
           .path = target.path_for_others(),
-          .size_bytes = target.size_bytes() / kMiB * kMiB,
+          .size_bytes = target.size_bytes() / options_.block_bytes * options_.block_bytes,
           .seconds = options_.seconds,
-          .depth = result_.fio_depth[static_cast<std::size_t>(kind)].fastest,
+          .depth = result_.fio_depth[static_cast<std::size_t>(kind)].best,
+          .block_bytes = options_.block_bytes,
           .read_only = !ours()};
 }
 
@@ -147,41 +150,56 @@ void Rounds::choose_depths() {
 }
 
 std::uint32_t Rounds::depth_of(IoMix kind) const {
-  return result_.depth[static_cast<std::size_t>(kind)].fastest;
+  return result_.depth[static_cast<std::size_t>(kind)].best;
+}
+
+/// Every depth several times, at its best: a neighbour can only slow a trial down.
+DepthChoice Rounds::try_depths(std::uint32_t depth_max, const Trial& trial) const {
+  std::vector<TuneChoice> tried;
+  for (const std::uint64_t bytes : kInFlightBytes) {
+    const auto depth = static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(bytes / options_.block_bytes, 1, depth_max));
+    if (tried.empty() || tried.back().depth != depth)
+      tried.push_back({options_.block_bytes, depth, 0, 1e9});
+  }
+  for (int pass = 0; pass < kTrialPasses; ++pass) {
+    for (TuneChoice& each : tried) {
+      const TuneChoice found = trial(each.depth);
+      each.gb_per_s = std::max(each.gb_per_s, found.gb_per_s);
+      each.cpu_s_per_gb = std::min(each.cpu_s_per_gb, found.cpu_s_per_gb);
+    }
+  }
+  return choose_depth(tried);
 }
 
 DepthChoice Rounds::best_depth(IoMix kind) {
   if (kind != IoMix::kWrite) want(Target::Content::kPages);
-  std::vector<TuneChoice> tried;
-  for (const std::uint32_t depth : kDepths) {
-    const std::uint32_t possible = std::min(depth, targets_.front()->engine().queue_depth());
-    bench_.progress.live(fmt::format("choosing a depth: {}", possible));
-    const Measurement trial = run_stream(bench_, targets_,
-                                         {.name = "trial",
-                                          .kind = kind,
-                                          .seconds = std::min(kTrialSeconds, options_.seconds),
-                                          .depth = possible,
-                                          .block_bytes = options_.block_bytes,
-                                          .samples = 0});
-    tried.push_back({options_.block_bytes, possible, trial.gb_per_s()});
-    if (possible < depth) break;
-  }
-  return choose_depth(tried);
+  return try_depths(std::min(kDepthTriedMax, targets_.front()->engine().queue_depth()),
+                    [&](std::uint32_t depth) -> TuneChoice {
+                      bench_.progress.live(fmt::format("choosing a depth: {}", depth));
+                      const Measurement found =
+                          run_stream(bench_, targets_,
+                                     {.name = "trial",
+                                      .kind = kind,
+                                      .seconds = std::min(kTrialSeconds, options_.seconds),
+                                      .depth = depth,
+                                      .block_bytes = options_.block_bytes,
+                                      .sample_bytes = 0});
+                      return {options_.block_bytes, depth, found.gb_per_s(), found.cpu_s_per_gb()};
+                    });
 }
 
 DepthChoice Rounds::best_fio_depth(IoMix kind) {
   FioJob job = fio_job(kind);
   job.seconds = std::min(kTrialSeconds, options_.seconds);
   if (kind != IoMix::kRead) targets_.front()->content = Target::Content::kForeign;
-  std::vector<TuneChoice> tried;
-  for (const std::uint32_t depth : kDepths) {
+  return try_depths(kDepthTriedMax, [&](std::uint32_t depth) -> TuneChoice {
     bench_.progress.live(fmt::format("choosing a depth for fio: {}", depth));
     job.depth = depth;
-    const FioFigure figure = fio_->run(job);
-    targets_.front()->written_bytes += figure.write_bytes;
-    tried.push_back({kMiB, depth, figure.gb_per_s});
-  }
-  return choose_depth(tried);
+    const FioFigure found = fio_->run(job);
+    targets_.front()->written_bytes += found.write_bytes;
+    return {options_.block_bytes, depth, found.gb_per_s, found.cpu_s_per_gb};
+  });
 }
 
 void Rounds::want(Target::Content content) {

@@ -2,6 +2,7 @@
 // integrations/bench/rounds.h: all rows of one set of targets, round after round, with fio beside.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -24,6 +25,8 @@ class Rounds {
   void find_fio();
   void choose_depths();
   void measure_adam_alone();
+  using Trial = std::function<TuneChoice(std::uint32_t depth)>;
+  DepthChoice try_depths(std::uint32_t depth_max, const Trial& trial) const;
   DepthChoice best_depth(IoMix kind);
   DepthChoice best_fio_depth(IoMix kind);
   std::uint32_t depth_of(IoMix kind) const;

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::uint32_t kFillDepth = 16;
 constexpr std::size_t kReadBacks = 16;
+constexpr std::uint64_t kSamplesMax = 32;
 
 struct Kept {
   Lease lease;
@@ -41,6 +42,7 @@ class Stream {
   Stream(const Bench& bench, Targets targets, const StreamPlan& plan)
       : bench_(bench),
         plan_(plan),
+        samples_(std::min(kSamplesMax, plan.sample_bytes / plan.block_bytes)),
         recorder_(plan.name, plan.seconds, bench.progress, bench.beside) {
     for (Target* target : targets) shares_.emplace_back(*target);
   }
@@ -84,7 +86,7 @@ class Stream {
         }
         lanes.push_back(std::move(lane));
       }
-      for (std::uint32_t i = 0; reads() && i < plan_.samples; ++i)
+      for (std::uint32_t i = 0; reads() && i < samples_; ++i)
         share.spare.push_back(take_buffer(bench_.pool, plan_.block_bytes));
     }
     return lanes;
@@ -127,8 +129,8 @@ class Stream {
 
   /// When the next sample is to be taken: evenly over the row.
   Nanoseconds due(std::size_t taken) const {
-    return recorder_.begun() + (recorder_.deadline() - recorder_.begun()) * taken /
-                                   std::max<std::size_t>(1, plan_.samples);
+    return recorder_.begun() +
+           (recorder_.deadline() - recorder_.begun()) * taken / std::max<std::size_t>(1, samples_);
   }
 
   Task<> wind_up(Share& share, Measurement& measured) {
@@ -165,6 +167,7 @@ class Stream {
 
   const Bench& bench_;
   const StreamPlan& plan_;
+  const std::uint64_t samples_;
   Recorder recorder_;
   std::vector<Share> shares_;
 };

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "base/bytes.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/worker_pool.h"
 #include "integrations/bench/adam_load.h"
@@ -29,13 +30,17 @@ struct Bench {
 };
 using Targets = std::span<Target* const>;
 
+inline constexpr std::uint64_t kInFlightBytesMax = 64 * kMiB;  ///< each way, of what is tried
+inline constexpr std::uint32_t kDepthTriedMax = 64;
+inline constexpr std::uint64_t kSampleBytes = 32 * kMiB;
+
 struct StreamPlan {
   std::string name;
   IoMix kind = IoMix::kRead;
   double seconds = 0;
   std::uint32_t depth = 1;
-  std::uint32_t block_bytes = 0;  ///< whole pages, at most DirectFile::kBlockBytes
-  std::uint32_t samples = 32;     ///< transfers kept aside
+  std::uint32_t block_bytes = 0;              ///< whole pages, at most DirectFile::kBlockBytes
+  std::uint64_t sample_bytes = kSampleBytes;  ///< of transfers kept aside, at most kSamplesMax
 };
 
 /// Blocks until it is done. Reads of our own files want Content::kPages. Errors: those of the

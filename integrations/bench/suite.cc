@@ -25,14 +25,12 @@
 namespace ziggurat::bench {
 namespace {
 
-constexpr std::uint64_t kSampleBytes = 32 * DirectFile::kBlockBytes;
 constexpr std::uint64_t kSweepBytes = 12 * 6 * kMiB;
-constexpr std::uint32_t kDepthMost = 64;  // of those tried
 
 /// The largest row holds a buffer of each kind a lane, and samples; the pool staggers its leases.
 std::uint64_t pool_bytes(const BenchOptions& options, std::size_t targets) {
-  const std::uint64_t depth = std::max(options.depth, kDepthMost);
-  const std::uint64_t streams = 2 * depth * DirectFile::kBlockBytes + kSampleBytes;
+  const std::uint64_t asked = std::uint64_t{options.depth} * options.block_bytes;
+  const std::uint64_t streams = 2 * std::max(asked, kInFlightBytesMax) + kSampleBytes;
   const std::uint64_t one = std::max(streams, kSweepBytes);
   return round_up(targets * (one + one / 4) + 8 * kMiB, 2 * kMiB);
 }
@@ -175,7 +173,7 @@ double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
     rows += share * (options.with_fio && peer_of(workload).has_value() ? 2 : 1);
   }
   // Depths are tried with writes and with the mix, by us and by fio.
-  const double trials = (options.depth == 0 ? 3.75 : 0) + (options.with_fio ? 3.75 : 0);
+  const double trials = (options.depth == 0 ? 6 : 0) + (options.with_fio ? 6 : 0);
   const double seconds = rows * options.seconds * options.rounds +
                          trials * std::min(1.0, options.seconds) +
                          (options.tune ? options.tune_seconds / 2 : 0);

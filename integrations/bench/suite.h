@@ -24,7 +24,7 @@ struct BenchOptions {
   std::uint64_t size_bytes = 0;    ///< of our files; of `file`: 0 for all of it
   double seconds = 5;              ///< of a row
   std::uint32_t rounds = 1;
-  std::uint32_t depth = 0;  ///< 0: the fastest of a few, tried first
+  std::uint32_t depth = 0;  ///< 0: the best of a few, tried first
   std::uint32_t block_bytes = 0;
   bool with_fio = true;
   bool allow_raw_device = false;

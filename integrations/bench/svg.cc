@@ -260,6 +260,7 @@ std::string tune_plot(const TuneResult& tuned, std::string_view kind) {
     least = std::min(least, rate(cell));
   }
   if (most <= 0) return "";
+  std::sort(depths.begin(), depths.end());
   const Frame frame{.width = 460, .height = 210, .left = 76, .top = 24};
   std::string out = open_svg(frame, "heat", fmt::format("GB/s by block and depth: {}", kind));
   out += text(frame.left, 14, "label", "start", fmt::format("{}, GB/s", kind));

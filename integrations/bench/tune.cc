@@ -12,8 +12,8 @@
 namespace ziggurat::bench {
 namespace {
 
-constexpr std::array<std::uint32_t, 4> kBlocks{128 * 1024, 256 * 1024, 512 * 1024, 1024 * 1024};
-constexpr std::array<std::uint32_t, 6> kDepths{2, 4, 8, 16, 32, 64};
+constexpr std::array<std::uint32_t, 4> kBlocks{256 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
+constexpr std::array<std::uint32_t, 6> kDepths{2, 4, 8, 16, 32, kDepthTriedMax};
 constexpr double kGridShare = 2.0 / 3;
 constexpr std::size_t kFinalists = 3;
 constexpr std::size_t kFinalRounds = 3;
@@ -44,7 +44,7 @@ class Tuner {
                        .seconds = seconds,
                        .depth = depth,
                        .block_bytes = block,
-                       .samples = 0})
+                       .sample_bytes = 0})
         .gb_per_s();
   }
 
@@ -59,23 +59,21 @@ class Tuner {
   }
 
   void grid() {
-    const auto first_too_deep = std::find_if(kDepths.begin(), kDepths.end(), [&](auto depth) {
-      return depth > target_.engine().queue_depth();
-    });
-    const std::vector<std::uint32_t> depths(kDepths.begin(), first_too_deep);
-    const auto cells = static_cast<double>(kBlocks.size() * depths.size());
-    const double each = seconds_ * kGridShare / (cells * static_cast<double>(kinds_.size()));
     for (const std::uint32_t block : kBlocks) {
-      for (const std::uint32_t depth : depths) {
-        TuneCell cell{.block_bytes = block, .depth = depth};
-        for (const IoMix kind : kinds_) {
-          cell_rate(cell, kind) = rate(kind, block, depth, each);
-          const double done = static_cast<double>(result_.cells.size()) / cells;
-          bench_.progress.live(fmt::format("tuning: {:.0f} % of the grid, {} x {}", 100 * done,
-                                           format_bytes(block), depth));
-        }
-        result_.cells.push_back(cell);
+      for (const std::uint32_t depth : kDepths) {
+        if (depth > target_.engine().queue_depth() || block * depth > kInFlightBytesMax) continue;
+        result_.cells.push_back({.block_bytes = block, .depth = depth});
       }
+    }
+    const auto cells = static_cast<double>(result_.cells.size());
+    const double each = seconds_ * kGridShare / (cells * static_cast<double>(kinds_.size()));
+    for (std::size_t i = 0; i < result_.cells.size(); ++i) {
+      TuneCell& cell = result_.cells[i];
+      bench_.progress.live(fmt::format("tuning: {:.0f} % of the grid, {} x {}",
+                                       100 * static_cast<double>(i) / cells,
+                                       format_bytes(cell.block_bytes), cell.depth));
+      for (const IoMix kind : kinds_)
+        cell_rate(cell, kind) = rate(kind, cell.block_bytes, cell.depth, each);
     }
   }
 
@@ -119,10 +117,13 @@ TuneChoice choose(const std::vector<TuneChoice>& measured) {
 }
 
 DepthChoice choose_depth(const std::vector<TuneChoice>& measured) {
-  const auto fastest =
-      std::max_element(measured.begin(), measured.end(),
-                       [](const auto& a, const auto& b) { return a.gb_per_s < b.gb_per_s; });
-  return {fastest->depth, choose(measured).depth};
+  const auto fastest = std::ranges::max_element(measured, {}, &TuneChoice::gb_per_s);
+  TuneChoice best = *fastest;
+  for (const TuneChoice& each : measured) {
+    const bool as_fast = each.gb_per_s >= fastest->gb_per_s * (1 - kRowSlack);
+    if (as_fast && each.cpu_s_per_gb < best.cpu_s_per_gb) best = each;
+  }
+  return {best.depth, choose(measured).depth};
 }
 
 TuneResult tune(const Bench& bench, Target& target, double seconds) {

@@ -17,6 +17,9 @@ TuneResult tune(const Bench& bench, Target& target, double seconds);
 
 inline constexpr double kTuneSlack = 0.02;
 
+/// A trial's GB/s may be this far from the fastest one's and be as good: it was short.
+inline constexpr double kRowSlack = 0.05;
+
 /// The choice among settings and their rates. Pure.
 TuneChoice choose(const std::vector<TuneChoice>& measured);
 /// The same of settings that differ in depth. Pure.

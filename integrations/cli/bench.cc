@@ -39,8 +39,9 @@ std::span<const Setting> bench_io_settings() {
        "read), "
        "read_beside_adam, ...; the machine profile is then left alone"},
       {"depth", kInteger, "0", "N",
-       "transfers in flight; 0: the fastest of a few tried first, for reads, writes and their mix"},
-      {"block", kSize, "1MiB", "SIZE", "of a transfer, at most 1MiB"},
+       "transfers in flight; 0: the cheapest of the fastest of a few tried first, for reads, "
+       "writes and their mix"},
+      {"block", kSize, "4MiB", "SIZE", "of a transfer, at most 4MiB"},
       {"model", kText, "1.5B", "NAME|PARAMS",
        "whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
       {"tune", kSwitch, "false", "", "search for the best block and depth, too"},

@@ -133,9 +133,9 @@ TEST_P(DirectFileTest, TheFirstFailureIsTheOneReported) {
   const auto error = failure(file->write(kOffset, memory.span()));
   ASSERT_TRUE(error);
   EXPECT_EQ(error->code(), ErrorCode::kResourceExhausted);
-  EXPECT_THAT(error->what(),
-              HasSubstr("write of 1048576 bytes at offset " + std::to_string(kOffset + (2 << 20)) +
-                        " of " + file->path() + ": ENOSPC"));
+  EXPECT_THAT(error->what(), HasSubstr("write of 4194304 bytes at offset " +
+                                       std::to_string(kOffset + 2 * DirectFile::kBlockBytes) +
+                                       " of " + file->path() + ": ENOSPC"));
 }
 
 TEST_P(DirectFileTest, AMisdirectedWriteIsNotSeenHereButByWhoeverChecksTheBytes) {

@@ -266,7 +266,8 @@ TEST_F(DriveQueueTest, AFileSaysHowSoonItsTransfersAreNeeded) {
     co_await std::move(task);
     order.push_back(name);
   };
-  AlignedBuffer back(4 * kMiB), ahead(2 * kMiB), wanted(2 * kMiB);
+  constexpr std::size_t kRequest = DirectFile::kBlockBytes;
+  AlignedBuffer back(4 * kRequest), ahead(2 * kRequest), wanted(2 * kRequest);
   WorkGroup group(reactor);
   run([&] {
     group.spawn(finish("back", direct->write(0, back.span(), kWriteBack)));

@@ -109,9 +109,9 @@ TEST_P(RealFaults, ADriveThatIsGone) {
   ::close(root);
   if (result != 0) GTEST_SKIP() << "FS_IOC_SHUTDOWN: " << errno_text(error);
 
-  expect_transfer_error(failure(file->write(0, memory.span())), "write of 1048576 bytes at offset",
+  expect_transfer_error(failure(file->write(0, memory.span())), "write of 2097152 bytes at offset",
                         path, EIO);
-  expect_transfer_error(failure(file->read(0, memory.span())), "read of 1048576 bytes at offset",
+  expect_transfer_error(failure(file->read(0, memory.span())), "read of 2097152 bytes at offset",
                         path, EIO);
   expect_transfer_error(failure(file->sync()), "fdatasync of", path, EIO);
 }

@@ -164,11 +164,17 @@ TEST(BenchTune, TakesTheFewestBytesInFlightNearTheBest) {
   EXPECT_EQ(chosen.block_bytes, 1U << 20);
 }
 
-TEST(BenchTune, ARowRunsAtTheFastestDepthAndTrainingAtTheFewestThatAreNearIt) {
+TEST(BenchTune, ARowRunsAtTheCheapestOfTheFastestAndTrainingAtTheFewestThatAreNearThem) {
   const DepthChoice chosen =
       choose_depth({{1 << 20, 4, 2.0}, {1 << 20, 8, 2.97}, {1 << 20, 64, 3.0}, {1 << 20, 32, 2.9}});
-  EXPECT_EQ(chosen.fastest, 64U);
+  EXPECT_EQ(chosen.best, 64U);
   EXPECT_EQ(chosen.enough, 8U);
+  const DepthChoice cheaper = choose_depth({{4 << 20, 1, 2.0, 0.001},
+                                            {4 << 20, 2, 3.0, 0.009},
+                                            {4 << 20, 8, 2.9, 0.004},
+                                            {4 << 20, 16, 2.95, 0.005}});
+  EXPECT_EQ(cheaper.best, 8U) << "as fast as any, for the least processor time";
+  EXPECT_EQ(cheaper.enough, 2U);
   SetResult set;
   set.depth = {{{64, 32}, {4, 4}, {16, 8}}};
   EXPECT_EQ(set.training_depth(), 8U) << "the optimizer reads and writes";
