@@ -155,8 +155,8 @@ const Row* SetResult::find(Workload workload) const noexcept {
 }
 
 std::uint32_t SetResult::training_depth() const noexcept {
-  const std::uint32_t mix = depth[static_cast<std::size_t>(IoMix::kMix)].enough;
-  return mix > 0 ? mix : depth[static_cast<std::size_t>(IoMix::kRead)].enough;
+  const std::uint32_t mix = depth[IoMix::kMix].enough;
+  return mix > 0 ? mix : depth[IoMix::kRead].enough;
 }
 
 std::optional<double> optimizer_seconds(const SetResult& set, const ModelShape& model) {

@@ -84,6 +84,15 @@ struct DepthChoice {
   std::uint32_t enough = 0;  ///< the fewest within kTuneSlack of the fastest
 };
 
+/// By what is moved; 0: not tried.
+struct DepthChoices {
+  std::array<DepthChoice, kIoMixes> by_mix{};
+  DepthChoice& operator[](IoMix mix) noexcept { return by_mix[static_cast<std::size_t>(mix)]; }
+  const DepthChoice& operator[](IoMix mix) const noexcept {
+    return by_mix[static_cast<std::size_t>(mix)];
+  }
+};
+
 /// Everything about one path, or about all of them at once.
 struct SetResult {
   std::string label;
@@ -92,11 +101,11 @@ struct SetResult {
   std::vector<std::string> engines;
   std::uint64_t file_bytes = 0;
   std::uint64_t written_bytes = 0;
-  std::array<DepthChoice, kIoMixes> depth{};  ///< by IoMix; 0: not run
+  DepthChoices depth;
   std::uint32_t block_bytes = 0;
-  std::string fio_how;                            ///< or why there is none
-  std::array<DepthChoice, kIoMixes> fio_depth{};  ///< by IoMix; 0: not run
-  std::vector<double> adam_alone_gb_per_s;        ///< by round
+  std::string fio_how;  ///< or why there is none
+  DepthChoices fio_depth;
+  std::vector<double> adam_alone_gb_per_s;  ///< by round
   std::vector<Row> rows;
   std::optional<TuneResult> tune;
 

@@ -128,8 +128,10 @@ json tune_json(const TuneResult& tuned) {
           {"cells", std::move(cells)}};
 }
 
-json depths_json(const std::array<DepthChoice, kIoMixes>& depth) {
-  return {{"read", depth[0].best}, {"write", depth[1].best}, {"mix", depth[2].best}};
+json depths_json(const DepthChoices& depth) {
+  return {{"read", depth[IoMix::kRead].best},
+          {"write", depth[IoMix::kWrite].best},
+          {"mix", depth[IoMix::kMix].best}};
 }
 
 json set_json(const SetResult& set, const ModelShape& model) {

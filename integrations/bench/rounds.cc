@@ -130,7 +130,7 @@ FioJob Rounds::fio_job(IoMix kind) const {
           .path = target.path_for_others(),
           .size_bytes = target.size_bytes() / options_.block_bytes * options_.block_bytes,
           .seconds = options_.seconds,
-          .depth = result_.fio_depth[static_cast<std::size_t>(kind)].best,
+          .depth = result_.fio_depth[kind].best,
           .block_bytes = options_.block_bytes,
           .read_only = !ours()};
 }
@@ -138,20 +138,17 @@ FioJob Rounds::fio_job(IoMix kind) const {
 /// Ours and fio's from the same list, each by short runs of the very work that is measured later.
 void Rounds::choose_depths() {
   for (const IoMix kind : {IoMix::kRead, IoMix::kWrite, IoMix::kMix}) {
-    const auto index = static_cast<std::size_t>(kind);
     const bool wanted = std::ranges::any_of(result_.rows, [&](const Row& row) {
       return stream_kind(row.workload) == kind || peer_of(row.workload) == kind;
     });
     if (!wanted) continue;
-    result_.depth[index] =
+    result_.depth[kind] =
         options_.depth != 0 ? DepthChoice{options_.depth, options_.depth} : best_depth(kind);
-    if (fio_) result_.fio_depth[index] = best_fio_depth(kind);
+    if (fio_) result_.fio_depth[kind] = best_fio_depth(kind);
   }
 }
 
-std::uint32_t Rounds::depth_of(IoMix kind) const {
-  return result_.depth[static_cast<std::size_t>(kind)].best;
-}
+std::uint32_t Rounds::depth_of(IoMix kind) const { return result_.depth[kind].best; }
 
 /// Every depth several times, at its best: a neighbour can only slow a trial down.
 DepthChoice Rounds::try_depths(std::uint32_t depth_max, const Trial& trial) const {

@@ -123,11 +123,10 @@ std::string latency_text(double us) {
 
 std::string depth_text(const SetResult& set) {
   std::string text = fmt::format("blocks of {}, in flight {} (read)", format_bytes(set.block_bytes),
-                                 set.depth[static_cast<std::size_t>(IoMix::kRead)].best);
-  const std::uint32_t write = set.depth[static_cast<std::size_t>(IoMix::kWrite)].best;
+                                 set.depth[IoMix::kRead].best);
+  const std::uint32_t write = set.depth[IoMix::kWrite].best;
   if (write == 0) return text;
-  return text + fmt::format(", {} (write), {} (mix)", write,
-                            set.depth[static_cast<std::size_t>(IoMix::kMix)].best);
+  return text + fmt::format(", {} (write), {} (mix)", write, set.depth[IoMix::kMix].best);
 }
 
 std::vector<std::string> summary(const SetResult& set, const BenchResult& result) {

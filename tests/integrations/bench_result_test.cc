@@ -61,7 +61,7 @@ BenchResult sample() {
   set.drives[0].filesystem = "ext4";
   set.engines = {"io_uring"};
   set.block_bytes = 1 << 20;
-  set.depth = {{{64, 32}, {4, 4}, {16, 8}}};
+  set.depth = {{{{64, 32}, {4, 4}, {16, 8}}}};
   set.adam_alone_gb_per_s = {50};
   set.fio_how = "fio-3 & co";
   for (std::size_t i = 0; i < kWorkloads; ++i)
@@ -176,9 +176,9 @@ TEST(BenchTune, ARowRunsAtTheCheapestOfTheFastestAndTrainingAtTheFewestThatAreNe
   EXPECT_EQ(cheaper.best, 8U) << "as fast as any, for the least processor time";
   EXPECT_EQ(cheaper.enough, 2U);
   SetResult set;
-  set.depth = {{{64, 32}, {4, 4}, {16, 8}}};
+  set.depth = {{{{64, 32}, {4, 4}, {16, 8}}}};
   EXPECT_EQ(set.training_depth(), 8U) << "the optimizer reads and writes";
-  set.depth = {{{64, 32}, {0, 0}, {0, 0}}};
+  set.depth = {{{{64, 32}, {0, 0}, {0, 0}}}};
   EXPECT_EQ(set.training_depth(), 32U) << "a file that is only read has no mix";
 }
 
