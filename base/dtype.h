@@ -2,9 +2,11 @@
 // base/dtype.h: element types of training state, and the one rounding from fp32 to bf16.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace ziggurat {
@@ -20,6 +22,15 @@ constexpr std::string_view to_string(DType dtype) noexcept {
     case DType::kFloat16: return "fp16";
   }
   return "?";
+}
+
+/// What to_string() gives, the usual choice first.
+inline constexpr std::array<std::string_view, 3> kDTypeNames{"bf16", "fp16", "fp32"};
+constexpr std::optional<DType> parse_dtype(std::string_view name) noexcept {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (name == to_string(dtype)) return dtype;
+  }
+  return std::nullopt;
 }
 
 /// A bf16 value: the upper half of an IEEE binary32.

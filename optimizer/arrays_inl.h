@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/float16_inl.h"
 #include "optimizer/kernels.h"
 #include "optimizer/rules_inl.h"
 
@@ -77,36 +78,10 @@ HWY_INLINE void store_halves(hn::Vec<Halves> halves, void* array, std::size_t i)
   hn::StoreU(halves, Halves(), static_cast<std::uint16_t*>(array) + i);
 }
 
-/// fp16_to_float (base/float16.h).
-HWY_INLINE F widen_fp16(W half) {
-  const Words d;
-  const W magnitude = hn::And(half, hn::Set(d, 0x7fffu));
-  const W rebias = hn::Set(d, 112u << 23);
-  const W normal = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
-  const W special =
-      hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, 0x7bffu)), hn::Add(normal, rebias), normal);
-  const F shifted = hn::BitCast(Floats(), hn::Add(normal, hn::Set(d, 1u << 23)));
-  const F denormal = hn::Sub(shifted, hn::Set(Floats(), 0x1p-14f));
-  const W bits =
-      hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0x0400u)), hn::BitCast(d, denormal), special);
-  return hn::BitCast(Floats(), hn::Or(bits, hn::ShiftLeft<16>(hn::Sub(half, magnitude))));
-}
-/// float_to_fp16 (base/float16.h), in the upper halves.
+HWY_INLINE F widen_fp16(W half) { return float16::HWY_NAMESPACE::widen(Floats(), half); }
+/// float_to_fp16, in the upper halves.
 HWY_INLINE W round_fp16(F value) {
-  const Words d;
-  const W bits = hn::BitCast(d, value);
-  const W magnitude = hn::And(bits, hn::Set(d, 0x7fffffffu));
-  const W sign = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 0x8000u));
-  const W odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1u));
-  const W biased = hn::Add(magnitude, hn::Set(d, 0xfffu - (112u << 23)));
-  const W normal = hn::ShiftRight<13>(hn::Add(biased, odd));
-  const F shifted = hn::Add(hn::BitCast(Floats(), magnitude), hn::Set(Floats(), 0.5f));
-  const W denormal = hn::Sub(hn::BitCast(d, shifted), hn::Set(d, 0x3f000000u));
-  W half = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 113u << 23)), denormal, normal);
-  half = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 143u << 23)), half, hn::Set(d, 0x7c00u));
-  half = hn::Or(half, sign);
-  half = hn::IfThenElse(hn::Gt(magnitude, hn::Set(d, 0x7f800000u)), hn::Set(d, 0x7e00u), half);
-  return hn::ShiftLeft<16>(half);
+  return hn::ShiftLeft<16>(float16::HWY_NAMESPACE::round(Floats(), value));
 }
 
 HWY_INLINE Pair load_gradient(const Slice& slice, std::size_t i) {

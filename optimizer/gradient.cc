@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -53,6 +54,20 @@ void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept 
   ZIGGURAT_CHECK(out.size() == values.size(), "{} values into {} places", values.size(),
                  out.size());
   internal::round_to_bf16(values.data(), out.data(), values.size());
+}
+
+void round_params(std::span<const float> masters, TypedSpan<std::byte> out) noexcept {
+  ZIGGURAT_CHECK(out.count() == masters.size(), "{} masters into {} places", masters.size(),
+                 out.count());
+  switch (out.dtype) {
+    case DType::kBFloat16: return round_to_bf16(masters, out.as<bf16>());
+    case DType::kFloat16: {
+      float squares[internal::kSumLanes] = {};
+      return internal::round_and_square(masters.data(), out.dtype, out.bytes.data(), masters.size(),
+                                        squares);
+    }
+    case DType::kFloat32: std::memcpy(out.bytes.data(), masters.data(), out.bytes.size()); return;
+  }
 }
 
 float clip_coefficient(double norm, float clip_norm) noexcept {

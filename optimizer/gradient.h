@@ -24,8 +24,11 @@ inline double round_gradient(std::span<const float> accumulator, std::span<bf16>
   return round_gradient(accumulator, as_typed(out));
 }
 
-/// Widest-ISA bf16 rounding of any count; for making 16-bit parameters from masters.
+/// Widest-ISA bf16 rounding of any count.
 void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept;
+
+/// Parameters from masters, any count, as an update rounds them to nearest.
+void round_params(std::span<const float> masters, TypedSpan<std::byte> out) noexcept;
 
 /// torch.nn.utils.clip_grad_norm_'s coefficient: min(1, clip_norm / (norm + 1e-6)); 1 when
 /// clip_norm is 0.

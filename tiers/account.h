@@ -13,8 +13,8 @@ namespace ziggurat {
 /// What bytes are for. The account in an out-of-memory message and in the end table has one line
 /// each.
 enum class Purpose : std::uint8_t {
-  kParams,        ///< 16-bit parameters
-  kGradients,     ///< 16-bit gradients
+  kParams,        ///< parameters
+  kGradients,     ///< gradients on their way to the update
   kAccumulators,  ///< fp32 gradient accumulators
   kOptimizer,     ///< records: master, exp_avg, exp_avg_sq
   kKeptRecords,   ///< of NVMe-placed records, those kept in host memory from sweep to sweep

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/swap_file.h: NVMe space for state that need not survive (16-bit parameters and gradients
+// tiers/swap_file.h: NVMe space for state that need not survive (parameters and gradients
 // placed on NVMe): an unnamed file per drive, filled once, with each item's hash kept in memory so
 // that a wrong byte is never used. Reactor's thread only.
 #pragma once

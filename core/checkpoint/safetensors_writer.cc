@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/float16.h"
 
 namespace ziggurat {
 namespace {
@@ -165,22 +166,22 @@ void SafetensorsWriter::append(std::span<const float> values) {
     const std::span<const float> part = values.first(std::min<std::uint64_t>(room, values.size()));
     switch (tensor.dtype) {
       case DType::kFloat32: write(std::as_bytes(part)); break;
-      case DType::kBFloat16: {
-        buffer_.resize(part.size() * sizeof(bf16));
-        for (std::size_t i = 0; i < part.size(); ++i) {
-          const bf16 rounded = float_to_bf16(part[i]);
-          std::memcpy(&buffer_[i * sizeof(bf16)], &rounded, sizeof(rounded));
-        }
-        write(buffer_);
-        break;
-      }
-      case DType::kFloat16:
-        throw Error(ErrorCode::kUnimplemented,
-                    fmt::format("{}: {} as fp16; write fp32 or bf16", path_, tensor.name));
+      case DType::kBFloat16: write(rounded(part, float_to_bf16)); break;
+      case DType::kFloat16: write(rounded(part, float_to_fp16)); break;
     }
     element_ += part.size();
     values = values.subspan(part.size());
   }
+}
+
+std::span<const std::byte> SafetensorsWriter::rounded(std::span<const float> values,
+                                                      std::uint16_t (*round)(float)) {
+  buffer_.resize(values.size() * sizeof(std::uint16_t));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::uint16_t bits = round(values[i]);
+    std::memcpy(&buffer_[i * sizeof(bits)], &bits, sizeof(bits));
+  }
+  return buffer_;
 }
 
 void SafetensorsWriter::finish() {

@@ -53,7 +53,8 @@ class SafetensorsWriter {
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
   /// The next values, in the order of the tensors and of their elements; a call may cross from one
-  /// tensor to the next. bf16 tensors are rounded (float_to_bf16). Errors: kInvalidArgument past
+  /// tensor to the next. bf16 and fp16 tensors are rounded (float_to_bf16, float_to_fp16:
+  /// fp16 becomes infinite from 65,520 on). Errors: kInvalidArgument past
   /// the last element; errno's with path and offset.
   void append(std::span<const float> values);
 
@@ -67,6 +68,7 @@ class SafetensorsWriter {
 
  private:
   void write(std::span<const std::byte> bytes);
+  std::span<const std::byte> rounded(std::span<const float> values, std::uint16_t (*round)(float));
 
   std::string path_;
   std::string temporary_path_;

@@ -64,7 +64,7 @@ void EngineImpl::fail(std::exception_ptr error) {
   if (pool_) pool_->cancel_waiters(error);
 }
 
-std::span<const bf16> EngineImpl::acquire(UnitId unit) {
+TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
   return runtime_.reactor.block_on(cache_->acquire(unit));
 }
 

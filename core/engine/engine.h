@@ -29,6 +29,7 @@
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
 #include "optimizer/schedule.h"
+#include "optimizer/typed_span.h"
 #include "tiers/device.h"
 
 namespace ziggurat {
@@ -46,7 +47,7 @@ struct StepOptions {
 
 struct StepResult {
   std::uint64_t generation = 0;  ///< the generation this step makes; not durable yet
-  double grad_norm = 0;          ///< global 2-norm of the 16-bit gradients, before clipping
+  double grad_norm = 0;          ///< global 2-norm of the rounded gradients, before clipping
   bool clipped = false;
   bool skipped = false;  ///< the gradients overflowed: nothing changed, generation is the old one
 };
@@ -58,7 +59,8 @@ using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::sp
 /// What a store says about itself without its model being known: for `sample`, `export` and
 /// reports.
 struct StoreInfo {
-  std::string model_name;    ///< ModelSpec::name
+  std::string model_name;  ///< ModelSpec::name
+  DType dtype = DType::kBFloat16;
   std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
   std::uint64_t generation = 0;
@@ -72,8 +74,8 @@ class Engine {
 
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
   /// config.resume says so and there is one. `runtime` and `device` must outlive the engine; the
-  /// device must have been made on runtime.reactor. Errors: kInvalidArgument (another model, world
-  /// size, seed or batch; budget nonsense), kResourceExhausted (a budget too small, with the
+  /// device must have been made on runtime.reactor. Errors: kInvalidArgument (another model, dtype,
+  /// world size, seed or batch; budget nonsense), kResourceExhausted (a budget too small, with the
   /// account and the smallest that works; a full disk), kDataLoss (no valid generation),
   /// kUnavailable (in use).
   static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
@@ -81,17 +83,18 @@ class Engine {
                                       const Initializer& initialize);
   virtual ~Engine() = default;
 
-  /// Makes `unit`'s 16-bit parameters present on the device, all of this generation, and pins them
-  /// there until release(). Shapes: flat, in ModelSpec's order. Nested acquires count.
-  virtual std::span<const bf16> acquire(UnitId unit) = 0;
+  /// Makes `unit`'s parameters present on the device, in ModelSpec::dtype, all of this generation,
+  /// and pins them there until release(). Shapes: flat, in ModelSpec's order. Nested acquires
+  /// count.
+  virtual TypedSpan<const std::byte> acquire(UnitId unit) = 0;
   virtual void release(UnitId unit) = 0;
 
   /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into
   /// it.
   virtual std::span<float> gradient(UnitId unit) = 0;
-  /// `unit`'s gradient of this step is complete: rounds it once to 16 bits and sends it on its way;
-  /// the span is gone. The unit's parameters may change from now on: they are not acquired again
-  /// before step().
+  /// `unit`'s gradient of this step is complete: rounds it once to the model's type and sends it on
+  /// its way; the span is gone. The unit's parameters may change from now on: they are not acquired
+  /// again before step().
   virtual void finish_gradient(UnitId unit) = 0;
 
   /// Optional, before the step's first finish_gradient(): with the step's options known, updates

@@ -37,7 +37,7 @@ class EngineImpl final : public Engine {
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
 
-  std::span<const bf16> acquire(UnitId unit) override;
+  TypedSpan<const std::byte> acquire(UnitId unit) override;
   void release(UnitId unit) override;
   std::span<float> gradient(UnitId unit) override;
   void finish_gradient(UnitId unit) override;

@@ -32,6 +32,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
         storage->store = co_await std::move(opening);
         const StoreState& state = storage->store->state();
         StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
+                       .dtype = ChunkTable::param_dtype(state.layout),
                        .run_identity = state.run_identity,
                        .numerics_fingerprint = state.numerics_fingerprint,
                        .generation = 0,
@@ -219,8 +220,8 @@ void EngineImpl::describe() {
 /// Two, if the trainer's memory and two units' parameters still fit beside them; else one.
 std::size_t EngineImpl::accumulators() const {
   const std::uint64_t unit_count = table_->largest_unit_padded_count();
-  const std::uint64_t with_two =
-      config_.trainer_device_bytes + unit_count * (2 * sizeof(float) + 2 * sizeof(bf16));
+  const std::uint64_t with_two = config_.trainer_device_bytes +
+                                 unit_count * (2 * sizeof(float) + 2 * size_bytes(table_->dtype()));
   const Account account = device_.account();
   return account.used_bytes() + with_two + kMiB <= account.capacity_bytes() ? 2 : 1;
 }
@@ -246,7 +247,7 @@ std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> 
   return item.first(table_->chunk(id).record_bytes());
 }
 
-/// The 16-bit parameters are made from the masters, here as in every update.
+/// Parameters are made from the masters, here as in every update.
 Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
   const Chunk& chunk = table_->chunk(id);
   const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();

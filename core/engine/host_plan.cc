@@ -25,8 +25,8 @@ std::uint64_t lease_bytes(std::uint64_t size_bytes) {
 /// NVMe.
 std::uint64_t work_item_bytes(const Placement& placement, const Chunk& chunk) {
   std::uint64_t size_bytes = placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
-  if (placement.params == Tier::kNvme) size_bytes += chunk.half_bytes();
-  if (placement.grads == Tier::kNvme) size_bytes += chunk.half_bytes();
+  if (placement.params == Tier::kNvme) size_bytes += chunk.param_bytes();
+  if (placement.grads == Tier::kNvme) size_bytes += chunk.param_bytes();
   return size_bytes;
 }
 
@@ -64,15 +64,15 @@ std::uint64_t HostPlan::smallest_bytes() const {
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    std::uint64_t budget_bytes) {
   HostPlan plan;
-  const std::uint64_t largest_half = table.largest_chunk_count() * 2;
+  const std::uint64_t element_bytes = size_bytes(table.dtype());
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     if (placement.params == Tier::kHost)
-      plan.permanent_bytes += lease_bytes(table.unit(u).padded_count * 2);
+      plan.permanent_bytes += lease_bytes(table.unit_param_bytes(u));
   }
   for (const Chunk& chunk : table.chunks()) {
     if (placement.optimizer == Tier::kHost)
       plan.permanent_bytes += lease_bytes(chunk.record_bytes());
-    if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.half_bytes());
+    if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());
   }
 
   for (const Chunk& chunk : table.chunks())
@@ -80,9 +80,11 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
   if (placement.params == Tier::kNvme) {
-    plan.reserves.push_back({Purpose::kParams, table.largest_unit_padded_count() * 2});
+    plan.reserves.push_back({Purpose::kParams, table.largest_unit_padded_count() * element_bytes});
   }
-  if (placement.grads == Tier::kNvme) plan.reserves.push_back({Purpose::kGradients, largest_half});
+  if (placement.grads == Tier::kNvme) {
+    plan.reserves.push_back({Purpose::kGradients, table.largest_chunk_count() * element_bytes});
+  }
 
   const std::uint64_t needed = plan.smallest_bytes();
   if (plan.item_bytes == 0 || budget_bytes < needed) return plan;

@@ -2,7 +2,7 @@
 // core/engine/host_plan.h: how the host budget is divided, decided before anything is allocated.
 //
 //   budget = what stays (parameters, optimizer state placed on host)
-//          + all 16-bit gradients (if placed on host): with clipping, none can go before the last
+//          + all gradients (if placed on host): with clipping, none can go before the last
 //          has come
 //          + reserves: one largest item of each class that waits on the pool
 //          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
@@ -22,7 +22,7 @@ namespace ziggurat {
 
 struct HostPlan {
   std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host
-  std::uint64_t gradient_bytes = 0;   ///< all 16-bit gradients, if on host
+  std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
   std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
   std::vector<std::uint64_t> kept_item_bytes;  ///< of the first chunks, whose records are kept

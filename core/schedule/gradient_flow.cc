@@ -114,15 +114,16 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
 
 Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {
   const Chunk& chunk = context_.table.chunk(id);
-  // Rounded in place: tile t of 16-bit values lands at half its own offset, over values already
+  // Rounded in place: a tile of 16-bit values lands at half its own offset, over values already
   // read.
   const std::function<void()> round = [&] {
     const auto* values = reinterpret_cast<const float*>(accumulator);
-    auto* rounded = reinterpret_cast<bf16*>(accumulator);
+    const TypedSpan<std::byte> rounded{context_.table.dtype(), {accumulator, chunk.param_bytes()}};
     double* sums =
         &tile_sums_[context_.table.unit(chunk.unit).first_tile + chunk.begin / kTileElements];
     for (std::uint64_t begin = 0; begin < chunk.count; begin += kTileElements) {
-      *sums++ = round_gradient({values + begin, kTileElements}, {rounded + begin, kTileElements});
+      *sums++ =
+          round_gradient({values + begin, kTileElements}, rounded.subspan(begin, kTileElements));
     }
   };
   co_await context_.workers.run(context_.reactor, "round gradient", round);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to its
-// 16-bit home, chunk by chunk, rounded once; squares are summed in passing, per tile, so that the
-// norm depends on neither chunks, threads nor placement. Reactor's thread only.
+// home, chunk by chunk, rounded once to the model's type; squares are summed in passing, per tile,
+// so that the norm depends on neither chunks, threads nor placement. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class GradientFlow {
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();
-  /// Sum of squares of all 16-bit gradients, tile by tile in order of the model. After
+  /// Sum of squares of all rounded gradients, tile by tile in order of the model. After
   /// all_arrived().
   double norm_squared() const noexcept;
   /// Set once `chunk`'s gradient is at home in this step.

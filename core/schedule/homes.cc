@@ -11,10 +11,10 @@
 namespace ziggurat {
 namespace {
 
-/// Room on NVMe for 16 bits an element, an item a chunk.
+/// Room on NVMe for one value an element, an item a chunk.
 Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap) {
   std::vector<std::uint64_t> sizes;
-  for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.half_bytes());
+  for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.param_bytes());
   Task<std::unique_ptr<SwapFile>> creating =
       SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
   co_return co_await std::move(creating);
@@ -26,7 +26,7 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   std::unique_ptr<ParamHome> home(new ParamHome(context));
   home->reading_.resize(context.table.unit_count());
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
-    const std::uint64_t size_bytes = context.table.unit(u).padded_count * 2;
+    const std::uint64_t size_bytes = context.table.unit_param_bytes(u);
     if (home->tier_ == Tier::kHost) {
       home->host_.push_back(context.permanent_lease(Purpose::kParams, size_bytes, "parameters"));
     } else if (home->tier_ == Tier::kDevice) {
@@ -41,22 +41,26 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
 }
 
 std::uint64_t ParamHome::item_bytes(const Chunk& chunk) const noexcept {
-  return tier_ == Tier::kNvme ? chunk.half_bytes() : 0;
+  return tier_ == Tier::kNvme ? chunk.param_bytes() : 0;
 }
 
-std::span<bf16> ParamHome::destination(ChunkId id, std::span<std::byte> item) const noexcept {
+TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> item) const noexcept {
   const Chunk& chunk = context_.table.chunk(id);
+  const DType dtype = context_.table.dtype();
+  const auto in_unit = [&](std::byte* unit) -> TypedSpan<std::byte> {
+    return {dtype, {unit + chunk.begin * size_bytes(dtype), chunk.param_bytes()}};
+  };
   switch (tier_) {
-    case Tier::kDevice: return device_[chunk.unit].as<bf16>().subspan(chunk.begin, chunk.count);
-    case Tier::kHost: return host_[chunk.unit].as<bf16>().subspan(chunk.begin, chunk.count);
+    case Tier::kDevice: return in_unit(device_[chunk.unit].data());
+    case Tier::kHost: return in_unit(host_[chunk.unit].bytes().data());
     case Tier::kNvme: break;
   }
-  return {reinterpret_cast<bf16*>(item.data()), chunk.count};
+  return {dtype, item.first(chunk.param_bytes())};
 }
 
-Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
+Task<> ParamHome::publish(ChunkId id, TypedSpan<const std::byte> values) {
   if (tier_ != Tier::kNvme) co_return;
-  const auto bytes = std::as_bytes(values);
+  const std::span<const std::byte> bytes = values.bytes;
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(bytes, id); };
   co_await context_.workers.run(context_.reactor, "hash params", job);
@@ -65,19 +69,19 @@ Task<> ParamHome::publish(ChunkId id, std::span<const bf16> values) {
 
 Task<> ParamHome::publish_masters(ChunkId id, std::span<const std::byte> record,
                                   std::span<std::byte> item) {
-  const std::span<bf16> param = destination(id, item);
-  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), param.size());
-  const std::function<void()> job = [&] { round_to_bf16(master, param); };
+  const TypedSpan<std::byte> param = destination(id, item);
+  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), param.count());
+  const std::function<void()> job = [&] { round_params(master, param); };
   co_await context_.workers.run(context_.reactor, "round params", job);
   co_await publish(id, param);
 }
 
-std::span<const bf16> ParamHome::device_view(UnitId unit) const noexcept {
-  return device_[unit].as<bf16>();
+std::span<const std::byte> ParamHome::device_view(UnitId unit) const noexcept {
+  return {device_[unit].data(), device_[unit].size_bytes()};
 }
 
 Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriority priority) {
-  const std::uint64_t size_bytes = context_.table.unit(unit).padded_count * 2;
+  const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
   Lease staging;
   std::span<std::byte> source;
   if (tier_ == Tier::kHost) {
@@ -109,7 +113,8 @@ Task<> ParamHome::read_unit(UnitId unit, std::span<std::byte> memory, IoPriority
   WorkGroup reads(context_.reactor);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
     const Chunk& chunk = context_.table.chunk(id);
-    reads.spawn(read_chunk(id, memory.subspan(chunk.begin * 2, chunk.half_bytes()), priority));
+    const std::uint64_t offset_bytes = chunk.begin * size_bytes(context_.table.dtype());
+    reads.spawn(read_chunk(id, memory.subspan(offset_bytes, chunk.param_bytes()), priority));
   }
   co_await reads.wait_idle();
 }
@@ -135,11 +140,11 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
 }
 
 std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
-  return tier_ == Tier::kNvme ? chunk.half_bytes() : 0;
+  return tier_ == Tier::kNvme ? chunk.param_bytes() : 0;
 }
 
 Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
-  const std::uint64_t size_bytes = context_.table.chunk(id).half_bytes();
+  const std::uint64_t size_bytes = context_.table.chunk(id).param_bytes();
   if (tier_ == Tier::kDevice) {
     device_[id] = co_await allocate_(size_bytes, Purpose::kGradients);
     const Stream::Copy request{.destination = device_[id].data(),
@@ -168,16 +173,17 @@ Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
   co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
 }
 
-Task<std::span<const bf16>> GradHome::fetch(ChunkId id, std::span<std::byte> item) {
-  if (tier_ == Tier::kDevice) co_return device_[id].as<const bf16>();
-  if (tier_ == Tier::kHost) co_return host_[id].as<const bf16>();
+Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte> item) {
+  TypedSpan<const std::byte> grad{context_.table.dtype(), item};
+  if (tier_ == Tier::kDevice) grad.bytes = {device_[id].data(), device_[id].size_bytes()};
+  if (tier_ == Tier::kHost) grad.bytes = host_[id].bytes();
+  if (tier_ != Tier::kNvme) co_return grad;
   co_await swap_->read(id, item, IoPriority::kPrefetch);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(item, id); };
   co_await context_.workers.run(context_.reactor, "verify gradient", job);
   if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
-  co_return std::span<const bf16>{reinterpret_cast<const bf16*>(item.data()),
-                                  item.size() / sizeof(bf16)};
+  co_return grad;
 }
 
 void GradHome::drop(ChunkId id) noexcept {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "optimizer/typed_span.h"
 #include "tiers/swap_file.h"
 
 namespace ziggurat {
@@ -22,7 +23,7 @@ struct SwapEnvironment {
   std::span<std::byte> fill;
 };
 
-/// 16-bit parameters.
+/// Parameters in the model's type.
 class ParamHome {
  public:
   static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap);
@@ -31,9 +32,9 @@ class ParamHome {
   /// place.
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Where the update writes `chunk`'s new parameters: at home, or in the item's memory.
-  std::span<bf16> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
+  TypedSpan<std::byte> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
   /// `destination` is written: brings it home.
-  Task<> publish(ChunkId chunk, std::span<const bf16> values);
+  Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values);
 
   /// The same from `record`'s masters, as every update makes parameters from masters; `item` as
   /// given by item_bytes().
@@ -42,7 +43,7 @@ class ParamHome {
 
   /// Parameters live on the device: nothing is ever loaded.
   bool on_device() const noexcept { return tier_ == Tier::kDevice; }
-  std::span<const bf16> device_view(UnitId unit) const noexcept;
+  std::span<const std::byte> device_view(UnitId unit) const noexcept;
   /// Copies `unit`'s parameters to `destination` on the device.
   Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
   /// Somebody waits for a load of `unit` that is under way.
@@ -61,7 +62,7 @@ class ParamHome {
   std::vector<std::span<const std::byte>> reading_;  // per unit, where a read is under way
 };
 
-/// 16-bit gradients between backward and the update.
+/// Gradients between backward and the update, rounded to the model's type.
 class GradHome {
  public:
   using AllocateDevice =
@@ -73,7 +74,7 @@ class GradHome {
   /// Takes `chunk`'s gradient from `source` on the device; returns when `source` may be reused.
   Task<> accept(ChunkId chunk, const std::byte* source, Need need);
   /// The gradient accepted before, wherever it is; `item` as given by item_bytes().
-  Task<std::span<const bf16>> fetch(ChunkId chunk, std::span<std::byte> item);
+  Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item);
   /// The update has used it.
   void drop(ChunkId chunk) noexcept;
 

@@ -11,9 +11,9 @@
 namespace ziggurat {
 namespace {
 
-/// Host memory traffic of a chunk's update: its record and 16 bits of gradient and parameter.
+/// Host memory traffic of a chunk's update: its record, gradient and parameters.
 std::uint64_t update_bytes(const Chunk& chunk) {
-  return 2 * chunk.record_bytes() + 2 * chunk.half_bytes();
+  return 2 * chunk.record_bytes() + 2 * chunk.param_bytes();
 }
 
 }  // namespace
@@ -103,10 +103,10 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   const std::span<std::byte> param_item = memory.first(parts_.params.item_bytes(chunk));
   const std::span<std::byte> grad_item = memory.last(parts_.grads.item_bytes(chunk));
   const StepScalars steps = pass.step;  // a guess may be refuted while the job runs
-  const std::span<const bf16> grad = co_await parts_.grads.fetch(id, grad_item);
+  const TypedSpan<const std::byte> grad = co_await parts_.grads.fetch(id, grad_item);
   const std::uint64_t to = pass.generation + settings_.store_offset;
 
-  const std::span<bf16> param = parts_.params.destination(id, param_item);
+  const TypedSpan<std::byte> param = parts_.params.destination(id, param_item);
   StateStore::Expected expected{};
   UpdateHashing hashing{.verify = stored && !item.known, .seed_before = 0, .seed_after = 0};
   if (stored) {
@@ -118,7 +118,7 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    const RecordView view{.record = record, .grad = as_typed(grad), .param = as_typed(param)};
+    const RecordView view{.record = record, .grad = grad, .param = param};
     hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
   };
   co_await context_.workers.run(context_.reactor, "adamw", job);

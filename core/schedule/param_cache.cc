@@ -44,16 +44,17 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
 
 ParamCache::~ParamCache() { context_.device.on_free({}); }
 
-Task<std::span<const bf16>> ParamCache::acquire(UnitId unit) {
+Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   if (error_) std::rethrow_exception(error_);
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
-  const std::uint64_t count = context_.table.unit(unit).count;
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   learn(unit);
   if (home_.on_device()) {
     co_await wait_updated(unit);
     ++slot.pins;
-    co_return home_.device_view(unit).first(count);
+    co_return TypedSpan<const std::byte>{dtype, home_.device_view(unit).first(unpadded_bytes)};
   }
   const bool present = slot.state == State::kPresent && slot.generation == generation_;
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
@@ -69,7 +70,7 @@ Task<std::span<const bf16>> ParamCache::acquire(UnitId unit) {
   }
   ++slot.pins;
   prefetch();
-  co_return std::span<const bf16>(slot.buffer.as<const bf16>()).first(count);
+  co_return TypedSpan<const std::byte>{dtype, {slot.buffer.data(), unpadded_bytes}};
 }
 
 void ParamCache::release(UnitId unit) {
@@ -91,7 +92,7 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   std::exception_ptr error;
   try {
     co_await slot.updated.wait();
-    const std::uint64_t size_bytes = context_.table.unit(unit).padded_count * 2;
+    const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
     DeviceBuffer buffer;
     if (on_demand) {
       buffer = co_await allocate(size_bytes, Purpose::kParams);

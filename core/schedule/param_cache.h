@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/param_cache.h: which units' 16-bit parameters are on the device: acquire and
+// core/schedule/param_cache.h: which units' parameters are on the device: acquire and
 // release, prefetch in learned order, and whom to drop when the device is full.
 //
 // The order of units is learned in the first step and is a hint ever after: a unit used out of
@@ -34,7 +34,7 @@ class ParamCache {
   ParamCache& operator=(const ParamCache&) = delete;
 
   /// Waits until `unit` is on the device at the current generation and pins it.
-  Task<std::span<const bf16>> acquire(UnitId unit);
+  Task<TypedSpan<const std::byte>> acquire(UnitId unit);
   void release(UnitId unit);
 
   /// Waits until `unit` stands at the current generation at home.

@@ -3,6 +3,7 @@
 #include "core/sharding/chunk_table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -51,6 +52,25 @@ nlohmann::json to_json(const ModelSpec& model) {
   return units;
 }
 
+/// How masters become parameters; a layout's hash has it in it.
+std::string_view param_text(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16: return "bf16, nearest, ties away";
+    case DType::kFloat16: return "fp16, nearest, ties to even";
+    case DType::kFloat32: break;
+  }
+  return "fp32";
+}
+
+/// The text under `key` of a layout.
+std::string text_of(const std::string& layout, const char* key) {
+  const auto json = nlohmann::json::parse(layout, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains(key) || !json[key].is_string())
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's layout is not readable JSON with a \"{}\"", key));
+  return json[key].get<std::string>();
+}
+
 }  // namespace
 
 ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max,
@@ -82,8 +102,11 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
     const std::uint64_t begin = tiles * i / chunk_count * kTileElements;
     const std::uint64_t end = tiles * (i + 1) / chunk_count * kTileElements;
     const std::uint64_t record_bytes = record_format_.record_bytes((end - begin) / kTileElements);
-    chunks_.push_back(
-        {.unit = id, .begin = begin, .count = end - begin, .record_size_bytes = record_bytes});
+    chunks_.push_back({.unit = id,
+                       .begin = begin,
+                       .count = end - begin,
+                       .record_size_bytes = record_bytes,
+                       .param_size_bytes = (end - begin) * size_bytes(model_.dtype)});
     decay_runs_.push_back(runs_of(unit, begin, end));
   }
   tile_count_ += tiles;
@@ -95,16 +118,21 @@ std::string ChunkTable::layout() const {
                                  {"tile_elements", kTileElements},
                                  {"chunk_tiles_max", chunk_tiles_max_},
                                  {"record", record_format_.text()},
-                                 {"param", "bf16, nearest, ties away"}};
+                                 {"param", param_text(model_.dtype)}};
   return layout.dump();
 }
 
-std::string ChunkTable::model_name(const std::string& layout) {
-  const auto json = nlohmann::json::parse(layout, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("model") || !json["model"].is_string()) {
-    throw Error(ErrorCode::kDataLoss, "the store's layout is not readable JSON");
+std::string ChunkTable::model_name(const std::string& layout) { return text_of(layout, "model"); }
+
+DType ChunkTable::param_dtype(const std::string& layout) {
+  const std::string text = text_of(layout, "param");
+  const std::optional<DType> dtype = parse_dtype(text.substr(0, text.find(',')));
+  if (!dtype || param_text(*dtype) != text) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's parameters are '{}', which is none of {}", text,
+                            fmt::join(kDTypeNames, ", ")));
   }
-  return json["model"].get<std::string>();
+  return *dtype;
 }
 
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
@@ -117,6 +145,12 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
         fmt::format("the store holds model '{}', not '{}': give that --model, another --store, or "
                     "--resume never to replace it",
                     stored_name, model.name));
+  }
+  if (const DType stored_dtype = param_dtype(layout); stored_dtype != model.dtype) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's parameters are {0}, this run's {1}: give --dtype {0}, "
+                            "another --store, or --resume never to replace it",
+                            to_string(stored_dtype), to_string(model.dtype)));
   }
   const std::string stored_record = json.value("record", std::string());
   if (stored_record != record_format.text()) {

@@ -27,10 +27,11 @@ struct Chunk {
   std::uint64_t begin;              ///< first element in the unit's flat parameters
   std::uint64_t count;              ///< elements, whole tiles, padding included
   std::uint64_t record_size_bytes;  ///< of its record, as the table's record format has it
+  std::uint64_t param_size_bytes;   ///< of its parameters in the model's type
 
   std::uint64_t record_bytes() const noexcept { return record_size_bytes; }
-  /// The chunk's 16-bit parameters or gradients.
-  std::uint64_t half_bytes() const noexcept { return count * 2; }
+  /// The chunk's parameters, and as much of gradient.
+  std::uint64_t param_bytes() const noexcept { return param_size_bytes; }
 };
 
 struct UnitChunks {
@@ -56,11 +57,16 @@ class ChunkTable {
   }
   /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
   std::string layout() const;
-  /// The ModelSpec::name in a layout.
+  /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
+  static DType param_dtype(const std::string& layout);
 
   std::size_t unit_count() const noexcept { return units_.size(); }
   const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }
+  /// A unit's parameters, padding included.
+  std::uint64_t unit_param_bytes(UnitId id) const noexcept {
+    return units_[id].padded_count * size_bytes(dtype());
+  }
   std::span<const Chunk> chunks() const noexcept { return chunks_; }
   const Chunk& chunk(ChunkId id) const noexcept { return chunks_[id]; }
   std::uint64_t tile_count() const noexcept { return tile_count_; }
@@ -75,6 +81,7 @@ class ChunkTable {
   /// too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
   const ModelSpec& model() const noexcept { return model_; }
+  DType dtype() const noexcept { return model_.dtype; }
 
  private:
   void add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max);

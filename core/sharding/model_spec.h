@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+
 namespace ziggurat {
 
 using UnitId = std::uint32_t;
@@ -41,6 +43,9 @@ struct UnitSpec {
 struct ModelSpec {
   std::string name;
   std::vector<UnitSpec> units;
+  /// Of the parameters that a trainer is given, and of gradients on their way to the update;
+  /// masters are fp32 whatever it is.
+  DType dtype = DType::kBFloat16;
 
   std::uint64_t count() const {
     std::uint64_t total = 0;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/error.h"
 #include "integrations/bench/optimizer_suite.h"
 #include "integrations/bench/suite.h"
@@ -51,7 +52,7 @@ int sample(const SampleCommand& command);
 struct ExportCommand {
   std::string store;
   std::string to;
-  bool bf16 = false;
+  DType dtype = DType::kFloat32;
   bool force = false;
   std::uint64_t host_bytes = 0;
 };

@@ -19,9 +19,7 @@ int export_model(const ExportCommand& command) {
   std::vector<SafetensorsTensor> tensors;
   for (const UnitSpec& unit : run.spec.units) {
     for (const ParamSpec& param : unit.params) {
-      tensors.push_back({.name = param.name,
-                         .dtype = command.bf16 ? DType::kBFloat16 : DType::kFloat32,
-                         .shape = param.shape});
+      tensors.push_back({.name = param.name, .dtype = command.dtype, .shape = param.shape});
     }
   }
   const std::uint64_t generation = run.engine->generation();
@@ -38,7 +36,7 @@ int export_model(const ExportCommand& command) {
   }
   writer.finish();
   console.line(fmt::format("{}: {} at step {}, {} parameters in {}, {}", command.to, run.spec.name,
-                           generation, run.spec.count(), command.bf16 ? "bf16" : "fp32",
+                           generation, run.spec.count(), to_string(command.dtype),
                            format_bytes(writer.file_bytes())));
   return 0;
 }

@@ -63,6 +63,10 @@ json to_json(const StepRecord& record) {
               {"split", split_json(record.split)},
               {"counters", counters_json(record.counters)}};
   if (record.held_out_loss) object["held_out_loss"] = *record.held_out_loss;
+  if (record.loss_scale) {
+    object["loss_scale"] = *record.loss_scale;
+    object["skipped"] = record.skipped;
+  }
   return object;
 }
 
@@ -96,6 +100,10 @@ json to_json(const RunReport& report) {
         {"share", report.share}}},
   };
   if (report.held_out_loss) object["held_out_loss"] = *report.held_out_loss;
+  if (report.facts.loss_scale) {
+    object["loss_scale"] = *report.facts.loss_scale;
+    object["skipped"] = report.skipped;
+  }
   return object;
 }
 

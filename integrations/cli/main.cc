@@ -9,7 +9,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -84,8 +83,8 @@ std::span<const Setting> export_settings() {
       {"store", kText, "", "DIR[,DIR..]",
        "folder of the training state (required); several, on different drives, share it"},
       {"to", kText, "", "FILE", "the safetensors file to make (required)"},
-      {"dtype", kText, "fp32", "fp32|bf16",
-       "fp32: the masters, every bit; bf16: rounded, half the size"},
+      {"dtype", kText, "fp32", "fp32|bf16|fp16",
+       "fp32: the masters, every bit; bf16, fp16: rounded, half the size"},
       {"force", kSwitch, "false", "", "replace a file that is there"},
       {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
   };
@@ -105,11 +104,10 @@ int run_sample(const Settings& settings) {
 }
 
 int run_export(const Settings& settings) {
-  static constexpr std::array<std::string_view, 2> kTypes{"fp32", "bf16"};
   ExportCommand command;
   command.store = settings.required("store", "the folder that `ziggurat train --store` made");
   command.to = settings.required("to", "a file name, model.safetensors");
-  command.bf16 = settings.choice("dtype", kTypes) == "bf16";
+  command.dtype = *parse_dtype(settings.choice("dtype", kDTypeNames));
   command.force = settings.on("force");
   command.host_bytes = settings.size("host-memory", 1);
   return export_model(command);

@@ -18,7 +18,8 @@ namespace {
 constexpr std::uint64_t kFragmentationBytes = kMiB;
 
 struct ModelSizes {
-  std::uint64_t count = 0;  // elements
+  std::uint64_t count = 0;         // elements
+  std::uint64_t values_bytes = 0;  // of their parameters, and of their gradients
   std::uint64_t embedding =
       0;  // of unit 0, in use through the whole backward: its matrix is tied to the head
   std::uint64_t largest_block = 0;  // of the other units
@@ -28,6 +29,7 @@ ModelSizes sizes_of(const gpt::ModelConfig& model) {
   ModelSizes sizes;
   const ModelSpec spec = gpt::make_spec(model);
   sizes.count = spec.count();
+  sizes.values_bytes = sizes.count * size_bytes(model.dtype);
   for (std::size_t i = 0; i < spec.units.size(); ++i) {
     std::uint64_t& place = i == gpt::kEmbeddingUnit ? sizes.embedding : sizes.largest_block;
     place = std::max(place, spec.units[i].count());
@@ -96,14 +98,14 @@ std::vector<std::string> device_advice(const TrainOptions& options, std::size_t 
 }
 
 std::vector<std::string> host_advice(const TrainOptions& options) {
-  const std::uint64_t count = sizes_of(options.model).count;
+  const ModelSizes sizes = sizes_of(options.model);
   std::vector<Remedy> remedies;
   if (options.placement.optimizer == Tier::kHost)
-    remedies.push_back({"--placement optimizer=nvme", count * 12});
+    remedies.push_back({"--placement optimizer=nvme", sizes.count * 12});
   if (options.placement.grads == Tier::kHost)
-    remedies.push_back({"--placement grads=nvme", count * 2});
+    remedies.push_back({"--placement grads=nvme", sizes.values_bytes});
   if (options.placement.params == Tier::kHost)
-    remedies.push_back({"--placement params=nvme", count * 2});
+    remedies.push_back({"--placement params=nvme", sizes.values_bytes});
   std::vector<std::string> lines = ranked(std::move(remedies));
   lines.push_back("a larger --host-memory");
   return lines;
@@ -124,10 +126,12 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads) {
   const std::uint64_t in_use = sizes.embedding + sizes.largest_block;
   DeviceNeed need;
   need.workspace_bytes = gpt::Trainer::workspace_bytes(options.model, options.shape, threads);
+  const std::uint64_t in_use_bytes = in_use * size_bytes(options.model.dtype);
   need.params_bytes =
-      2 * (options.placement.params == Tier::kDevice ? sizes.count : in_use) + kFragmentationBytes;
+      (options.placement.params == Tier::kDevice ? sizes.values_bytes : in_use_bytes) +
+      kFragmentationBytes;
   need.gradient_bytes =
-      4 * in_use + (options.placement.grads == Tier::kDevice ? 2 * sizes.count : 0);
+      4 * in_use + (options.placement.grads == Tier::kDevice ? sizes.values_bytes : 0);
   need.optimizer_bytes = options.placement.optimizer == Tier::kDevice ? 12 * sizes.count : 0;
   return need;
 }
@@ -143,8 +147,8 @@ void require_device_budget(const TrainOptions& options, std::size_t threads) {
 }
 
 WritePlan write_plan(const TrainOptions& options) {
-  const std::uint64_t count = sizes_of(options.model).count;
-  const std::uint64_t record_bytes = 12 * count;
+  const ModelSizes sizes = sizes_of(options.model);
+  const std::uint64_t record_bytes = 12 * sizes.count;
   WritePlan plan;
   plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * record_bytes;
   if (options.placement.optimizer == Tier::kNvme) {
@@ -153,12 +157,12 @@ WritePlan write_plan(const TrainOptions& options) {
     plan.at_end_bytes += record_bytes;
   }
   if (options.placement.params == Tier::kNvme) {
-    plan.fill_bytes += 4 * count;
-    plan.per_step_bytes += 2 * count;
+    plan.fill_bytes += 2 * sizes.values_bytes;
+    plan.per_step_bytes += sizes.values_bytes;
   }
   if (options.placement.grads == Tier::kNvme) {
-    plan.fill_bytes += 2 * count;
-    plan.per_step_bytes += 2 * count;
+    plan.fill_bytes += sizes.values_bytes;
+    plan.per_step_bytes += sizes.values_bytes;
   }
   return plan;
 }

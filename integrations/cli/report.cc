@@ -69,8 +69,14 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
   if (totals[Counter::kSpeculations] > 0)
     lines.push_back(fmt::format(
         "updated before the norm was known: {} of {} steps; {} made again, {} moved in vain",
-        totals[Counter::kSpeculations], report.steps, totals[Counter::kSpeculationsRedone],
+        totals[Counter::kSpeculations], report.steps + report.skipped,
+        totals[Counter::kSpeculationsRedone],
         format_bytes(totals[Counter::kSpeculationWasteBytes])));
+  if (report.facts.loss_scale)
+    lines.push_back(
+        fmt::format("loss scale {}; {} of {} attempts at a step overflowed and were "
+                    "skipped",
+                    *report.facts.loss_scale, report.skipped, report.steps + report.skipped));
 }
 
 }  // namespace
@@ -89,20 +95,20 @@ std::string link_of(Wait wait, const Placement& placement) {
 }
 
 StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
-  const std::uint64_t half =
-      2 * facts.parameters;  // bytes of all 16-bit parameters, and of all 16-bit gradients
+  // Bytes of all parameters, and of all gradients.
+  const std::uint64_t values_bytes = size_bytes(facts.dtype) * facts.parameters;
   double sweep =
       facts.placement.optimizer == Tier::kNvme ? 24.0 * static_cast<double>(facts.parameters) : 0;
   double forward = 0;
   double backward = 0;
   if (facts.placement.params == Tier::kNvme) {
-    forward += static_cast<double>(half);
-    backward += static_cast<double>(half);
-    sweep += static_cast<double>(half);
+    forward += static_cast<double>(values_bytes);
+    backward += static_cast<double>(values_bytes);
+    sweep += static_cast<double>(values_bytes);
   }
   if (facts.placement.grads == Tier::kNvme) {
-    backward += static_cast<double>(half);
-    sweep += static_cast<double>(half);
+    backward += static_cast<double>(values_bytes);
+    sweep += static_cast<double>(values_bytes);
   }
   // What was really moved (padding, tables, units that stayed between passes), divided as planned.
   const auto moved = static_cast<double>(steady.counters[Counter::kNvmeReadBytes] +
@@ -130,6 +136,7 @@ RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSn
   RunReport report;
   report.facts = facts;
   report.steps = log.steps();
+  report.skipped = log.skipped();
   if (!log.newest().empty()) report.first_step = log.newest().back().step + 1 - log.steps();
   report.wall_s = log.wall_s();
   report.tokens_per_s = rate(facts.tokens_per_step * log.steps(), log.wall_s());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "core/plan/step_bound.h"
 #include "core/sharding/placement.h"
 #include "integrations/cli/step_log.h"
@@ -19,6 +20,8 @@ namespace ziggurat::cli {
 struct RunFacts {
   Placement placement;
   std::uint64_t parameters = 0;
+  DType dtype = DType::kBFloat16;
+  std::optional<double> loss_scale;  ///< as the run left it, where there is one
   bool clipping = true;
   std::uint64_t tokens_per_step = 0;
   std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
@@ -32,8 +35,9 @@ struct RunReport {
   RunFacts facts;
   std::uint64_t first_step = 0;  ///< from 1; 0 if no step was made
   std::size_t steps = 0;
-  double wall_s = 0;    ///< of the steps
-  double finish_s = 0;  ///< from the last step until it was durable
+  std::size_t skipped = 0;  ///< attempts whose gradients overflowed
+  double wall_s = 0;        ///< of both
+  double finish_s = 0;      ///< from the last step until it was durable
   double tokens_per_s = 0;
   double mean_loss_last_10 = 0;
   std::optional<double> held_out_loss;

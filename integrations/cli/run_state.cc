@@ -73,11 +73,18 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
       {"threads", fmt::format("{}", threads)},
   };
   settings.insert(options.schedule.parameters.begin(), options.schedule.parameters.end());
+  settings.insert(options.loss_scale.parameters.begin(), options.loss_scale.parameters.end());
   return settings;
 }
 
 std::vector<std::byte> RunState::encode() const {
-  const nlohmann::json object{{"version", 1}, {"steps_done", steps_done}, {"settings", settings}};
+  nlohmann::json object{
+      {"version", 1}, {"steps_done", steps_done}, {"attempts", attempts}, {"settings", settings}};
+  if (loss_scale) {
+    object["loss_scale"] = {{"scale", loss_scale->scale},
+                            {"hysteresis_left", loss_scale->hysteresis_left},
+                            {"steps_since_overflow", loss_scale->steps_since_overflow}};
+  }
   const std::string text = object.dump();
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
@@ -90,7 +97,15 @@ RunState RunState::decode(std::span<const std::byte> blob) {
     if (object.at("version") != 1) throw std::out_of_range("version");
     RunState state;
     object.at("steps_done").get_to(state.steps_done);
+    state.attempts = object.value("attempts", state.steps_done);  // older runs skipped none
     object.at("settings").get_to(state.settings);
+    if (object.contains("loss_scale")) {
+      const nlohmann::json& scale = object["loss_scale"];
+      state.loss_scale = {
+          .scale = scale.at("scale").get<double>(),
+          .hysteresis_left = scale.at("hysteresis_left").get<std::uint64_t>(),
+          .steps_since_overflow = scale.at("steps_since_overflow").get<std::uint64_t>()};
+    }
     return state;
   } catch (const std::exception& error) {
     throw Error(ErrorCode::kDataLoss,

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 
 #include "integrations/cli/train_options.h"
 #include "integrations/gpt/model.h"
+#include "optimizer/loss_scale.h"
 
 namespace ziggurat::cli {
 
@@ -38,7 +40,11 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
 
 /// The blob of a generation: JSON, small.
 struct RunState {
-  std::uint64_t steps_done = 0;  ///< the data cursor: batches are a function of seed and step
+  std::uint64_t steps_done = 0;
+  /// The data cursor: batches are a function of seed and attempt. Steps that were skipped are
+  /// attempts too.
+  std::uint64_t attempts = 0;
+  std::optional<LossScaler::State> loss_scale;  ///< of the next attempt, where there is one
   ChangeableSettings settings;
 
   std::vector<std::byte> encode() const;

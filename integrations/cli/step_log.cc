@@ -91,8 +91,12 @@ StepSplit split_of(const StepTimes& times) noexcept {
 }
 
 void StepLog::add(const StepRecord& record) {
-  ++steps_;
   wall_s_ += record.wall_s;
+  if (record.skipped) {
+    ++skipped_;
+    return;
+  }
+  ++steps_;
   newest_.push_back(record);
   if (newest_.size() > kRecordsMax) newest_.pop_front();
 }

@@ -60,6 +60,8 @@ struct StepRecord {
   double learning_rate = 0;
   double grad_norm = 0;
   bool clipped = false;
+  std::optional<double> loss_scale;  ///< where there is one
+  bool skipped = false;  ///< its gradients overflowed: it made nothing, and is attempted again
   std::uint64_t durable_generation = 0;
   double wall_s = 0;
   StepSplit split;
@@ -86,9 +88,11 @@ class StepLog {
   /// The first steps of a process learn the order of units and find nothing prefetched: not steady.
   static constexpr std::size_t kWarmUpSteps = 2;
 
+  /// A skipped step counts by its time only.
   void add(const StepRecord& record);
 
   std::size_t steps() const noexcept { return steps_; }
+  std::size_t skipped() const noexcept { return skipped_; }
   double wall_s() const noexcept { return wall_s_; }
   const std::deque<StepRecord>& newest() const noexcept { return newest_; }
 
@@ -113,6 +117,7 @@ class StepLog {
 
  private:
   std::size_t steps_ = 0;
+  std::size_t skipped_ = 0;
   double wall_s_ = 0;
   std::deque<StepRecord> newest_;
 };

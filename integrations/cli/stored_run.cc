@@ -34,6 +34,7 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   run.runtime = Runtime::create({});
   const StoreInfo info = Engine::inspect(*run.runtime, store);
   run.identity = RunIdentity::parse(info.run_identity);
+  run.identity.model.dtype = info.dtype;
   run.spec = gpt::make_spec(run.identity.model);
   const std::uint64_t device_bytes =
       budgets.device_bytes != 0 ? budgets.device_bytes : smallest_device_bytes(run.spec);

@@ -27,6 +27,7 @@
 #include "integrations/cli/store_paths.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
+#include "optimizer/loss_scale.h"
 #include "optimizer/simd_target.h"
 #include "tiers/host_device.h"
 
@@ -59,8 +60,9 @@ class TrainRun {
   void open();
   void announce();
   std::vector<StoreDirectory> measured_store();
-  void announce_resume();
-  StepRecord step(std::uint64_t index);
+  void resume();
+  StepRecord step();
+  RunState state_after(std::uint64_t step) const;
   double held_out_loss();
   void show(const StepRecord& record);
   void finish_interrupted();
@@ -76,6 +78,8 @@ class TrainRun {
   std::unique_ptr<gpt::Trainer> trainer_;
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
+  std::optional<LossScaler> scaler_;
+  std::uint64_t attempts_ = 0;  // at steps, skipped ones included: the data cursor
   StepLog log_;
   CounterSnapshot at_first_step_;
 };
@@ -116,7 +120,12 @@ void TrainRun::open() {
   engine_ = Engine::open(spec, config, *runtime_, *device_,
                          gpt::make_initializer(options_.model, options_.seed));
   for (const std::string& line : engine_->description()) console_.line("  " + line);
-  if (engine_->resumed()) announce_resume();
+  if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
+  if (engine_->resumed()) resume();
+  if (scaler_) {
+    console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
+                              scaler_->dynamic() ? " for now: it is dynamic" : ""));
+  }
   trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
                                             options_.shape);
 }
@@ -135,10 +144,11 @@ std::vector<StoreDirectory> TrainRun::measured_store() {
 
 void TrainRun::announce() {
   const ModelSpec spec = gpt::make_spec(options_.model);
-  console_.line(fmt::format("{}: {:.1f} M parameters, {} of training state; {} of text in {}",
+  console_.line(fmt::format("{}: {:.1f} M parameters in {}, {} of training state; {} of text in {}",
                             spec.name, static_cast<double>(spec.count()) / 1e6,
-                            format_bytes(16 * spec.count()), format_bytes(text_->size_bytes()),
-                            options_.data));
+                            to_string(spec.dtype),
+                            format_bytes((12 + 2 * size_bytes(spec.dtype)) * spec.count()),
+                            format_bytes(text_->size_bytes()), options_.data));
   console_.line(
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
                   to_string(options_.placement), format_bytes(options_.device_bytes),
@@ -155,7 +165,7 @@ void TrainRun::announce() {
       free_space(options_.store_directories)));
 }
 
-void TrainRun::announce_resume() {
+void TrainRun::resume() {
   const std::uint64_t generation = engine_->generation();
   if (!engine_->resumed_blob().empty()) {
     const RunState before = RunState::decode(engine_->resumed_blob());
@@ -164,6 +174,9 @@ void TrainRun::announce_resume() {
                   fmt::format("--store {}: generation {} carries the trainer's state of step {}",
                               options_.store, generation, before.steps_done));
     }
+    attempts_ = before.attempts;
+    if (scaler_ && before.loss_scale)
+      scaler_.emplace(*options_.loss_scale.config, *before.loss_scale);
     for (const std::string& line : differences(before.settings, settings_))
       console_.line("  changed: " + line);
   }
@@ -175,13 +188,15 @@ void TrainRun::announce_resume() {
       free_space(options_.store_directories)));
 }
 
-StepRecord TrainRun::step(std::uint64_t index) {
+/// One attempt at the next step.
+StepRecord TrainRun::step() {
+  const std::uint64_t index = engine_->generation();
   StepTimes times;
   const double begin = now_s();
   std::vector<gpt::Batch> batches;
   for (std::int64_t micro = 0; micro < options_.shape.accumulate; ++micro) {
     batches.push_back(text_->training_batch(
-        {.seed = options_.seed, .step = index, .micro = static_cast<std::uint64_t>(micro)},
+        {.seed = options_.seed, .step = attempts_, .micro = static_cast<std::uint64_t>(micro)},
         options_.shape.batch));
   }
   const double data_end = now_s();
@@ -191,29 +206,36 @@ StepRecord TrainRun::step(std::uint64_t index) {
   StepOptions options{.learning_rate = static_cast<float>(planned.learning_rate),
                       .betas = planned.betas,
                       .blob = {}};
+  if (scaler_) options.loss_scale = static_cast<float>(scaler_->scale());
   engine_->prepare_step(options);
 
   StepRecord record;
   record.step = index + 1;
-  record.loss = static_cast<float>(trainer_->forward_backward(batches));
+  record.loss_scale = options.loss_scale;
+  record.loss =
+      static_cast<float>(trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F)));
   record.learning_rate = options.learning_rate;
   const double passes_end = now_s();
   const CounterSnapshot after_passes = CounterSnapshot::of(runtime_->metrics);
   const gpt::ComputeSeconds compute_after = trainer_->compute_seconds();
   if (options_.print_loss_bits) {
-    console_.line(fmt::format("step {} loss-bits 0x{:08x}", record.step,
+    // Where steps can be skipped, several attempts have one step's number.
+    const std::string attempt = scaler_ ? fmt::format(" attempt {}", attempts_ + 1) : "";
+    console_.line(fmt::format("step {}{} loss-bits 0x{:08x}", record.step, attempt,
                               std::bit_cast<std::uint32_t>(record.loss)));
   }
 
-  const std::vector<std::byte> blob =
-      RunState{.steps_done = record.step, .settings = settings_}.encode();
+  const std::vector<std::byte> blob = state_after(record.step).encode();
   options.blob = blob;
   const StepResult result = engine_->step(options);
+  ++attempts_;
+  if (scaler_) scaler_->update(result.skipped);
   const double end = now_s();
   const CounterSnapshot at_end = CounterSnapshot::of(runtime_->metrics);
 
   record.grad_norm = result.grad_norm;
   record.clipped = result.clipped;
+  record.skipped = result.skipped;
   record.durable_generation = engine_->durable_generation();
   record.wall_s = end - begin;
   times.data_s = data_end - begin;
@@ -228,6 +250,19 @@ StepRecord TrainRun::step(std::uint64_t index) {
   return record;
 }
 
+/// What a run that resumes at `step`, if this attempt makes it, needs. If it is skipped, nothing
+/// becomes durable, and a resumed run makes and skips it again.
+RunState TrainRun::state_after(std::uint64_t step) const {
+  RunState state{
+      .steps_done = step, .attempts = attempts_ + 1, .loss_scale = {}, .settings = settings_};
+  if (scaler_) {
+    LossScaler after = *scaler_;
+    after.update(/*overflow=*/false);
+    state.loss_scale = after.state();
+  }
+  return state;
+}
+
 double TrainRun::held_out_loss() {
   const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
   const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
@@ -239,6 +274,13 @@ double TrainRun::held_out_loss() {
 }
 
 void TrainRun::show(const StepRecord& record) {
+  if (record.skipped) {
+    console_.line(
+        fmt::format("step {}/{} skipped: its gradients overflow at loss scale {}; the "
+                    "next attempt has {}",
+                    record.step, options_.steps, *record.loss_scale, scaler_->scale()));
+    return;
+  }
   const double wall_s = log_.recent_wall_s();
   const double left_s = wall_s * static_cast<double>(options_.steps - record.step);
   std::size_t longest = 0;
@@ -252,9 +294,11 @@ void TrainRun::show(const StepRecord& record) {
                                   link_of(static_cast<Wait>(longest), options_.placement));
   const std::string held_out =
       record.held_out_loss ? fmt::format(" held-out {:.4f}", *record.held_out_loss) : "";
+  const std::string scale =
+      record.loss_scale ? fmt::format("  loss scale {}", *record.loss_scale) : "";
   console_.live(
-      fmt::format("step {}/{}  loss {:.4f}{}  {:.0f} tokens/s  {}  ETA {}:{:02}", record.step,
-                  options_.steps, record.loss, held_out,
+      fmt::format("step {}/{}  loss {:.4f}{}{}  {:.0f} tokens/s  {}  ETA {}:{:02}", record.step,
+                  options_.steps, record.loss, held_out, scale,
                   wall_s > 0 ? static_cast<double>(options_.shape.tokens_per_step()) / wall_s : 0.0,
                   where, static_cast<std::uint64_t>(left_s) / 60,
                   static_cast<std::uint64_t>(left_s) % 60),
@@ -265,6 +309,8 @@ RunFacts TrainRun::facts() const {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.parameters = gpt::make_spec(options_.model).count();
+  facts.dtype = options_.model.dtype;
+  if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
@@ -310,6 +356,7 @@ int TrainRun::run() {
   open();
   if (!options_.json_path.empty()) {
     const nlohmann::json run{{"model", gpt::make_spec(options_.model).name},
+                             {"dtype", to_string(options_.model.dtype)},
                              {"settings", settings_},
                              {"tokens_per_step", options_.shape.tokens_per_step()},
                              {"resumed_at", engine_->generation()},
@@ -318,9 +365,9 @@ int TrainRun::run() {
   }
   interrupt.set_mode(Interrupt::Mode::kFinish);
   at_first_step_ = CounterSnapshot::of(runtime_->metrics);
-  for (std::uint64_t index = engine_->generation(); index < options_.steps; ++index) {
-    StepRecord record = step(index);
-    if (options_.eval_every > 0 && record.step % options_.eval_every == 0)
+  while (engine_->generation() < options_.steps) {
+    StepRecord record = step();
+    if (options_.eval_every > 0 && record.step % options_.eval_every == 0 && !record.skipped)
       record.held_out_loss = held_out_loss();
     log_.add(record);
     if (json_) json_->add_step(to_json(record));

@@ -18,6 +18,9 @@ std::span<const Setting> train_settings() {
   static const std::vector<Setting> table = [] {
     std::vector<Setting> all{
         {"model", kText, "gpt2-small", "NAME", "gpt2-small, gpt2-medium or LAYERSxWIDTHxHEADS"},
+        {"dtype", kText, "bf16", "bf16|fp16|fp32",
+         "of parameters, gradients and activations; masters and sums are fp32. fp16 comes with a "
+         "loss scale"},
         {"data", kText, "", "PATH", "text to learn: a file, or a folder of files (required)"},
         {"store", kText, "", "DIR[,DIR..]",
          "folder of the training state (required); several, on different drives, share it"},
@@ -27,6 +30,7 @@ std::span<const Setting> train_settings() {
         {"context", kInteger, "256", "T", "bytes in a sequence"},
     };
     all.insert(all.end(), schedule_settings().begin(), schedule_settings().end());
+    all.insert(all.end(), loss_scale_settings().begin(), loss_scale_settings().end());
     all.insert(
         all.end(),
         {
@@ -110,6 +114,7 @@ TrainOptions read_train_options(const Settings& settings) {
   TrainOptions options;
   options.model =
       read_with(settings, "model", [](const std::string& text) { return gpt::parse_model(text); });
+  options.model.dtype = *parse_dtype(settings.choice("dtype", kDTypeNames));
   options.data = settings.required("data", "a text file or a folder of them");
   options.store = settings.required("store", "the folder where the training state is, or shall be");
   options.store_directories = parse_store(options.store);
@@ -118,6 +123,7 @@ TrainOptions read_train_options(const Settings& settings) {
   options.shape = read_shape(settings, options.model);
 
   options.schedule = read_schedule(settings, options.steps);
+  options.loss_scale = read_loss_scale(settings, options.model.dtype);
   options.clip_norm = settings.number("clip", {.min = 0, .max = 1e30});
   const std::vector<double> betas = settings.numbers("betas", 2, {.min = 0, .max = 0.999999});
   options.adamw.beta1 = static_cast<float>(betas[0]);

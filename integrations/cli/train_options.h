@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/engine/engine_config.h"
+#include "integrations/cli/loss_scale_options.h"
 #include "integrations/cli/schedule_options.h"
 #include "integrations/cli/settings.h"
 #include "integrations/gpt/model.h"
@@ -29,6 +30,7 @@ struct TrainOptions {
   gpt::RunShape shape;
 
   ScheduleOptions schedule;
+  LossScaleOptions loss_scale;
   double clip_norm = 0;
   AdamWConfig adamw;
   std::vector<ParamGroup> param_groups;

@@ -29,7 +29,7 @@ Shapes shapes_of(const ModelConfig& model, std::int64_t context, std::int64_t ro
   const Layout out{model.width, false};
   const Layout square{scores_leading(context), false};
   const Layout square_transposed{scores_leading(context), true};
-  return {
+  Shapes shapes{
       .scores = {.m = rows,
                  .k = d,
                  .n = keys,
@@ -59,6 +59,11 @@ Shapes shapes_of(const ModelConfig& model, std::int64_t context, std::int64_t ro
                    .leading_c = d,
                    .add = true},
   };
+  for (MatmulShape* shape : {&shapes.scores, &shapes.out, &shapes.d_probabilities,
+                             &shapes.d_queries, &shapes.d_keys, &shapes.d_values}) {
+    shape->dtype = model.dtype;
+  }
+  return shapes;
 }
 
 }  // namespace
@@ -82,8 +87,8 @@ void Attention::carve(const ModelConfig& model, std::int64_t context, Carver& ca
   const std::int64_t square = std::min(kQueryBlock, context) * scores_leading(context);
   scratch.scores = carver.take<float>(square);
   scratch.d_probabilities = carver.take<float>(square);
-  scratch.probabilities = carver.take<bf16>(square);
-  scratch.d_scores = carver.take<bf16>(square);
+  scratch.probabilities = carver.take(model.dtype, square);
+  scratch.d_scores = carver.take(model.dtype, square);
   scratch.d_keys = carver.take<float>(context * model.head_width());
   scratch.d_values = carver.take<float>(context * model.head_width());
   scratch.dots = carver.take<float>(kQueryBlock);
@@ -105,10 +110,10 @@ kernels::CausalRows Attention::causal(const QueryBlock& block) const {
   return {.rows = block.rows, .first = block.first, .leading = leading_, .scale = scale};
 }
 
-void Attention::forward(std::size_t worker, const HeadView& head, bf16* out,
+void Attention::forward(std::size_t worker, const HeadView& head, Array out,
                         const WorkerScratch& scratch) const {
   for (const QueryBlock& block : blocks_) {
-    const bf16* queries = head.queries + block.first * 3 * width_;
+    const ConstArray queries = head.queries + block.first * 3 * width_;
     block.scores.execute(worker, queries, head.keys, scratch.scores, scratch.wide);
     kernels::causal_softmax(causal(block), scratch.scores, scratch.probabilities,
                             head.stats + block.first);
@@ -118,13 +123,13 @@ void Attention::forward(std::size_t worker, const HeadView& head, bf16* out,
   }
 }
 
-void Attention::backward(std::size_t worker, const HeadView& head, const bf16* out,
-                         const bf16* d_out, const WorkerScratch& scratch) const {
+void Attention::backward(std::size_t worker, const HeadView& head, ConstArray out, ConstArray d_out,
+                         const WorkerScratch& scratch) const {
   std::fill_n(scratch.d_keys, context_ * head_width_, 0.0F);
   std::fill_n(scratch.d_values, context_ * head_width_, 0.0F);
   for (const QueryBlock& block : blocks_) {
-    bf16* queries = head.queries + block.first * 3 * width_;
-    const bf16* d_rows = d_out + block.first * width_;
+    const Array queries = head.queries + block.first * 3 * width_;
+    const ConstArray d_rows = d_out + block.first * width_;
     block.scores.execute(worker, queries, head.keys, scratch.scores, scratch.wide);
     block.d_probabilities.execute(worker, d_rows, head.values, scratch.d_probabilities,
                                   scratch.wide);

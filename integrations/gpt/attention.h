@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/dtype.h"
+#include "integrations/gpt/array.h"
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/matmul.h"
 #include "integrations/gpt/model.h"
@@ -20,9 +20,9 @@ namespace ziggurat::gpt {
 /// One sequence of one head: where its rows start. Queries, keys and values lie in one matrix of 3
 /// x width columns.
 struct HeadView {
-  bf16* queries;
-  bf16* keys;
-  bf16* values;
+  Array queries;
+  Array keys;
+  Array values;
   kernels::RowStats* stats;  ///< of the softmax, one a row
 };
 
@@ -35,11 +35,11 @@ class Attention {
   static WideElements wide_scratch(const ModelConfig& model, std::int64_t context);
 
   /// out = softmax(q k^T / sqrt(head width)) v; rows of `out` are `width` apart.
-  void forward(std::size_t worker, const HeadView& head, bf16* out,
+  void forward(std::size_t worker, const HeadView& head, Array out,
                const WorkerScratch& scratch) const;
   /// Replaces queries, keys and values by their gradients. `out` as forward left it, `d_out` its
   /// gradient.
-  void backward(std::size_t worker, const HeadView& head, const bf16* out, const bf16* d_out,
+  void backward(std::size_t worker, const HeadView& head, ConstArray out, ConstArray d_out,
                 const WorkerScratch& scratch) const;
 
  private:

@@ -14,31 +14,61 @@ using kernels::ConstRows;
 using kernels::Rows;
 
 // y[rows, out] = x[rows, in] W[in, out], and its two gradients.
-MatmulShape product(std::int64_t rows, std::int64_t in, std::int64_t out) {
-  return {.m = rows, .k = in, .n = out, .a = {in, false}, .b = {out, false}, .leading_c = out};
+struct Linear {
+  std::int64_t rows, in, out;
+  DType dtype;
+};
+MatmulShape product(const Linear& l) {
+  return {.m = l.rows,
+          .k = l.in,
+          .n = l.out,
+          .a = {l.in, false},
+          .b = {l.out, false},
+          .leading_c = l.out,
+          .dtype = l.dtype};
 }
-MatmulShape input_gradient(std::int64_t rows, std::int64_t in, std::int64_t out) {
-  return {.m = rows, .k = out, .n = in, .a = {out, false}, .b = {out, true}, .leading_c = in};
+MatmulShape input_gradient(const Linear& l) {
+  return {.m = l.rows,
+          .k = l.out,
+          .n = l.in,
+          .a = {l.out, false},
+          .b = {l.out, true},
+          .leading_c = l.in,
+          .dtype = l.dtype};
 }
-MatmulShape weight_gradient(std::int64_t rows, std::int64_t in, std::int64_t out) {
-  return {.m = in,
-          .k = rows,
-          .n = out,
-          .a = {in, true},
-          .b = {out, false},
-          .leading_c = out,
-          .add = true};
+MatmulShape weight_gradient(const Linear& l) {
+  return {.m = l.in,
+          .k = l.rows,
+          .n = l.out,
+          .a = {l.in, true},
+          .b = {l.out, false},
+          .leading_c = l.out,
+          .add = true,
+          .dtype = l.dtype};
+}
+
+Linear qkv(const ModelConfig& model, std::int64_t rows) {
+  return {rows, model.width, 3 * model.width, model.dtype};
+}
+Linear attention_projection(const ModelConfig& model, std::int64_t rows) {
+  return {rows, model.width, model.width, model.dtype};
+}
+Linear fc(const ModelConfig& model, std::int64_t rows) {
+  return {rows, model.width, model.hidden(), model.dtype};
+}
+Linear mlp_projection(const ModelConfig& model, std::int64_t rows) {
+  return {rows, model.hidden(), model.width, model.dtype};
 }
 
 // The tile of `out` that this tile of the product belongs to.
-Rows at_tile(bf16* out, std::int64_t leading, const TiledMatmul::Tile& tile) {
+Rows at_tile(Array out, std::int64_t leading, const TiledMatmul::Tile& tile) {
   return {out + tile.row * leading + tile.column, leading};
 }
 
 // A loop over a product's tiles; `epilogue(tile, values)` runs on each while it is in cache.
 template <class Epilogue>
 auto product_loop(Team& team, std::span<const WorkerScratch> scratch, const TiledMatmul& matmul,
-                  const bf16* a, const bf16* b, const Epilogue& epilogue) {
+                  ConstArray a, ConstArray b, const Epilogue& epilogue) {
   return Loop{matmul.tile_count(), [&team, &matmul, &epilogue, scratch, a, b](std::size_t i) {
                 const WorkerScratch& own = scratch[team.index()];
                 const TiledMatmul::Tile& tile = matmul.tile(i);
@@ -48,7 +78,7 @@ auto product_loop(Team& team, std::span<const WorkerScratch> scratch, const Tile
 }
 
 auto weight_gradient_loop(Team& team, std::span<const WorkerScratch> scratch,
-                          const TiledMatmul& matmul, const bf16* input, const bf16* d_output,
+                          const TiledMatmul& matmul, ConstArray input, ConstArray d_output,
                           float* d_weight) {
   return Loop{
       matmul.tile_count(), [&team, &matmul, scratch, input, d_output, d_weight](std::size_t i) {
@@ -56,7 +86,7 @@ auto weight_gradient_loop(Team& team, std::span<const WorkerScratch> scratch,
       }};
 }
 
-auto bias_gradient_loop(const bf16* d_output, std::int64_t rows, std::int64_t columns,
+auto bias_gradient_loop(ConstArray d_output, std::int64_t rows, std::int64_t columns,
                         float* d_bias) {
   return Loop{
       piece_count(columns, kColumnPiece), [=](std::size_t i) {
@@ -71,13 +101,13 @@ BlockActivations BlockActivations::carve(const ModelConfig& model, std::int64_t 
                                          Carver& carver) {
   const std::int64_t wide = rows * model.width;
   BlockActivations a{};
-  a.ln_1 = carver.take<bf16>(wide);
-  a.qkv = carver.take<bf16>(3 * wide);
-  a.attention = carver.take<bf16>(wide);
-  a.middle = carver.take<bf16>(wide);
-  a.ln_2 = carver.take<bf16>(wide);
-  a.before_gelu = carver.take<bf16>(4 * wide);
-  a.gelu = carver.take<bf16>(4 * wide);
+  a.ln_1 = carver.take(model.dtype, wide);
+  a.qkv = carver.take(model.dtype, 3 * wide);
+  a.attention = carver.take(model.dtype, wide);
+  a.middle = carver.take(model.dtype, wide);
+  a.ln_2 = carver.take(model.dtype, wide);
+  a.before_gelu = carver.take(model.dtype, 4 * wide);
+  a.gelu = carver.take(model.dtype, 4 * wide);
   a.ln_1_stats = carver.take<kernels::RowStats>(rows);
   a.softmax_stats = carver.take<kernels::RowStats>(rows * model.heads);
   a.ln_2_stats = carver.take<kernels::RowStats>(rows);
@@ -90,33 +120,30 @@ Block::Block(const ModelConfig& model, const Shape& shape, std::size_t workers)
       rows_(shape.batch * shape.context),
       at_(model),
       attention_(model, shape.context, workers),
-      qkv_(product(rows_, model.width, 3 * model.width), workers),
-      attention_projection_(product(rows_, model.width, model.width), workers),
-      fc_(product(rows_, model.width, model.hidden()), workers),
-      mlp_projection_(product(rows_, model.hidden(), model.width), workers),
-      d_qkv_input_(input_gradient(rows_, model.width, 3 * model.width), workers),
-      d_attention_projection_input_(input_gradient(rows_, model.width, model.width), workers),
-      d_fc_input_(input_gradient(rows_, model.width, model.hidden()), workers),
-      d_mlp_projection_input_(input_gradient(rows_, model.hidden(), model.width), workers),
-      d_qkv_weight_(weight_gradient(rows_, model.width, 3 * model.width), workers),
-      d_attention_projection_weight_(weight_gradient(rows_, model.width, model.width), workers),
-      d_fc_weight_(weight_gradient(rows_, model.width, model.hidden()), workers),
-      d_mlp_projection_weight_(weight_gradient(rows_, model.hidden(), model.width), workers) {}
+      qkv_(product(qkv(model, rows_)), workers),
+      attention_projection_(product(attention_projection(model, rows_)), workers),
+      fc_(product(fc(model, rows_)), workers),
+      mlp_projection_(product(mlp_projection(model, rows_)), workers),
+      d_qkv_input_(input_gradient(qkv(model, rows_)), workers),
+      d_attention_projection_input_(input_gradient(attention_projection(model, rows_)), workers),
+      d_fc_input_(input_gradient(fc(model, rows_)), workers),
+      d_mlp_projection_input_(input_gradient(mlp_projection(model, rows_)), workers),
+      d_qkv_weight_(weight_gradient(qkv(model, rows_)), workers),
+      d_attention_projection_weight_(weight_gradient(attention_projection(model, rows_)), workers),
+      d_fc_weight_(weight_gradient(fc(model, rows_)), workers),
+      d_mlp_projection_weight_(weight_gradient(mlp_projection(model, rows_)), workers) {}
 
 WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
   const std::int64_t rows = shape.batch * shape.context;
   WideElements most = Attention::wide_scratch(model, shape.context);
-  const auto include = [&](std::int64_t in, std::int64_t out) {
+  for (const Linear& linear : {qkv(model, rows), attention_projection(model, rows), fc(model, rows),
+                               mlp_projection(model, rows)}) {
     for (const MatmulShape& s :
-         {product(rows, in, out), input_gradient(rows, in, out), weight_gradient(rows, in, out)}) {
+         {product(linear), input_gradient(linear), weight_gradient(linear)}) {
       const WideElements needed = wide_elements_tiled(s);
       most = {std::max(most.a, needed.a), std::max(most.b, needed.b)};
     }
-  };
-  include(model.width, 3 * model.width);
-  include(model.width, model.width);
-  include(model.width, model.hidden());
-  include(model.hidden(), model.width);
+  }
   return most;
 }
 
@@ -124,7 +151,7 @@ WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
 HeadView Block::head(const BlockActivations& activations, std::size_t index) const {
   const auto sequence = static_cast<std::int64_t>(index) / model_.heads;
   const auto number = static_cast<std::int64_t>(index) % model_.heads;
-  bf16* first =
+  const Array first =
       activations.qkv + sequence * shape_.context * 3 * model_.width + number * model_.head_width();
   return {.queries = first,
           .keys = first + model_.width,
@@ -132,10 +159,10 @@ HeadView Block::head(const BlockActivations& activations, std::size_t index) con
           .stats = activations.softmax_stats + static_cast<std::int64_t>(index) * shape_.context};
 }
 
-void Block::forward(Team& team, std::span<const WorkerScratch> scratch, const bf16* params,
-                    const bf16* x, const BlockActivations& a, Keep keep, bf16* y) const {
+void Block::forward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params,
+                    ConstArray x, const BlockActivations& a, Keep keep, Array y) const {
   const std::int64_t width = model_.width;
-  const auto norm = [&](const bf16* in, std::int64_t weight, std::int64_t bias, bf16* out,
+  const auto norm = [&](ConstArray in, std::int64_t weight, std::int64_t bias, Array out,
                         kernels::RowStats* stats) {
     return Loop{piece_count(rows_, kRowPiece), [=, this](std::size_t i) {
                   const Piece p = piece(i, rows_, kRowPiece);
@@ -155,7 +182,8 @@ void Block::forward(Team& team, std::span<const WorkerScratch> scratch, const bf
   team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
     const auto sequence = static_cast<std::int64_t>(i) / model_.heads;
     const auto number = static_cast<std::int64_t>(i) % model_.heads;
-    bf16* out = a.attention + sequence * shape_.context * width + number * model_.head_width();
+    const Array out =
+        a.attention + sequence * shape_.context * width + number * model_.head_width();
     attention_.forward(team.index(), head(a, i), out, scratch[team.index()]);
   });
 
@@ -171,13 +199,13 @@ void Block::forward(Team& team, std::span<const WorkerScratch> scratch, const bf
 
   const std::int64_t hidden = model_.hidden();
   const auto gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
-    const Rows before = keep == Keep::kAll ? at_tile(a.before_gelu, hidden, t) : Rows{nullptr, 0};
+    const Rows before = keep == Keep::kAll ? at_tile(a.before_gelu, hidden, t) : Rows{};
     kernels::store_bias_gelu(values, params + at_.fc_bias + t.column, before,
                              at_tile(a.gelu, hidden, t));
   };
   together(team, product_loop(team, scratch, fc_, a.ln_2, params + at_.fc_weight, gelu));
 
-  if (y == nullptr) return;
+  if (!y) return;
   const auto add_to_middle = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
     kernels::store_bias_residual(values, params + at_.mlp_projection_bias + t.column,
                                  {a.middle + t.row * width + t.column, width},
@@ -191,7 +219,7 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
                      const Backward& pass) const {
   const std::int64_t width = model_.width;
   const std::int64_t hidden = model_.hidden();
-  const bf16* params = pass.params;
+  const ConstArray params = pass.params;
   float* d_params = pass.d_params;
   const BlockActivations& a = pass.activations;
 
@@ -206,7 +234,7 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
            product_loop(team, scratch, d_mlp_projection_input_, pass.gradient,
                         params + at_.mlp_projection_weight, through_gelu),
            bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.mlp_projection_bias));
-  const bf16* d_hidden = a.before_gelu;  // what it became
+  const ConstArray d_hidden = a.before_gelu;  // what it became
 
   const auto to_rows = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
     kernels::store(values, at_tile(pass.d_rows, width, t));
@@ -217,16 +245,16 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
       product_loop(team, scratch, d_fc_input_, d_hidden, params + at_.fc_weight, to_rows),
       bias_gradient_loop(d_hidden, rows_, hidden, d_params + at_.fc_bias));
 
-  const auto norm = [&](const bf16* in, const kernels::RowStats* stats, std::int64_t weight) {
+  const auto norm = [&](ConstArray in, const kernels::RowStats* stats, std::int64_t weight) {
     return Loop{piece_count(rows_, kRowPiece), [=, this, &pass](std::size_t i) {
                   const Piece p = piece(i, rows_, kRowPiece);
-                  bf16* gradient = pass.gradient + p.begin * width;
+                  const Array gradient = pass.gradient + p.begin * width;
                   kernels::layernorm_backward(pass.d_rows + p.begin * width, in + p.begin * width,
                                               stats + p.begin, params + weight, p.count, width,
                                               gradient, gradient);
                 }};
   };
-  const auto norm_params = [&](const bf16* in, const kernels::RowStats* stats, std::int64_t weight,
+  const auto norm_params = [&](ConstArray in, const kernels::RowStats* stats, std::int64_t weight,
                                std::int64_t bias) {
     return Loop{piece_count(width, kColumnPiece), [=, this, &pass](std::size_t i) {
                   const Piece p = piece(i, width, kColumnPiece);

@@ -3,13 +3,12 @@
 // forward and backward.
 //
 // Phases of a team region: products tile by tile with their elementwise tail applied while the tile
-// is in cache, then the row-wise kernels. The residual stream is bf16.
+// is in cache, then the row-wise kernels. The residual stream has the model's type.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
-#include "base/dtype.h"
 #include "base/runtime/worker_pool.h"
 #include "integrations/gpt/attention.h"
 #include "integrations/gpt/kernels.h"
@@ -19,9 +18,9 @@
 
 namespace ziggurat::gpt {
 
-/// What forward leaves for backward: 15 x rows x width elements of bf16, and statistics.
+/// What forward leaves for backward: 15 x rows x width elements, and statistics.
 struct BlockActivations {
-  bf16 *ln_1, *qkv, *attention, *middle, *ln_2, *before_gelu, *gelu;
+  Array ln_1, qkv, attention, middle, ln_2, before_gelu, gelu;
   kernels::RowStats *ln_1_stats, *softmax_stats, *ln_2_stats;
 
   static BlockActivations carve(const ModelConfig& model, std::int64_t rows, Carver& carver);
@@ -38,18 +37,18 @@ class Block {
 
   enum class Keep : std::uint8_t {
     kNothing,  ///< for the output alone
-    kAll,      ///< for backward; with a null output, what only the output needs is left out
+    kAll,      ///< for backward; without an output, what only the output needs is left out
   };
   /// y = block(x), both rows x width. All workers of the team call it, with the same arguments.
-  void forward(Team& team, std::span<const WorkerScratch> scratch, const bf16* params,
-               const bf16* x, const BlockActivations& activations, Keep keep, bf16* y) const;
+  void forward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params, ConstArray x,
+               const BlockActivations& activations, Keep keep, Array y) const;
 
   struct Backward {
-    const bf16* params;
-    const bf16* x;
+    ConstArray params;
+    ConstArray x;
     const BlockActivations& activations;  ///< as forward with Keep::kAll left them; consumed
-    bf16* gradient;                       ///< in: d loss / d y; out: d loss / d x
-    bf16* d_rows;                         ///< scratch, rows x width
+    Array gradient;                       ///< in: d loss / d y; out: d loss / d x
+    Array d_rows;                         ///< scratch, rows x width
     float* d_params;                      ///< added to
   };
   void backward(Team& team, std::span<const WorkerScratch> scratch, const Backward& pass) const;

@@ -16,7 +16,8 @@ MatmulShape logits_shape(const ModelConfig& model, std::int64_t rows) {
           .a = {model.width, false},
           .b = {model.width, true},
           .leading_c = model.vocabulary,
-          .whole_rows = true};
+          .whole_rows = true,
+          .dtype = model.dtype};
 }
 MatmulShape d_normal_shape(const ModelConfig& model, std::int64_t rows) {
   return {.m = rows,
@@ -24,7 +25,8 @@ MatmulShape d_normal_shape(const ModelConfig& model, std::int64_t rows) {
           .n = model.width,
           .a = {model.vocabulary, false},
           .b = {model.width, false},
-          .leading_c = model.width};
+          .leading_c = model.width,
+          .dtype = model.dtype};
 }
 MatmulShape d_wte_shape(const ModelConfig& model, std::int64_t rows) {
   return {.m = model.vocabulary,
@@ -33,7 +35,8 @@ MatmulShape d_wte_shape(const ModelConfig& model, std::int64_t rows) {
           .a = {model.vocabulary, true},
           .b = {model.width, false},
           .leading_c = model.width,
-          .add = true};
+          .add = true,
+          .dtype = model.dtype};
 }
 
 }  // namespace
@@ -41,10 +44,10 @@ MatmulShape d_wte_shape(const ModelConfig& model, std::int64_t rows) {
 HeadActivations HeadActivations::carve(const ModelConfig& model, std::int64_t rows,
                                        Carver& carver) {
   HeadActivations a{};
-  a.normal = carver.take<bf16>(rows * model.width);
-  a.d_normal = carver.take<bf16>(rows * model.width);
+  a.normal = carver.take(model.dtype, rows * model.width);
+  a.d_normal = carver.take(model.dtype, rows * model.width);
   a.logits = carver.take<float>(rows * model.vocabulary);
-  a.d_logits = carver.take<bf16>(rows * model.vocabulary);
+  a.d_logits = carver.take(model.dtype, rows * model.vocabulary);
   a.losses = carver.take<float>(rows);
   a.stats = carver.take<kernels::RowStats>(rows);
   return a;
@@ -68,8 +71,8 @@ WideElements Head::wide_scratch(const ModelConfig& model, std::int64_t rows) {
   return most;
 }
 
-void Head::embed(Team& team, const bf16* params, std::span<const std::uint8_t> tokens,
-                 std::int64_t context, bf16* x) const {
+void Head::embed(Team& team, ConstArray params, std::span<const std::uint8_t> tokens,
+                 std::int64_t context, Array x) const {
   team.for_each(piece_count(rows_, kRowPiece), [&](std::size_t i) {
     const Piece p = piece(i, rows_, kRowPiece);
     kernels::embed(tokens.data() + p.begin, p.count, model_.width, context, p.begin,
@@ -78,7 +81,7 @@ void Head::embed(Team& team, const bf16* params, std::span<const std::uint8_t> t
 }
 
 void Head::embed_backward(Team& team, std::span<const std::uint8_t> tokens, std::int64_t context,
-                          const bf16* dx, float* d_params) const {
+                          ConstArray dx, float* d_params) const {
   team.for_each(piece_count(model_.width, kColumnPiece), [&](std::size_t i) {
     const Piece p = piece(i, model_.width, kColumnPiece);
     kernels::embed_backward_columns(tokens.data(), rows_, model_.width, context, dx + p.begin,
@@ -87,8 +90,8 @@ void Head::embed_backward(Team& team, std::span<const std::uint8_t> tokens, std:
   });
 }
 
-void Head::logits(Team& team, std::span<const WorkerScratch> scratch, const bf16* params,
-                  const bf16* x, const HeadActivations& a) const {
+void Head::logits(Team& team, std::span<const WorkerScratch> scratch, ConstArray params,
+                  ConstArray x, const HeadActivations& a) const {
   team.for_each(piece_count(rows_, kRowPiece), [&](std::size_t i) {
     const Piece p = piece(i, rows_, kRowPiece);
     kernels::layernorm(x + p.begin * model_.width, p.count, model_.width,
@@ -108,11 +111,11 @@ void Head::loss(Team& team, std::span<const std::uint8_t> targets, float scale,
     const Piece p = piece(i, rows_, kRowPiece);
     const std::int64_t first = p.begin * model_.vocabulary;
     kernels::cross_entropy(a.logits + first, targets.data() + p.begin, p.count, model_.vocabulary,
-                           scale, a.losses + p.begin, scale == 0.0F ? nullptr : a.d_logits + first);
+                           scale, a.losses + p.begin, scale == 0.0F ? Array() : a.d_logits + first);
   });
 }
 
-void Head::backward(Team& team, std::span<const WorkerScratch> scratch, const bf16* params, bf16* x,
+void Head::backward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params, Array x,
                     const HeadActivations& a, float* d_params) const {
   const std::int64_t width = model_.width;
   together(team,
@@ -137,9 +140,9 @@ void Head::backward(Team& team, std::span<const WorkerScratch> scratch, const bf
   });
   team.for_each(piece_count(rows_, kRowPiece), [&](std::size_t i) {
     const Piece p = piece(i, rows_, kRowPiece);
-    bf16* rows = x + p.begin * width;
+    const Array rows = x + p.begin * width;
     kernels::layernorm_backward(a.d_normal + p.begin * width, rows, a.stats + p.begin,
-                                params + at_.ln_f_weight, p.count, width, nullptr, rows);
+                                params + at_.ln_f_weight, p.count, width, {}, rows);
   });
 }
 

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 
-#include "base/dtype.h"
 #include "base/runtime/worker_pool.h"
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/matmul.h"
@@ -16,10 +15,10 @@
 namespace ziggurat::gpt {
 
 struct HeadActivations {
-  bf16* normal;    ///< ln_f's output
-  bf16* d_normal;  ///< its gradient
+  Array normal;    ///< ln_f's output
+  Array d_normal;  ///< its gradient
   float* logits;   ///< rows x vocabulary
-  bf16* d_logits;
+  Array d_logits;
   float* losses;  ///< one a row
   kernels::RowStats* stats;
 
@@ -33,20 +32,20 @@ class Head {
   static WideElements wide_scratch(const ModelConfig& model, std::int64_t rows);
 
   /// x = wte[tokens] + wpe[position of the row].
-  void embed(Team& team, const bf16* params, std::span<const std::uint8_t> tokens,
-             std::int64_t context, bf16* x) const;
+  void embed(Team& team, ConstArray params, std::span<const std::uint8_t> tokens,
+             std::int64_t context, Array x) const;
   /// Adds embed's gradient.
   void embed_backward(Team& team, std::span<const std::uint8_t> tokens, std::int64_t context,
-                      const bf16* dx, float* d_params) const;
+                      ConstArray dx, float* d_params) const;
 
   /// logits = ln_f(x) wte^T.
-  void logits(Team& team, std::span<const WorkerScratch> scratch, const bf16* params, const bf16* x,
+  void logits(Team& team, std::span<const WorkerScratch> scratch, ConstArray params, ConstArray x,
               const HeadActivations& activations) const;
   /// Each row's loss, and the gradient of `scale` times their sum unless scale is 0.
   void loss(Team& team, std::span<const std::uint8_t> targets, float scale,
             const HeadActivations& activations) const;
   /// After both: x becomes d loss / d x, and the gradients of unit 0 are added to.
-  void backward(Team& team, std::span<const WorkerScratch> scratch, const bf16* params, bf16* x,
+  void backward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params, Array x,
                 const HeadActivations& activations, float* d_params) const;
 
  private:

@@ -4,15 +4,15 @@
 //
 // Same bits on every SIMD target: only + - x / and sqrt, never fused, exp from its own polynomial;
 // horizontal sums run over 16 virtual lanes and a fixed tree, column sums row by row. Matrices are
-// row-major; `columns` are multiples of 16 unless a function says "any". Plain functions, callable
-// from any worker.
+// row-major; `columns` are multiples of 16 unless a function says "any". The arrays of a call have
+// one element type. Plain functions, callable from any worker.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
+#include "integrations/gpt/array.h"
 
 namespace ziggurat::gpt::kernels {
 
@@ -23,15 +23,15 @@ struct RowStats {
   float second;
 };
 
-/// A matrix of bf16: `leading` elements from row to row.
+/// A matrix: `leading` elements from row to row.
 struct Rows {
-  bf16* data;
+  Array data;
   std::int64_t leading;
 };
 struct ConstRows {
-  const bf16* data;
+  ConstArray data;
   std::int64_t leading;
-  ConstRows(const bf16* d, std::int64_t l) : data(d), leading(l) {}
+  ConstRows(ConstArray d, std::int64_t l) : data(d), leading(l) {}
   ConstRows(const Rows& rows)
       : data(rows.data), leading(rows.leading) {}  // NOLINT: a view of a view
 };
@@ -43,30 +43,30 @@ struct Tile {
   std::int64_t columns;
 };
 
-void widen(const bf16* from, std::int64_t count, float* to);  // any count
+void widen(ConstArray from, std::int64_t count, float* to);  // any count
 
-// Epilogues of products: fp32 tile in, bf16 out.
+// Epilogues of products: fp32 tile in, rounded to the type of `out`.
 void store(const Tile& tile, Rows out);  // any columns
-void store_bias(const Tile& tile, const bf16* bias, Rows out);
-void store_bias_residual(const Tile& tile, const bf16* bias, ConstRows residual, Rows out);
+void store_bias(const Tile& tile, ConstArray bias, Rows out);
+void store_bias_residual(const Tile& tile, ConstArray bias, ConstRows residual, Rows out);
 /// out = gelu(round(tile + bias)), tanh form; the rounded argument goes to `before` unless its data
 /// is null.
-void store_bias_gelu(const Tile& tile, const bf16* bias, Rows before, Rows out);
+void store_bias_gelu(const Tile& tile, ConstArray bias, Rows before, Rows out);
 /// In place: holds gelu's argument, gets tile * gelu'(argument).
 void store_gelu_backward(const Tile& tile, Rows before);
 
 /// A layernorm's affine part.
 struct Affine {
-  const bf16* weight;
-  const bf16* bias;
+  ConstArray weight;
+  ConstArray bias;
 };
 /// y = (x - mean) / sqrt(variance + 1e-5) * weight + bias, row by row.
-void layernorm(const bf16* x, std::int64_t rows, std::int64_t width, const Affine& affine, bf16* y,
+void layernorm(ConstArray x, std::int64_t rows, std::int64_t width, const Affine& affine, Array y,
                RowStats* stats);
 /// out = d loss / d x, plus `residual` unless that is null, from dy = d loss / d y. `out` may be
 /// `residual` or `x`.
-void layernorm_backward(const bf16* dy, const bf16* x, const RowStats* stats, const bf16* weight,
-                        std::int64_t rows, std::int64_t width, const bf16* residual, bf16* out);
+void layernorm_backward(ConstArray dy, ConstArray x, const RowStats* stats, ConstArray weight,
+                        std::int64_t rows, std::int64_t width, ConstArray residual, Array out);
 /// d_weight and d_bias of `columns` columns, added over all rows, in their order.
 void layernorm_backward_columns(ConstRows dy, ConstRows x, const RowStats* stats, std::int64_t rows,
                                 std::int64_t columns, float* d_weight, float* d_bias);
@@ -83,29 +83,29 @@ struct CausalRows {
 };
 /// probabilities = softmax(scale * scores) over the keys seen, 0 beyond, to the end of the row.
 /// `scores` is overwritten.
-void causal_softmax(const CausalRows& shape, float* scores, bf16* probabilities, RowStats* stats);
+void causal_softmax(const CausalRows& shape, float* scores, Array probabilities, RowStats* stats);
 /// The probabilities again from `scores` and `stats`, and d_scores = scale * p * (d_probabilities -
 /// dots[row]).
 void causal_softmax_backward(const CausalRows& shape, const float* scores, const RowStats* stats,
-                             const float* d_probabilities, const float* dots, bf16* probabilities,
-                             bf16* d_scores);
+                             const float* d_probabilities, const float* dots, Array probabilities,
+                             Array d_scores);
 /// dots[r] = sum over columns of a[r][c] * b[r][c]; any columns.
 void row_dots(ConstRows a, ConstRows b, std::int64_t rows, std::int64_t columns, float* dots);
 
 /// x = wte[token] + wpe[position], positions counting from `first` and starting over every
 /// `context` rows.
 void embed(const std::uint8_t* tokens, std::int64_t rows, std::int64_t width, std::int64_t context,
-           std::int64_t first, const bf16* wte, const bf16* wpe, bf16* x);
+           std::int64_t first, ConstArray wte, ConstArray wpe, Array x);
 /// The same backwards for `columns` columns: rows in order, so that equal tokens add up in a fixed
 /// order.
 void embed_backward_columns(const std::uint8_t* tokens, std::int64_t rows, std::int64_t width,
-                            std::int64_t context, const bf16* dx, std::int64_t columns,
-                            float* d_wte, float* d_wpe);
+                            std::int64_t context, ConstArray dx, std::int64_t columns, float* d_wte,
+                            float* d_wpe);
 
 /// losses[r] = -log softmax(logits[r])[targets[r]]; d_logits = scale * (softmax - one hot) unless
 /// null.
 void cross_entropy(const float* logits, const std::uint8_t* targets, std::int64_t rows,
-                   std::int64_t vocabulary, float scale, float* losses, bf16* d_logits);
+                   std::int64_t vocabulary, float scale, float* losses, Array d_logits);
 
 /// Target names that this CPU runs, best first, and forcing one (empty: the best again). For tests:
 /// no bit may change.

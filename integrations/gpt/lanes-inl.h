@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/gpt/lanes-inl.h: the vocabulary of kernels.cc, compiled once per SIMD target: blocks
-// of 16 floats, bf16 loads and stores, exp, and sums over 16 virtual lanes.
+// of 16 floats, loads and stores of every element type, exp, and sums over 16 virtual lanes.
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
+#include "base/float16.h"
+#include "base/float16_inl.h"
 #include "hwy/highway.h"
 
 #if defined(ZIGGURAT_GPT_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -27,27 +30,56 @@ using Vec = hn::Vec<F32>;
 inline constexpr std::size_t kLanes = hn::MaxLanes(F32());
 inline constexpr std::size_t kVectors = kBlock / kLanes;  // of a block
 
-HWY_INLINE Vec load_bf16(const std::uint16_t* from) {
-  const auto bits = hn::PromoteTo(U32(), hn::LoadU(U16(), from));
-  return hn::BitCast(F32(), hn::ShiftLeft<16>(bits));
-}
+// The element types: how one lies in memory, and what rounding to it does. The conversions of
+// single elements are for the ends of rows.
+struct Bf16 {
+  using Type = bf16;
+  static HWY_INLINE Vec load(const Type* from) {
+    const auto bits = hn::PromoteTo(U32(), hn::LoadU(U16(), from));
+    return hn::BitCast(F32(), hn::ShiftLeft<16>(bits));
+  }
+  // base/dtype.h's float_to_bf16: nearest, ties away, NaN made quiet.
+  static HWY_INLINE void store(Vec value, Type* to) {
+    const U32 u32;
+    const auto bits = hn::BitCast(u32, value);
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Set(u32, 0x8000u)));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(u32, 0x40u));
+    const auto is_nan = hn::RebindMask(u32, hn::IsNaN(value));
+    hn::StoreU(hn::TruncateTo(U16(), hn::IfThenElse(is_nan, quiet, rounded)), U16(), to);
+  }
+  static HWY_INLINE Vec round(Vec value) {
+    const U32 u32;
+    const auto bits = hn::BitCast(u32, value);
+    const auto rounded = hn::And(hn::Add(bits, hn::Set(u32, 0x8000u)), hn::Set(u32, 0xffff0000u));
+    return hn::IfThenElse(hn::IsNaN(value), value, hn::BitCast(F32(), rounded));
+  }
+  static HWY_INLINE float widen(Type value) { return bf16_to_float(value); }
+  static HWY_INLINE Type narrow(float value) { return float_to_bf16(value); }
+};
 
-// base/dtype.h's float_to_bf16: nearest, ties away, NaN made quiet.
-HWY_INLINE void store_bf16(Vec value, std::uint16_t* to) {
-  const U32 u32;
-  const auto bits = hn::BitCast(u32, value);
-  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Set(u32, 0x8000u)));
-  const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(u32, 0x40u));
-  const auto is_nan = hn::RebindMask(u32, hn::IsNaN(value));
-  hn::StoreU(hn::TruncateTo(U16(), hn::IfThenElse(is_nan, quiet, rounded)), U16(), to);
-}
+struct Fp16 {
+  using Type = fp16;
+  static HWY_INLINE Vec load(const Type* from) {
+    return float16::HWY_NAMESPACE::widen(F32(), hn::PromoteTo(U32(), hn::LoadU(U16(), from)));
+  }
+  static HWY_INLINE void store(Vec value, Type* to) {
+    hn::StoreU(hn::TruncateTo(U16(), float16::HWY_NAMESPACE::round(F32(), value)), U16(), to);
+  }
+  static HWY_INLINE Vec round(Vec value) {
+    return float16::HWY_NAMESPACE::widen(F32(), float16::HWY_NAMESPACE::round(F32(), value));
+  }
+  static HWY_INLINE float widen(Type value) { return fp16_to_float(value); }
+  static HWY_INLINE Type narrow(float value) { return float_to_fp16(value); }
+};
 
-HWY_INLINE Vec round_to_bf16(Vec value) {
-  const U32 u32;
-  const auto bits = hn::BitCast(u32, value);
-  const auto rounded = hn::And(hn::Add(bits, hn::Set(u32, 0x8000u)), hn::Set(u32, 0xffff0000u));
-  return hn::IfThenElse(hn::IsNaN(value), value, hn::BitCast(F32(), rounded));
-}
+struct Fp32 {
+  using Type = float;
+  static HWY_INLINE Vec load(const Type* from) { return hn::LoadU(F32(), from); }
+  static HWY_INLINE void store(Vec value, Type* to) { hn::StoreU(value, F32(), to); }
+  static HWY_INLINE Vec round(Vec value) { return value; }
+  static HWY_INLINE float widen(Type value) { return value; }
+  static HWY_INLINE Type narrow(float value) { return value; }
+};
 
 // e^x for x in [-87, 88], clamped to it. Relative error below 3e-7: n = nearest(x / ln 2), Taylor
 // of degree 6 on what is left.

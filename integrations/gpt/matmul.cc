@@ -66,7 +66,8 @@ Layout dense(std::int64_t rows, std::int64_t columns, const Layout& layout) {
 }
 
 dnnl::matmul::primitive_desc make_descriptor(const MatmulShape& shape, bool wide) {
-  const auto type = wide ? Memory::data_type::f32 : Memory::data_type::bf16;
+  const auto type =
+      wide || shape.dtype == DType::kFloat32 ? Memory::data_type::f32 : Memory::data_type::bf16;
   const auto a =
       describe(shape.m, shape.k, wide ? dense(shape.m, shape.k, shape.a) : shape.a, type);
   const auto b =
@@ -138,8 +139,12 @@ Stored stored(std::int64_t rows, std::int64_t columns, const Layout& layout) {
   return layout.transposed ? Stored{columns, rows} : Stored{rows, columns};
 }
 
-void widen_operand(const bf16* from, const Stored& size, std::int64_t leading,
-                   std::span<float> to) {
+/// fp16 is never multiplied as it is: few CPUs can, and their products would have other bits.
+bool is_widened(DType dtype) {
+  return dtype == DType::kFloat16 || (dtype == DType::kBFloat16 && !has_bf16_products());
+}
+
+void widen_operand(ConstArray from, const Stored& size, std::int64_t leading, std::span<float> to) {
   ZIGGURAT_CHECK(static_cast<std::int64_t>(to.size()) >= size.rows * size.columns,
                  "scratch for a widened operand");
   for (std::int64_t row = 0; row < size.rows; ++row) {
@@ -180,7 +185,7 @@ TileSize tile_size(const MatmulShape& shape) {
     if (shape.n % 128 == 0 && (long_tile || shape.n % kTileColumns != 0)) tile.columns = 128;
   }
   // Widened operands are scratch: 128 rows of K = 3072 are 1.5 MiB a worker.
-  if (!has_bf16_products()) tile.rows = std::min<std::int64_t>(tile.rows, 128);
+  if (is_widened(shape.dtype)) tile.rows = std::min<std::int64_t>(tile.rows, 128);
   while (tile.rows > 64 && tile.rows * tile.columns * shape.k > kTileMultiplyAdds) tile.rows /= 2;
   return {std::min(tile.rows, shape.m), std::min(tile.columns, shape.n)};
 }
@@ -205,7 +210,7 @@ struct Matmul::Impl {
 Matmul::Matmul(const MatmulShape& shape, std::size_t workers) : impl_(std::make_unique<Impl>()) {
   const OneOpenMpThread one;
   impl_->shape = shape;
-  impl_->wide = !has_bf16_products();
+  impl_->wide = is_widened(shape.dtype);
   try {
     const auto descriptor = make_descriptor(shape, impl_->wide);
     impl_->primitive = dnnl::matmul(descriptor);
@@ -236,7 +241,7 @@ Matmul::~Matmul() = default;
 Matmul::Matmul(Matmul&&) noexcept = default;
 Matmul& Matmul::operator=(Matmul&&) noexcept = default;
 
-void Matmul::execute(std::size_t worker, const bf16* a, const bf16* b, float* c,
+void Matmul::execute(std::size_t worker, ConstArray a, ConstArray b, float* c,
                      const WideScratch& wide) const {
   limit_this_worker_to_one_thread();
   const MatmulShape& s = impl_->shape;
@@ -247,8 +252,8 @@ void Matmul::execute(std::size_t worker, const bf16* a, const bf16* b, float* c,
     h.a.set_data_handle(wide.a.data());
     h.b.set_data_handle(wide.b.data());
   } else {
-    h.a.set_data_handle(const_cast<bf16*>(a));
-    h.b.set_data_handle(const_cast<bf16*>(b));
+    h.a.set_data_handle(const_cast<std::byte*>(a.data));
+    h.b.set_data_handle(const_cast<std::byte*>(b.data));
   }
   h.c.set_data_handle(c);
   const dnnl_status_t status =
@@ -285,28 +290,28 @@ TiledMatmul::TiledMatmul(const MatmulShape& shape, std::size_t workers) : shape_
 
 std::int64_t TiledMatmul::tile_elements_max() noexcept { return kTileRows * kTileColumns; }
 
-void TiledMatmul::run(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+void TiledMatmul::run(std::size_t index, std::size_t worker, ConstArray a, ConstArray b, float* c,
                       const WideScratch& wide) const {
   const Tile& t = tiles_[index];
-  const bf16* a_tile = a + (shape_.a.transposed ? t.row : t.row * shape_.a.leading);
-  const bf16* b_tile = b + (shape_.b.transposed ? t.column * shape_.b.leading : t.column);
+  const ConstArray a_tile = a + (shape_.a.transposed ? t.row : t.row * shape_.a.leading);
+  const ConstArray b_tile = b + (shape_.b.transposed ? t.column * shape_.b.leading : t.column);
   kernels_[kernel_of_tile_[index]].execute(worker, a_tile, b_tile, c, wide);
 }
 
-void TiledMatmul::compute(std::size_t index, std::size_t worker, const bf16* a, const bf16* b,
+void TiledMatmul::compute(std::size_t index, std::size_t worker, ConstArray a, ConstArray b,
                           float* c, const WideScratch& wide) const {
   ZIGGURAT_CHECK(!shape_.add, "this product adds into its matrix");
   run(index, worker, a, b, c, wide);
 }
 
-void TiledMatmul::accumulate(std::size_t index, std::size_t worker, const bf16* a, const bf16* b,
+void TiledMatmul::accumulate(std::size_t index, std::size_t worker, ConstArray a, ConstArray b,
                              float* c, const WideScratch& wide) const {
   ZIGGURAT_CHECK(shape_.add, "this product goes to a tile buffer");
   run(index, worker, a, b, c + tiles_[index].row * shape_.leading_c + tiles_[index].column, wide);
 }
 
 WideElements wide_elements(const MatmulShape& shape) {
-  if (has_bf16_products()) return {};
+  if (!is_widened(shape.dtype)) return {};
   return {shape.m * shape.k, shape.k * shape.n};
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/gpt/matmul.h: bf16 matrix products by oneDNN, single-threaded, one tile at a time.
+// integrations/gpt/matmul.h: matrix products by oneDNN, single-threaded, one tile at a time.
 //
 // oneDNN would thread with OpenMP, and its threads change the bits of some products. So a worker
 // calls it for one tile, with an OpenMP limit of one thread, and the grid of tiles depends on the
-// shape alone. The reduction is never split over tiles. Products are fp32; rounding to bf16 is the
-// caller's epilogue, by the rule in base/dtype.h. Where the CPU has no bf16 dot product, operands
-// are widened to fp32 per tile.
+// shape alone. The reduction is never split over tiles. Products are fp32; rounding them is the
+// caller's epilogue, by the rules in base/dtype.h and base/float16.h. fp16 operands, and bf16 ones
+// where the CPU has no bf16 dot product, are widened to fp32 per tile: that is exact.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "integrations/gpt/array.h"
 
 namespace ziggurat::gpt {
 
@@ -26,16 +26,17 @@ struct Layout {
   bool transposed = false;
 };
 
-/// C[m,n] (fp32, `leading_c`) = A[m,k] B[k,n] (bf16), plus C where `add`.
+/// C[m,n] (fp32, `leading_c`) = A[m,k] B[k,n] (`dtype`), plus C where `add`.
 struct MatmulShape {
   std::int64_t m = 0, k = 0, n = 0;
   Layout a, b;
   std::int64_t leading_c = 0;
   bool add = false;
   bool whole_rows = false;  ///< TiledMatmul: do not cut columns
+  DType dtype = DType::kBFloat16;
 };
 
-/// fp32 scratch that one worker needs to run a product; all zero where the CPU multiplies bf16.
+/// fp32 scratch that one worker needs to run a product; empty where nothing is widened.
 struct WideScratch {
   std::span<float> a, b;
 };
@@ -50,7 +51,7 @@ class Matmul {
   Matmul(Matmul&&) noexcept;
   Matmul& operator=(Matmul&&) noexcept;
 
-  void execute(std::size_t worker, const bf16* a, const bf16* b, float* c,
+  void execute(std::size_t worker, ConstArray a, ConstArray b, float* c,
                const WideScratch& wide) const;
 
  private:
@@ -74,14 +75,14 @@ class TiledMatmul {
   static std::int64_t tile_elements_max() noexcept;
 
   /// The tile's product into `c`, dense (rows x columns). For shapes without `add`.
-  void compute(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+  void compute(std::size_t index, std::size_t worker, ConstArray a, ConstArray b, float* c,
                const WideScratch& wide) const;
   /// Adds the tile's product to its place in the whole matrix `c`. For shapes with `add`.
-  void accumulate(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+  void accumulate(std::size_t index, std::size_t worker, ConstArray a, ConstArray b, float* c,
                   const WideScratch& wide) const;
 
  private:
-  void run(std::size_t index, std::size_t worker, const bf16* a, const bf16* b, float* c,
+  void run(std::size_t index, std::size_t worker, ConstArray a, ConstArray b, float* c,
            const WideScratch& wide) const;
 
   MatmulShape shape_;
@@ -90,8 +91,7 @@ class TiledMatmul {
   std::vector<Matmul> kernels_;  ///< whole tiles, and those cut by the right and lower edges
 };
 
-/// Elements of WideScratch that any tile of `shape` needs, {a, b}; {0, 0} where the CPU multiplies
-/// bf16.
+/// Elements of WideScratch that any tile of `shape` needs, {a, b}; {0, 0} where nothing is widened.
 struct WideElements {
   std::int64_t a = 0, b = 0;
 };

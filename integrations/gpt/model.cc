@@ -145,7 +145,7 @@ std::string to_string(const ModelConfig& config) {
 }
 
 ModelSpec make_spec(const ModelConfig& config) {
-  ModelSpec spec{.name = to_string(config), .units = {}};
+  ModelSpec spec{.name = to_string(config), .units = {}, .dtype = config.dtype};
   for (std::int64_t unit = 0; unit <= config.layers; ++unit) {
     UnitSpec unit_spec{.name = unit == 0 ? std::string("embedding") : fmt::format("h.{}", unit - 1),
                        .params = {}};

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "core/engine/engine.h"
 #include "core/sharding/model_spec.h"
 
@@ -20,6 +21,7 @@ struct ModelConfig {
   std::int64_t heads = 12;
   std::int64_t vocabulary = 256;
   std::int64_t context_max = 1024;  ///< rows of the learned positions
+  DType dtype = DType::kBFloat16;   ///< of parameters and activations; sums are fp32
 
   std::int64_t head_width() const { return width / heads; }
   std::int64_t hidden() const { return 4 * width; }
@@ -27,8 +29,8 @@ struct ModelConfig {
 };
 
 /// Reads "gpt2-small" (12x768x12), "gpt2-medium" (24x1024x16) or LAYERSxWIDTHxHEADS.
-/// Errors: kInvalidArgument naming what is wrong; the width must be a multiple of 16 and of the
-/// heads.
+/// The dtype is bf16. Errors: kInvalidArgument naming what is wrong; the width must be a multiple
+/// of 16 and of the heads.
 ModelConfig parse_model(std::string_view text);
 /// "12x768x12".
 std::string to_string(const ModelConfig& config);
@@ -37,7 +39,7 @@ std::string to_string(const ModelConfig& config);
 /// in each unit.
 inline constexpr UnitId kEmbeddingUnit = 0;
 constexpr UnitId block_unit(std::int64_t block) { return static_cast<UnitId>(1 + block); }
-/// The spec's name is to_string(config): parse_model() reads it back.
+/// The spec's name is to_string(config): parse_model() reads it back, but for the dtype.
 ModelSpec make_spec(const ModelConfig& config);
 
 /// Normal(0, 0.02), residual projections by another 1/sqrt(2 layers); biases 0; norms 1. A value is

@@ -50,8 +50,8 @@ constexpr Piece piece(std::size_t index, std::int64_t total, std::int64_t size) 
   return {begin, total - begin < size ? total - begin : size};
 }
 
-/// Elementwise loops: 32 rows are some tens of microseconds; 128 columns are four cache lines of a
-/// bf16 row.
+/// Elementwise loops: 32 rows are some tens of microseconds; 128 columns are four cache lines of
+/// a row of 16-bit elements.
 inline constexpr std::int64_t kRowPiece = 32;
 inline constexpr std::int64_t kColumnPiece = 128;
 

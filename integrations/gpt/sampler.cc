@@ -71,10 +71,10 @@ std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model
     std::vector<std::uint8_t> tokens(text.end() - length, text.end());
     tokens.resize(static_cast<std::size_t>(padded), 0);
 
-    bf16* x = space.x;
-    bf16* y = space.y;
+    Array x = space.x;
+    Array y = space.y;
     for (UnitId unit = 0; unit <= model.layers; ++unit) {
-      const bf16* params = engine.acquire(unit).data();
+      const ConstArray params = engine.acquire(unit);
       workers.run_team(
           [&](Team& team) {
             if (unit == kEmbeddingUnit) {
@@ -88,7 +88,7 @@ std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model
       engine.release(unit);
       if (unit != kEmbeddingUnit) std::swap(x, y);
     }
-    const bf16* params = engine.acquire(kEmbeddingUnit).data();
+    const ConstArray params = engine.acquire(kEmbeddingUnit);
     workers.run_team(
         [&](Team& team) { window.head.logits(team, space.scratch, params, x, space.head); },
         "sample");

@@ -22,8 +22,8 @@ namespace ziggurat::gpt {
 struct SamplerSpace {
   std::int64_t context;
   std::span<const WorkerScratch> scratch;
-  bf16* x;
-  bf16* y;
+  Array x;
+  Array y;
   const BlockActivations& activations;
   const HeadActivations& head;
 };

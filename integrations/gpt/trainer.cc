@@ -9,6 +9,7 @@
 #include <chrono>
 #include <vector>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "integrations/gpt/block.h"
 #include "integrations/gpt/head.h"
@@ -21,18 +22,21 @@ namespace {
 // A unit's parameters for as long as this lives.
 class AcquiredUnit {
  public:
-  AcquiredUnit(Engine& engine, UnitId unit)
-      : engine_(engine), unit_(unit), params_(engine.acquire(unit)) {}
+  AcquiredUnit(Engine& engine, UnitId unit, DType dtype)
+      : engine_(engine), unit_(unit), params_(engine.acquire(unit)) {
+    ZIGGURAT_CHECK(params_.dtype == dtype, "the engine's parameters are {}, the trainer's model {}",
+                   to_string(params_.dtype), to_string(dtype));
+  }
   ~AcquiredUnit() { engine_.release(unit_); }
   AcquiredUnit(const AcquiredUnit&) = delete;
   AcquiredUnit& operator=(const AcquiredUnit&) = delete;
 
-  const bf16* params() const noexcept { return params_.data(); }
+  ConstArray params() const noexcept { return params_; }
 
  private:
   Engine& engine_;
   UnitId unit_;
-  std::span<const bf16> params_;
+  ConstArray params_;
 };
 
 void check_shape(const ModelConfig& model, const RunShape& shape) {
@@ -65,9 +69,9 @@ class Trainer::Impl {
     space_ = TrainerSpace::carve(model, shape, workers.threads(), carver);
   }
 
-  double forward_backward(std::span<const Batch> batches) {
+  double forward_backward(std::span<const Batch> batches, float loss_scale) {
     forward(batches);
-    const double loss = head(batches, Pass::kForwardBackward);
+    const double loss = head(batches, loss_scale);
     for (std::int64_t block = model_.layers - 1; block >= 0; --block)
       backward_block(block, batches.size());
     embed_backward(batches);
@@ -80,7 +84,7 @@ class Trainer::Impl {
     for (std::size_t first = 0; first < batches.size(); first += most) {
       const auto some = batches.subspan(first, std::min(most, batches.size() - first));
       forward(some);
-      loss += head(some, Pass::kForward) * static_cast<double>(some.size());
+      loss += head(some, kNoGradient) * static_cast<double>(some.size());
     }
     return loss / static_cast<double>(batches.size());
   }
@@ -100,11 +104,11 @@ class Trainer::Impl {
   ComputeSeconds seconds() const noexcept { return seconds_; }
 
  private:
-  enum class Pass : std::uint8_t { kForward, kForwardBackward };
+  static constexpr float kNoGradient = 0;
 
   void forward(std::span<const Batch> batches) {
     {
-      const AcquiredUnit unit(engine_, kEmbeddingUnit);
+      const AcquiredUnit unit(engine_, kEmbeddingUnit, model_.dtype);
       compute("embed", seconds_.forward, [&](Team& team) {
         for (std::size_t k = 0; k < batches.size(); ++k) {
           head_.embed(team, unit.params(), batches[k].inputs, shape_.context, space_.stream[0][k]);
@@ -118,7 +122,7 @@ class Trainer::Impl {
   // Vertical order: every micro-batch of the unit while its parameters are here.
   void forward_block(std::int64_t block, std::size_t micro_batches) {
     const auto i = static_cast<std::size_t>(block);
-    const AcquiredUnit unit(engine_, block_unit(block));
+    const AcquiredUnit unit(engine_, block_unit(block), model_.dtype);
     const auto keep = checkpointing() ? Block::Keep::kNothing : Block::Keep::kAll;
     compute("forward", seconds_.forward, [&](Team& team) {
       for (std::size_t k = 0; k < micro_batches; ++k) {
@@ -128,19 +132,19 @@ class Trainer::Impl {
     });
   }
 
-  // Mean loss; backward too, each micro-batch's output gives way to its gradient.
-  double head(std::span<const Batch> batches, Pass pass) {
-    const AcquiredUnit unit(engine_, kEmbeddingUnit);
-    const bool backward = pass == Pass::kForwardBackward;
+  // Mean loss; backward too if it has a scale: each micro-batch's output gives way to its gradient.
+  double head(std::span<const Batch> batches, float loss_scale) {
+    const AcquiredUnit unit(engine_, kEmbeddingUnit, model_.dtype);
+    const bool backward = loss_scale != kNoGradient;
     const auto tokens = static_cast<double>(shape_.rows()) * static_cast<double>(batches.size());
+    const auto scale = static_cast<float>(static_cast<double>(loss_scale) / tokens);
     float* gradient = backward ? engine_.gradient(kEmbeddingUnit).data() : nullptr;
     double sum = 0;
     for (std::size_t k = 0; k < batches.size(); ++k) {
-      bf16* x = space_.stream.back()[k];
+      const Array x = space_.stream.back()[k];
       compute("head", seconds_.forward, [&](Team& team) {
         head_.logits(team, space_.scratch, unit.params(), x, space_.head);
-        head_.loss(team, batches[k].targets, backward ? static_cast<float>(1.0 / tokens) : 0.0F,
-                   space_.head);
+        head_.loss(team, batches[k].targets, scale, space_.head);
         if (backward) head_.backward(team, space_.scratch, unit.params(), x, space_.head, gradient);
       });
       for (std::int64_t row = 0; row < shape_.rows(); ++row)
@@ -153,15 +157,15 @@ class Trainer::Impl {
     const auto i = static_cast<std::size_t>(block);
     const UnitId id = block_unit(block);
     {
-      const AcquiredUnit unit(engine_, id);
+      const AcquiredUnit unit(engine_, id, model_.dtype);
       float* d_params = engine_.gradient(id).data();
       compute("backward", seconds_.backward, [&](Team& team) {
         for (std::size_t k = 0; k < micro_batches; ++k) {
-          bf16* x = space_.stream[i][k];
+          const Array x = space_.stream[i][k];
           const BlockActivations& activations = space_.activations[i][k];
           if (checkpointing()) {
             block_.forward(team, space_.scratch, unit.params(), x, activations, Block::Keep::kAll,
-                           nullptr);
+                           {});
           }
           block_.backward(team, space_.scratch,
                           {.params = unit.params(),
@@ -245,14 +249,14 @@ std::uint64_t Trainer::workspace_bytes(const ModelConfig& model, const RunShape&
   return carver.used_bytes();
 }
 
-double Trainer::forward_backward(std::span<const Batch> micro_batches) {
+double Trainer::forward_backward(std::span<const Batch> micro_batches, float loss_scale) {
   if (micro_batches.size() != static_cast<std::size_t>(impl_->shape().accumulate)) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} micro-batches: a step has {}", micro_batches.size(),
                             impl_->shape().accumulate));
   }
   impl_->check(micro_batches);
-  return impl_->forward_backward(micro_batches);
+  return impl_->forward_backward(micro_batches, loss_scale);
 }
 
 double Trainer::evaluate(std::span<const Batch> micro_batches) {

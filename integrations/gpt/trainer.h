@@ -73,10 +73,11 @@ class Trainer {
                                        std::size_t threads);
 
   /// Forward and backward of one step, vertical order: all micro-batches of a unit before the next
-  /// unit. Returns the mean loss over the step's tokens, in nats; every unit's gradient of that
-  /// mean is finished, so engine.step() may follow. Errors: kInvalidArgument unless there are
-  /// `accumulate` micro-batches of batch x context; and the engine's.
-  double forward_backward(std::span<const Batch> micro_batches);
+  /// unit. Returns the mean loss over the step's tokens, in nats; every unit's gradient of
+  /// `loss_scale` times that mean is finished, so engine.step() may follow, with that scale.
+  /// Errors: kInvalidArgument unless there are `accumulate` micro-batches of batch x context; and
+  /// the engine's.
+  double forward_backward(std::span<const Batch> micro_batches, float loss_scale = 1.0F);
 
   /// Mean loss over `micro_batches` (any number, each of batch x context); no gradient.
   double evaluate(std::span<const Batch> micro_batches);

@@ -14,7 +14,7 @@ TrainerSpace TrainerSpace::carve(const ModelConfig& model, const RunShape& shape
   space.stream.resize(static_cast<std::size_t>(model.layers + 1));
   for (auto& layer : space.stream) {
     for (std::size_t k = 0; k < micro_batches; ++k)
-      layer.push_back(carver.take<bf16>(rows * model.width));
+      layer.push_back(carver.take(model.dtype, rows * model.width));
   }
   const bool checkpointing = shape.checkpointing == ActivationCheckpointing::kBlock;
   const BlockActivations shared =
@@ -26,7 +26,7 @@ TrainerSpace TrainerSpace::carve(const ModelConfig& model, const RunShape& shape
     }
   }
   space.head = HeadActivations::carve(model, rows, carver);
-  space.d_rows = carver.take<bf16>(rows * model.width);
+  space.d_rows = carver.take(model.dtype, rows * model.width);
 
   const WideElements block = Block::wide_scratch(model, {shape.batch, shape.context});
   const WideElements head = Head::wide_scratch(model, rows);

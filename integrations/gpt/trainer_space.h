@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "base/dtype.h"
 #include "integrations/gpt/block.h"
 #include "integrations/gpt/head.h"
 #include "integrations/gpt/trainer.h"
@@ -21,11 +20,11 @@ struct TrainerSpace {
   std::vector<WorkerScratch> scratch;  ///< one a worker
   /// [layer][micro-batch]: a block's input, rows x width; the last layer is the head's input.
   /// Backward turns that into the gradient that runs down through the blocks.
-  std::vector<std::vector<bf16*>> stream;
+  std::vector<std::vector<Array>> stream;
   /// The same indices; with checkpointing all are one
   std::vector<std::vector<BlockActivations>> activations;
   HeadActivations head;
-  bf16* d_rows;  ///< rows x width
+  Array d_rows;  ///< rows x width
 
   static TrainerSpace carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
                             Carver& carver);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
+#include "integrations/gpt/array.h"
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/matmul.h"
 
@@ -25,6 +25,9 @@ class Carver {
     T* result = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_bytes_);
     used_bytes_ += round_up(static_cast<std::uint64_t>(count) * sizeof(T), kAlignment) + kStagger;
     return result;
+  }
+  Array take(DType dtype, std::int64_t count) {
+    return {dtype, take<std::byte>(count * static_cast<std::int64_t>(size_bytes(dtype)))};
   }
   std::uint64_t used_bytes() const noexcept { return used_bytes_; }
 
@@ -46,8 +49,8 @@ struct WorkerScratch {
   // Attention, for one block of queries against all keys.
   float* scores = nullptr;
   float* d_probabilities = nullptr;
-  bf16* probabilities = nullptr;
-  bf16* d_scores = nullptr;
+  Array probabilities;
+  Array d_scores;
   float* d_keys = nullptr;    ///< context x head width
   float* d_values = nullptr;  ///< the same
   float* dots = nullptr;

@@ -105,6 +105,9 @@ TEST(DType, SizesAndNames) {
   EXPECT_EQ(size_bytes(DType::kBFloat16), 2U);
   EXPECT_EQ(size_bytes(DType::kFloat16), 2U);
   EXPECT_EQ(to_string(DType::kBFloat16), "bf16");
+  for (const std::string_view name : kDTypeNames) EXPECT_EQ(to_string(*parse_dtype(name)), name);
+  EXPECT_EQ(parse_dtype("int4"), std::nullopt);
+  EXPECT_EQ(parse_dtype(""), std::nullopt);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -17,6 +18,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "core/checkpoint/safetensors_writer.h"
 
 namespace ziggurat {
@@ -91,9 +93,9 @@ struct ParsedFile {
       std::memcpy(&result, data.data() + begin + index * 4, 4);
       return result;
     }
-    bf16 result;
+    std::uint16_t result;
     std::memcpy(&result, data.data() + begin + index * 2, 2);
-    return bf16_to_float(result);
+    return tensor.at("dtype") == "F16" ? fp16_to_float(result) : bf16_to_float(result);
   }
 };
 
@@ -101,10 +103,11 @@ TEST_F(SafetensorsTest, HoldsNamesShapesTypesAndValuesInTheFormatsTerms) {
   SafetensorsWriter writer(path(),
                            {{.name = "wte.weight", .dtype = DType::kFloat32, .shape = {2, 3}},
                             {.name = "scale", .dtype = DType::kBFloat16, .shape = {}},
-                            {.name = "ln.bias", .dtype = DType::kBFloat16, .shape = {3}}},
+                            {.name = "ln.bias", .dtype = DType::kBFloat16, .shape = {3}},
+                            {.name = "ln.weight", .dtype = DType::kFloat16, .shape = {3}}},
                            {.metadata = {{"format", "pt"}}});
   writer.append(std::vector<float>{1, 2, 3, 4, 5, 6});
-  writer.append(std::vector<float>{0.5F, 1.00390625F, -3, 1e30F});
+  writer.append(std::vector<float>{0.5F, 1.00390625F, -3, 1e30F, 1.00048828125F, 65519, 65520});
   writer.finish();
   EXPECT_EQ(writer.written_bytes(), writer.file_bytes());
 
@@ -116,6 +119,10 @@ TEST_F(SafetensorsTest, HoldsNamesShapesTypesAndValuesInTheFormatsTerms) {
   EXPECT_EQ(file.value("scale", 0), 0.5F);
   EXPECT_EQ(file.value("ln.bias", 0), bf16_to_float(float_to_bf16(1.00390625F)));
   EXPECT_EQ(file.value("ln.bias", 1), -3.0F);
+  EXPECT_EQ(file.header.at("ln.weight").at("dtype"), "F16");
+  EXPECT_EQ(file.value("ln.weight", 0), 1.0F) << "ties to even";
+  EXPECT_EQ(file.value("ln.weight", 1), 65504.0F);
+  EXPECT_EQ(file.value("ln.weight", 2), INFINITY);
 }
 
 TEST_F(SafetensorsTest, AnySplitOfTheValuesMakesTheSameFile) {

@@ -86,6 +86,26 @@ TEST(ChunkTable, ALayoutGivesTheSameTableBack) {
   EXPECT_EQ(ChunkTable::model_name(table.layout()), "small");
 }
 
+TEST(ChunkTable, ALayoutKnowsTheTypeOfParametersAndRefusesAnother) {
+  ModelSpec model = small_model();
+  const ChunkTable halves(model, 2);
+  model.dtype = DType::kFloat32;
+  const ChunkTable table(model, 2);
+  EXPECT_EQ(ChunkTable::param_dtype(halves.layout()), DType::kBFloat16);
+  EXPECT_EQ(ChunkTable::param_dtype(table.layout()), DType::kFloat32);
+  EXPECT_EQ(table.chunk(0).param_bytes(), 2 * halves.chunk(0).param_bytes());
+  EXPECT_EQ(table.unit_param_bytes(1), 2 * halves.unit_param_bytes(1));
+  EXPECT_EQ(table.record_bytes(), halves.record_bytes());
+  try {
+    ChunkTable::from_layout(model, halves.layout());
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("parameters are bf16, this run's fp32"));
+  }
+  EXPECT_THROW(ChunkTable::param_dtype(R"({"param": "int4, rounded"})"), Error);
+}
+
 TEST(ChunkTable, ALayoutDoesNotKnowGroups) {
   const ModelSpec model = small_model();
   ModelSpec grouped = model;

@@ -16,6 +16,7 @@
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
 #include "optimizer/update.h"
+#include "tests/support/typed_values.h"
 #include "tiers/host_device.h"
 #include "tiers/record_hash.h"
 
@@ -45,10 +46,10 @@ inline void initialize(UnitId unit, std::uint64_t first, std::span<float> values
 }
 
 /// A gradient that any wrong parameter bit changes.
-inline float gradient_of(bf16 param, UnitId unit, std::uint64_t element, std::uint64_t step) {
+inline float gradient_of(float param, UnitId unit, std::uint64_t element, std::uint64_t step) {
   const float noise =
       static_cast<float>((element * 31 + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
-  return 0.01F * bf16_to_float(param) + noise;
+  return 0.01F * param + noise;
 }
 
 /// Forward over all units, backward in reverse down to `last_unit`: a step but for its end.
@@ -63,8 +64,8 @@ inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step
   for (UnitId u = units; u-- > last_unit;) {
     const auto params = engine.acquire(u);
     const auto gradient = engine.gradient(u);
-    for (std::size_t i = 0; i < params.size(); ++i)
-      gradient[i] += loudness * gradient_of(params[i], u, i, step);
+    for (std::size_t i = 0; i < params.count(); ++i)
+      gradient[i] += loudness * gradient_of(value_at(params, i), u, i, step);
     engine.release(u);
     engine.finish_gradient(u);
   }
@@ -86,11 +87,13 @@ class PlainTraining {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const std::uint64_t padded = table_.unit(u).padded_count;
       records_.emplace_back(3 * padded, 0.0F);
-      params_.emplace_back(padded, bf16{0});
+      params_.emplace_back(padded * size_bytes(table_.dtype()));
       initialize(u, 0, std::span(records_.back()).first(table_.unit(u).count));
-      round_to_bf16(std::span(records_.back()).first(padded), params_.back());
+      round_params(std::span(records_.back()).first(padded), all_params(u));
     }
   }
+
+  float loss_scale = 1;
 
   /// For other settings than the engine's defaults.
   std::function<StepScalars(OptimizerStep::Settings)> make_scalars =
@@ -100,48 +103,54 @@ class PlainTraining {
 
   /// `step` is what gradients are made from; AdamW's own count is of the calls.
   double step(std::uint64_t step, float learning_rate, float loudness = 1.0F) {
-    std::vector<std::vector<bf16>> gradients;
+    std::vector<std::vector<std::byte>> gradients;
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      std::vector<float> accumulator(params_[u].size(), 0.0F);
+      const TypedSpan<std::byte> all = all_params(u);
+      std::vector<float> accumulator(all.count(), 0.0F);
       for (std::size_t i = 0; i < table_.unit(u).count; ++i)
-        accumulator[i] += loudness * gradient_of(params_[u][i], u, i, step);
-      gradients.emplace_back(accumulator.size());
+        accumulator[i] += loss_scale * loudness * gradient_of(value_at(all, i), u, i, step);
+      gradients.emplace_back(all.bytes.size());
+      const TypedSpan<std::byte> rounded{all.dtype, gradients.back()};
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
         sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),
-                              std::span(gradients.back()).subspan(begin, kTileElements));
+                              rounded.subspan(begin, kTileElements));
       }
     }
-    const double norm = std::sqrt(sum);
+    const double norm = std::sqrt(sum) / static_cast<double>(loss_scale);
+    const float coefficient = clip_coefficient(norm, clip_norm_);
     const StepScalars scalars = make_scalars({.learning_rate = learning_rate,
                                               .beta1 = 0.9F,
                                               .beta2 = 0.95F,
                                               .eps = 1e-8F,
                                               .weight_decay = 0.1F,
-                                              .grad_scale = clip_coefficient(norm, clip_norm_),
+                                              .grad_scale = coefficient / loss_scale,
                                               .t = ++steps_});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const RecordView view{.record = std::as_writable_bytes(std::span(records_[u])),
-                            .grad = as_typed(std::span<const bf16>(gradients[u])),
-                            .param = as_typed(std::span<bf16>(params_[u]))};
+                            .grad = {table_.dtype(), gradients[u]},
+                            .param = all_params(u)};
       update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
     }
     return norm;
   }
 
-  std::span<const bf16> params(UnitId unit) const {
-    return std::span(params_[unit]).first(table_.unit(unit).count);
+  TypedSpan<const std::byte> params(UnitId unit) const {
+    const TypedSpan<const std::byte> all{table_.dtype(), params_[unit]};
+    return all.subspan(0, table_.unit(unit).count);
   }
   std::span<const float> master(UnitId unit) const {
     return std::span(records_[unit]).first(table_.unit(unit).count);
   }
 
  private:
+  TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(), params_[unit]}; }
+
   ChunkTable table_;
   float clip_norm_;
   std::uint64_t steps_ = 0;
   std::vector<std::vector<float>> records_;  // master, exp_avg, exp_avg_sq
-  std::vector<std::vector<bf16>> params_;
+  std::vector<std::vector<std::byte>> params_;
 };
 
 /// A directory that is gone afterwards.
@@ -188,8 +197,7 @@ inline bool same_params(Engine& engine, const PlainTraining& plain, const ModelS
   for (UnitId u = 0; u < model.units.size(); ++u) {
     const auto got = engine.acquire(u);
     const auto expected = plain.params(u);
-    same = same && got.size() == expected.size() &&
-           std::memcmp(got.data(), expected.data(), got.size_bytes()) == 0;
+    same = same && got.dtype == expected.dtype && std::ranges::equal(got.bytes, expected.bytes);
     engine.release(u);
   }
   return same;

@@ -51,8 +51,8 @@ StepResult step_with(Engine& engine, const ModelSpec& model, std::uint64_t data,
   for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
     const auto params = engine.acquire(u);
     const auto gradient = engine.gradient(u);
-    for (std::size_t i = 0; i < params.size(); ++i)
-      gradient[i] += scale * gradient_of(params[i], u, i, data);
+    for (std::size_t i = 0; i < params.count(); ++i)
+      gradient[i] += scale * gradient_of(value_at(params, i), u, i, data);
     if (overflow && u == 2) gradient[7] = std::numeric_limits<float>::infinity();
     engine.release(u);
     engine.finish_gradient(u);

@@ -146,7 +146,7 @@ TEST(Engine, UnitsUsedOutOfTheLearnedOrderAreServed) {
     plain.step(step, kLearningRate);
     for (const UnitId u : {3U, 0U, 4U, 1U, 1U}) {  // an evaluation that branches
       const auto got = rig.engine->acquire(u);
-      EXPECT_EQ(std::memcmp(got.data(), plain.params(u).data(), got.size_bytes()), 0);
+      EXPECT_TRUE(std::ranges::equal(got.bytes, plain.params(u).bytes));
       rig.engine->release(u);
     }
   }
@@ -158,10 +158,10 @@ TEST(Engine, NestedAcquiresKeepAUnitUntilTheLastRelease) {
   Rig rig(model, small_config(directory.path()));
   const auto first = rig.engine->acquire(0);
   const auto second = rig.engine->acquire(0);
-  EXPECT_EQ(first.data(), second.data());
+  EXPECT_EQ(first.bytes.data(), second.bytes.data());
   rig.engine->release(0);
   const PlainTraining plain(model, 1.0F);
-  EXPECT_EQ(std::memcmp(first.data(), plain.params(0).data(), first.size_bytes()), 0);
+  EXPECT_TRUE(std::ranges::equal(first.bytes, plain.params(0).bytes));
   rig.engine->release(0);
 }
 

@@ -27,11 +27,11 @@ int main(int argc, char** argv) {
 
   for (int step = 0; step < 10; ++step) {
     for (UnitId unit = 0; unit < 2; ++unit) {  // forward
-      engine->acquire(unit);                   // its 16-bit parameters are on the device now
+      engine->acquire(unit);                   // its bf16 parameters are on the device now
       engine->release(unit);
     }
     for (UnitId unit = 2; unit-- > 0;) {  // backward, of the loss sum(w * w) / 2
-      const auto params = engine->acquire(unit);
+      const auto params = engine->acquire(unit).as<bf16>();
       const auto gradient = engine->gradient(unit);
       std::ranges::transform(params, gradient.begin(), bf16_to_float);
       engine->release(unit);

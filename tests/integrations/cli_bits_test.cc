@@ -18,11 +18,13 @@ class CliBits : public testing::Test {
         folder_.path(), tiny_train(folder_, "store-" + std::to_string(++runs_), kSteps) + more,
         environment);
     EXPECT_EQ(output.exit_code, 0) << output.err;
+    last_ = output.out;
     return loss_bits(output.out);
   }
 
   TemporaryFolder folder_;
   int runs_ = 0;
+  std::string last_;  // what the last run printed
 };
 
 const char* const kPlacements[] = {"all=host",
@@ -38,6 +40,34 @@ TEST_F(CliBits, DoNotDependOnPlacement) {
   EXPECT_NE(expected.at(1), expected.at(kSteps));
   for (const char* placement : kPlacements) {
     EXPECT_EQ(run({"--placement", placement, "--device-memory", "32MiB"}), expected) << placement;
+  }
+}
+
+TEST_F(CliBits, OfFp32DoNotDependOnPlacement) {
+  const Arguments fp32{"--dtype", "fp32"};
+  const auto expected = run(fp32);
+  EXPECT_NE(expected, run({}));
+  for (const char* placement : {"all=host", "all=nvme", "all=device"}) {
+    EXPECT_EQ(run(fp32 + Arguments{"--placement", placement, "--device-memory", "32MiB"}), expected)
+        << placement;
+  }
+}
+
+// Attempts are skipped until the gradients fit; where state lives, and whether updates begin before
+// that is known, changes nothing.
+TEST_F(CliBits, OfFp16DoNotDependOnPlacementNorOnGuessesThatOverflowRefutes) {
+  const Arguments fp16{"--dtype", "fp16", "--initial-scale-power", "22"};
+  run(fp16);
+  const auto expected = attempt_bits(last_);
+  ASSERT_GT(expected.size(), kSteps + 2U) << last_;
+  EXPECT_NE(last_.find("skipped: its gradients overflow"), std::string::npos) << last_;
+  for (const Arguments& more : {Arguments{"--placement", "all=host", "--threads", "1"},
+                                Arguments{"--placement", "all=nvme"},
+                                Arguments{"--placement", "all=device", "--device-memory", "32MiB"},
+                                Arguments{"--speculate", "always"},
+                                Arguments{"--placement", "all=nvme", "--speculate", "always"}}) {
+    run(fp16 + more);
+    EXPECT_EQ(attempt_bits(last_), expected) << more[1];
   }
 }
 

@@ -180,19 +180,32 @@ Arguments operator+(Arguments left, const Arguments& right) {
   return left;
 }
 
-std::map<int, std::string> loss_bits(const std::string& out) {
+namespace {
+
+/// `format` reads a number and ten characters.
+std::map<int, std::string> bits_of(const std::string& out, const char* format) {
   std::map<int, std::string> bits;
   std::istringstream lines(out);
   for (std::string line; std::getline(lines, line);) {
-    int step = 0;
+    int number = 0;
     char text[16] = {};
-    if (std::sscanf(line.c_str(), "step %d loss-bits %10s", &step, text) != 2) continue;
-    const auto [place, fresh] = bits.emplace(step, text);
+    if (std::sscanf(line.c_str(), format, &number, text) != 2) continue;
+    const auto [place, fresh] = bits.emplace(number, text);
     if (!fresh) {
-      EXPECT_EQ(place->second, text) << "step " << step << " twice, with other bits";
+      EXPECT_EQ(place->second, text) << number << " twice, with other bits";
     }
   }
   return bits;
+}
+
+}  // namespace
+
+std::map<int, std::string> loss_bits(const std::string& out) {
+  return bits_of(out, "step %d loss-bits %10s");
+}
+
+std::map<int, std::string> attempt_bits(const std::string& out) {
+  return bits_of(out, "step %*d attempt %d loss-bits %10s");
 }
 
 }  // namespace ziggurat::test

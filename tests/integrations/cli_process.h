@@ -84,5 +84,7 @@ Arguments operator+(Arguments left, const Arguments& right);
 /// Step -> bits, from "step N loss-bits 0x........" lines; a step printed twice must have the same
 /// bits (checked).
 std::map<int, std::string> loss_bits(const std::string& out);
+/// The same by attempt, from "step N attempt M loss-bits 0x........" lines: runs with a loss scale.
+std::map<int, std::string> attempt_bits(const std::string& out);
 
 }  // namespace ziggurat::test

@@ -104,6 +104,34 @@ TEST(CliReport, ALongRunKeepsTotalsAndOnlyTheNewestSteps) {
   EXPECT_EQ(log.steady().steps, StepLog::kRecordsMax);
 }
 
+TEST(CliReport, SkippedStepsAreCountedAndTimedAndNothingElse) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 6; ++step) {
+    StepRecord one = record(step);
+    one.loss_scale = 1024;
+    if (step == 4) {
+      StepRecord skipped = one;
+      skipped.skipped = true;
+      skipped.loss = 99;
+      log.add(skipped);
+    }
+    log.add(one);
+  }
+  RunFacts with = facts();
+  with.loss_scale = 512;
+  const RunReport report = make_report(with, log, totals_of(log));
+  EXPECT_EQ(report.steps, 6U);
+  EXPECT_EQ(report.skipped, 1U);
+  EXPECT_EQ(report.first_step, 1U);
+  EXPECT_EQ(report.wall_s, 7);
+  EXPECT_LT(report.mean_loss_last_10, 3);
+  const std::vector<std::string> lines = table(report);
+  EXPECT_THAT(lines, testing::Contains(HasSubstr("loss scale 512; 1 of 7 attempts")));
+  EXPECT_EQ(to_json(report).at("skipped"), 1);
+  EXPECT_EQ(to_json(report).at("loss_scale"), 512);
+  EXPECT_EQ(to_json(log.newest().front()).at("skipped"), false);
+}
+
 TEST(CliReport, BytesOfTheDriveAreDividedAsPlacementUsesThem) {
   StepLog log;
   for (std::uint64_t step = 1; step <= 5; ++step) log.add(record(step));
@@ -225,11 +253,22 @@ TEST(CliRunState, IdentityAndBlobComeBackAsTheyWent) {
   EXPECT_THROW(RunIdentity::parse("model=2x64x2 data=zz seed=1 batch=1 accumulate=1 context=1"),
                Error);
 
-  const RunState state{.steps_done = 17, .settings = {{"lr", "0.0006"}}};
-  const RunState decoded = RunState::decode(state.encode());
+  RunState state{
+      .steps_done = 17, .attempts = 19, .loss_scale = {}, .settings = {{"lr", "0.0006"}}};
+  RunState decoded = RunState::decode(state.encode());
   EXPECT_EQ(decoded.steps_done, 17U);
+  EXPECT_EQ(decoded.attempts, 19U);
+  EXPECT_EQ(decoded.loss_scale, std::nullopt);
   EXPECT_EQ(decoded.settings, state.settings);
+  state.loss_scale = {.scale = 0x1p40 / 3, .hysteresis_left = 1, .steps_since_overflow = 5};
+  EXPECT_EQ(RunState::decode(state.encode()).loss_scale, state.loss_scale);
   EXPECT_THROW(RunState::decode(std::as_bytes(std::span("nonsense", 8))), Error);
+}
+
+// Stores made before steps could be skipped.
+TEST(CliRunState, WithoutAttemptsThereWasOneForEachStep) {
+  const std::string_view text = R"({"version":1,"steps_done":17,"settings":{}})";
+  EXPECT_EQ(RunState::decode(std::as_bytes(std::span(text))).attempts, 17U);
 }
 
 TEST(CliRunState, ChangesAreNamedAndNothingElse) {

@@ -253,6 +253,58 @@ TEST(CliSchedule, MistakesAreOneLineThatListsWhatThereIs) {
               AllOf(HasSubstr("--decay-mom-rate 0.1"), HasSubstr("at step 60")));
 }
 
+TEST(CliDtype, Fp16ComesWithADynamicLossScaleAndTheOthersWithNone) {
+  for (const char* dtype : {"bf16", "fp32"}) {
+    Settings settings = defaults();
+    settings.apply_flag("dtype", dtype);
+    const TrainOptions options = read_train_options(settings);
+    EXPECT_EQ(to_string(options.model.dtype), dtype);
+    EXPECT_FALSE(options.loss_scale.config.has_value());
+    EXPECT_TRUE(options.loss_scale.parameters.empty());
+  }
+  Settings settings = defaults();
+  settings.apply_flag("dtype", "fp16");
+  const auto scale = read_train_options(settings).loss_scale.config;
+  ASSERT_TRUE(scale.has_value());
+  EXPECT_EQ(LossScaler(*scale).scale(), 65536);
+  EXPECT_TRUE(LossScaler(*scale).dynamic());
+  EXPECT_EQ(scale->loss_scale_window, 1000U);
+  EXPECT_EQ(scale->hysteresis, 2U);
+}
+
+TEST(CliDtype, TheLossScaleTakesDeepSpeedsParametersFromFlagsOrAFile) {
+  Settings settings = defaults();
+  settings.apply_json(
+      R"({"dtype": "fp16", "initial-scale-power": 10, "loss-scale-window": 7, "hysteresis": 3,
+          "consecutive-hysteresis": true, "min-loss-scale": 0.5})",
+      "run.json");
+  LossScaleConfig scale = *read_train_options(settings).loss_scale.config;
+  EXPECT_EQ(LossScaler(scale).scale(), 1024);
+  EXPECT_EQ(scale.loss_scale_window, 7U);
+  EXPECT_EQ(scale.hysteresis, 3U);
+  EXPECT_TRUE(scale.consecutive_hysteresis);
+  EXPECT_EQ(scale.min_loss_scale, 0.5);
+  settings.apply_flag("loss-scale", "128");
+  scale = *read_train_options(settings).loss_scale.config;
+  EXPECT_EQ(LossScaler(scale).scale(), 128);
+  EXPECT_FALSE(LossScaler(scale).dynamic());
+}
+
+TEST(CliDtype, MistakesAreNamed) {
+  EXPECT_THAT(complaint_about("dtype", "fp8"), HasSubstr("bf16, fp16, fp32"));
+  EXPECT_THAT(complaint_about("loss-scale", "1024"),
+              AllOf(HasSubstr("--loss-scale 1024"), HasSubstr("--dtype fp16")));
+  const auto of_fp16 = [](const std::string& key, const std::string& value) {
+    Settings settings = defaults();
+    settings.apply_flag("dtype", "fp16");
+    settings.apply_flag(key, value);
+    return complaint([&] { read_train_options(settings); });
+  };
+  EXPECT_THAT(of_fp16("hysteresis", "0"), HasSubstr("--hysteresis 0"));
+  EXPECT_THAT(of_fp16("initial-scale-power", "127"), HasSubstr("0 to 126"));
+  EXPECT_THAT(of_fp16("min-loss-scale", "0"), HasSubstr("min_loss_scale 0"));
+}
+
 TEST(CliGroups, AreReadFromAFlagOrAFile) {
   const auto check = [](const std::vector<ParamGroup>& groups) {
     ASSERT_EQ(groups.size(), 2U);

@@ -3,12 +3,16 @@
 // SIMD target against the narrowest, bit for bit.
 #include <gmock/gmock.h>
 
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <string>
 
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/random.h"
+#include "optimizer/gradient.h"
+#include "tests/support/typed_values.h"
 
 namespace ziggurat::gpt::kernels {
 namespace {
@@ -22,17 +26,33 @@ std::vector<float> normal_floats(std::size_t count, std::uint64_t key, float sca
   for (float& value : values) value *= scale;
   return values;
 }
-std::vector<bf16> normal_bf16(std::size_t count, std::uint64_t key, float scale = 1.0F) {
-  std::vector<bf16> result;
-  for (const float value : normal_floats(count, key, scale)) result.push_back(float_to_bf16(value));
-  return result;
-}
-
 constexpr auto kCount = static_cast<std::size_t>(kRows * kWidth);
+
+/// Values of a type, as the kernels take them.
+class Values {
+ public:
+  Values(DType dtype, std::size_t count) : dtype_(dtype), bytes_(count * size_bytes(dtype)) {}
+  static Values normal(DType dtype, std::size_t count, std::uint64_t key, float scale = 1.0F) {
+    Values values(dtype, count);
+    round_params(normal_floats(count, key, scale), {dtype, values.bytes_});
+    return values;
+  }
+  Array array() { return {dtype_, bytes_.data()}; }
+  ConstArray array() const { return {dtype_, bytes_.data()}; }
+  float operator[](std::size_t i) const { return testing::value_at({dtype_, bytes_}, i); }
+  std::string bytes() const {
+    return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()};
+  }
+
+ private:
+  DType dtype_;
+  std::vector<std::byte> bytes_;
+};
 
 // Every kernel once; its outputs as bytes, by its name.
 class AllKernels {
  public:
+  explicit AllKernels(DType dtype) : dtype_(dtype) {}
   std::map<std::string, std::string> run() {
     epilogues();
     norms();
@@ -42,6 +62,11 @@ class AllKernels {
   }
 
  private:
+  Values values(std::size_t count) const { return {dtype_, count}; }
+  Values normal(std::size_t count, std::uint64_t key, float scale = 1.0F) const {
+    return Values::normal(dtype_, count, key, scale);
+  }
+  void keep(const char* kernel, const Values& values) { out_[kernel] += values.bytes(); }
   template <class T>
   void keep(const char* kernel, const std::vector<T>& values) {
     out_[kernel].append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
@@ -53,48 +78,48 @@ class AllKernels {
     tile[1] = -1e-40F;
     tile[2] = 200.0F;
     tile[3] = -200.0F;
-    const auto bias = normal_bf16(kWidth, 2);
-    const auto residual = normal_bf16(kCount, 3);
+    const Values bias = normal(kWidth, 2);
+    const Values residual = normal(kCount, 3);
     const Tile t{tile.data(), kWidth, kRows, kWidth};
-    std::vector<bf16> a(kCount);
-    std::vector<bf16> b(kCount);
-    const Rows rows_a{a.data(), kWidth};
-    const Rows rows_b{b.data(), kWidth};
+    Values a = values(kCount);
+    Values b = values(kCount);
+    const Rows rows_a{a.array(), kWidth};
+    const Rows rows_b{b.array(), kWidth};
     store({tile.data(), kWidth, kRows, kWidth - 5}, rows_a);
     keep("store", a);
-    store_bias(t, bias.data(), rows_a);
+    store_bias(t, bias.array(), rows_a);
     keep("store_bias", a);
-    store_bias_residual(t, bias.data(), {residual.data(), kWidth}, rows_a);
+    store_bias_residual(t, bias.array(), {residual.array(), kWidth}, rows_a);
     keep("store_bias_residual", a);
-    store_bias_gelu(t, bias.data(), rows_a, rows_b);
+    store_bias_gelu(t, bias.array(), rows_a, rows_b);
     keep("store_bias_gelu", a);
     keep("store_bias_gelu", b);
     store_gelu_backward(t, rows_a);
     keep("store_gelu_backward", a);
     std::vector<float> wide(kCount);
-    widen(residual.data(), static_cast<std::int64_t>(kCount) - 3, wide.data());
+    widen(residual.array(), static_cast<std::int64_t>(kCount) - 3, wide.data());
     keep("widen", wide);
   }
 
   void norms() {
-    const auto x = normal_bf16(kCount, 4, 3.0F);
-    const auto dy = normal_bf16(kCount, 5);
-    const auto weight = normal_bf16(kWidth, 6);
-    const auto bias = normal_bf16(kWidth, 7);
-    std::vector<bf16> y(kCount);
+    const Values x = normal(kCount, 4, 3.0F);
+    const Values dy = normal(kCount, 5);
+    const Values weight = normal(kWidth, 6);
+    const Values bias = normal(kWidth, 7);
+    Values y = values(kCount);
     std::vector<RowStats> stats(kRows);
-    layernorm(x.data(), kRows, kWidth, {weight.data(), bias.data()}, y.data(), stats.data());
+    layernorm(x.array(), kRows, kWidth, {weight.array(), bias.array()}, y.array(), stats.data());
     keep("layernorm", y);
     keep("layernorm", stats);
-    std::vector<bf16> gradient = normal_bf16(kCount, 8);
-    layernorm_backward(dy.data(), x.data(), stats.data(), weight.data(), kRows, kWidth,
-                       gradient.data(), gradient.data());
+    Values gradient = normal(kCount, 8);
+    layernorm_backward(dy.array(), x.array(), stats.data(), weight.array(), kRows, kWidth,
+                       gradient.array(), gradient.array());
     keep("layernorm_backward", gradient);
     std::vector<float> d_weight(kWidth, 0.5F);
     std::vector<float> d_bias(kWidth, 0.25F);
-    layernorm_backward_columns({dy.data(), kWidth}, {x.data(), kWidth}, stats.data(), kRows, kWidth,
-                               d_weight.data(), d_bias.data());
-    add_column_sums({dy.data(), kWidth}, kRows, kWidth, d_bias.data());
+    layernorm_backward_columns({dy.array(), kWidth}, {x.array(), kWidth}, stats.data(), kRows,
+                               kWidth, d_weight.data(), d_bias.data());
+    add_column_sums({dy.array(), kWidth}, kRows, kWidth, d_bias.data());
     keep("add_column_sums", d_weight);
     keep("add_column_sums", d_bias);
   }
@@ -105,19 +130,19 @@ class AllKernels {
     const auto scores = normal_floats(count, 9, 20.0F);
     const auto d_probabilities = normal_floats(count, 10);
     std::vector<float> work = scores;
-    std::vector<bf16> p(count);
-    std::vector<bf16> d_scores(count);
+    Values p = values(count);
+    Values d_scores = values(count);
     std::vector<RowStats> stats(kRows);
-    causal_softmax(shape, work.data(), p.data(), stats.data());
+    causal_softmax(shape, work.data(), p.array(), stats.data());
     keep("causal_softmax", p);
     keep("causal_softmax", stats);
     std::vector<float> dots(kRows);
-    const auto a = normal_bf16(kCount, 11);
-    const auto b = normal_bf16(kCount, 12);
-    row_dots({a.data(), kWidth}, {b.data(), kWidth}, kRows, 41, dots.data());
+    const Values a = normal(kCount, 11);
+    const Values b = normal(kCount, 12);
+    row_dots({a.array(), kWidth}, {b.array(), kWidth}, kRows, 41, dots.data());
     keep("row_dots", dots);
     causal_softmax_backward(shape, scores.data(), stats.data(), d_probabilities.data(), dots.data(),
-                            p.data(), d_scores.data());
+                            p.array(), d_scores.array());
     keep("causal_softmax_backward", p);
     keep("causal_softmax_backward", d_scores);
   }
@@ -125,36 +150,42 @@ class AllKernels {
   void ends() {
     std::vector<std::uint8_t> tokens;
     for (std::int64_t i = 0; i < kRows; ++i) tokens.push_back(static_cast<std::uint8_t>(i * i % 7));
-    const auto wte = normal_bf16(256 * kWidth, 13);
-    const auto wpe = normal_bf16(16 * kWidth, 14);
-    std::vector<bf16> x(kCount);
-    embed(tokens.data(), kRows, kWidth, 16, 3, wte.data(), wpe.data(), x.data());
+    const Values wte = normal(256 * kWidth, 13);
+    const Values wpe = normal(16 * kWidth, 14);
+    Values x = values(kCount);
+    embed(tokens.data(), kRows, kWidth, 16, 3, wte.array(), wpe.array(), x.array());
     keep("embed", x);
     std::vector<float> d_wte(256 * kWidth);
     std::vector<float> d_wpe(16 * kWidth);
-    embed_backward_columns(tokens.data(), kRows, kWidth, 16, x.data(), kWidth, d_wte.data(),
+    embed_backward_columns(tokens.data(), kRows, kWidth, 16, x.array(), kWidth, d_wte.data(),
                            d_wpe.data());
     keep("embed_backward_columns", d_wte);
     keep("embed_backward_columns", d_wpe);
     const auto logits = normal_floats(kRows * 256, 15, 5.0F);
     std::vector<float> losses(kRows);
-    std::vector<bf16> d_logits(kRows * 256);
-    cross_entropy(logits.data(), tokens.data(), kRows, 256, 0.01F, losses.data(), d_logits.data());
+    Values d_logits = values(kRows * 256);
+    cross_entropy(logits.data(), tokens.data(), kRows, 256, 0.01F, losses.data(), d_logits.array());
     keep("cross_entropy", losses);
     keep("cross_entropy", d_logits);
   }
 
+  DType dtype_;
   std::map<std::string, std::string> out_;
 };
 
-TEST(GptKernels, EveryTargetGivesTheSameBits) {
+class GptKernelsOfType : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(EveryType, GptKernelsOfType,
+                         ::testing::Values(DType::kBFloat16, DType::kFloat16, DType::kFloat32),
+                         [](const auto& one) { return std::string(to_string(one.param)); });
+
+TEST_P(GptKernelsOfType, EveryTargetGivesTheSameBits) {
   const auto targets = simd_targets();
   ASSERT_GE(targets.size(), 2U) << "nothing to compare on this machine";
   force_simd_target(targets.back());
-  const auto expected = AllKernels().run();
+  const auto expected = AllKernels(GetParam()).run();
   for (const std::string_view target : targets) {
     force_simd_target(target);
-    for (const auto& [kernel, bytes] : AllKernels().run()) {
+    for (const auto& [kernel, bytes] : AllKernels(GetParam()).run()) {
       EXPECT_TRUE(bytes == expected.at(kernel))
           << kernel << ": " << target << " differs from " << targets.back();
     }
@@ -162,17 +193,24 @@ TEST(GptKernels, EveryTargetGivesTheSameBits) {
   force_simd_target("");
 }
 
-TEST(GptKernels, RoundsAsTheEngineDoes) {
+TEST_P(GptKernelsOfType, RoundsAndWidensAsTheEngineDoes) {
   std::vector<float> values;
   for (std::uint32_t bits = 0; bits < 0xffff0000U; bits += 0x7fff)
     values.push_back(std::bit_cast<float>(bits));
   values.push_back(std::nanf(""));
   values.push_back(-INFINITY);
-  std::vector<bf16> rounded(values.size());
+  Values rounded(GetParam(), values.size());
   const auto count = static_cast<std::int64_t>(values.size());
-  store({values.data(), count, 1, count}, {rounded.data(), count});
-  for (std::size_t i = 0; i < values.size(); ++i)
-    ASSERT_EQ(rounded[i], float_to_bf16(values[i])) << values[i];
+  store({values.data(), count, 1, count}, {rounded.array(), count});
+  std::vector<std::byte> expected(values.size() * size_bytes(GetParam()));
+  round_params(values, {GetParam(), expected});
+  EXPECT_EQ(std::memcmp(rounded.array().data, expected.data(), expected.size()), 0);
+  std::vector<float> wide(values.size());
+  widen(rounded.array(), count, wide.data());
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(wide[i]), std::bit_cast<std::uint32_t>(rounded[i]))
+        << values[i];
+  }
 }
 
 TEST(GptKernels, GeluAndItsDerivative) {

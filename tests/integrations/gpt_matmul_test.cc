@@ -9,28 +9,36 @@
 #include "base/runtime/worker_pool.h"
 #include "integrations/gpt/matmul.h"
 #include "integrations/gpt/random.h"
+#include "optimizer/gradient.h"
+#include "tests/support/typed_values.h"
 
 namespace ziggurat::gpt {
 namespace {
 
-std::vector<bf16> normal_bf16(std::int64_t count, std::uint64_t key) {
+struct Matrix {
+  DType dtype;
+  std::vector<std::byte> bytes;
+
+  TypedSpan<const std::byte> values() const { return {dtype, bytes}; }
+};
+
+Matrix normal_matrix(DType dtype, std::int64_t count, std::uint64_t key) {
   std::vector<float> values(static_cast<std::size_t>(count));
   fill_normal(key, 0, values);
-  std::vector<bf16> result;
-  for (const float value : values) result.push_back(float_to_bf16(value));
-  return result;
+  Matrix matrix{dtype, std::vector<std::byte>(values.size() * size_bytes(dtype))};
+  round_params(values, {dtype, matrix.bytes});
+  return matrix;
 }
 
-double at(const std::vector<bf16>& matrix, const Layout& layout, std::int64_t row,
-          std::int64_t column) {
+double at(const Matrix& matrix, const Layout& layout, std::int64_t row, std::int64_t column) {
   const std::int64_t index =
       layout.transposed ? column * layout.leading + row : row * layout.leading + column;
-  return static_cast<double>(bf16_to_float(matrix[static_cast<std::size_t>(index)]));
+  return static_cast<double>(testing::value_at(matrix.values(), static_cast<std::size_t>(index)));
 }
 
 // The whole product, dense, by tiles.
-std::vector<float> run(const MatmulShape& shape, const std::vector<bf16>& a,
-                       const std::vector<bf16>& b, std::size_t threads) {
+std::vector<float> run(const MatmulShape& shape, const Matrix& a, const Matrix& b,
+                       std::size_t threads) {
   WorkerPool workers({.threads = threads, .cpus = {}, .trace = nullptr});
   const TiledMatmul matmul(shape, threads);
   const WideElements wide = wide_elements_tiled(shape);
@@ -46,10 +54,10 @@ std::vector<float> run(const MatmulShape& shape, const std::vector<bf16>& a,
     const std::size_t w = team.index();
     team.for_each(matmul.tile_count(), [&](std::size_t i) {
       if (shape.add) {
-        matmul.accumulate(i, w, a.data(), b.data(), c.data(), {wide_a[w], wide_b[w]});
+        matmul.accumulate(i, w, a.values(), b.values(), c.data(), {wide_a[w], wide_b[w]});
         return;
       }
-      matmul.compute(i, w, a.data(), b.data(), tiles[w].data(), {wide_a[w], wide_b[w]});
+      matmul.compute(i, w, a.values(), b.values(), tiles[w].data(), {wide_a[w], wide_b[w]});
       const TiledMatmul::Tile& t = matmul.tile(i);
       for (std::int64_t r = 0; r < t.rows; ++r) {
         std::copy_n(tiles[w].data() + r * t.columns, t.columns,
@@ -65,12 +73,13 @@ struct Case {
   MatmulShape shape;
 };
 
-class GptMatmul : public ::testing::TestWithParam<Case> {};
+class GptMatmul : public ::testing::TestWithParam<std::tuple<Case, DType>> {};
 
 TEST_P(GptMatmul, TilesMakeTheWholeProductWithAnyNumberOfWorkers) {
-  const MatmulShape& s = GetParam().shape;
-  const auto a = normal_bf16((s.a.transposed ? s.k : s.m) * s.a.leading, 1);
-  const auto b = normal_bf16((s.b.transposed ? s.n : s.k) * s.b.leading, 2);
+  MatmulShape s = std::get<Case>(GetParam()).shape;
+  s.dtype = std::get<DType>(GetParam());
+  const auto a = normal_matrix(s.dtype, (s.a.transposed ? s.k : s.m) * s.a.leading, 1);
+  const auto b = normal_matrix(s.dtype, (s.b.transposed ? s.n : s.k) * s.b.leading, 2);
   const auto c = run(s, a, b, 1);
   for (std::int64_t row = 0; row < s.m; row += 13) {
     for (std::int64_t column = 0; column < s.n; column += 7) {
@@ -87,31 +96,67 @@ TEST_P(GptMatmul, TilesMakeTheWholeProductWithAnyNumberOfWorkers) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, GptMatmul,
-    ::testing::Values(
-        Case{"plain",
-             {.m = 600, .k = 64, .n = 400, .a = {64, false}, .b = {400, false}, .leading_c = 400}},
-        Case{"input_gradient",
-             {.m = 70, .k = 96, .n = 256, .a = {96, false}, .b = {96, true}, .leading_c = 256}},
-        Case{"weight_gradient",
-             {.m = 300,
-              .k = 130,
-              .n = 400,
-              .a = {300, true},
-              .b = {400, false},
-              .leading_c = 400,
-              .add = true}},
-        Case{"strided",
-             {.m = 33, .k = 20, .n = 17, .a = {48, false}, .b = {50, true}, .leading_c = 64}},
-        Case{"whole_rows",
-             {.m = 700,
-              .k = 32,
-              .n = 256,
-              .a = {32, false},
-              .b = {32, true},
-              .leading_c = 256,
-              .whole_rows = true}},
-        Case{"one", {.m = 1, .k = 1, .n = 1, .a = {1, false}, .b = {1, false}, .leading_c = 1}}),
-    [](const auto& param) { return param.param.name; });
+    ::testing::Combine(
+        ::testing::Values(
+            Case{"plain",
+                 {.m = 600,
+                  .k = 64,
+                  .n = 400,
+                  .a = {64, false},
+                  .b = {400, false},
+                  .leading_c = 400}},
+            Case{"input_gradient",
+                 {.m = 70, .k = 96, .n = 256, .a = {96, false}, .b = {96, true}, .leading_c = 256}},
+            Case{"weight_gradient",
+                 {.m = 300,
+                  .k = 130,
+                  .n = 400,
+                  .a = {300, true},
+                  .b = {400, false},
+                  .leading_c = 400,
+                  .add = true}},
+            Case{"strided",
+                 {.m = 33, .k = 20, .n = 17, .a = {48, false}, .b = {50, true}, .leading_c = 64}},
+            Case{"whole_rows",
+                 {.m = 700,
+                  .k = 32,
+                  .n = 256,
+                  .a = {32, false},
+                  .b = {32, true},
+                  .leading_c = 256,
+                  .whole_rows = true}},
+            Case{"one",
+                 {.m = 1, .k = 1, .n = 1, .a = {1, false}, .b = {1, false}, .leading_c = 1}}),
+        ::testing::Values(DType::kBFloat16, DType::kFloat16, DType::kFloat32)),
+    [](const auto& one) {
+      return std::get<Case>(one.param).name +
+             ("_" + std::string(to_string(std::get<DType>(one.param))));
+    });
+
+// fp32 holds every fp16 and bf16 value: widened or not, it is the same product.
+TEST(GptMatmulTypes, WideningIsExact) {
+  const MatmulShape shape{.m = 130,
+                          .k = 64,
+                          .n = 96,
+                          .a = {64, false},
+                          .b = {96, false},
+                          .leading_c = 96,
+                          .dtype = DType::kFloat16};
+  const auto a = normal_matrix(shape.dtype, 130 * 64, 3);
+  const auto b = normal_matrix(shape.dtype, 64 * 96, 4);
+  const auto widened = [](const Matrix& matrix) {
+    Matrix wide{DType::kFloat32, std::vector<std::byte>(matrix.bytes.size() * 2)};
+    const auto to = TypedSpan<std::byte>{wide.dtype, wide.bytes}.as<float>();
+    for (std::size_t i = 0; i < to.size(); ++i) to[i] = testing::value_at(matrix.values(), i);
+    return wide;
+  };
+  MatmulShape fp32 = shape;
+  fp32.dtype = DType::kFloat32;
+  const auto of_halves = run(shape, a, b, 1);
+  const auto of_floats = run(fp32, widened(a), widened(b), 1);
+  for (std::size_t i = 0; i < of_halves.size(); ++i)
+    ASSERT_NEAR(of_halves[i], of_floats[i], 1e-5F) << i;  // tiles of other heights add alike
+}
 
 TEST(GptMatmulThreads, OneDnnStartsNone) {
   const auto threads = [] {
@@ -125,7 +170,7 @@ TEST(GptMatmulThreads, OneDnnStartsNone) {
                           .b = {512, false},
                           .leading_c = 512,
                           .add = true};
-  const auto a = normal_bf16(512 * 512, 1);
+  const auto a = normal_matrix(shape.dtype, 512 * 512, 1);
   std::thread([] {}).join();  // a sanitizer starts a thread of its own with our first
   const auto before = threads();
   run(shape, a, a, 2);

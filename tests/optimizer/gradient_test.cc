@@ -86,6 +86,23 @@ TEST(RoundToBf16, AnyCountAndAlignment) {
   });
 }
 
+TEST(RoundParams, IsEachTypesRounding) {
+  const std::vector<float> masters = ordinary_values(133, 3);
+  for_each_target([&] {
+    std::vector<bf16> halves(masters.size());
+    round_params(masters, as_typed(std::span(halves), DType::kBFloat16));
+    std::vector<fp16> fp16s(masters.size());
+    round_params(masters, as_typed(std::span(fp16s), DType::kFloat16));
+    std::vector<float> floats(masters.size());
+    round_params(masters, as_typed(std::span(floats)));
+    for (std::size_t i = 0; i < masters.size(); ++i) {
+      ASSERT_EQ(halves[i], float_to_bf16(masters[i]));
+      ASSERT_EQ(fp16s[i], float_to_fp16(masters[i]));
+    }
+    ASSERT_EQ(floats, masters);
+  });
+}
+
 /// What round_gradient promises, written as it is promised.
 double sum_of_squares_as_specified(std::span<const bf16> rounded) {
   double sum = 0;

@@ -6,12 +6,14 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "optimizer/gradient.h"
+#include "tests/support/typed_values.h"
 
 namespace ziggurat::testing {
 
 RamEngine::RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float clip_norm,
                      const Initializer& initialize)
-    : adamw_(adamw), clip_norm_(clip_norm) {
+    : dtype_(model.dtype), adamw_(adamw), clip_norm_(clip_norm) {
   for (const UnitSpec& spec : model.units) {
     Unit unit;
     std::uint64_t end = 0;
@@ -24,19 +26,19 @@ RamEngine::RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float cli
     unit.exp_avg.resize(end);
     unit.exp_avg_sq.resize(end);
     unit.accumulator.resize(end);
-    unit.rounded.resize(end);
-    unit.params.resize(end);
+    unit.rounded.resize(end * size_bytes(dtype_));
+    unit.params.resize(end * size_bytes(dtype_));
     initialize(static_cast<UnitId>(units_.size()), 0, unit.master);
-    std::transform(unit.master.begin(), unit.master.end(), unit.params.begin(), float_to_bf16);
+    round_params(unit.master, {dtype_, unit.params});
     units_.push_back(std::move(unit));
   }
 }
 
-std::span<const bf16> RamEngine::acquire(UnitId id) {
+TypedSpan<const std::byte> RamEngine::acquire(UnitId id) {
   Unit& unit = units_.at(id);
   ++unit.acquired;
   acquisitions_.push_back(id);
-  return unit.params;
+  return {dtype_, unit.params};
 }
 
 void RamEngine::release(UnitId id) {
@@ -55,8 +57,7 @@ std::span<float> RamEngine::gradient(UnitId id) {
 void RamEngine::finish_gradient(UnitId id) {
   Unit& unit = units_.at(id);
   ZIGGURAT_CHECK(unit.open && !unit.finished, "finish_gradient without gradient");
-  std::transform(unit.accumulator.begin(), unit.accumulator.end(), unit.rounded.begin(),
-                 float_to_bf16);
+  round_params(unit.accumulator, {dtype_, unit.rounded});
   unit.finished = true;
 }
 
@@ -64,12 +65,20 @@ StepResult RamEngine::step(const StepOptions& options) {
   double sum = 0;
   for (const Unit& unit : units_) {
     ZIGGURAT_CHECK(unit.finished, "step() before every gradient was finished");
-    for (const bf16 g : unit.rounded)
-      sum += static_cast<double>(bf16_to_float(g)) * static_cast<double>(bf16_to_float(g));
+    for (std::size_t i = 0; i < unit.master.size(); ++i) {
+      const auto g = static_cast<double>(value_at({dtype_, unit.rounded}, i));
+      sum += g * g;
+    }
   }
-  const double norm = std::sqrt(sum);
+  const float loss_scale = options.loss_scale.value_or(1.0F);
+  const double norm = std::sqrt(sum) / static_cast<double>(loss_scale);
+  if (options.loss_scale && !std::isfinite(norm)) {
+    drop_gradients();
+    return {.generation = generation_, .grad_norm = norm, .skipped = true};
+  }
   const bool clipped = clip_norm_ > 0 && norm > static_cast<double>(clip_norm_);
-  const auto scale = clipped ? static_cast<float>(static_cast<double>(clip_norm_) / norm) : 1.0F;
+  const auto scale =
+      (clipped ? static_cast<float>(static_cast<double>(clip_norm_) / norm) : 1.0F) / loss_scale;
   ++generation_;
   for (Unit& unit : units_) update(unit, options.learning_rate, scale);
   drop_gradients();
@@ -86,14 +95,14 @@ void RamEngine::update(Unit& unit, float learning_rate, float scale) {
   std::size_t param = 0;
   for (std::size_t i = 0; i < unit.master.size(); ++i) {
     while (i >= unit.ends[param]) ++param;
-    const float g = bf16_to_float(unit.rounded[i]) * scale;
+    const float g = value_at({dtype_, unit.rounded}, i) * scale;
     unit.exp_avg[i] = adamw_.beta1 * unit.exp_avg[i] + (1 - adamw_.beta1) * g;
     unit.exp_avg_sq[i] = adamw_.beta2 * unit.exp_avg_sq[i] + (1 - adamw_.beta2) * g * g;
     const float decay = unit.decay[param] ? 1.0F - learning_rate * adamw_.weight_decay : 1.0F;
     const float root = std::sqrt(unit.exp_avg_sq[i]) * inverse_bias_2 + adamw_.eps;
     unit.master[i] = unit.master[i] * decay - step_size * unit.exp_avg[i] / root;
-    unit.params[i] = float_to_bf16(unit.master[i]);
   }
+  round_params(unit.master, {dtype_, unit.params});
 }
 
 void RamEngine::read_master(

@@ -22,7 +22,7 @@ class RamEngine final : public Engine {
   RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float clip_norm,
             const Initializer& initialize);
 
-  std::span<const bf16> acquire(UnitId unit) override;
+  TypedSpan<const std::byte> acquire(UnitId unit) override;
   void release(UnitId unit) override;
   std::span<float> gradient(UnitId unit) override;
   void finish_gradient(UnitId unit) override;
@@ -41,12 +41,11 @@ class RamEngine final : public Engine {
 
   std::size_t unit_count() const { return units_.size(); }
   /// For tests that look inside or nudge a weight. The last finished gradient: as summed, and as
-  /// rounded to 16 bits.
-  std::span<bf16> params(UnitId unit) { return units_.at(unit).params; }
+  /// rounded.
+  TypedSpan<std::byte> params(UnitId unit) { return {dtype_, units_.at(unit).params}; }
   std::span<const float> finished_gradient(UnitId unit) const {
     return units_.at(unit).accumulator;
   }
-  std::span<const bf16> rounded_gradient(UnitId unit) const { return units_.at(unit).rounded; }
   /// Units acquired and not released; must be 0 between steps.
   int acquired() const;
   /// Every acquire() so far, in order.
@@ -58,7 +57,7 @@ class RamEngine final : public Engine {
   struct Unit {
     std::vector<bool> decay;  // one a parameter tensor
     std::vector<std::uint64_t> ends;
-    std::vector<bf16> params, rounded;
+    std::vector<std::byte> params, rounded;  // of the model's type
     std::vector<float> master, exp_avg, exp_avg_sq, accumulator;
     int acquired = 0;
     bool open = false;
@@ -67,6 +66,7 @@ class RamEngine final : public Engine {
 
   void update(Unit& unit, float learning_rate, float scale);
 
+  DType dtype_;
   AdamWConfig adamw_;
   float clip_norm_;
   std::vector<Unit> units_;
