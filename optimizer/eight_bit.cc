@@ -1,73 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit.cc: the codes, and finding the nearest one by a table over the upper half of
-// a float. Plain C++ for every target: one look-up an element is what all of them do.
+// optimizer/eight_bit.cc: the specification of encoding and decoding, by a table over the upper
+// half of a float. Other targets are compared with it, bit for bit.
 #include "optimizer/eight_bit.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "base/check.h"
-#include "optimizer/rounding.h"
+#include "optimizer/eight_bit_tables.h"
+#include "optimizer/kernels.h"
 
-namespace ziggurat {
+namespace ziggurat::internal {
 namespace {
 
-constexpr int kDecades = 7;
-constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-constexpr std::uint32_t kSmallestNormalBits = 0x00800000u;
-
-/// The positive values below 1 and above 0, ascending: in decade i, 2^i of them (signed) or twice
-/// as many, the middles of an even cut of [0.1, 1], times 10^(i - 6). Each value is rounded to fp32
-/// where PyTorch's tensors round it.
-template <class Take>
-void for_each_fraction(EightBitCode code, Take&& take) {
-  constexpr float kLeast = 0.1f;
-  constexpr float kPowers[kDecades] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
-  for (int decade = 0; decade < kDecades; ++decade) {
-    const int count = (code == EightBitCode::kSigned ? 1 : 2) << decade;
-    const float step = (1.0f - kLeast) / static_cast<float>(count);
-    // Exact in double, rounded once; PyTorch's linspace counts from the nearer end.
-    const auto boundary = [&](int j) {
-      const double wide = step;
-      return static_cast<float>(j < (count + 1) / 2 ? static_cast<double>(kLeast) + wide * j
-                                                    : 1.0 - wide * (count - j));
-    };
-    for (int j = 0; j < count; ++j)
-      take(kPowers[decade] * ((boundary(j) + boundary(j + 1)) / 2.0f));
-  }
-}
-
-std::array<float, 256> make_values(EightBitCode code) {
-  std::array<float, 256> values{};
-  std::size_t count = 0;
-  values[count++] = 0.0f;
-  values[count++] = 1.0f;
-  for_each_fraction(code, [&](float value) {
-    values[count++] = value;
-    if (code == EightBitCode::kSigned) values[count++] = -value;
-  });
-  ZIGGURAT_CHECK(count == values.size(), "{} codes", count);
-  std::ranges::sort(values);
-  return values;
-}
-
-/// How many of the points half-way between two codes lie below a magnitude in [0, 1]: its rank
-/// among the codes from zero up. Floats of one upper half are so close together that at most one
-/// such point lies among them: an entry says the rank of the smallest, and above which lower half
-/// it is one more.
+/// How many thresholds lie below a magnitude in [0, 1]: its rank among the codes from zero up.
+/// Floats of one upper half are so close together that at most one threshold lies among them: an
+/// entry says the rank of the smallest, and above which lower half it is one more.
 class Ranks {
  public:
-  explicit Ranks(const std::array<float, 256>& values) {
-    const auto zero = std::ranges::find(values, 0.0f);
+  explicit Ranks(std::span<const float> thresholds) {
     std::uint32_t rank = 0;
     entries_.fill(kNever);
     std::size_t filled = 0;
-    for (auto code = zero; code + 1 != values.end(); ++code) {
-      const double middle = (static_cast<double>(code[0]) + static_cast<double>(code[1])) / 2;
-      auto below = static_cast<float>(middle);  // the largest float that is not above
-      if (static_cast<double>(below) > middle)
-        below = std::bit_cast<float>(std::bit_cast<std::uint32_t>(below) - 1);
-      const auto bits = std::bit_cast<std::uint32_t>(below);
+    for (const float threshold : thresholds) {
+      const auto bits = std::bit_cast<std::uint32_t>(threshold);
       const std::size_t entry = (bits >> 16) - kFirst;
       ZIGGURAT_CHECK(filled <= entry && entry < kEntries, "two codes in entry {}", entry);
       for (; filled <= entry; ++filled) entries_[filled] = kNever | rank;
@@ -91,23 +47,15 @@ class Ranks {
   std::array<std::uint32_t, kEntries> entries_;
 };
 
-struct Code {
-  std::array<float, 256> values;
-  Ranks ranks;
-  explicit Code(EightBitCode code) : values(make_values(code)), ranks(values) {}
-};
-
-const Code& code_of(EightBitCode code) {
-  static const Code signed_code(EightBitCode::kSigned);
-  static const Code unsigned_code(EightBitCode::kUnsigned);
-  return code == EightBitCode::kSigned ? signed_code : unsigned_code;
+const Ranks& ranks_of(EightBitCode code) {
+  static const Ranks signed_ranks(eight_bit_tables(EightBitCode::kSigned).thresholds);
+  static const Ranks unsigned_ranks(eight_bit_tables(EightBitCode::kUnsigned).thresholds);
+  return code == EightBitCode::kSigned ? signed_ranks : unsigned_ranks;
 }
 
 std::uint32_t magnitude_bits(float value) {
   return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
 }
-
-constexpr std::uint32_t kSignedZero = 127;  // the place of 0 among the signed codes
 
 std::uint8_t signed_code(const Ranks& ranks, float value, float inverse) {
   const std::uint32_t rank = ranks.of(magnitude_bits(value * inverse));
@@ -124,38 +72,41 @@ std::uint8_t unsigned_code(const Ranks& ranks, float value, float inverse) {
 
 }  // namespace
 
-const std::array<float, 256>& eight_bit_values(EightBitCode code) noexcept {
-  return code_of(code).values;
+namespace scalar {
+
+std::uint8_t eight_bit_code(EightBitCode code, float value, float inverse) noexcept {
+  const Ranks& ranks = ranks_of(code);
+  return code == EightBitCode::kSigned ? signed_code(ranks, value, inverse)
+                                       : unsigned_code(ranks, value, inverse);
 }
 
 void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, const float* scales,
-                      float* values) noexcept {
-  const std::array<float, 256>& table = eight_bit_values(code);
-  for (std::size_t begin = 0; begin < codes.size(); begin += kEightBitBlock) {
-    const float scale = scales[begin / kEightBitBlock];
-    const std::size_t end = std::min(codes.size(), begin + kEightBitBlock);
-    for (std::size_t i = begin; i < end; ++i) values[i] = table[codes[i]] * scale;
-  }
+                      float* values) {
+  const std::array<float, 256>& table = eight_bit_tables(code).values;
+  for (std::size_t i = 0; i < codes.size(); ++i)
+    values[i] = table[codes[i]] * scales[i / kEightBitBlock];
 }
 
 void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
-                      float* scales) noexcept {
-  const Ranks& ranks = code_of(code).ranks;
+                      float* scales) {
+  const Ranks& ranks = ranks_of(code);
   for (std::size_t begin = 0; begin < codes.size(); begin += kEightBitBlock) {
     const std::size_t end = std::min(codes.size(), begin + kEightBitBlock);
     std::uint32_t largest = 0;  // magnitudes are in the order of their bits, NaN above infinity
     for (std::size_t i = begin; i < end; ++i)
       largest = std::max(largest, magnitude_bits(values[i]));
-    float scale = std::bit_cast<float>(largest);
-    if (largest >= kInfinityBits) scale = quiet(scale - scale);
-    if (largest < kSmallestNormalBits) scale = 0.0f;
-    scales[begin / kEightBitBlock] = scale;
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    const BlockScale block = block_scale(largest);
+    scales[begin / kEightBitBlock] = block.scale;
     for (std::size_t i = begin; i < end; ++i) {
-      codes[i] = code == EightBitCode::kSigned ? signed_code(ranks, values[i], inverse)
-                                               : unsigned_code(ranks, values[i], inverse);
+      codes[i] = code == EightBitCode::kSigned ? signed_code(ranks, values[i], block.inverse)
+                                               : unsigned_code(ranks, values[i], block.inverse);
     }
   }
 }
 
-}  // namespace ziggurat
+}  // namespace scalar
+}  // namespace ziggurat::internal
+
+const std::array<float, 256>& ziggurat::eight_bit_values(EightBitCode code) noexcept {
+  return internal::eight_bit_tables(code).values;
+}

@@ -6,10 +6,13 @@
 // of them give the same bits for any input.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
+#include "optimizer/eight_bit.h"
 #include "optimizer/optimizer_step.h"
 #include "optimizer/rounding.h"
 #include "optimizer/state_format.h"
@@ -21,13 +24,14 @@ inline constexpr std::size_t kMomentsMax = 2;
 /// A part of a tile under one decay setting, its arrays apart. Pointers need only the alignment of
 /// their elements.
 struct Slice {
-  StateFormat format;  ///< not k8Bit: its moments are decoded for a kernel, which takes it for fp32
+  StateFormat format;
 
-  float* master;                    ///< kFp32, kBf16Moments
+  float* master;                    ///< kFp32, kBf16Moments, k8Bit
   const bf16* param_in;             ///< kSplit, kBf16: the parameter as it was,
   bf16* param_record;               ///< and where the record holds it
   std::uint16_t* residual;          ///< kSplit
-  std::byte* moments[kMomentsMax];  ///< float or, in kBf16Moments and kBf16, bf16
+  std::byte* moments[kMomentsMax];  ///< float; in kBf16Moments and kBf16 bf16, in k8Bit codes
+  float* scales[kMomentsMax];       ///< k8Bit, whose slices are whole blocks: one a block
 
   DType grad_dtype;
   const std::byte* grad;
@@ -41,7 +45,14 @@ struct Slice {
 };
 
 constexpr std::size_t moment_bytes(StateFormat format) noexcept {
+  if (format == StateFormat::k8Bit) return 1;
   return format == StateFormat::kBf16Moments || format == StateFormat::kBf16 ? 2 : 4;
+}
+
+/// How k8Bit keeps a moment: sums of squares have no sign.
+constexpr EightBitCode moment_code(OptimizerKind kind, std::size_t moment) noexcept {
+  const bool has_sign = moment == 0 && kind != OptimizerKind::kAdagrad;
+  return has_sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
 }
 
 /// Elements [begin, end) of `slice`.
@@ -53,6 +64,9 @@ inline Slice part_of(const Slice& slice, std::size_t begin, std::size_t end) {
   if (slice.residual != nullptr) part.residual += begin;
   for (std::byte*& moment : part.moments) {
     if (moment != nullptr) moment += begin * moment_bytes(slice.format);
+  }
+  for (float*& scales : part.scales) {
+    if (scales != nullptr) scales += begin / kEightBitBlock;
   }
   part.grad += begin * size_bytes(slice.grad_dtype);
   if (slice.param != nullptr) part.param += begin * size_bytes(slice.param_dtype);
@@ -72,6 +86,21 @@ struct TileHashes {
 inline constexpr std::size_t kSumLanes = 16;
 inline constexpr std::size_t kSumBlock = 4096;
 
+/// Of a block of 8-bit values, from its largest magnitude (as bits: NaN is above infinity): the
+/// scale, and what a value is multiplied with to lie in [-1, 1]; 0 where no value has a code but
+/// zero's.
+struct BlockScale {
+  float scale, inverse;
+};
+inline BlockScale block_scale(std::uint32_t largest_bits) noexcept {
+  constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+  constexpr std::uint32_t kSmallestNormalBits = 0x00800000u;
+  float scale = std::bit_cast<float>(largest_bits);
+  if (largest_bits >= kInfinityBits) scale = quiet(scale - scale);
+  if (largest_bits < kSmallestNormalBits) scale = 0.0f;
+  return {scale, scale > 0.0f ? 1.0f / scale : 0.0f};
+}
+
 namespace scalar {
 void update(const OptimizerStep& step, const Slice& slice);
 void round_to_bf16(const float* values, bf16* out, std::size_t count);
@@ -79,16 +108,22 @@ void round_to_bf16(const float* values, bf16* out, std::size_t count);
 /// begin where `values` does.
 void round_and_square(const float* values, DType dtype, std::byte* out, std::size_t count,
                       float* lanes);
+void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, const float* scales,
+                      float* values);
+void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
+                      float* scales);
+/// Of one value.
+std::uint8_t eight_bit_code(EightBitCode code, float value, float inverse) noexcept;
 /// Element `i` of an array of `dtype`, widened exactly.
 float gradient_at(DType dtype, const std::byte* grad, std::size_t i);
 }  // namespace scalar
 
-/// A kernel each for the formats that one pass can update (the file of its name); `slice.format`
-/// says which.
+/// A kernel for each format, in the file of its name; `slice.format` says which.
 void update_fp32(const OptimizerStep& step, const Slice& slice);
 void update_bf16_moments(const OptimizerStep& step, const Slice& slice);
 void update_split(const OptimizerStep& step, const Slice& slice);
 void update_bf16(const OptimizerStep& step, const Slice& slice);
+void update_eight_bit(const OptimizerStep& step, const Slice& slice);
 /// The one for `slice.format`.
 void update(const OptimizerStep& step, const Slice& slice);
 

@@ -19,6 +19,7 @@ namespace ziggurat {
 namespace {
 
 using internal::kMomentsMax;
+using internal::moment_code;
 using internal::Slice;
 
 void check(StepView steps, const RecordView& view, const RecordFormat& format,
@@ -126,6 +127,10 @@ class Pass {
       slice.master = reinterpret_cast<float*>(segment(index++, tile));
     }
     for (std::size_t k = 0; k < moments_; ++k) slice.moments[k] = segment(index++, tile);
+    if (view_.format == StateFormat::k8Bit) {
+      for (std::size_t k = 0; k < moments_; ++k)
+        slice.scales[k] = reinterpret_cast<float*>(segment(index++, tile));
+    }
     slice.grad_dtype = view_.grad.dtype;
     slice.grad = view_.grad.bytes.data() + first * size_bytes(view_.grad.dtype);
     slice.param_dtype = view_.param.dtype;
@@ -144,41 +149,43 @@ class Pass {
   void update(std::size_t tile) {
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
-    if (view_.format == StateFormat::k8Bit) return update_eight_bit(slice, tile);
+    if (view_.format == StateFormat::k8Bit) return update_eight_bit(slice, first);
     while (runs_.at() < first + kTileElements)
       update_part(slice, first, runs_.next(first + kTileElements));
   }
 
-  EightBitCode code(std::size_t moment) const {
-    const bool has_sign = moment == 0 && kind_ != OptimizerKind::kAdagrad;
-    return has_sign ? EightBitCode::kSigned : EightBitCode::kUnsigned;
+  /// Whole blocks of one run go through a kernel; what lies in a block with an end of a run goes
+  /// through fp32, the block as a whole.
+  void update_eight_bit(const Slice& tile, std::size_t first) {
+    while (runs_.at() < first + kTileElements) {
+      const std::size_t begin = runs_.at();
+      Runs ahead = runs_;
+      const Runs::Part run = ahead.next(first + kTileElements);
+      const std::size_t whole = (run.end - begin) / kEightBitBlock * kEightBitBlock;
+      if (whole != 0) {
+        update_part(tile, first, runs_.next(begin + whole));
+      } else {
+        update_shared_block(tile, first, begin + kEightBitBlock);
+      }
+    }
   }
 
-  /// Some blocks at a time: their moments are decoded, updated as fp32 and encoded, in L1.
-  void update_eight_bit(const Slice& tile_codes, std::size_t tile) {
-    constexpr std::size_t kBatch = 4 * kEightBitBlock;
-    alignas(64) std::array<std::array<float, kBatch>, kMomentsMax> values;
-    const std::size_t first = tile * kTileElements;
-    Slice batch = tile_codes;
-    batch.format = StateFormat::kFp32;
-    for (std::size_t at = 0; at < kTileElements; at += kBatch) {
-      const auto codes = [&](std::size_t k) {
-        auto* of_tile = reinterpret_cast<std::uint8_t*>(tile_codes.moments[k]);
-        return std::span<std::uint8_t>(of_tile + at, kBatch);
-      };
-      const auto scales = [&](std::size_t k) {
-        return reinterpret_cast<float*>(segment(1 + moments_ + k, tile)) + at / kEightBitBlock;
-      };
-      for (std::size_t k = 0; k < moments_; ++k) {
-        decode_eight_bit(code(k), codes(k), scales(k), values[k].data());
-        // As if the values were a whole tile's: part_of counts from its beginning.
-        batch.moments[k] = reinterpret_cast<std::byte*>(values[k].data()) - at * sizeof(float);
-      }
-      while (runs_.at() < first + at + kBatch)
-        update_part(batch, first, runs_.next(first + at + kBatch));
-      for (std::size_t k = 0; k < moments_; ++k)
-        encode_eight_bit(code(k), values[k].data(), codes(k), scales(k));
+  /// The block from where the runs stand to `end`.
+  void update_shared_block(const Slice& tile, std::size_t first, std::size_t end) {
+    alignas(64) std::array<std::array<float, kEightBitBlock>, kMomentsMax> values;
+    const Slice codes = internal::part_of(tile, end - kEightBitBlock - first, end - first);
+    Slice block = codes;
+    block.format = StateFormat::kFp32;
+    const auto codes_of = [&](std::size_t k) {
+      return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), kEightBitBlock);
+    };
+    for (std::size_t k = 0; k < moments_; ++k) {
+      decode_eight_bit(moment_code(kind_, k), codes_of(k), codes.scales[k], values[k].data());
+      block.moments[k] = reinterpret_cast<std::byte*>(values[k].data());
     }
+    while (runs_.at() < end) update_part(block, end - kEightBitBlock, runs_.next(end));
+    for (std::size_t k = 0; k < moments_; ++k)
+      encode_eight_bit(moment_code(kind_, k), values[k].data(), codes_of(k), codes.scales[k]);
   }
 
   void update_hashed(std::size_t tile, std::optional<RecordHash>& before, RecordHash& after) {
@@ -227,9 +234,8 @@ void internal::update(const OptimizerStep& step, const Slice& slice) {
     case StateFormat::kBf16Moments: return update_bf16_moments(step, slice);
     case StateFormat::kSplit: return update_split(step, slice);
     case StateFormat::kBf16: return update_bf16(step, slice);
-    case StateFormat::k8Bit: break;
+    case StateFormat::k8Bit: return update_eight_bit(step, slice);
   }
-  ZIGGURAT_CHECK(false, "no kernel updates {} moments", to_string(slice.format));
 }
 
 UpdateHashes update_record(StepView steps, const RecordView& view, std::span<const DecayRun> runs,

@@ -7,6 +7,7 @@
 // the bits of every training run.
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "base/float16.h"
 #include "optimizer/kernels.h"
@@ -157,10 +158,31 @@ void store(const Slice& slice, std::size_t moments, std::size_t i, const Element
   }
 }
 
+/// Decoded, updated as fp32 and encoded, block by block.
+void update_blocks(const OptimizerStep& step, const Slice& slice, std::size_t moments) {
+  for (std::size_t begin = 0; begin < slice.count; begin += kEightBitBlock) {
+    const Slice codes = part_of(slice, begin, begin + kEightBitBlock);
+    Slice block = codes;
+    block.format = StateFormat::kFp32;
+    float values[kMomentsMax][kEightBitBlock];
+    const auto codes_of = [&](std::size_t k) {
+      return std::span(reinterpret_cast<std::uint8_t*>(codes.moments[k]), kEightBitBlock);
+    };
+    for (std::size_t k = 0; k < moments; ++k) {
+      scalar::decode_eight_bit(moment_code(step.kind, k), codes_of(k), codes.scales[k], values[k]);
+      block.moments[k] = reinterpret_cast<std::byte*>(values[k]);
+    }
+    scalar::update(step, block);
+    for (std::size_t k = 0; k < moments; ++k)
+      scalar::encode_eight_bit(moment_code(step.kind, k), values[k], codes_of(k), codes.scales[k]);
+  }
+}
+
 }  // namespace
 
 void update(const OptimizerStep& step, const Slice& slice) {
   const std::size_t moments = moment_count(step.kind);
+  if (slice.format == StateFormat::k8Bit) return update_blocks(step, slice, moments);
   for (std::size_t i = 0; i < slice.count; ++i) {
     const Element old = load(slice, moments, i);
     Element element = updated(step, slice.decay, old, gradient_at(slice.grad_dtype, slice.grad, i));

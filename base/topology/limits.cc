@@ -93,13 +93,13 @@ bool has_word(const std::string& list, const std::string& word) {
   return false;
 }
 
-/// Own group of the memory controller: version 1 where it is mounted, else the unified hierarchy.
+/// Own group of a controller: version 1 where it is mounted, else the unified hierarchy.
 struct OwnGroup {
   int version = 0;
   std::string path;
 };
 
-OwnGroup own_group(const std::string& root) {
+OwnGroup own_group(const std::string& root, const std::string& controller) {
   OwnGroup unified;
   std::ifstream file(root + "/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {  // "4:memory:/path", "0::/path"
@@ -107,7 +107,7 @@ OwnGroup own_group(const std::string& root) {
     const auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (has_word(controllers, "memory")) return {1, line.substr(second + 1)};
+    if (has_word(controllers, controller)) return {1, line.substr(second + 1)};
     if (controllers.empty()) unified = {2, line.substr(second + 1)};
   }
   return unified;
@@ -123,6 +123,40 @@ fs::path folder_of(const OwnGroup& group, const Mount& mount) {
   return relative.empty() ? fs::path(mount.point) : fs::path(mount.point) / relative;
 }
 
+/// Own group and its parents as folders, from the inside out. Empty where nothing mounts them.
+std::vector<fs::path> folders_of(const OwnGroup& group, const std::string& controller,
+                                 const std::string& root) {
+  const auto mounts = read_mounts(root);
+  const auto mount = std::find_if(mounts.begin(), mounts.end(), [&](const Mount& m) {
+    return group.version == 1 ? m.type == "cgroup" && has_word(m.super_options, controller)
+                              : group.version == 2 && m.type == "cgroup2";
+  });
+  std::vector<fs::path> folders;
+  if (mount == mounts.end()) return folders;
+  for (fs::path folder = folder_of(group, *mount);; folder = folder.parent_path()) {
+    folders.push_back(folder);
+    if (folder == mount->point || folder == folder.parent_path()) return folders;
+  }
+}
+
+/// CPUs' worth of time in each period, of one group. "max 100000", or two files with -1 for none.
+std::optional<double> cpu_quota(int version, const std::string& folder) {
+  std::string quota, period;
+  if (version == 2) {
+    std::istringstream(first_line(folder + "/cpu.max").value_or("")) >> quota >> period;
+  } else {
+    quota = first_line(folder + "/cpu.cfs_quota_us").value_or("");
+    period = first_line(folder + "/cpu.cfs_period_us").value_or("");
+  }
+  const auto number = [](const std::string& text) {
+    std::uint64_t value = 0;
+    std::from_chars(text.data(), text.data() + text.size(), value);
+    return static_cast<double>(value);  // 0 for "max", "-1" and what is not there
+  };
+  if (number(quota) == 0 || number(period) == 0) return std::nullopt;
+  return number(quota) / number(period);
+}
+
 }  // namespace
 
 std::uint64_t memlock_limit_bytes() {
@@ -133,30 +167,35 @@ std::uint64_t memlock_limit_bytes() {
 }
 
 CgroupMemory cgroup_memory(const std::string& root) {
-  const OwnGroup group = own_group(root);
-  const auto mounts = read_mounts(root);
-  const auto mount = std::find_if(mounts.begin(), mounts.end(), [&](const Mount& m) {
-    return group.version == 1 ? m.type == "cgroup" && has_word(m.super_options, "memory")
-                              : group.version == 2 && m.type == "cgroup2";
-  });
-  if (mount == mounts.end()) return {};
+  const OwnGroup group = own_group(root, "memory");
+  const std::vector<fs::path> folders = folders_of(group, "memory", root);
+  if (folders.empty()) return {};
   const char* limit_file = group.version == 1 ? "memory.limit_in_bytes" : "memory.max";
   const char* usage_file = group.version == 1 ? "memory.usage_in_bytes" : "memory.current";
 
-  const fs::path own = folder_of(group, *mount);
-  CgroupMemory memory{.version = group.version, .path = own.string()};
-  memory.usage_bytes = number_in(root + (own / usage_file).string()).value_or(0);
-  for (fs::path folder = own;; folder = folder.parent_path()) {
+  const auto usage = [&](const fs::path& folder) {
+    return number_in(root + (folder / usage_file).string()).value_or(0);
+  };
+  CgroupMemory memory{.version = group.version, .path = folders.front().string()};
+  memory.usage_bytes = usage(folders.front());
+  for (const fs::path& folder : folders) {
     const auto limit = number_in(root + (folder / limit_file).string());
     // Version 1 says "no limit" with the largest multiple of its page size.
     if (limit && *limit < (std::uint64_t{1} << 62) && *limit < memory.limit_bytes) {
       memory.limit_bytes = *limit;
       memory.path = folder.string();
-      memory.usage_bytes = number_in(root + (folder / usage_file).string()).value_or(0);
+      memory.usage_bytes = usage(folder);
     }
-    if (folder == mount->point || folder == folder.parent_path()) break;
   }
   return memory;
+}
+
+double cgroup_cpus(const std::string& root) {
+  const OwnGroup group = own_group(root, "cpu");
+  double least = std::numeric_limits<double>::infinity();
+  for (const fs::path& folder : folders_of(group, "cpu", root))
+    least = std::min(least, cpu_quota(group.version, root + folder.string()).value_or(least));
+  return least;
 }
 
 HugePages huge_pages(const std::string& root) {

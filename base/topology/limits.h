@@ -26,6 +26,10 @@ struct CgroupMemory {
 };
 CgroupMemory cgroup_memory(const std::string& root = "");
 
+/// The processor time that this process's control groups allow, in CPUs' worth; infinity where none
+/// limits it. The tightest on the way up counts.
+double cgroup_cpus(const std::string& root = "");
+
 struct HugePages {
   std::uint64_t reserved = 0;  ///< 2 MiB pages in the kernel's pool
   std::uint64_t free = 0;      ///< of those, not in use

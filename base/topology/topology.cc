@@ -203,6 +203,8 @@ Topology flatten(hwloc_topology_t topology) {
   result.cpu_model = read_cpu_model(topology);
   result.nodes = read_nodes(topology, usable.get());
   result.physical_cores = read_physical_cores(topology, usable.get(), result.nodes);
+  const Bitmap group(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(topology)));
+  result.group_cores = read_physical_cores(topology, group.get(), {}).size();
   read_devices(topology, result);
   return result;
 }

@@ -35,6 +35,8 @@ struct Topology {
   /// First logical CPU of each physical core this process may use, ordered by node: where workers
   /// are pinned.
   std::vector<int> physical_cores;
+  /// Physical cores that this process's control group has, whatever the process is bound to.
+  std::size_t group_cores = 0;
   std::vector<Accelerator> accelerators;
   std::vector<PciDevice> pci_devices;
 

@@ -9,25 +9,27 @@
 
 #include "aio/probe.h"
 #include "base/error.h"
+#include "base/topology/core_budget.h"
 
 namespace ziggurat {
 
 std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   auto runtime = std::make_unique<Runtime>();
   runtime->topology = Topology::discover();
-  const auto& cores = runtime->topology.physical_cores;
-  const std::size_t threads =
-      options.threads != 0 ? options.threads : std::max<std::size_t>(1, cores.size());
+  const CoreBudget budget = core_budget(runtime->topology);
+  const std::size_t threads = options.threads != 0 ? options.threads : budget.workers;
+  const std::size_t cores = runtime->topology.physical_cores.size();
   const std::size_t logical = std::max(1U, std::thread::hardware_concurrency());
   if (threads > std::max<std::size_t>(logical, 4)) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--threads {}: this machine has {} logical CPUs and {} physical cores",
-                            threads, logical, cores.size()));
+                            threads, logical, cores));
   }
   if (!options.trace_path.empty()) runtime->trace = Trace::open(options.trace_path);
   WorkerPoolOptions pool{.threads = threads, .cpus = {}, .trace = runtime->trace.get()};
-  if (threads <= cores.size())
-    pool.cpus.assign(cores.begin(), cores.begin() + static_cast<std::ptrdiff_t>(threads));
+  if (threads <= budget.cpus.size())
+    pool.cpus.assign(budget.cpus.begin(),
+                     budget.cpus.begin() + static_cast<std::ptrdiff_t>(threads));
   runtime->io_engine = options.io_engine;
   if (!runtime->io_engine) {
     runtime->io_engine = [](Reactor& reactor, const std::string& directory) {

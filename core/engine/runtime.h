@@ -23,16 +23,16 @@ using IoEngineFactory =
     std::function<std::unique_ptr<IoEngine>(Reactor& reactor, const std::string& directory)>;
 
 struct RuntimeOptions {
-  std::size_t threads = 0;  ///< the core budget; 0: one per physical core this process may use
-  std::string trace_path;   ///< empty: no trace
+  std::size_t threads = 0;         ///< workers; 0: this rank's share of the host (core_budget.h)
+  std::string trace_path;          ///< empty: no trace
   IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
 };
 
 /// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
 /// topology.
 struct Runtime {
-  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs; errno's for the
-  /// trace file.
+  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs, and for a
+  /// launcher's rank that makes no sense; errno's for the trace file.
   static std::unique_ptr<Runtime> create(const RuntimeOptions& options);
   ~Runtime();
 

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/runtime/reactor.h"
+#include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
 #include "base/topology/topology.h"
 #include "integrations/cli/commands.h"
@@ -39,8 +40,11 @@ void look(std::string_view what, const Look& action) {
 
 void show_processors() {
   const Topology topology = Topology::discover();
-  say("CPU", fmt::format("{}; {} physical cores for workers", topology.cpu_model,
-                         topology.physical_cores.size()));
+  const CoreBudget budget = core_budget(topology);
+  say("CPU", topology.cpu_model);
+  say("core budget",
+      fmt::format("{} worker{}{} of {}", budget.workers, budget.workers == 1 ? "" : "s",
+                  budget.cpus.empty() ? ", not pinned," : "", budget.reason));
   for (const NumaNode& node : topology.nodes) {
     say("NUMA node", fmt::format("{}: {} of memory, {} CPUs", node.os_index,
                                  format_bytes(node.memory_bytes), node.cpus.size()));
@@ -129,7 +133,7 @@ int doctor(const std::vector<std::string>& paths) {
       fmt::format(
           "an interrupted transfer is tried {} times; a store in use is waited for {} s; {}",
           DirectFile::kRetriesMax, OpenOptions{}.lock_wait.count() / 1000,
-          "workers: one for each physical core unless --threads says otherwise"));
+          "workers: one for each physical core of the budget unless --threads says otherwise"));
   const std::vector<std::string> degraded = degraded_modes();
   for (const std::string& mode : degraded) say("degraded", mode);
   if (degraded.empty()) say("degraded", "nothing");

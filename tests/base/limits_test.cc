@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "base/bytes.h"
@@ -46,6 +47,29 @@ class FakeRoot : public ::testing::Test {
  private:
   fs::path root_;
 };
+
+TEST_F(FakeRoot, QuotaOfCpusIsTheTightestOnTheWayUp) {
+  write("/proc/self/cgroup", "0::/job/rank\n");
+  write("/proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  EXPECT_EQ(cgroup_cpus(root()), std::numeric_limits<double>::infinity());
+  write("/sys/fs/cgroup/job/rank/cpu.max", "max 100000\n");
+  EXPECT_EQ(cgroup_cpus(root()), std::numeric_limits<double>::infinity());
+  write("/sys/fs/cgroup/job/cpu.max", "250000 100000\n");
+  EXPECT_EQ(cgroup_cpus(root()), 2.5);
+  write("/sys/fs/cgroup/job/rank/cpu.max", "150000 100000\n");
+  EXPECT_EQ(cgroup_cpus(root()), 1.5);
+}
+
+TEST_F(FakeRoot, QuotaOfCpusInVersionOne) {
+  write("/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/job\n0::/\n");
+  write("/proc/self/mountinfo",
+        "30 23 0:26 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
+  write("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
+  write("/sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(cgroup_cpus(root()), std::numeric_limits<double>::infinity());
+  write("/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "400000\n");
+  EXPECT_EQ(cgroup_cpus(root()), 4.0);
+}
 
 TEST_F(FakeRoot, UnifiedGroupsLimitIsTheTightestOnTheWayUp) {
   write("/proc/self/cgroup", "0::/user.slice/run.scope\n");

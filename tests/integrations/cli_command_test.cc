@@ -479,6 +479,15 @@ TEST(CliCommand, DoctorSaysWhatIsHere) {
   EXPECT_THAT(output.out, HasSubstr(folder.path().string()));
 }
 
+TEST(CliCommand, DoctorSaysARanksShareOfTheCores) {
+  const TemporaryFolder folder;
+  const auto doctor = [&](const std::string& rank) {
+    return ziggurat(folder.path(), {"doctor"}, {{"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "999"}});
+  };
+  EXPECT_THAT(doctor("7").out, HasSubstr("rank 7 of 999 on this host"));
+  EXPECT_THAT(doctor("999").out, HasSubstr("not a rank"));
+}
+
 // Damage is said by name; what remains is used or the run refused, never a wrong number.
 TEST(CliCommand, ADamagedRecordIsRefusedByName) {
   const TemporaryFolder folder;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/checksum.h"
+#include "optimizer/eight_bit_tables.h"
 #include "optimizer/update.h"
 #include "tests/optimizer/state.h"
 
@@ -158,6 +159,132 @@ TEST(EightBit, WhatHasNoCodeIsToldFromWhatIsZero) {
   encode_eight_bit(EightBitCode::kUnsigned, denormals.data(), codes, &scale);
   decode_eight_bit(EightBitCode::kUnsigned, codes, &scale, decoded.data());
   for (const float value : decoded) EXPECT_EQ(value, 0.0f);
+}
+
+/// Codes and scales as the specification makes them, from every target, and the values back.
+void expect_specification(EightBitCode code, std::span<const float> values) {
+  const std::size_t blocks = (values.size() + kEightBitBlock - 1) / kEightBitBlock;
+  std::vector<std::uint8_t> want(values.size()), got(values.size());
+  std::vector<float> want_scales(blocks), got_scales(blocks);
+  std::vector<float> want_decoded(values.size()), decoded(values.size());
+  internal::scalar::encode_eight_bit(code, values.data(), want, want_scales.data());
+  internal::scalar::decode_eight_bit(code, want, want_scales.data(), want_decoded.data());
+  testing::for_each_target([&] {
+    std::ranges::fill(got, std::uint8_t{0x5a});
+    encode_eight_bit(code, values.data(), got, got_scales.data());
+    ASSERT_TRUE(testing::same_bits<float>(got_scales, want_scales)) << values.size();
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_EQ(int{got[i]}, int{want[i]})
+          << values[i] << " of a block with " << got_scales[i / kEightBitBlock];
+    decode_eight_bit(code, want, want_scales.data(), decoded.data());
+    ASSERT_TRUE(testing::same_bits<float>(decoded, want_decoded)) << values.size();
+  });
+}
+
+TEST(EightBit, EveryTargetGivesTheSpecificationsBitsAtEverySize) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  testing::HardFloats hard(4);
+  std::vector<float> values(5 * kEightBitBlock + 10);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    switch (i / kEightBitBlock) {
+      case 1: values[i] = hard.next(); break;  // becomes NaN
+      case 2: values[i] = i % 3 == 0 ? 1e-39f : -0.0f; break;
+      case 3: values[i] = 1e38f * normal(random); break;  // the inverse scale is denormal
+      case 4: values[i] = std::ldexp(normal(random), -static_cast<int>(random() % 30)); break;
+      default: values[i] = normal(random);
+    }
+  }
+  for (const EightBitCode code : kCodes) {
+    for (const std::size_t size : {0u, 1u, 255u, 256u, 257u, 512u, 1000u, 1024u, 1290u}) {
+      for (const std::size_t offset : {0u, 1u}) {
+        if (offset + size > values.size()) continue;
+        expect_specification(code, std::span(values).subspan(offset, size));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(EightBit, EveryTargetFindsTheNearestCodeBesideHalfWay) {
+  for (const EightBitCode code : kCodes) {
+    for (const float scale : {1.0f, 3e-7f, 1.9e20f}) {
+      std::vector<float> values;
+      for (const float threshold : internal::eight_bit_tables(code).thresholds) {
+        const auto middle = static_cast<std::int32_t>(testing::to_bits(threshold));
+        for (std::int32_t step = -300; step <= 300; ++step) {
+          if (values.size() % kEightBitBlock == 0) values.push_back(scale);
+          const float value = testing::from_bits(static_cast<std::uint32_t>(middle + step));
+          values.push_back(scale * (step % 2 == 0 ? value : -value));
+        }
+      }
+      // Everything between, a little of it.
+      for (const float value : magnitudes()) {
+        if (values.size() % kEightBitBlock == 0) values.push_back(scale);
+        values.push_back(scale * value);
+      }
+      values.resize(values.size() / kEightBitBlock * kEightBitBlock);
+      expect_specification(code, values);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(EightBit, EveryTargetDecodesEveryCode) {
+  std::vector<std::uint8_t> codes(kEightBitBlock);
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 37);
+  for (const EightBitCode code : kCodes) {
+    for (const std::uint32_t bits :
+         {0x3f800000u, 0x00000000u, 0x00012345u, 0x7f7fffffu, 0x7f800000u, kNaNBits, 0x2b5a1234u}) {
+      const float scale = testing::from_bits(bits);
+      std::vector<float> want(codes.size()), got(codes.size());
+      internal::scalar::decode_eight_bit(code, codes, &scale, want.data());
+      testing::for_each_target([&] {
+        decode_eight_bit(code, codes, &scale, got.data());
+        for (std::size_t i = 0; i < codes.size(); ++i)
+          ASSERT_TRUE(testing::to_bits(got[i]) == testing::to_bits(want[i]) ||
+                      (got[i] != got[i] && want[i] != want[i]))
+              << int{codes[i]} << " of " << scale;
+      });
+    }
+  }
+}
+
+/// Any codes, scales and gradients: the bits of a record do not depend on the target.
+TEST(EightBit, EveryTargetUpdatesARecordOfHardValuesAlike) {
+  testing::HardFloats hard(9);
+  const std::vector<DecayRun> runs = {
+      {0, 1000, true}, {1000, 1010, false}, {1010, 4096, true}, {4096, kTileElements, false}};
+  for (const OptimizerKind kind : testing::kAllOptimizers) {
+    TiledRecord before(kind, StateFormat::k8Bit, 1), want(kind, StateFormat::k8Bit, 1);
+    TiledRecord got(kind, StateFormat::k8Bit, 1);
+    before.fill(3);
+    const std::size_t moments = moment_count(kind);
+    for (std::size_t i = before.shape.offset(1, 1); i < before.shape.offset(1 + moments, 1); ++i)
+      before.bytes()[i] = static_cast<std::byte>(hard.word());
+    auto* scales =
+        reinterpret_cast<float*>(before.bytes().data() + before.shape.offset(1 + moments, 1));
+    for (std::size_t i = 0; i < moments * kTileElements / kEightBitBlock; ++i) {
+      if (i % 4 == 0) scales[i] = quiet(std::fabs(hard.next()));
+    }
+    for (std::size_t i = 0; i < kTileElements; ++i) {
+      if (i / kEightBitBlock % 8 == 0) before.grad.data()[i] = float_to_bf16(hard.next());
+    }
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
+      OptimizerStep::Settings settings = usual_settings(kind);
+      settings.rounding = rounding;
+      const OptimizerStep step = OptimizerStep::make(settings);
+      want.copy_from(before);
+      force_simd_target("scalar");
+      update_record(step, want.view(), runs);
+      testing::for_each_target([&] {
+        got.copy_from(before);
+        update_record(step, got.view(), runs);
+        EXPECT_TRUE(testing::same_bits<std::byte>(got.bytes(), want.bytes())) << to_string(kind);
+        EXPECT_TRUE(testing::same_bits<bf16>(got.param.span(), want.param.span()));
+      });
+    }
+  }
 }
 
 /// update_record's way over 8-bit moments is decode, fp32's update, encode, whatever the target.

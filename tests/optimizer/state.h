@@ -30,7 +30,7 @@ inline OptimizerStep::Settings usual_settings(OptimizerKind kind = OptimizerKind
 inline constexpr std::array kAllOptimizers = {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                                               OptimizerKind::kLion, OptimizerKind::kAdagrad,
                                               OptimizerKind::kSgd};
-/// Those with a kernel of their own: 8-bit moments are decoded for kFp32's.
+/// Those whose slices may be of any length: 8-bit moments come in blocks (eight_bit_test.cc).
 inline constexpr std::array kKernelFormats = {StateFormat::kFp32, StateFormat::kBf16Moments,
                                               StateFormat::kSplit, StateFormat::kBf16};
 inline constexpr std::array kAllFormats = {StateFormat::kFp32, StateFormat::kBf16Moments,

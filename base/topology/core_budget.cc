@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/topology/core_budget.cc: what launchers say, and a host's cores cut into even runs.
+#include "base/topology/core_budget.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/topology/limits.h"
+
+namespace ziggurat {
+namespace {
+
+struct Variables {
+  const char* rank;
+  const char* count;
+};
+constexpr Variables kLaunchers[] = {{"LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+                                    {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+                                    {"SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
+
+std::optional<std::size_t> parse_count(std::string_view text) {
+  std::size_t value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (result.ec != std::errc{} || result.ptr != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// Slurm counts the tasks of each node: "8", "8(x2)", "8(x2),4". The node's own entry.
+std::string own_entry(const std::string& list, const Environment& environment) {
+  std::size_t node = parse_count(environment("SLURM_NODEID").value_or("0")).value_or(0);
+  for (std::size_t begin = 0; begin < list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const std::string entry = list.substr(begin, end - begin);
+    const std::size_t times = entry.find("(x");
+    const std::size_t nodes =
+        times == std::string::npos
+            ? 1
+            : parse_count(entry.substr(times + 2, entry.size() - times - 3)).value_or(1);
+    if (node < nodes) return entry.substr(0, times);
+    node -= nodes;
+    begin = end + 1;
+  }
+  return list;
+}
+
+std::string cores(std::size_t count) {
+  return fmt::format("{} physical core{}", count, count == 1 ? "" : "s");
+}
+
+}  // namespace
+
+std::optional<std::string> process_environment(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr || *value == '\0') return std::nullopt;
+  return value;
+}
+
+LocalRank local_rank(const Environment& environment) {
+  for (const Variables& names : kLaunchers) {
+    const auto rank_text = environment(names.rank);
+    const auto count_text = environment(names.count);
+    if (!rank_text || !count_text) continue;
+    const auto rank = parse_count(*rank_text);
+    const auto count = parse_count(own_entry(*count_text, environment));
+    if (!rank || !count || *rank >= *count) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}={} with {}={}: not a rank and the count of ranks on this host; "
+                              "unset both, or give each process its number from 0 on",
+                              names.rank, *rank_text, names.count, *count_text));
+    }
+    return {*rank, *count, fmt::format("{}, {}", names.rank, names.count)};
+  }
+  return {};
+}
+
+CoreBudget core_budget(const Topology& topology, const LocalRank& rank, double quota_cpus) {
+  const std::vector<int>& own = topology.physical_cores;
+  CoreBudget budget;
+  budget.reason = rank.count == 1 ? cores(own.size())
+                                  : fmt::format("rank {} of {} on this host ({}), {}", rank.rank,
+                                                rank.count, rank.source, cores(own.size()));
+  std::size_t ranks = rank.count;
+  std::size_t place = rank.rank;
+  if (ranks > 1 && own.size() < topology.group_cores &&
+      own.size() <= std::max<std::size_t>(1, topology.group_cores / ranks)) {
+    budget.reason += ", bound to by the launcher";
+    ranks = 1;
+    place = 0;
+  }
+  const double allowed = quota_cpus / static_cast<double>(rank.count);
+  const std::size_t begin = own.size() * place / ranks;
+  const std::size_t end = own.size() * (place + 1) / ranks;
+  const std::size_t share = std::max<std::size_t>(1, end - begin);
+  if (allowed < static_cast<double>(share)) {
+    // Time without a place: others of the same quota would be pinned to the same first cores.
+    budget.workers = std::max<std::size_t>(1, static_cast<std::size_t>(std::floor(allowed)));
+    budget.reason += fmt::format(", a quota of {:.3g} CPUs", quota_cpus);
+    return budget;
+  }
+  budget.workers = share;
+  if (own.size() >= ranks)
+    budget.cpus.assign(own.begin() + static_cast<std::ptrdiff_t>(begin),
+                       own.begin() + static_cast<std::ptrdiff_t>(end));
+  return budget;
+}
+
+CoreBudget core_budget(const Topology& topology) {
+  return core_budget(topology, local_rank(), cgroup_cpus());
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/eight_bit_simd.cc: updates of fp32 masters and 8-bit moments: a block's moments go from
+// their codes through the update in registers, into a buffer in L1 until their scale is known.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimizer/eight_bit_simd.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
+#include <hwy/highway.h>
+
+#include <span>
+
+#include "optimizer/arrays_inl.h"
+#include "optimizer/eight_bit_inl.h"
+#include "optimizer/kernels.h"
+#include "optimizer/rules_inl.h"
+#include "optimizer/simd_target.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ziggurat::internal::HWY_NAMESPACE {
+
+#if ZIGGURAT_HAVE_VECTORS
+
+static_assert(kEightBitBlock % kFour == 0);
+
+template <EightBitCode kCode>
+HWY_INLINE Four moments_of(const EightBitTables& tables, const std::uint8_t* codes, float scale) {
+  const Four four = decoded_four<kCode>(tables, codes);
+  const F by = hn::Set(Floats(), scale);
+  return {{hn::Mul(four.of[0], by), hn::Mul(four.of[1], by), hn::Mul(four.of[2], by),
+           hn::Mul(four.of[3], by)}};
+}
+
+template <EightBitCode kCode>
+void decode_blocks(std::span<const std::uint8_t> codes, const float* scales, float* values) {
+  const EightBitTables& tables = eight_bit_tables(kCode);
+  const std::size_t whole = codes.size() / kEightBitBlock * kEightBitBlock;
+  for (std::size_t i = 0; i < whole; i += kFour) {
+    const Four four = moments_of<kCode>(tables, codes.data() + i, scales[i / kEightBitBlock]);
+    store_fp32({four.of[0], four.of[1]}, values, i);
+    store_fp32({four.of[2], four.of[3]}, values, i + kPair);
+  }
+  scalar::decode_eight_bit(kCode, codes.subspan(whole), scales + whole / kEightBitBlock,
+                           values + whole);
+}
+
+template <EightBitCode kCode>
+void encode_blocks(const float* values, std::span<std::uint8_t> codes, float* scales) {
+  const EightBitTables& tables = eight_bit_tables(kCode);
+  const std::size_t whole = codes.size() / kEightBitBlock * kEightBitBlock;
+  for (std::size_t begin = 0; begin < whole; begin += kEightBitBlock) {
+    W largest = hn::Zero(Words());
+    for (std::size_t i = begin; i < begin + kEightBitBlock; i += kPair)
+      largest = largest_bits(largest, load_fp32(values, i));
+    finish_block<kCode>(tables, scale_of(largest), values + begin, codes.data() + begin,
+                        scales + begin / kEightBitBlock);
+  }
+  scalar::encode_eight_bit(kCode, values + whole, codes.subspan(whole),
+                           scales + whole / kEightBitBlock);
+}
+
+void decode_eight_bit_simd(EightBitCode code, std::span<const std::uint8_t> codes,
+                           const float* scales, float* values) {
+  code == EightBitCode::kSigned ? decode_blocks<EightBitCode::kSigned>(codes, scales, values)
+                                : decode_blocks<EightBitCode::kUnsigned>(codes, scales, values);
+}
+
+void encode_eight_bit_simd(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
+                           float* scales) {
+  code == EightBitCode::kSigned ? encode_blocks<EightBitCode::kSigned>(values, codes, scales)
+                                : encode_blocks<EightBitCode::kUnsigned>(values, codes, scales);
+}
+
+/// A block's moments, updated.
+struct UpdatedMoments {
+  alignas(64) float values[kMomentsMax][kEightBitBlock];
+  BlockScale scale[kMomentsMax];
+};
+/// Blocks that are updated before the first of them is encoded: a scale takes some 60 cycles from
+/// the last of its block's values on, which so pass in the next block's update.
+constexpr std::size_t kAhead = 2;
+
+/// Two registers, from element `i` on, which is `in_block` of its block.
+template <class Rule>
+HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::size_t i,
+                            std::size_t in_block, bool past_cache, Pair moment, Pair second,
+                            UpdatedMoments& updated, W (&largest)[kMomentsMax]) {
+  const Pair master = Fp32Masters::load(slice, i);
+  const Pair gradient = load_gradient(slice, i);
+  const Elements low =
+      Rule::updated(step, slice.decay, {master.low, moment.low, second.low}, gradient.low);
+  const Elements high =
+      Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
+  const Pair made{low.master, high.master};
+  const WordPair noise = noise_of<false>(step.rounding == Rounding::kStochastic, slice, i).param;
+  Fp32Masters::store(made, noise, slice, i);
+  if (slice.param != nullptr) store_param(made, noise, past_cache, slice, i);
+  const Pair moments{low.moment, high.moment};
+  store_fp32(moments, updated.values[0], in_block);
+  largest[0] = largest_bits(largest[0], moments);
+  if (Rule::kMoments == 1) return;
+  const Pair seconds{low.second, high.second};
+  store_fp32(seconds, updated.values[1], in_block);
+  largest[1] = largest_bits(largest[1], seconds);
+}
+
+/// The block that begins at element `begin`; its codes and scales are read, not written.
+template <class Rule, EightBitCode kFirst>
+HWY_INLINE void update_block(const OptimizerStep& step, const Slice& slice, std::size_t begin,
+                             bool past_cache, UpdatedMoments& updated) {
+  const EightBitTables& first = eight_bit_tables(kFirst);
+  const EightBitTables& second = eight_bit_tables(EightBitCode::kUnsigned);
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(slice.moments[0]);
+  const auto* second_codes = reinterpret_cast<const std::uint8_t*>(slice.moments[1]);
+  const std::size_t block = begin / kEightBitBlock;
+  W largest[kMomentsMax] = {hn::Zero(Words()), hn::Zero(Words())};
+  for (std::size_t in_block = 0; in_block < kEightBitBlock; in_block += kFour) {
+    const std::size_t i = begin + in_block;
+    const Four m = moments_of<kFirst>(first, codes + i, slice.scales[0][block]);
+    Four v = m;
+    if (Rule::kMoments == 2)
+      v = moments_of<EightBitCode::kUnsigned>(second, second_codes + i, slice.scales[1][block]);
+    update_pair<Rule>(step, slice, i, in_block, past_cache, {m.of[0], m.of[1]}, {v.of[0], v.of[1]},
+                      updated, largest);
+    update_pair<Rule>(step, slice, i + kPair, in_block + kPair, past_cache, {m.of[2], m.of[3]},
+                      {v.of[2], v.of[3]}, updated, largest);
+  }
+  updated.scale[0] = scale_of(largest[0]);
+  if (Rule::kMoments == 2) updated.scale[1] = scale_of(largest[1]);
+}
+
+template <EightBitCode kCode>
+HWY_INLINE void store_block(const UpdatedMoments& updated, std::size_t moment, const Slice& slice,
+                            std::size_t begin) {
+  auto* codes = reinterpret_cast<std::uint8_t*>(slice.moments[moment]) + begin;
+  finish_block<kCode>(eight_bit_tables(kCode), updated.scale[moment], updated.values[moment], codes,
+                      slice.scales[moment] + begin / kEightBitBlock);
+}
+
+template <class Rule, EightBitCode kFirst = EightBitCode::kSigned>
+void update_blocks(const OptimizerStep& step_in, const Slice& slice_in) {
+  const OptimizerStep step = step_in;  // copies: see update_inl.h
+  const Slice slice = slice_in;
+  const bool past_cache = store_params_past_cache(slice);
+  UpdatedMoments updated[kAhead];
+  for (std::size_t begin = 0; begin < slice.count;) {
+    const std::size_t blocks = HWY_MIN(kAhead, (slice.count - begin) / kEightBitBlock);
+    for (std::size_t k = 0; k < blocks; ++k)
+      update_block<Rule, kFirst>(step, slice, begin + k * kEightBitBlock, past_cache, updated[k]);
+    for (std::size_t k = 0; k < blocks; ++k, begin += kEightBitBlock) {
+      store_block<kFirst>(updated[k], 0, slice, begin);
+      if (Rule::kMoments == 2) store_block<EightBitCode::kUnsigned>(updated[k], 1, slice, begin);
+    }
+  }
+}
+
+void update_eight_bit_simd(const OptimizerStep& step, const Slice& slice) {
+  switch (step.kind) {
+    case OptimizerKind::kAdamW: return update_blocks<AdamWRule>(step, slice);
+    case OptimizerKind::kAdam: return update_blocks<AdamRule>(step, slice);
+    case OptimizerKind::kLion: return update_blocks<LionRule>(step, slice);
+    case OptimizerKind::kAdagrad:
+      return update_blocks<AdagradRule, moment_code(OptimizerKind::kAdagrad, 0)>(step, slice);
+    case OptimizerKind::kSgd: return update_blocks<SgdRule>(step, slice);
+  }
+}
+
+#else
+
+void decode_eight_bit_simd(EightBitCode code, std::span<const std::uint8_t> codes,
+                           const float* scales, float* values) {
+  scalar::decode_eight_bit(code, codes, scales, values);
+}
+void encode_eight_bit_simd(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
+                           float* scales) {
+  scalar::encode_eight_bit(code, values, codes, scales);
+}
+void update_eight_bit_simd(const OptimizerStep& step, const Slice& slice) {
+  scalar::update(step, slice);
+}
+
+#endif
+
+}  // namespace ziggurat::internal::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ziggurat {
+namespace internal {
+
+HWY_EXPORT(decode_eight_bit_simd);
+HWY_EXPORT(encode_eight_bit_simd);
+HWY_EXPORT(update_eight_bit_simd);
+
+void update_eight_bit(const OptimizerStep& step, const Slice& slice) {
+  select_kernel(scalar::update, HWY_DISPATCH_TABLE(update_eight_bit_simd))(step, slice);
+}
+
+}  // namespace internal
+
+void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, const float* scales,
+                      float* values) noexcept {
+  using namespace internal;
+  select_kernel(scalar::decode_eight_bit, HWY_DISPATCH_TABLE(decode_eight_bit_simd))(
+      code, codes, scales, values);
+}
+
+void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
+                      float* scales) noexcept {
+  using namespace internal;
+  select_kernel(scalar::encode_eight_bit, HWY_DISPATCH_TABLE(encode_eight_bit_simd))(code, values,
+                                                                                     codes, scales);
+}
+
+}  // namespace ziggurat
+#endif

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/eight_bit_tables.cc: the codes as published, and lines through them.
+#include "optimizer/eight_bit_tables.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "base/check.h"
+
+namespace ziggurat::internal {
+namespace {
+
+constexpr int kDecades = 7;
+
+/// The positive values below 1 and above 0, ascending: in decade i, 2^i of them (signed) or twice
+/// as many, the middles of an even cut of [0.1, 1], times 10^(i - 6). Each value is rounded to fp32
+/// where PyTorch's tensors round it.
+template <class Take>
+void for_each_fraction(EightBitCode code, Take&& take) {
+  constexpr float kLeast = 0.1f;
+  constexpr float kPowers[kDecades] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+  for (int decade = 0; decade < kDecades; ++decade) {
+    const int count = (code == EightBitCode::kSigned ? 1 : 2) << decade;
+    const float step = (1.0f - kLeast) / static_cast<float>(count);
+    // Exact in double, rounded once; PyTorch's linspace counts from the nearer end.
+    const auto boundary = [&](int j) {
+      const double wide = step;
+      return static_cast<float>(j < (count + 1) / 2 ? static_cast<double>(kLeast) + wide * j
+                                                    : 1.0 - wide * (count - j));
+    };
+    for (int j = 0; j < count; ++j)
+      take(kPowers[decade] * ((boundary(j) + boundary(j + 1)) / 2.0f));
+  }
+}
+
+std::array<float, 256> make_values(EightBitCode code) {
+  std::array<float, 256> values{};
+  std::size_t count = 0;
+  values[count++] = 0.0f;
+  values[count++] = 1.0f;
+  for_each_fraction(code, [&](float value) {
+    values[count++] = value;
+    if (code == EightBitCode::kSigned) values[count++] = -value;
+  });
+  ZIGGURAT_CHECK(count == values.size(), "{} codes", count);
+  std::ranges::sort(values);
+  return values;
+}
+
+/// Between each magnitude and the next, from zero up: the largest float that is nearer to the lower
+/// one or as near.
+std::vector<float> make_thresholds(const std::array<float, 256>& values) {
+  std::vector<float> thresholds;
+  for (auto code = std::ranges::find(values, 0.0f); code + 1 != values.end(); ++code) {
+    const double middle = (static_cast<double>(code[0]) + static_cast<double>(code[1])) / 2;
+    auto below = static_cast<float>(middle);
+    if (static_cast<double>(below) > middle)
+      below = std::bit_cast<float>(std::bit_cast<std::uint32_t>(below) - 1);
+    thresholds.push_back(below);
+  }
+  return thresholds;
+}
+
+std::uint32_t to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+/// A decade's magnitudes: ranks [first, first + count).
+struct Decade {
+  std::size_t first, count;
+};
+Decade decade_of(EightBitCode code, int decade) {
+  const std::size_t count = std::size_t{code == EightBitCode::kSigned ? 1u : 2u} << decade;
+  return {code == EightBitCode::kSigned ? count : count - 1, count};
+}
+
+void set(EightValues& table, std::size_t index, double value) {
+  table[index] = static_cast<float>(value);
+}
+
+/// Each decade's line goes through the middle of its codes: no code is far off.
+void fit_values(EightBitCode code, std::span<const float> magnitudes, EightBitTables& tables) {
+  const std::size_t added = code == EightBitCode::kSigned ? 0 : 1;
+  for (int i = 0; i < kDecades; ++i) {
+    const Decade decade = decade_of(code, i);
+    const double first = magnitudes[decade.first];
+    const double last = magnitudes[decade.first + decade.count - 1];
+    const double steps = static_cast<double>(std::max<std::size_t>(1, decade.count - 1));
+    const double slope = static_cast<float>((last - first) / steps);
+    const double middle = static_cast<double>(2 * (decade.first + added) + decade.count - 1) / 2;
+    const std::size_t exponent = std::bit_width(decade.first + added) - 1;
+    set(tables.value_slope, (127 + exponent) % 8, slope);
+    set(tables.value_offset, (127 + exponent) % 8, (first + last) / 2 - slope * middle);
+  }
+  // The free place is zero's (unsigned, 1 with what is added) or 1's (signed, 128).
+  set(tables.value_offset, code == EightBitCode::kSigned ? 134 % 8 : 127 % 8,
+      code == EightBitCode::kSigned ? 1 : 0);
+}
+
+/// What a line gives for a rank, as eight_bit_inl.h computes it.
+float on_line(EightBitCode code, std::size_t rank, const EightBitTables& tables) {
+  const auto whole = static_cast<float>(rank);
+  const float place = code == EightBitCode::kSigned ? whole : std::min(whole + 1.0f, kTopPlace);
+  const std::size_t line = to_bits(place) >> 23 & 7;
+  const float rise = tables.value_slope[line] * place;
+  return tables.value_offset[line] + rise;
+}
+
+void note_nudges(EightBitCode code, std::span<const float> magnitudes, EightBitTables& tables) {
+  for (std::size_t rank = 1; rank < magnitudes.size(); ++rank) {
+    const auto wanted = static_cast<std::int32_t>(to_bits(magnitudes[rank]));
+    const auto nudge = wanted - static_cast<std::int32_t>(to_bits(on_line(code, rank, tables)));
+    ZIGGURAT_CHECK(nudge >= -8 && nudge < 8, "rank {} lies {} off its line", rank, nudge);
+    tables.nudges[rank / 8 % tables.nudges.size()] |= (static_cast<std::uint32_t>(nudge) & 15u)
+                                                      << rank % 8 * 4;
+  }
+}
+
+void fit_ranks(EightBitCode code, EightBitTables& tables) {
+  double power = 1e-6;
+  for (int i = 0; i < kDecades; ++i, power *= 10) {
+    const Decade decade = decade_of(code, i);
+    const auto section = static_cast<std::size_t>(i);
+    const std::size_t last = decade.first + decade.count - 1;
+    const double slope = static_cast<double>(decade.count) / (0.9 * power);
+    set(tables.rank_slope, section, slope);
+    // An even cut's lower end is half-way between two codes.
+    set(tables.rank_offset, section, static_cast<double>(decade.first) - 0.5 - slope * 0.1 * power);
+    set(tables.rank_limit, section, static_cast<double>(last));
+    set(tables.section_end, section, tables.thresholds[last]);
+  }
+  // The lowest section reaches down to zero, whose place is its own rank; unsigned that is rank 1,
+  // for what is above zero never becomes zero.
+  const double least = code == EightBitCode::kSigned ? 0 : 1;
+  set(tables.rank_offset, 0, least);
+  set(tables.rank_slope, 0,
+      0.5 / static_cast<double>(tables.thresholds[code == EightBitCode::kSigned ? 0 : 1]));
+  const auto top = static_cast<double>(tables.thresholds.size());
+  set(tables.rank_offset, kDecades, top);
+  set(tables.rank_limit, kDecades, top);
+  set(tables.section_end, kDecades, std::numeric_limits<double>::infinity());
+}
+
+/// Lines rise, also as they are computed: so if both sides of each threshold come out on theirs,
+/// everything does.
+void check_ranks(EightBitCode code, const EightBitTables& tables) {
+  for (int i = 0; i < kDecades; ++i) {
+    const auto section = static_cast<std::size_t>(i);
+    const Decade decade = decade_of(code, i);
+    for (std::size_t rank = decade.first; rank + 1 < decade.first + decade.count; ++rank) {
+      const float below = tables.thresholds[rank];
+      for (const float value : {below, std::bit_cast<float>(to_bits(below) + 1)}) {
+        const float rise = tables.rank_slope[section] * value;
+        const float off = tables.rank_offset[section] + rise - (static_cast<float>(rank) + 0.5f);
+        ZIGGURAT_CHECK(std::fabs(off) < kRankMargin, "rank {} lies {} off its line", rank, off);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+EightBitTables::EightBitTables(EightBitCode code)
+    : values(make_values(code)),
+      planes{},
+      value_offset{},
+      value_slope{},
+      nudges{},
+      section_end{},
+      rank_offset{},
+      rank_slope{},
+      rank_limit{},
+      thresholds(make_thresholds(values)) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    for (std::size_t k = 0; k < planes.size(); ++k)
+      planes[k][i] = static_cast<std::uint8_t>(to_bits(values[i]) >> 8 * k);
+  }
+  const auto zero = static_cast<std::size_t>(std::ranges::find(values, 0.0f) - values.begin());
+  const std::span<const float> magnitudes = std::span(values).subspan(zero);
+  fit_values(code, magnitudes, *this);
+  note_nudges(code, magnitudes, *this);
+  fit_ranks(code, *this);
+  check_ranks(code, *this);
+}
+
+const EightBitTables& eight_bit_tables(EightBitCode code) noexcept {
+  static const EightBitTables signed_tables(EightBitCode::kSigned);
+  static const EightBitTables unsigned_tables(EightBitCode::kUnsigned);
+  return code == EightBitCode::kSigned ? signed_tables : unsigned_tables;
+}
+
+}  // namespace ziggurat::internal
