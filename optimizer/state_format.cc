@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/gradient.h"
 #include "optimizer/rounding.h"
 
 namespace ziggurat {
@@ -88,6 +90,16 @@ RecordFormat record_format(OptimizerKind kind, StateFormat format) {
   return RecordFormat(std::move(segments));
 }
 
+std::string to_string(const StateKind& state) {
+  return fmt::format("{} in {}", to_string(state.optimizer), to_string(state.format));
+}
+
+StateTraffic state_traffic(const StateKind& state, bool param_elsewhere) {
+  const double record = static_cast<double>(record_format(state).tile_bytes()) / kTileElements;
+  const bool skips = param_elsewhere && holds_param(state.format);
+  return {.read = record - (skips ? sizeof(bf16) : 0), .written = record};
+}
+
 double moment_error(StateFormat format) noexcept {
   return moment_element(format).size_bytes == 2 ? 0x1p-8 : 0.0;
 }
@@ -102,6 +114,33 @@ void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf1
                 fmt::format("state format '{}' keeps the parameter in bf16; choose parameters in "
                             "bf16, or the format fp32, bf16-moments or 8bit",
                             to_string(format)));
+}
+
+void read_params(StateFormat format, std::span<const std::byte> record,
+                 const ParamRounding& rounding, std::uint64_t first_element,
+                 std::span<bf16> params) {
+  if (holds_param(format)) {
+    ZIGGURAT_CHECK(record.size() >= params.size_bytes(), "{} parameters of a record of {} bytes",
+                   params.size(), record.size());
+    std::memcpy(params.data(), record.data(), params.size_bytes());
+    return;
+  }
+  ZIGGURAT_CHECK(record.size() >= params.size() * sizeof(float),
+                 "{} parameters of a record of {} bytes", params.size(), record.size());
+  const std::span masters(reinterpret_cast<const float*>(record.data()), params.size());
+  if (rounding.rounding == Rounding::kNearest || rounding.step == 0) {
+    round_to_bf16(masters, params);
+    return;
+  }
+  const std::uint64_t rounding_key = mix_seed(rounding.seed, rounding.step);
+  for (std::size_t begin = 0; begin < params.size(); begin += kTileElements) {
+    const NoiseKey noise = tile_noise(rounding_key, (first_element + begin) / kTileElements);
+    const std::size_t end = std::min(begin + kTileElements, params.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t drawn = noise_bits(noise, static_cast<std::uint32_t>(i - begin));
+      params[i] = round_with_noise(quiet(masters[i]), drawn & 0xffffU);
+    }
+  }
 }
 
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters) {
