@@ -35,7 +35,8 @@ namespace ziggurat {
 
 struct StepOptions {
   float learning_rate = 0;
-  std::optional<Betas> betas = std::nullopt;  ///< of this step, in place of EngineConfig::adamw's
+  std::optional<Betas> betas =
+      std::nullopt;  ///< of this step, in place of EngineConfig::optimizer's
   /// What the trainer multiplied the loss by (LossScaler::scale()); gradients are divided by it.
   /// Where it is given, a norm that is not finite skips the step instead of being an error, so
   /// updates before the norm are guesses, as with clipping.
@@ -61,6 +62,7 @@ struct StoreInfo {
   std::string model_name;    ///< ModelSpec::name
   std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
+  StateKind state;  ///< OptimizerConfig::state
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
 };

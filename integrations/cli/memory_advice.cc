@@ -35,6 +35,11 @@ ModelSizes sizes_of(const gpt::ModelConfig& model) {
   return sizes;
 }
 
+/// Of `count` elements' records.
+std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
+  return count * record_format(options.optimizer.state).tile_bytes() / kTileElements;
+}
+
 struct Remedy {
   std::string text;
   std::uint64_t saved_bytes;
@@ -99,7 +104,7 @@ std::vector<std::string> host_advice(const TrainOptions& options) {
   const std::uint64_t count = sizes_of(options.model).count;
   std::vector<Remedy> remedies;
   if (options.placement.optimizer == Tier::kHost)
-    remedies.push_back({"--placement optimizer=nvme", count * 12});
+    remedies.push_back({"--placement optimizer=nvme", record_bytes(options, count)});
   if (options.placement.grads == Tier::kHost)
     remedies.push_back({"--placement grads=nvme", count * 2});
   if (options.placement.params == Tier::kHost)
@@ -128,7 +133,8 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads) {
       2 * (options.placement.params == Tier::kDevice ? sizes.count : in_use) + kFragmentationBytes;
   need.gradient_bytes =
       4 * in_use + (options.placement.grads == Tier::kDevice ? 2 * sizes.count : 0);
-  need.optimizer_bytes = options.placement.optimizer == Tier::kDevice ? 12 * sizes.count : 0;
+  if (options.placement.optimizer == Tier::kDevice)
+    need.optimizer_bytes = record_bytes(options, sizes.count);
   return need;
 }
 
@@ -142,15 +148,20 @@ void require_device_budget(const TrainOptions& options, std::size_t threads) {
                   need.text()));
 }
 
+std::uint64_t training_state_bytes(const TrainOptions& options) {
+  const std::uint64_t count = sizes_of(options.model).count;
+  return 2 * 2 * count + record_bytes(options, count);
+}
+
 WritePlan write_plan(const TrainOptions& options) {
   const std::uint64_t count = sizes_of(options.model).count;
-  const std::uint64_t record_bytes = 12 * count;
+  const std::uint64_t records = record_bytes(options, count);
   WritePlan plan;
-  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * record_bytes;
+  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * records;
   if (options.placement.optimizer == Tier::kNvme) {
-    plan.per_step_bytes += record_bytes;
+    plan.per_step_bytes += records;
   } else {
-    plan.at_end_bytes += record_bytes;
+    plan.at_end_bytes += records;
   }
   if (options.placement.params == Tier::kNvme) {
     plan.fill_bytes += 4 * count;

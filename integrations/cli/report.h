@@ -11,6 +11,7 @@
 #include "core/plan/step_bound.h"
 #include "core/sharding/placement.h"
 #include "integrations/cli/step_log.h"
+#include "optimizer/state_format.h"
 #include "tiers/account.h"
 
 namespace ziggurat::cli {
@@ -18,6 +19,7 @@ namespace ziggurat::cli {
 /// Everything the report is made from.
 struct RunFacts {
   Placement placement;
+  StateKind state;
   std::uint64_t parameters = 0;
   bool clipping = true;
   std::uint64_t tokens_per_step = 0;

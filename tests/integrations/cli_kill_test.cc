@@ -99,8 +99,12 @@ const Arguments kNvme{"--placement", "all=nvme"};
 /// Every step guesses, and about half of the guesses are wrong.
 const Arguments kGuesses{"--speculate", "always", "--clip", "2.1", "--host-memory", "2MiB"};
 
+const Arguments kEightBit{"--state-format", "8bit"};
+const Arguments kSplit{"--state-format", "split"};
+
 INSTANTIATE_TEST_SUITE_P(Settings, CliKill,
-                         testing::Values(kDemo, kNvme, kDemo + kGuesses, kNvme + kGuesses));
+                         testing::Values(kDemo, kNvme, kDemo + kGuesses, kNvme + kGuesses,
+                                         kDemo + kGuesses + kEightBit, kDemo + kGuesses + kSplit));
 
 TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   const TemporaryFolder folder;
