@@ -142,6 +142,27 @@ TEST_P(EveryFormat, MovesTheBytesThatItPromises) {
   }
 }
 
+TEST_P(EveryFormat, WorksInTheSmallestHostBudgetThatItNames) {
+  EngineConfig one = config(kDemo, kMiB / 4);
+  std::string text;
+  try {
+    const Rig rig(model_, one);
+  } catch (const Error& error) {
+    text = error.what();
+  }
+  const std::string marker = "with this placement is ";
+  ASSERT_THAT(text, HasSubstr(marker));
+  const std::string size = text.substr(text.find(marker) + marker.size());
+  one.host_budget_bytes = parse_size(size.substr(0, size.find(':')), "size");
+  Rig rig(model_, one);
+  PlainTraining expected = plain();
+  for (std::uint64_t step = 0; step < 3; ++step) {
+    train_step(*rig.engine, model_, step, kLearningRate, {}, loudness_of(step));
+    expected.step(step, kLearningRate, loudness_of(step));
+  }
+  EXPECT_TRUE(same_params(*rig.engine, expected, model_));
+}
+
 TEST(EngineFormats, SplitMastersGiveTheBitsOfFp32MastersFromStepToStep) {
   const ModelSpec model = small_model();
   PlainTraining whole(model, kClip, {kAdamW, kFp32});
