@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/checksum.h"
 #include "base/dtype.h"
 
 namespace ziggurat {
@@ -51,6 +52,11 @@ constexpr float joined(SplitMaster split) noexcept {
 struct NoiseKey {
   std::uint32_t first, second;
 };
+/// Of the model's tile number `tile`, in a step of that OptimizerStep::rounding_key.
+inline NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
+  const std::uint64_t key = mix_seed(rounding_key, tile);
+  return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+}
 constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {
   std::uint32_t x = index * 0x9e3779b9u + key.first;
   x ^= x >> 16;

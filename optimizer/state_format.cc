@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "optimizer/eight_bit.h"
+#include "optimizer/gradient.h"
 #include "optimizer/rounding.h"
 
 namespace ziggurat {
@@ -88,6 +90,16 @@ RecordFormat record_format(OptimizerKind kind, StateFormat format) {
   return RecordFormat(std::move(segments));
 }
 
+std::string to_string(const StateKind& state) {
+  return fmt::format("{} in {}", to_string(state.optimizer), to_string(state.format));
+}
+
+StateTraffic state_traffic(const StateKind& state, bool param_elsewhere) {
+  const double record = static_cast<double>(record_format(state).tile_bytes()) / kTileElements;
+  const bool skips = param_elsewhere && holds_param(state.format);
+  return {.read = record - (skips ? sizeof(bf16) : 0), .written = record};
+}
+
 double moment_error(StateFormat format) noexcept {
   return moment_element(format).size_bytes == 2 ? 0x1p-8 : 0.0;
 }
@@ -102,6 +114,35 @@ void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf1
                 fmt::format("state format '{}' keeps the parameter in bf16; choose parameters in "
                             "bf16, or the format fp32, bf16-moments or 8bit",
                             to_string(format)));
+}
+
+void read_params(StateFormat format, std::span<const std::byte> record,
+                 const ParamRounding& rounding, std::uint64_t first_element,
+                 TypedSpan<std::byte> out) {
+  const std::size_t count = out.count();
+  if (holds_param(format)) {
+    ZIGGURAT_CHECK(out.dtype == DType::kBFloat16 && record.size() >= out.bytes.size(),
+                   "{} parameters in {} of a record of {} bytes", count, to_string(out.dtype),
+                   record.size());
+    std::memcpy(out.bytes.data(), record.data(), out.bytes.size());
+    return;
+  }
+  ZIGGURAT_CHECK(record.size() >= count * sizeof(float), "{} parameters of a record of {} bytes",
+                 count, record.size());
+  const std::span masters(reinterpret_cast<const float*>(record.data()), count);
+  // Only bf16 is ever rounded with noise.
+  const bool nearest = rounding.rounding == Rounding::kNearest || rounding.step == 0;
+  if (nearest || out.dtype != DType::kBFloat16) return round_params(masters, out);
+  const std::span<bf16> params = out.as<bf16>();
+  const std::uint64_t rounding_key = mix_seed(rounding.seed, rounding.step);
+  for (std::size_t begin = 0; begin < params.size(); begin += kTileElements) {
+    const NoiseKey noise = tile_noise(rounding_key, (first_element + begin) / kTileElements);
+    const std::size_t end = std::min(begin + kTileElements, params.size());
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint32_t drawn = noise_bits(noise, static_cast<std::uint32_t>(i - begin));
+      params[i] = round_with_noise(quiet(masters[i]), drawn & 0xffffU);
+    }
+  }
 }
 
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters) {

@@ -19,9 +19,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
+#include "base/dtype.h"
 #include "optimizer/optimizer_step.h"
+#include "optimizer/typed_span.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {
@@ -55,6 +58,26 @@ constexpr bool holds_param(StateFormat format) noexcept {
 /// The segments of a record: parameter or master first, then moments, then scales.
 RecordFormat record_format(OptimizerKind kind, StateFormat format);
 
+/// What a store's records are: whose state, and how it is held.
+struct StateKind {
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  StateFormat format = StateFormat::kFp32;
+  friend bool operator==(const StateKind&, const StateKind&) = default;
+};
+/// "adamw in 8bit".
+std::string to_string(const StateKind& state);
+inline RecordFormat record_format(const StateKind& state) {
+  return record_format(state.optimizer, state.format);
+}
+
+/// Bytes a parameter that updating a record moves from where it is kept, and back: the table above,
+/// for any optimizer. `param_elsewhere`: the parameter is in use elsewhere, and not read with it.
+struct StateTraffic {
+  double read;
+  double written;
+};
+StateTraffic state_traffic(const StateKind& state, bool param_elsewhere);
+
 /// The relative error of a moment that `format` rounds to nearest, at most (rounded stochastically,
 /// twice that): 0 where nothing is rounded. For k8Bit see optimizer/eight_bit.h: it is relative to
 /// the largest of a block.
@@ -64,6 +87,18 @@ double moment_error(StateFormat format) noexcept;
 /// halves would no longer be the master), and a parameter that is not bf16 where the record holds
 /// it.
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16);
+
+/// The rounding of parameters after step `step` of a run (OptimizerStep::rounding_key).
+struct ParamRounding {
+  Rounding rounding = Rounding::kNearest;
+  std::uint64_t seed = 0;
+  std::uint64_t step = 0;  ///< 0: initial values, which are rounded to nearest
+};
+/// The parameters that go with a record, with the bits of the update that made it: those it holds,
+/// or its masters rounded as that step did. `first_element` as in RecordView.
+void read_params(StateFormat format, std::span<const std::byte> record,
+                 const ParamRounding& rounding, std::uint64_t first_element,
+                 TypedSpan<std::byte> params);
 
 /// The masters of a record of `format`, exactly, and the other way: with moments of zero, which is
 /// how training begins. `masters` has all the record's elements; zero masters make a zero record.

@@ -135,8 +135,7 @@ class Pass {
     slice.grad = view_.grad.bytes.data() + first * size_bytes(view_.grad.dtype);
     slice.param_dtype = view_.param.dtype;
     slice.count = kTileElements;
-    const std::uint64_t key = mix_seed(rounding_key_, view_.first_element / kTileElements + tile);
-    slice.noise_key = {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+    slice.noise_key = tile_noise(rounding_key_, view_.first_element / kTileElements + tile);
     return slice;
   }
 

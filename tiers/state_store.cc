@@ -149,11 +149,15 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
 }
 
 Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
-                        IoPriority priority) {
+                        IoPriority priority, std::uint64_t skipped_bytes) {
   expected(chunk, generation);
   ZIGGURAT_CHECK(record.size() == record_bytes(chunk), "chunk {}: {} bytes for a record of {}",
                  chunk, record.size(), record_bytes(chunk));
-  co_await impl_->file->read(impl_->layout.record_offset(chunk, generation), record, priority);
+  ZIGGURAT_CHECK(skipped_bytes < record.size(), "chunk {}: {} bytes skipped of {}", chunk,
+                 skipped_bytes, record.size());
+  const std::uint64_t begin = skipped_bytes - skipped_bytes % impl_->file->alignment().offset_bytes;
+  co_await impl_->file->read(impl_->layout.record_offset(chunk, generation) + begin,
+                             record.subspan(begin), priority);
 }
 
 Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,

@@ -124,8 +124,10 @@ class StateStore {
 
   /// Reads the record of `generation` (the durable one or one written since). The caller verifies
   /// the hash where it has the bytes in cache, and reports a mismatch with corrupt_record().
+  /// The first `skipped_bytes` of the record are not wanted, and not read as far as the drive's
+  /// alignment allows.
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
-              IoPriority priority = IoPriority::kDemand);
+              IoPriority priority = IoPriority::kDemand, std::uint64_t skipped_bytes = 0);
   /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on
   /// every rank, and no other write to this slot is under way.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,

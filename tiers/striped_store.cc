@@ -233,9 +233,9 @@ StateStore::Expected StripedStore::expected(ChunkId chunk, std::uint64_t generat
 }
 
 Task<> StripedStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
-                          IoPriority priority) {
+                          IoPriority priority, std::uint64_t skipped_bytes) {
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
-  return at(chunk).read(homes_[chunk].chunk, generation, record, priority);
+  return at(chunk).read(homes_[chunk].chunk, generation, record, priority, skipped_bytes);
 }
 
 Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,

@@ -53,7 +53,7 @@ class StripedStore {
   std::uint64_t write_seed(ChunkId chunk, std::uint64_t generation) const noexcept;
   StateStore::Expected expected(ChunkId chunk, std::uint64_t generation) const;
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
-              IoPriority priority = IoPriority::kDemand);
+              IoPriority priority = IoPriority::kDemand, std::uint64_t skipped_bytes = 0);
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
   void discard(std::uint64_t generation);

@@ -26,6 +26,8 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kSpeculationWasteBytes: return "speculation_waste_bytes";
     case Counter::kRecordCacheHits: return "record_cache_hits";
     case Counter::kRecordCacheHitBytes: return "record_cache_hit_bytes";
+    case Counter::kStateReadBytes: return "state_read_bytes";
+    case Counter::kStateWriteBytes: return "state_write_bytes";
     case Counter::kCount: break;
   }
   return "unknown";

@@ -32,6 +32,8 @@ enum class Counter : std::uint8_t {
   kSpeculationWasteBytes,  ///< records written in vain over NVMe, and read again
   kRecordCacheHits,        ///< records found in host memory
   kRecordCacheHitBytes,    ///< and so not read over NVMe
+  kStateReadBytes,         ///< of records, for an update; part of kNvmeReadBytes
+  kStateWriteBytes,        ///< and after it
   kCount,
 };
 

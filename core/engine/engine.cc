@@ -89,13 +89,17 @@ void EngineImpl::finish_gradient(UnitId unit) {
 
 /// Of every group, 0 first: that of parameters of none.
 StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) const {
-  OptimizerStep::Settings settings{.learning_rate = options.learning_rate,
-                                   .beta1 = config_.adamw.beta1,
-                                   .beta2 = config_.adamw.beta2,
-                                   .eps = config_.adamw.eps,
-                                   .weight_decay = config_.adamw.weight_decay,
+  const OptimizerConfig& optimizer = config_.optimizer;
+  OptimizerStep::Settings settings{.kind = optimizer.state.optimizer,
+                                   .rounding = optimizer.rounding,
+                                   .learning_rate = options.learning_rate,
+                                   .beta1 = optimizer.beta1,
+                                   .beta2 = optimizer.beta2,
+                                   .eps = optimizer.eps,
+                                   .weight_decay = optimizer.weight_decay,
                                    .grad_scale = grad_scale,
-                                   .t = generation_ + 1};
+                                   .t = generation_ + 1,
+                                   .seed = optimizer.rounding_seed};
   if (options.betas) {
     settings.beta1 = static_cast<float>(options.betas->beta1);
     settings.beta2 = static_cast<float>(options.betas->beta2);
@@ -240,7 +244,7 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
       throw storage_->store->corrupt_record(id, stored);
   }
   values.resize(chunk.count);
-  std::memcpy(values.data(), record.data(), chunk.count * sizeof(float));
+  read_masters(table_->state().format, record, values);
 }
 
 std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation,

@@ -36,7 +36,8 @@ namespace ziggurat {
 
 struct StepOptions {
   float learning_rate = 0;
-  std::optional<Betas> betas = std::nullopt;  ///< of this step, in place of EngineConfig::adamw's
+  std::optional<Betas> betas =
+      std::nullopt;  ///< of this step, in place of EngineConfig::optimizer's
   /// What the trainer multiplied the loss by (LossScaler::scale()); gradients are divided by it.
   /// Where it is given, a norm that is not finite skips the step instead of being an error, so
   /// updates before the norm are guesses, as with clipping.
@@ -63,6 +64,7 @@ struct StoreInfo {
   DType dtype = DType::kBFloat16;
   std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
+  StateKind state;  ///< OptimizerConfig::state
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
 };

@@ -10,15 +10,22 @@
 
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
+#include "optimizer/state_format.h"
 
 namespace ziggurat {
 
-/// AdamW (Loshchilov & Hutter 2019), bias-corrected.
-struct AdamWConfig {
-  float beta1 = 0.9F;
+/// The optimizer and how its state is held, both for a store's life; and its settings, which may
+/// change.
+struct OptimizerConfig {
+  StateKind state;  ///< AdamW, everything in fp32
+  /// Of bf16 parameters, and of moments where they are bf16. Not stochastic with
+  /// StateFormat::kSplit
+  Rounding rounding = Rounding::kNearest;
+  std::uint64_t rounding_seed = 0;
+  float beta1 = 0.9F;  ///< SGD: the momentum
   float beta2 = 0.95F;
   float eps = 1e-8F;
-  float weight_decay = 0.1F;
+  float weight_decay = 0.1F;  ///< decoupled in AdamW and Lion; the others add it to the gradient
 };
 
 struct StoreDirectory {
@@ -40,8 +47,8 @@ struct EngineConfig {
   /// Device memory that the trainer will take for itself; the engine leaves it free.
   std::uint64_t trainer_device_bytes = 0;
 
-  AdamWConfig adamw;
-  std::vector<ParamGroup> param_groups;  ///< parameters with other settings than adamw's
+  OptimizerConfig optimizer;
+  std::vector<ParamGroup> param_groups;  ///< parameters with other settings than optimizer's
   /// Global 2-norm. 0 turns clipping off: without a loss scale, updates then start during backward.
   float clip_norm = 1.0F;
 

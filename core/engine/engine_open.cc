@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <sstream>
 
 #include "base/bytes.h"
@@ -35,6 +34,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
                        .dtype = ChunkTable::param_dtype(state.layout),
                        .run_identity = state.run_identity,
                        .numerics_fingerprint = state.numerics_fingerprint,
+                       .state = ChunkTable::state_of(state.layout),
                        .generation = 0,
                        .blob = {}};
         BlobHeader header;
@@ -60,6 +60,8 @@ void EngineImpl::validate() const {
                config_.slots == 2),
           "--speculate always: there is something to guess, and a way back, only with clipping, "
           "--placement optimizer=nvme and --slots 2");
+  require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+                     model_.dtype == DType::kBFloat16);
   require(!config_.store.empty(), "--store: a directory is needed");
   require(config_.store.size() <= kStripesMax,
           fmt::format("--store: {} directories, at most {}", config_.store.size(), kStripesMax));
@@ -93,14 +95,16 @@ Task<> EngineImpl::open_store() {
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     storage_->store = co_await std::move(opening);
     const StoreState& state = storage_->store->state();
-    table_ = ChunkTable::from_layout(model_, state.layout);
+    table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state);
     check_identity(state);
     resumed_ = true;
     for (const std::string& note : state.notes) notes_.push_back(note);
   } else {
     // The budget is judged before a byte is written.
+    const StateKind& kind = config_.optimizer.state;
     table_.emplace(model_,
-                   choose_chunk_tiles(model_, config_.placement, config_.host_budget_bytes));
+                   choose_chunk_tiles(model_, kind, config_.placement, config_.host_budget_bytes),
+                   kind);
   }
   plan_ = plan_host(*table_, config_.placement, config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
@@ -155,18 +159,20 @@ Task<> EngineImpl::build_floors() {
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
   tasks_.emplace(runtime_.reactor);
-  context_.emplace(Context{.reactor = runtime_.reactor,
-                           .workers = *runtime_.workers,
-                           .metrics = runtime_.metrics,
-                           .trace = runtime_.trace.get(),
-                           .device = device_,
-                           .to_device = *to_device_,
-                           .to_host = *to_host_,
-                           .pool = *pool_,
-                           .table = *table_,
-                           .placement = config_.placement,
-                           .tasks = *tasks_,
-                           .fail = [this](std::exception_ptr error) { fail(error); }});
+  context_.emplace(Context{
+      .reactor = runtime_.reactor,
+      .workers = *runtime_.workers,
+      .metrics = runtime_.metrics,
+      .trace = runtime_.trace.get(),
+      .device = device_,
+      .to_device = *to_device_,
+      .to_host = *to_host_,
+      .pool = *pool_,
+      .table = *table_,
+      .placement = config_.placement,
+      .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
+      .tasks = *tasks_,
+      .fail = [this](std::exception_ptr error) { fail(error); }});
   const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};
   Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
   params_ = co_await std::move(making_params);
@@ -197,7 +203,13 @@ void EngineImpl::describe() {
       "gradients",
       table_->unit_count(), table_->chunks().size(), format_bytes(table_->largest_record_bytes()),
       pool_->page_kind(), plan_.items));
-  if (config_.placement.optimizer != Tier::kNvme) {
+  const bool swept = config_.placement.optimizer == Tier::kNvme;
+  const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory());
+  notes_.push_back(fmt::format(
+      "optimizer state: {}, {:.4g} bytes a parameter{}", to_string(table_->state()),
+      traffic.written,
+      swept ? fmt::format("; a step reads {:.4g} and writes them anew", traffic.read) : ""));
+  if (!swept) {
     notes_.push_back(fmt::format(
         "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
         to_string(config_.placement.optimizer)));
@@ -207,13 +219,14 @@ void EngineImpl::describe() {
     notes_.push_back("every finished step becomes durable, at no extra written bytes");
   }
   if (kept_->kept_chunks() > 0) {
-    const auto sizes = table_->record_bytes();
-    const auto rest = std::span(sizes).subspan(kept_->kept_chunks());
+    std::uint64_t read_bytes = 0;
+    for (const Chunk& chunk : table_->chunks().subspan(kept_->kept_chunks()))
+      read_bytes +=
+          chunk.record_bytes() - OptimizerSweep::not_read_bytes(*context_, *params_, chunk);
     notes_.push_back(
         fmt::format("{} of {} records stay in host memory: a step writes {} of them and reads {}",
-                    kept_->kept_chunks(), sizes.size(),
-                    format_bytes(std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0})),
-                    format_bytes(std::accumulate(rest.begin(), rest.end(), std::uint64_t{0}))));
+                    kept_->kept_chunks(), table_->chunks().size(),
+                    format_bytes(table_->total_record_bytes()), format_bytes(read_bytes)));
   }
 }
 
@@ -247,12 +260,11 @@ std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> 
   return item.first(table_->chunk(id).record_bytes());
 }
 
-/// Parameters are made from the masters, here as in every update.
 Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
   const Chunk& chunk = table_->chunk(id);
   const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
-  co_await params_->publish_masters(id, record_memory(id, item),
-                                    item.subspan(behind, params_->item_bytes(chunk)));
+  co_await params_->publish_record(id, generation_, record_memory(id, item),
+                                   item.subspan(behind, params_->item_bytes(chunk)));
   if (kept_->keeps(id)) kept_->set_holds(id, generation_);
 }
 
@@ -297,9 +309,10 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   std::uint64_t hash = 0;
   const std::uint64_t seed = storage_->store->write_seed(id, 0);
   const std::function<void()> job = [&] {
-    std::memset(record.data(), 0, record.size());
+    std::vector<float> masters(chunk.count);
     const std::uint64_t real = std::min(chunk.count, table_->unit(chunk.unit).count - chunk.begin);
-    initialize(chunk.unit, chunk.begin, {reinterpret_cast<float*>(record.data()), real});
+    initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
+    write_record(table_->state().optimizer, table_->state().format, masters, record);
     hash = record_hash(record, seed, table_->record_format());
   };
   co_await runtime_.workers->run(runtime_.reactor, "initialize", job);

@@ -94,15 +94,16 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   return plan;
 }
 
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement,
-                                 std::uint64_t budget_bytes) {
+std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
+                                 const Placement& placement, std::uint64_t budget_bytes) {
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
-    const HostPlan plan = plan_host(ChunkTable(model, tiles), placement, budget_bytes);
+    const HostPlan plan = plan_host(ChunkTable(model, tiles, state), placement, budget_bytes);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
     if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kItemsWanted))
       return tiles;
   }
-  require_host_budget(plan_host(ChunkTable(model, 1), placement, budget_bytes), budget_bytes);
+  require_host_budget(plan_host(ChunkTable(model, 1, state), placement, budget_bytes),
+                      budget_bytes);
   return 1;
 }
 

@@ -38,11 +38,11 @@ struct HostPlan {
 /// The division of `budget_bytes` for an existing chunk table.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uint64_t budget_bytes);
 
-/// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of record) that leaves 12 work
-/// items. Errors: kResourceExhausted, with the smallest budget and what it is made of, if not even
-/// one-tile chunks fit.
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const Placement& placement,
-                                 std::uint64_t budget_bytes);
+/// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
+/// leaves 12 work items. Errors: kResourceExhausted, with the smallest budget and what it is made
+/// of, if not even one-tile chunks fit.
+std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
+                                 const Placement& placement, std::uint64_t budget_bytes);
 
 /// Throws kResourceExhausted with the account if `plan` does not fit.
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes);

@@ -13,6 +13,7 @@
 #include "base/runtime/worker_pool.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
+#include "optimizer/state_format.h"
 #include "tiers/device.h"
 #include "tiers/pinned_pool.h"
 
@@ -29,6 +30,8 @@ struct Context {
   PinnedPool& pool;
   const ChunkTable& table;
   Placement placement;
+  /// Of parameters, as every step of the run has it; `step` is that of the record at hand.
+  ParamRounding rounding{};
 
   /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
   WorkGroup& tasks;

@@ -6,7 +6,6 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
-#include "optimizer/gradient.h"
 
 namespace ziggurat {
 namespace {
@@ -67,11 +66,15 @@ Task<> ParamHome::publish(ChunkId id, TypedSpan<const std::byte> values) {
   co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
 }
 
-Task<> ParamHome::publish_masters(ChunkId id, std::span<const std::byte> record,
-                                  std::span<std::byte> item) {
+Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
+                                 std::span<const std::byte> record, std::span<std::byte> item) {
   const TypedSpan<std::byte> param = destination(id, item);
-  const std::span<const float> master(reinterpret_cast<const float*>(record.data()), param.count());
-  const std::function<void()> job = [&] { round_params(master, param); };
+  ParamRounding rounding = context_.rounding;
+  rounding.step = generation;
+  const std::function<void()> job = [&] {
+    read_params(context_.table.state().format, record, rounding, context_.table.first_element(id),
+                param);
+  };
   co_await context_.workers.run(context_.reactor, "round params", job);
   co_await publish(id, param);
 }

@@ -36,10 +36,12 @@ class ParamHome {
   /// `destination` is written: brings it home.
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values);
 
-  /// The same from `record`'s masters, as every update makes parameters from masters; `item` as
-  /// given by item_bytes().
-  Task<> publish_masters(ChunkId chunk, std::span<const std::byte> record,
-                         std::span<std::byte> item);
+  /// The same from the `record` of `generation`, with the bits of the update that made it; `item`
+  /// as given by item_bytes().
+  Task<> publish_record(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
+                        std::span<std::byte> item);
+  /// Parameters stay in memory between updates, where `destination` is.
+  bool in_memory() const noexcept { return tier_ != Tier::kNvme; }
 
   /// Parameters live on the device: nothing is ever loaded.
   bool on_device() const noexcept { return tier_ == Tier::kDevice; }

@@ -25,6 +25,11 @@ std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome
   return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
 }
 
+std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
+                                             const Chunk& chunk) {
+  return holds_param(context.table.state().format) && params.in_memory() ? chunk.param_bytes() : 0;
+}
+
 LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
   return {.purpose = Purpose::kOptimizer,
           .size_bytes = item_bytes(context_, parts_.params, parts_.grads, context_.table.chunk(id)),
@@ -35,16 +40,17 @@ LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
 /// Returns once the chunk may be updated: its record is in the item, its gradient at home, the
 /// step's scalars given. Until then the record is clean, and the pool may take the lease back for
 /// somebody with a sooner need: then it is read again.
-Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item) {
+Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   for (;;) {
-    co_await read(pass, id, item);
+    co_await read(pass, id, item, whole);
     const bool kept = co_await wait_for_gradient(pass, id, item);
     if (kept) co_return;
   }
 }
 
-/// The record of the generation before, from where it is.
-Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item) {
+/// The record of the generation before, from where it is; unless the whole is wanted, without the
+/// parameter where that is at home.
+Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
   if (parts_.kept.keeps(id)) {
     item.memory = parts_.kept.item(id);
   } else {
@@ -56,15 +62,20 @@ Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item) {
     item.memory = item.lease.bytes();
   }
   if (parts_.records.resident()) co_return;
-  const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
+  const Chunk& chunk = context_.table.chunk(id);
+  const std::uint64_t skipped = whole ? 0 : not_read_bytes(context_, parts_.params, chunk);
+  const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
   item.known = parts_.kept.holds(id, pass.generation - 1);
+  item.param_not_read = !item.known && skipped > 0;
   if (item.known) {
     context_.metrics.add(Counter::kRecordCacheHits, 1);
-    context_.metrics.add(Counter::kRecordCacheHitBytes, record_bytes);
+    context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
     co_return;
   }
   co_await parts_.store.read(id, pass.generation + settings_.store_offset - 1,
-                             item.memory.first(record_bytes), IoPriority::kPrefetch);
+                             item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
+                             skipped);
+  context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
 }
 
 /// False if the pool took the lease back meanwhile.
@@ -118,10 +129,15 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    const RecordView view{.record = record, .grad = grad, .param = param};
+    const RecordView view{.format = context_.table.state().format,
+                          .record = record,
+                          .grad = grad,
+                          .param = param,
+                          .param_not_read = item.param_not_read,
+                          .first_element = context_.table.first_element(id)};
     hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
   };
-  co_await context_.workers.run(context_.reactor, "adamw", job);
+  co_await context_.workers.run(context_.reactor, "update record", job);
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
   if (hashing.verify && hashes.before != expected.hash)
     throw parts_.store.corrupt_record(id, to - 1);
@@ -143,7 +159,7 @@ Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   if (hash != expected.hash) throw parts_.store.corrupt_record(id, stored);
   const std::span<std::byte> param_item =
       item.memory.subspan(chunk.record_bytes(), parts_.params.item_bytes(chunk));
-  co_await parts_.params.publish_masters(id, record, param_item);
+  co_await parts_.params.publish_record(id, pass.generation - 1, record, param_item);
   if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation - 1);
 }
 
@@ -158,6 +174,7 @@ Task<bool> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::
   const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
   co_await parts_.store.write(id, pass.generation + settings_.store_offset, record, hash,
                               IoPriority::kWriteBack);
+  context_.metrics.add(Counter::kStateWriteBytes, record.size());
   co_return true;
 }
 

@@ -156,7 +156,8 @@ Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
   bool guessed = false;
   for (;;) {
     if (pass.skipped && !guessed) co_return false;
-    co_await prepare(pass, id, item);
+    // Where a guess was written, the parameter at home is no longer what the record began with.
+    co_await prepare(pass, id, item, /*whole=*/guessed);
     if (pass.skipped) {
       if (guessed) co_await restore(pass, id, item);
       co_return false;

@@ -65,6 +65,10 @@ class OptimizerSweep {
   /// NVMe.
   static std::uint64_t item_bytes(const Context& context, const ParamHome& params,
                                   const GradHome& grads, const Chunk& chunk);
+  /// Bytes at the beginning of `chunk`'s record that an update need not read: the parameter, where
+  /// the record holds it and it is in memory anyway.
+  static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
+                                      const Chunk& chunk);
 
   /// A gradient of the step that makes `generation` is on its way: records may be read ahead. With
   /// `early` (the same at every call of a step) the unit's chunks are updated as its gradient
@@ -95,6 +99,7 @@ class OptimizerSweep {
     Lease lease{};                  ///< none if the chunk is kept, or needs no memory
     std::span<std::byte> memory{};  ///< record, parameters, gradient: those that are on NVMe
     bool known = false;             ///< the record needs no verification
+    bool param_not_read = false;    ///< the parameter it begins with is at home, as it was
   };
 
   // optimizer_sweep.cc
@@ -109,8 +114,8 @@ class OptimizerSweep {
 
   // optimizer_chunk.cc
   LeaseRequest request(const Pass& pass, ChunkId id) const;
-  Task<> prepare(Pass& pass, ChunkId id, Item& item);
-  Task<> read(Pass& pass, ChunkId id, Item& item);
+  Task<> prepare(Pass& pass, ChunkId id, Item& item, bool whole);
+  Task<> read(Pass& pass, ChunkId id, Item& item, bool whole);
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
   Task<> restore(Pass& pass, ChunkId id, Item& item);

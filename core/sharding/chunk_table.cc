@@ -62,20 +62,28 @@ std::string_view param_text(DType dtype) {
   return "fp32";
 }
 
-/// The text under `key` of a layout.
-std::string text_of(const std::string& layout, const char* key) {
-  const auto json = nlohmann::json::parse(layout, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains(key) || !json[key].is_string())
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store's layout is not readable JSON with a \"{}\"", key));
-  return json[key].get<std::string>();
+/// Stores made before there was a choice of optimizer and format do not name them.
+nlohmann::json parsed(const std::string& layout) {
+  auto json = nlohmann::json::parse(layout, nullptr, /*allow_exceptions=*/false);
+  if (json.is_object()) {
+    json.emplace("optimizer", to_string(OptimizerKind::kAdamW));
+    json.emplace("state_format", to_string(StateFormat::kFp32));
+    const auto is_text = [&](const char* key) {
+      return json.contains(key) && json[key].is_string();
+    };
+    if (is_text("model") && is_text("optimizer") && is_text("state_format") && is_text("param"))
+      return json;
+  }
+  throw Error(ErrorCode::kDataLoss, "the store's layout is not readable JSON");
 }
 
 }  // namespace
 
-ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max,
-                       RecordFormat record_format)
-    : model_(model), chunk_tiles_max_(chunk_tiles_max), record_format_(std::move(record_format)) {
+ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state)
+    : model_(model),
+      chunk_tiles_max_(chunk_tiles_max),
+      state_(state),
+      record_format_(ziggurat::record_format(state)) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
@@ -117,15 +125,19 @@ std::string ChunkTable::layout() const {
                                  {"units", to_json(model_)},
                                  {"tile_elements", kTileElements},
                                  {"chunk_tiles_max", chunk_tiles_max_},
+                                 {"optimizer", to_string(state_.optimizer)},
+                                 {"state_format", to_string(state_.format)},
                                  {"record", record_format_.text()},
                                  {"param", param_text(model_.dtype)}};
   return layout.dump();
 }
 
-std::string ChunkTable::model_name(const std::string& layout) { return text_of(layout, "model"); }
+std::string ChunkTable::model_name(const std::string& layout) {
+  return parsed(layout)["model"].get<std::string>();
+}
 
 DType ChunkTable::param_dtype(const std::string& layout) {
-  const std::string text = text_of(layout, "param");
+  const auto text = parsed(layout)["param"].get<std::string>();
   const std::optional<DType> dtype = parse_dtype(text.substr(0, text.find(',')));
   if (!dtype || param_text(*dtype) != text) {
     throw Error(ErrorCode::kDataLoss,
@@ -135,10 +147,22 @@ DType ChunkTable::param_dtype(const std::string& layout) {
   return *dtype;
 }
 
+StateKind ChunkTable::state_of(const std::string& layout) {
+  const nlohmann::json json = parsed(layout);
+  const auto optimizer = parse_optimizer(json["optimizer"].get<std::string>());
+  const auto format = parse_state_format(json["state_format"].get<std::string>());
+  if (!optimizer || !format) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's state is {} in {}, which this program does not know",
+                            json["optimizer"].dump(), json["state_format"].dump()));
+  }
+  return {*optimizer, *format};
+}
+
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
-                                   RecordFormat record_format) {
+                                   StateKind state) {
+  const nlohmann::json json = parsed(layout);
   const std::string stored_name = model_name(layout);
-  const auto json = nlohmann::json::parse(layout);
   if (stored_name != model.name) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -152,17 +176,16 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                             "another --store, or --resume never to replace it",
                             to_string(stored_dtype), to_string(model.dtype)));
   }
-  const std::string stored_record = json.value("record", std::string());
-  if (stored_record != record_format.text()) {
+  const StateKind stored = state_of(layout);
+  if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's records are '{}', this run's '{}': give the optimizer and "
-                            "state format of the store, another --store, or --resume never to "
-                            "replace it",
-                            stored_record, record_format.text()));
+                fmt::format("the store's state is {}, this run's {}: give --optimizer {} "
+                            "--state-format {}, another --store, or --resume never to replace it",
+                            to_string(stored), to_string(state), to_string(stored.optimizer),
+                            to_string(stored.format)));
   }
-  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}),
-                   std::move(record_format));
-  if (table.layout() != layout) {
+  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}), state);
+  if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store's model '{}' has other parameters or formats than this program's",

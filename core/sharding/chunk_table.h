@@ -45,21 +45,18 @@ struct UnitChunks {
 class ChunkTable {
  public:
   /// Errors: kInvalidArgument for a model without units or a unit without parameters.
-  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max,
-             RecordFormat record_format = fp32_adamw());
-  /// The table a store was created with. Errors: kInvalidArgument if `model` or `record_format` is
-  /// not that of `layout`, saying where they differ.
+  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state = {});
+  /// The table a store was created with. Errors: kInvalidArgument if `model` or `state` is not that
+  /// of `layout`, saying where they differ.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
-                                RecordFormat record_format = fp32_adamw());
-  /// Records of AdamW with everything in fp32.
-  static RecordFormat fp32_adamw() {
-    return ziggurat::record_format(OptimizerKind::kAdamW, StateFormat::kFp32);
-  }
+                                StateKind state = {});
   /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
   std::string layout() const;
   /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
   static DType param_dtype(const std::string& layout);
+  /// The StateKind in a layout.
+  static StateKind state_of(const std::string& layout);
 
   std::size_t unit_count() const noexcept { return units_.size(); }
   const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }
@@ -76,7 +73,12 @@ class ChunkTable {
   std::uint64_t largest_record_bytes() const noexcept;
   std::uint64_t total_record_bytes() const noexcept;
   std::vector<std::uint64_t> record_bytes() const;
+  const StateKind& state() const noexcept { return state_; }
   const RecordFormat& record_format() const noexcept { return record_format_; }
+  /// Where chunk `id` begins among the model's elements, padding counted.
+  std::uint64_t first_element(ChunkId id) const noexcept {
+    return unit(chunk(id).unit).first_tile * kTileElements + chunk(id).begin;
+  }
   /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
   /// too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
@@ -88,6 +90,7 @@ class ChunkTable {
 
   ModelSpec model_;
   std::uint64_t chunk_tiles_max_;
+  StateKind state_;
   RecordFormat record_format_;
   std::vector<UnitChunks> units_;
   std::vector<Chunk> chunks_;

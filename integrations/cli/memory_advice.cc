@@ -37,6 +37,11 @@ ModelSizes sizes_of(const gpt::ModelConfig& model) {
   return sizes;
 }
 
+/// Of `count` elements' records.
+std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
+  return count * record_format(options.optimizer.state).tile_bytes() / kTileElements;
+}
+
 struct Remedy {
   std::string text;
   std::uint64_t saved_bytes;
@@ -101,7 +106,7 @@ std::vector<std::string> host_advice(const TrainOptions& options) {
   const ModelSizes sizes = sizes_of(options.model);
   std::vector<Remedy> remedies;
   if (options.placement.optimizer == Tier::kHost)
-    remedies.push_back({"--placement optimizer=nvme", sizes.count * 12});
+    remedies.push_back({"--placement optimizer=nvme", record_bytes(options, sizes.count)});
   if (options.placement.grads == Tier::kHost)
     remedies.push_back({"--placement grads=nvme", sizes.values_bytes});
   if (options.placement.params == Tier::kHost)
@@ -132,7 +137,8 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads) {
       kFragmentationBytes;
   need.gradient_bytes =
       4 * in_use + (options.placement.grads == Tier::kDevice ? sizes.values_bytes : 0);
-  need.optimizer_bytes = options.placement.optimizer == Tier::kDevice ? 12 * sizes.count : 0;
+  if (options.placement.optimizer == Tier::kDevice)
+    need.optimizer_bytes = record_bytes(options, sizes.count);
   return need;
 }
 
@@ -146,15 +152,20 @@ void require_device_budget(const TrainOptions& options, std::size_t threads) {
                   need.text()));
 }
 
+std::uint64_t training_state_bytes(const TrainOptions& options) {
+  const ModelSizes sizes = sizes_of(options.model);
+  return 2 * sizes.values_bytes + record_bytes(options, sizes.count);
+}
+
 WritePlan write_plan(const TrainOptions& options) {
   const ModelSizes sizes = sizes_of(options.model);
-  const std::uint64_t record_bytes = 12 * sizes.count;
+  const std::uint64_t records = record_bytes(options, sizes.count);
   WritePlan plan;
-  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * record_bytes;
+  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * records;
   if (options.placement.optimizer == Tier::kNvme) {
-    plan.per_step_bytes += record_bytes;
+    plan.per_step_bytes += records;
   } else {
-    plan.at_end_bytes += record_bytes;
+    plan.at_end_bytes += records;
   }
   if (options.placement.params == Tier::kNvme) {
     plan.fill_bytes += 2 * sizes.values_bytes;

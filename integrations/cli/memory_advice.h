@@ -31,6 +31,9 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads);
 /// is written.
 void require_device_budget(const TrainOptions& options, std::size_t threads);
 
+/// Of all tiers: 16-bit parameters and gradients, and records.
+std::uint64_t training_state_bytes(const TrainOptions& options);
+
 /// Bytes of a step, and of the whole run, that the drive is made to write. From sizes alone.
 struct WritePlan {
   std::uint64_t fill_bytes =

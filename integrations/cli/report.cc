@@ -60,6 +60,19 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
   lines.push_back(part_line("in all", steady.wall_s, steady.wall_s));
 }
 
+/// What the optimizer's state moved over NVMe: to compare with what its format promises.
+void add_state(std::vector<std::string>& lines, const RunReport& report) {
+  const CounterSnapshot& totals = report.totals;
+  if (totals[Counter::kStateWriteBytes] == 0 || report.steps == 0) return;
+  const double updates =
+      static_cast<double>(report.facts.parameters) * static_cast<double>(report.steps);
+  lines.push_back(
+      fmt::format("state over NVMe: {:.2f} bytes read and {:.2f} written a parameter and step; {}",
+                  static_cast<double>(totals[Counter::kStateReadBytes]) / updates,
+                  static_cast<double>(totals[Counter::kStateWriteBytes]) / updates,
+                  to_string(report.facts.state)));
+}
+
 /// What was not read, and what was moved in vain: lines only of what there was.
 void add_saved(std::vector<std::string>& lines, const RunReport& report) {
   const CounterSnapshot& totals = report.totals;
@@ -97,8 +110,10 @@ std::string link_of(Wait wait, const Placement& placement) {
 StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   // Bytes of all parameters, and of all gradients.
   const std::uint64_t values_bytes = size_bytes(facts.dtype) * facts.parameters;
-  double sweep =
-      facts.placement.optimizer == Tier::kNvme ? 24.0 * static_cast<double>(facts.parameters) : 0;
+  const StateTraffic traffic = state_traffic(facts.state, facts.placement.params != Tier::kNvme);
+  double sweep = facts.placement.optimizer == Tier::kNvme
+                     ? (traffic.read + traffic.written) * static_cast<double>(facts.parameters)
+                     : 0;
   double forward = 0;
   double backward = 0;
   if (facts.placement.params == Tier::kNvme) {
@@ -172,6 +187,7 @@ std::vector<std::string> table(const RunReport& report) {
       link_line("host to device", totals[Counter::kHostToDeviceBytes], report.steps, 0));
   lines.push_back(
       link_line("device to host", totals[Counter::kDeviceToHostBytes], report.steps, 0));
+  add_state(lines, report);
   add_saved(lines, report);
   add_split(lines, report);
   const StepBound& bound = report.bound;

@@ -12,6 +12,7 @@
 #include "core/plan/step_bound.h"
 #include "core/sharding/placement.h"
 #include "integrations/cli/step_log.h"
+#include "optimizer/state_format.h"
 #include "tiers/account.h"
 
 namespace ziggurat::cli {
@@ -19,6 +20,7 @@ namespace ziggurat::cli {
 /// Everything the report is made from.
 struct RunFacts {
   Placement placement;
+  StateKind state;
   std::uint64_t parameters = 0;
   DType dtype = DType::kBFloat16;
   std::optional<double> loss_scale;  ///< as the run left it, where there is one

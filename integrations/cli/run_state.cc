@@ -61,8 +61,9 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
   ChangeableSettings settings{
       {"steps", fmt::format("{}", options.steps)},
       {"schedule", options.schedule.name},
-      {"betas", fmt::format("{:g},{:g}", options.adamw.beta1, options.adamw.beta2)},
-      {"weight-decay", fmt::format("{:g}", options.adamw.weight_decay)},
+      {"betas", fmt::format("{:g},{:g}", options.optimizer.beta1, options.optimizer.beta2)},
+      {"weight-decay", fmt::format("{:g}", options.optimizer.weight_decay)},
+      {"rounding", options.optimizer.rounding == Rounding::kNearest ? "nearest" : "stochastic"},
       {"param-groups", options.param_groups_text.empty() ? "none" : options.param_groups_text},
       {"clip", fmt::format("{:g}", options.clip_norm)},
       {"activation-checkpointing",

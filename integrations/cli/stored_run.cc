@@ -43,6 +43,7 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   EngineConfig config;
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
+  config.optimizer.state = info.state;
   config.run_identity = info.run_identity;
   config.numerics_fingerprint = gpt::numerics_fingerprint();
   config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {

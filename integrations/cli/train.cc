@@ -100,7 +100,7 @@ void TrainRun::open() {
   config.host_budget_bytes = options_.host_bytes;
   config.trainer_device_bytes =
       gpt::Trainer::workspace_bytes(options_.model, options_.shape, threads());
-  config.adamw = options_.adamw;
+  config.optimizer = options_.optimizer;
   config.param_groups = options_.param_groups;
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.speculation = options_.speculation;
@@ -146,8 +146,7 @@ void TrainRun::announce() {
   const ModelSpec spec = gpt::make_spec(options_.model);
   console_.line(fmt::format("{}: {:.1f} M parameters in {}, {} of training state; {} of text in {}",
                             spec.name, static_cast<double>(spec.count()) / 1e6,
-                            to_string(spec.dtype),
-                            format_bytes((12 + 2 * size_bytes(spec.dtype)) * spec.count()),
+                            to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
                             format_bytes(text_->size_bytes()), options_.data));
   console_.line(
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
@@ -308,6 +307,7 @@ void TrainRun::show(const StepRecord& record) {
 RunFacts TrainRun::facts() const {
   RunFacts facts;
   facts.placement = options_.placement;
+  facts.state = options_.optimizer.state;
   facts.parameters = gpt::make_spec(options_.model).count();
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
@@ -358,6 +358,8 @@ int TrainRun::run() {
     const nlohmann::json run{{"model", gpt::make_spec(options_.model).name},
                              {"dtype", to_string(options_.model.dtype)},
                              {"settings", settings_},
+                             {"optimizer", to_string(options_.optimizer.state.optimizer)},
+                             {"state_format", to_string(options_.optimizer.state.format)},
                              {"tokens_per_step", options_.shape.tokens_per_step()},
                              {"resumed_at", engine_->generation()},
                              {"description", engine_->description()}};

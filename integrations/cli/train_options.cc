@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -34,8 +35,16 @@ std::span<const Setting> train_settings() {
     all.insert(
         all.end(),
         {
-            {"betas", kNumbers, "0.9,0.95", "B1,B2", "AdamW's moving averages"},
-            {"weight-decay", kNumber, "0.1", "X", "decoupled decay, on matrices only"},
+            {"optimizer", kText, "adamw", "NAME", "adamw, adam, lion, adagrad or sgd"},
+            {"state-format", kText, "fp32", "NAME",
+             "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), split (fp32's "
+             "bits, fewer bytes read) or bf16"},
+            {"rounding", kText, "nearest", "nearest|stochastic",
+             "of 16-bit parameters and moments; not stochastic with split"},
+            {"betas", kNumbers, "0.9,0.95", "B1,B2",
+             "the optimizer's moving averages; the first is sgd's momentum"},
+            {"weight-decay", kNumber, "0.1", "X",
+             "on matrices only; decoupled in adamw and lion, else added to the gradient"},
             {"param-groups", kGroups, "", "PATTERN:KEY=X,..;..",
              "parameters with their own lr-scale, weight-decay, beta1, beta2, eps: the first group "
              "whose "
@@ -98,6 +107,14 @@ EngineConfig::Speculation read_speculation(const Settings& settings) {
   return word == "never" ? kNever : word == "always" ? kAlways : kAuto;
 }
 
+/// One of `names`, which are in the order of the enumerators.
+template <class Enum>
+Enum read_name(const Settings& settings, const std::string& key,
+               std::span<const std::string_view> names) {
+  const std::string name = settings.choice(key, names);
+  return static_cast<Enum>(std::ranges::find(names, name) - names.begin());
+}
+
 /// Runs a reader of another folder; its complaint becomes one about the setting.
 template <class Read>
 auto read_with(const Settings& settings, const std::string& key, const Read& read) {
@@ -106,6 +123,24 @@ auto read_with(const Settings& settings, const std::string& key, const Read& rea
   } catch (const Error& error) {
     throw UsageError(fmt::format("{}: {}", settings.described(key), error.what()));
   }
+}
+
+OptimizerConfig read_optimizer(const Settings& settings, DType dtype, std::uint64_t seed) {
+  static constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
+  OptimizerConfig optimizer;
+  optimizer.state = {read_name<OptimizerKind>(settings, "optimizer", optimizer_names()),
+                     read_name<StateFormat>(settings, "state-format", state_format_names())};
+  optimizer.rounding = read_name<Rounding>(settings, "rounding", kRoundings);
+  optimizer.rounding_seed = seed;
+  const std::vector<double> betas = settings.numbers("betas", 2, {.min = 0, .max = 0.999999});
+  optimizer.beta1 = static_cast<float>(betas[0]);
+  optimizer.beta2 = static_cast<float>(betas[1]);
+  optimizer.weight_decay =
+      static_cast<float>(settings.number("weight-decay", {.min = 0, .max = 100}));
+  read_with(settings, "state-format", [&](const std::string&) {
+    require_compatible(optimizer.state.format, optimizer.rounding, dtype == DType::kBFloat16);
+  });
+  return optimizer;
 }
 
 }  // namespace
@@ -125,17 +160,12 @@ TrainOptions read_train_options(const Settings& settings) {
   options.schedule = read_schedule(settings, options.steps);
   options.loss_scale = read_loss_scale(settings, options.model.dtype);
   options.clip_norm = settings.number("clip", {.min = 0, .max = 1e30});
-  const std::vector<double> betas = settings.numbers("betas", 2, {.min = 0, .max = 0.999999});
-  options.adamw.beta1 = static_cast<float>(betas[0]);
-  options.adamw.beta2 = static_cast<float>(betas[1]);
-  options.adamw.weight_decay =
-      static_cast<float>(settings.number("weight-decay", {.min = 0, .max = 100}));
-
   options.param_groups = read_param_groups(settings, gpt::make_spec(options.model));
   options.param_groups_text = settings.text("param-groups");
 
   options.eval_every = static_cast<std::uint64_t>(settings.integer("eval-every", {}));
   options.seed = static_cast<std::uint64_t>(settings.integer("seed", {}));
+  options.optimizer = read_optimizer(settings, options.model.dtype, options.seed);
   options.device_bytes = settings.size("device-memory", kBudgetBytesMin);
   options.host_bytes = settings.size("host-memory", kBudgetBytesMin);
   options.placement = read_with(settings, "placement",

@@ -32,7 +32,7 @@ struct TrainOptions {
   ScheduleOptions schedule;
   LossScaleOptions loss_scale;
   double clip_norm = 0;
-  AdamWConfig adamw;
+  OptimizerConfig optimizer;
   std::vector<ParamGroup> param_groups;
   std::string param_groups_text;
 

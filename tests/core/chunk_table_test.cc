@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
 #include "core/sharding/param_groups.h"
 #include "tests/core/engine_harness.h"
@@ -146,8 +148,9 @@ TEST(ParamGroups, OneThatNothingFallsToIsRefused) {
 
 TEST(ChunkTable, RecordsAreAsLongAsTheirFormatSays) {
   const ModelSpec model = small_model();
-  const RecordFormat lion = record_format(OptimizerKind::kLion, StateFormat::k8Bit);
-  const ChunkTable table(model, 2, lion);
+  const StateKind state{OptimizerKind::kLion, StateFormat::k8Bit};
+  const RecordFormat lion = record_format(state);
+  const ChunkTable table(model, 2, state);
   std::uint64_t total = 0;
   for (const Chunk& chunk : table.chunks()) {
     EXPECT_EQ(chunk.record_bytes(), lion.record_bytes(chunk.count / kTileElements));
@@ -158,19 +161,35 @@ TEST(ChunkTable, RecordsAreAsLongAsTheirFormatSays) {
   EXPECT_EQ(ChunkTable(model, 2).chunk(0).record_bytes(), table.chunk(0).count * 12);
 }
 
-TEST(ChunkTable, AnotherRecordFormatThanTheStoresIsRefusedNamingBoth) {
+TEST(ChunkTable, AnotherOptimizerOrFormatThanTheStoresIsRefusedNamingBoth) {
   const ModelSpec model = small_model();
-  const RecordFormat split = record_format(OptimizerKind::kAdamW, StateFormat::kSplit);
-  const std::string layout = ChunkTable(model, 2, split).layout();
-  EXPECT_EQ(ChunkTable::from_layout(model, layout, split).record_format(), split);
-  try {
-    ChunkTable::from_layout(model, layout);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("residual 16-bit"));
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("master fp32, exp_avg fp32, exp_avg_sq fp32"));
+  const StateKind stored{OptimizerKind::kAdam, StateFormat::kSplit};
+  const std::string layout = ChunkTable(model, 2, stored).layout();
+  EXPECT_EQ(ChunkTable::state_of(layout), stored);
+  EXPECT_EQ(ChunkTable::from_layout(model, layout, stored).record_format(), record_format(stored));
+  // Adam's records have the arrays of AdamW's, and other numbers in them.
+  for (const StateKind& state : {StateKind{OptimizerKind::kAdamW, StateFormat::kSplit},
+                                 StateKind{OptimizerKind::kAdam, StateFormat::kFp32}}) {
+    try {
+      ChunkTable::from_layout(model, layout, state);
+      FAIL() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("store's state is adam in split"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("this run's " + to_string(state)));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("--optimizer adam --state-format split"));
+    }
   }
+}
+
+TEST(ChunkTable, ALayoutOfBeforeThereWasAChoiceIsAdamWInFp32) {
+  const ModelSpec model = small_model();
+  auto layout = nlohmann::json::parse(ChunkTable(model, 2).layout());
+  layout.erase("optimizer");
+  layout.erase("state_format");
+  EXPECT_EQ(ChunkTable::state_of(layout.dump()), StateKind{});
+  EXPECT_EQ(ChunkTable::from_layout(model, layout.dump()).chunks().size(),
+            ChunkTable(model, 2).chunks().size());
 }
 
 TEST(ChunkTable, AModelWithoutUnitsOrParametersIsRefused) {

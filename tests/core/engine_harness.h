@@ -79,17 +79,21 @@ inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64
   return engine.step({.learning_rate = learning_rate, .blob = blob});
 }
 
+inline constexpr std::uint64_t kRoundingSeed = 5;
+
 /// The same in plain arrays: what every placement must equal, bit for bit.
 class PlainTraining {
  public:
-  explicit PlainTraining(const ModelSpec& model, float clip_norm)
-      : table_(model, 1U << 20), clip_norm_(clip_norm) {
+  explicit PlainTraining(const ModelSpec& model, float clip_norm, StateKind state = {},
+                         Rounding rounding = Rounding::kNearest)
+      : table_(model, 1U << 20, state), clip_norm_(clip_norm), rounding_(rounding) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      const std::uint64_t padded = table_.unit(u).padded_count;
-      records_.emplace_back(3 * padded, 0.0F);
-      params_.emplace_back(padded * size_bytes(table_.dtype()));
-      initialize(u, 0, std::span(records_.back()).first(table_.unit(u).count));
-      round_params(std::span(records_.back()).first(padded), all_params(u));
+      std::vector<float> masters(table_.unit(u).padded_count);
+      initialize(u, 0, std::span(masters).first(table_.unit(u).count));
+      records_.emplace_back(table_.record_format().record_bytes(masters.size() / kTileElements));
+      write_record(state.optimizer, state.format, masters, records_.back());
+      params_.emplace_back(masters.size() * size_bytes(table_.dtype()));
+      round_params(masters, all_params(u));
     }
   }
 
@@ -119,17 +123,22 @@ class PlainTraining {
     }
     const double norm = std::sqrt(sum) / static_cast<double>(loss_scale);
     const float coefficient = clip_coefficient(norm, clip_norm_);
-    const StepScalars scalars = make_scalars({.learning_rate = learning_rate,
+    const StepScalars scalars = make_scalars({.kind = table_.state().optimizer,
+                                              .rounding = rounding_,
+                                              .learning_rate = learning_rate,
                                               .beta1 = 0.9F,
                                               .beta2 = 0.95F,
                                               .eps = 1e-8F,
                                               .weight_decay = 0.1F,
                                               .grad_scale = coefficient / loss_scale,
-                                              .t = ++steps_});
+                                              .t = ++steps_,
+                                              .seed = kRoundingSeed});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      const RecordView view{.record = std::as_writable_bytes(std::span(records_[u])),
+      const RecordView view{.format = table_.state().format,
+                            .record = records_[u],
                             .grad = {table_.dtype(), gradients[u]},
-                            .param = all_params(u)};
+                            .param = all_params(u),
+                            .first_element = table_.first_element(table_.unit(u).first_chunk)};
       update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
     }
     return norm;
@@ -139,8 +148,11 @@ class PlainTraining {
     const TypedSpan<const std::byte> all{table_.dtype(), params_[unit]};
     return all.subspan(0, table_.unit(unit).count);
   }
-  std::span<const float> master(UnitId unit) const {
-    return std::span(records_[unit]).first(table_.unit(unit).count);
+  std::vector<float> master(UnitId unit) const {
+    std::vector<float> masters(table_.unit(unit).padded_count);
+    read_masters(table_.state().format, records_[unit], masters);
+    masters.resize(table_.unit(unit).count);
+    return masters;
   }
 
  private:
@@ -149,7 +161,8 @@ class PlainTraining {
   ChunkTable table_;
   float clip_norm_;
   std::uint64_t steps_ = 0;
-  std::vector<std::vector<float>> records_;  // master, exp_avg, exp_avg_sq
+  Rounding rounding_;
+  std::vector<std::vector<std::byte>> records_;
   std::vector<std::vector<std::byte>> params_;
 };
 

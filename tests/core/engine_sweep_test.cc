@@ -46,6 +46,7 @@ struct SweepCase {
   std::size_t threads;
   Speculation speculation;
   bool wide = false;
+  StateFormat format = StateFormat::kFp32;
 };
 
 class EverySweep : public ::testing::TestWithParam<SweepCase> {};
@@ -58,7 +59,8 @@ TEST_P(EverySweep, GivesTheBitsOfPlainArraysWhereAThirdOfTheStepsClips) {
   config.host_budget_bytes = GetParam().host_bytes;
   config.clip_norm = GetParam().wide ? kWideClip : kClip;
   config.speculation = GetParam().speculation;
-  PlainTraining plain(model, config.clip_norm);
+  config.optimizer.state.format = GetParam().format;
+  PlainTraining plain(model, config.clip_norm, config.optimizer.state);
   Rig rig(model, config, GetParam().threads, 8 * kMiB);
   SpeculationWatch watch;
   std::uint64_t guesses = 0;
@@ -99,6 +101,10 @@ INSTANTIATE_TEST_SUITE_P(
                       SweepCase{"NeverSomeKept", kDemo, 8 * kMiB, 2, Speculation::kNever, true},
                       SweepCase{"AlwaysSomeKept", kDemo, 8 * kMiB, 2, Speculation::kAlways, true},
                       SweepCase{"AlwaysSmallest", kDemo, 4 * kMiB, 2, Speculation::kAlways, true},
+                      SweepCase{"AlwaysSomeKeptSplit", kDemo, 8 * kMiB, 2, Speculation::kAlways,
+                                true, StateFormat::kSplit},
+                      SweepCase{"AlwaysSomeKeptEightBit", kDemo, 6 * kMiB, 2, Speculation::kAlways,
+                                true, StateFormat::k8Bit},
                       SweepCase{"AlwaysAllKept", kDemo, 8 * kMiB, 2, Speculation::kAlways},
                       SweepCase{"AlwaysOneThread", kDemo, 2 * kMiB, 1, Speculation::kAlways},
                       SweepCase{"AlwaysNvme", "all=nvme", 2 * kMiB, 2, Speculation::kAlways},

@@ -122,6 +122,7 @@ StoreSpec CrashWorld::spec() const {
   spec.run_identity = "seed=1";
   spec.numerics_fingerprint = "scalar";
   spec.record_bytes = options_.record_bytes;
+  spec.record_format = options_.record_format;
   spec.slots = options_.slots;
   spec.blob_capacity_bytes = 4096;
   return spec;
@@ -243,13 +244,15 @@ Task<> CrashWorld::write(Rank& rank, std::uint64_t generation, ChunkId chunk, Si
   StripedStore& store = *rank.store;
   if (discarded != nullptr) {
     const auto guess = fill_record(rank, chunk, generation | kGuess);
-    co_await store.write(chunk, generation, guess,
-                         record_hash(guess, store.write_seed(chunk, generation)));
+    co_await store.write(
+        chunk, generation, guess,
+        record_hash(guess, store.write_seed(chunk, generation), options_.record_format));
     co_await discarded->wait();
   }
   const auto record = fill_record(rank, chunk, generation);
-  co_await store.write(chunk, generation, record,
-                       record_hash(record, store.write_seed(chunk, generation)));
+  co_await store.write(
+      chunk, generation, record,
+      record_hash(record, store.write_seed(chunk, generation), options_.record_format));
 }
 
 Task<> CrashWorld::step(Rank& rank, std::uint64_t generation, const Launch& launch) {
@@ -300,7 +303,7 @@ Task<> CrashWorld::verify(Rank& rank) {
     const auto record = rank.records->bytes().first(store.record_bytes(chunk));
     co_await store.read(chunk, generation, record);
     const StateStore::Expected expected = store.expected(chunk, generation);
-    if (record_hash(record, expected.seed) != expected.hash)
+    if (record_hash(record, expected.seed, options_.record_format) != expected.hash)
       blame(fmt::format("rank {} chunk {} generation {}: the store's own hash does not fit", number,
                         chunk, generation));
     const Tag tag = tag_in(record);

@@ -26,10 +26,21 @@ namespace ziggurat::faults {
 
 inline const std::string kDirectory = "/store";
 
+/// Records of 1, 2 and 1 tiles of arrays of uneven size, as 8-bit moments have them.
+inline RecordFormat uneven_format() {
+  return RecordFormat(
+      {{"master", 64 * 1024}, {"codes", 16 * 1024}, {"more codes", 16 * 1024}, {"scales", 256}});
+}
+inline std::vector<std::uint64_t> uneven_records() {
+  const RecordFormat format = uneven_format();
+  return {format.record_bytes(1), format.record_bytes(2), format.record_bytes(1)};
+}
+
 struct WorldOptions {
   int ranks = 1;
   int stripes = 1;  ///< of each rank, each with an engine of its own
   std::vector<std::uint64_t> record_bytes{64 * 1024, 128 * 1024, 64 * 1024};
+  RecordFormat record_format{};
   std::uint32_t slots = 2;
   std::uint64_t capacity_bytes = std::uint64_t{1} << 40;
 };

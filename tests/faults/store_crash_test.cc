@@ -90,6 +90,17 @@ TEST(StoreCrash, OneRankManyLives) {
     live_and_die(before, events, seed);
 }
 
+TEST(StoreCrash, RecordsOfUnevenArraysManyLives) {
+  const CrashWorld before =
+      trained({.record_bytes = uneven_records(), .record_format = uneven_format()}, 1);
+  for (const bool speculates : {false, true}) {
+    const std::uint64_t events =
+        events_of(before, {.start = Start::kResume, .steps = 2, .speculates = speculates});
+    for (std::uint64_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed)
+      live_and_die(before, events, seed, speculates);
+  }
+}
+
 TEST(StoreCrash, TwoRanksManyLivesNeverMixHistories) {
   const CrashWorld before = trained({.ranks = 2, .record_bytes = {64 * 1024, 64 * 1024}}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});

@@ -23,8 +23,8 @@ constexpr unsigned kEven = 0;
 
 class StoreDamage : public testing::Test {
  protected:
-  StoreDamage() : StoreDamage(1) {}
-  explicit StoreDamage(int ranks) : world_(WorldOptions{.ranks = ranks}) {
+  StoreDamage() : StoreDamage(WorldOptions{}) {}
+  explicit StoreDamage(WorldOptions options) : world_(std::move(options)) {
     EXPECT_EQ(describe(world_.launch({.start = Start::kCreate, .steps = 3})), "finished");
     layout_ = StoreLayout::of(world_.spec(), store_text(world_.spec()).size());
   }
@@ -60,7 +60,15 @@ class StoreDamage : public testing::Test {
 
 class TwoRankStoreDamage : public StoreDamage {
  protected:
-  TwoRankStoreDamage() : StoreDamage(2) {}
+  TwoRankStoreDamage() : StoreDamage(WorldOptions{.ranks = 2}) {}
+};
+
+class UnevenStoreDamage : public StoreDamage {
+ protected:
+  UnevenStoreDamage()
+      : StoreDamage(
+            WorldOptions{.record_bytes = uneven_records(), .record_format = uneven_format()}) {}
+  std::uint64_t offset(std::size_t segment) const { return uneven_format().offset(segment, 2); }
 };
 
 TEST_F(StoreDamage, ACleanStoreHasNothingToSay) {
@@ -125,6 +133,24 @@ TEST_F(StoreDamage, FallingBackVerifiesEveryRecordFirst) {
   damage(layout_.record_offset(1, 2) + 64 * 1024);
   EXPECT_THAT(refused(ErrorCode::kDataLoss),
               AllOf(HasSubstr("generation 2"), HasSubstr("chunk 1"), HasSubstr("wrong checksum")));
+}
+
+// The format of the records is the store's own: it verifies them without being told.
+TEST_F(UnevenStoreDamage, FallingBackVerifiesEveryArrayOfEveryRecordFirst) {
+  damage(layout_.table_offset[kOdd]);
+  const CrashWorld damaged = world_;
+  const LaunchResult result = resume(1);
+  EXPECT_EQ(describe(result), "finished");
+  EXPECT_EQ(result.resumed_at, 2u);
+  EXPECT_THAT(result.notes[0], Contains(HasSubstr("fell back from generation 3 to 2")));
+  for (std::size_t segment = 0; segment < uneven_format().segments().size(); ++segment) {
+    CrashWorld again = damaged;
+    world_.disk() = again.disk();
+    damage(layout_.record_offset(1, 2) + offset(segment + 1) - 512);
+    EXPECT_THAT(refused(ErrorCode::kDataLoss),
+                AllOf(HasSubstr("generation 2"), HasSubstr("chunk 1"), HasSubstr("wrong checksum")))
+        << uneven_format().segments()[segment].name;
+  }
 }
 
 TEST_F(StoreDamage, OneCopyOfTheLayoutTextIsEnough) {

@@ -99,6 +99,22 @@ TEST_F(CliBits, DoNotDependOnUpdatesBeforeTheNormNorOnRecordsKept) {
   }
 }
 
+TEST_F(CliBits, OfSplitMastersAreThoseOfFp32Masters) {
+  for (const Arguments& more : {Arguments{}, Arguments{"--optimizer", "lion", "--lr", "1e-4"}}) {
+    const auto expected = run(more);
+    EXPECT_EQ(run(more + Arguments{"--state-format", "split"}), expected);
+  }
+  EXPECT_NE(run({"--optimizer", "lion", "--lr", "1e-4"}), run({}));
+}
+
+TEST_F(CliBits, OfEveryFormatDoNotDependOnPlacement) {
+  for (const char* format : {"bf16-moments", "8bit", "bf16"}) {
+    const auto expected = run({"--state-format", format});
+    for (const char* placement : {"all=host", "all=nvme"})
+      EXPECT_EQ(run({"--state-format", format, "--placement", placement}), expected) << format;
+  }
+}
+
 TEST_F(CliBits, DoNotDependOnTheSimdTarget) {
   const auto expected = run({});
   for (const std::string_view target : simd_targets()) {

@@ -2,6 +2,7 @@
 // tests/integrations/cli_command_test.cc: `ziggurat` as its user meets it: help, mistakes, a run,
 // its files.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -199,7 +200,9 @@ TEST(CliCommand, WhatMayNotChangeIsRefusedByNameAndNothingIsLost) {
                {{"--accumulate", "1"}, "accumulate"},
                {{"--context", "16"}, "context"},
                {{"--model", "3x64x2"}, "model"},
-               {{"--dtype", "fp32"}, "parameters are bf16, this run's fp32"}};
+               {{"--dtype", "fp32"}, "parameters are bf16, this run's fp32"},
+               {{"--optimizer", "adam"}, "adamw in fp32, this run's adam in fp32"},
+               {{"--state-format", "8bit"}, "adamw in fp32, this run's adamw in 8bit"}};
   for (const auto& [change, names] : cases) {
     SCOPED_TRACE(names);
     const Output output = ziggurat(folder.path(), tiny_train(folder, "store", 4) + change);
@@ -353,6 +356,77 @@ TEST(CliCommand, SampleIsDeterministicAndLeavesTheStoreAsItWas) {
   const Output more = ziggurat(folder.path(), tiny_train(folder, "store", 4));
   EXPECT_EQ(more.exit_code, 0) << more.err;
   EXPECT_EQ(loss_bits(more.out).size(), 1U);
+}
+
+TEST(CliCommand, EveryOptimizerAndFormatTrainsResumesSpeaksAndIsExported) {
+  const TemporaryFolder folder;
+  const Arguments states[] = {
+      {"--optimizer", "adam", "--state-format", "bf16-moments"},
+      {"--optimizer", "adamw", "--state-format", "8bit"},
+      {"--optimizer", "lion", "--state-format", "split", "--lr", "1e-4"},
+      {"--optimizer", "adagrad", "--state-format", "fp32"},
+      {"--optimizer", "sgd", "--state-format", "bf16", "--rounding", "stochastic", "--lr", "0.1"}};
+  for (const Arguments& state : states) {
+    SCOPED_TRACE(fmt::format("{}", fmt::join(state, " ")));
+    const std::string store = state[1];
+    const auto train = [&](const std::string& where, int steps) {
+      Output output = ziggurat(folder.path(), tiny_train(folder, where, steps) + state);
+      EXPECT_EQ(output.exit_code, 0) << output.err;
+      EXPECT_THAT(output.out, HasSubstr(fmt::format("{} in {}", state[1], state[3])));
+      return loss_bits(output.out);
+    };
+    const auto whole = train(store + "-whole", 4);
+    auto joined = train(store, 2);
+    joined.merge(train(store, 4));
+    EXPECT_EQ(joined, whole);
+    std::vector<std::string> files;
+    for (const std::string& from : {store, store + "-whole"}) {
+      files.push_back(folder / (from + ".safetensors"));
+      const Output exported = ziggurat(folder.path(), {"export", "--store", folder / from, "--to",
+                                                       files.back(), "--host-memory", "16MiB"});
+      EXPECT_EQ(exported.exit_code, 0) << exported.err;
+    }
+    EXPECT_EQ(contents(files[0]), contents(files[1]));
+    const Output spoken = ziggurat(folder.path(), {"sample", "--store", folder / store, "--bytes",
+                                                   "5", "--host-memory", "16MiB"});
+    EXPECT_EQ(spoken.exit_code, 0) << spoken.err;
+  }
+}
+
+// But for padding to whole tiles; what was kept in host memory need not be read.
+TEST(CliCommand, AStepMovesTheBytesThatTheFormatPromises) {
+  const TemporaryFolder folder;
+  const struct {
+    const char* format;
+    double read;
+    double written;
+  } promises[] = {{"fp32", 12, 12},
+                  {"bf16-moments", 8, 8},
+                  {"8bit", 6.03125, 6.03125},
+                  {"split", 10, 12},
+                  {"bf16", 4, 6}};
+  constexpr double kPadded = 1.08;
+  const auto count = static_cast<double>(gpt::make_spec(gpt::parse_model("2x256x4")).count());
+  for (const auto& [format, read, written] : promises) {
+    const std::string file = folder / (std::string(format) + ".json");
+    const Output output =
+        ziggurat(folder.path(), tiny_train(folder, format, 3) +
+                                    Arguments{"--model", "2x256x4", "--device-memory", "32MiB",
+                                              "--speculate", "never", "--host-memory", "24MiB",
+                                              "--state-format", format, "--json", file});
+    ASSERT_EQ(output.exit_code, 0) << output.err;
+    EXPECT_THAT(output.out,
+                HasSubstr(fmt::format("written a parameter and step; adamw in {}", format)));
+    const json counters = json::parse(contents(file)).at("total").at("counters");
+    const auto each_step = [&](const char* counter) {
+      return counters.at(counter).get<double>() / (3 * count);
+    };
+    const double would_read = each_step("state_read_bytes") + each_step("record_cache_hit_bytes");
+    EXPECT_GE(would_read, read) << format;
+    EXPECT_LT(would_read, kPadded * read) << format;
+    EXPECT_GE(each_step("state_write_bytes"), written) << format;
+    EXPECT_LT(each_step("state_write_bytes"), kPadded * written) << format;
+  }
 }
 
 TEST(CliCommand, ExportFreesTheWeightsWhateverThePlacement) {

@@ -110,10 +110,13 @@ const Arguments kGuesses{"--speculate", "always", "--clip", "2.1", "--host-memor
 const Arguments kFp16{
     "--dtype",      "fp16", "--initial-scale-power", "22", "--loss-scale-window", "5",
     "--hysteresis", "1"};
+const Arguments kEightBit{"--state-format", "8bit"};
+const Arguments kSplit{"--state-format", "split"};
 
 INSTANTIATE_TEST_SUITE_P(Settings, CliKill,
                          testing::Values(kDemo, kNvme, kDemo + kGuesses, kNvme + kGuesses,
-                                         kDemo + kFp16, kNvme + kGuesses + kFp16));
+                                         kDemo + kFp16, kNvme + kGuesses + kFp16,
+                                         kDemo + kGuesses + kEightBit, kDemo + kGuesses + kSplit));
 
 TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   const TemporaryFolder folder;

@@ -146,6 +146,12 @@ TEST(CliReport, BytesOfTheDriveAreDividedAsPlacementUsesThem) {
   EXPECT_NEAR(static_cast<double>(work.backward_nvme_bytes), 2e9 * 4 / 34, 2);
   EXPECT_NEAR(static_cast<double>(work.sweep_nvme_bytes), 2e9 * 28 / 34, 2);
 
+  with.state.format = StateFormat::kSplit;  // 12 read: the parameter is not in memory
+  EXPECT_EQ(step_work(with, log.steady()).sweep_nvme_bytes, work.sweep_nvme_bytes);
+  with.placement.params = Tier::kHost;  // 10 read
+  work = step_work(with, log.steady());
+  EXPECT_NEAR(static_cast<double>(work.sweep_nvme_bytes), 2e9 * 24 / 26, 2);
+
   with.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
   EXPECT_EQ(step_work(with, log.steady()).sweep_nvme_bytes, 0U);
 }
@@ -190,6 +196,21 @@ TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
   EXPECT_THAT(text, HasSubstr("8 of 12 steps; 0 made again, 8.0 MiB moved in vain"));
   EXPECT_THAT(text, HasSubstr("48.0 MiB"));
   EXPECT_THAT(text, HasSubstr("records kept in host memory"));
+}
+
+TEST(CliReport, TheStatesTrafficIsShownAParameterAndStep) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 4; ++step) {
+    StepRecord one = record(step);
+    one.counters += counters(
+        {{Counter::kStateReadBytes, 860'000'000}, {Counter::kStateWriteBytes, 1'032'000'000}});
+    log.add(one);
+  }
+  RunFacts with = facts();
+  with.state = {OptimizerKind::kAdam, StateFormat::kSplit};
+  EXPECT_THAT(table(make_report(with, log, totals_of(log))),
+              Contains("state over NVMe: 10.00 bytes read and 12.00 written a parameter and step; "
+                       "adam in split"));
 }
 
 TEST(CliReport, TheBoundOfARunIsThatOfItsStepsThatWaitedForTheNormAndOfThoseThatDidNot) {
@@ -313,6 +334,23 @@ TEST(CliAdvice, AHostTooSmallIsToldWhichClassToMove) {
   options.placement = {Tier::kHost, Tier::kNvme, Tier::kNvme};
   EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("params=nvme"));
   EXPECT_THAT(advice(error, options, 2), Contains(HasSubstr("--host-memory")));
+}
+
+TEST(CliAdvice, SizesAreThoseOfTheFormat) {
+  TrainOptions options = tiny();
+  const auto written = [&](StateFormat format) {
+    options.optimizer.state.format = format;
+    return static_cast<double>(write_plan(options).per_step_bytes);
+  };
+  const double fp32 = written(StateFormat::kFp32);
+  EXPECT_NEAR(written(StateFormat::k8Bit) / fp32, 6.03125 / 12, 1e-5);
+  EXPECT_EQ(written(StateFormat::kSplit), fp32);
+  EXPECT_NEAR(written(StateFormat::kBf16) / fp32, 0.5, 1e-5);
+  options.placement.optimizer = Tier::kDevice;
+  const std::uint64_t in_bf16 = device_need(options, 2).optimizer_bytes;
+  options.optimizer.state = {OptimizerKind::kSgd, StateFormat::kFp32};
+  EXPECT_NEAR(static_cast<double>(device_need(options, 2).optimizer_bytes),
+              static_cast<double>(in_bf16) * 8 / 6, 8);
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {

@@ -49,7 +49,7 @@ TEST(CliSettings, DefaultsAreTheDemos) {
   EXPECT_EQ(schedule->lr, 6e-4);
   EXPECT_EQ(schedule->warmup, 10U);
   EXPECT_TRUE(options.param_groups.empty());
-  EXPECT_EQ(options.adamw.beta2, 0.95F);
+  EXPECT_EQ(options.optimizer.beta2, 0.95F);
   EXPECT_EQ(options.clip_norm, 1.0);
   EXPECT_EQ(options.device_bytes, 160 * kMiB);
   EXPECT_EQ(options.host_bytes, 384 * kMiB);
@@ -77,8 +77,8 @@ TEST(CliSettings, AFileSaysWhatFlagsSay) {
   const TrainOptions b = read_train_options(from_file);
   EXPECT_EQ(a.model, b.model);
   EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
-  EXPECT_EQ(a.adamw.beta1, b.adamw.beta1);
-  EXPECT_EQ(a.adamw.beta2, b.adamw.beta2);
+  EXPECT_EQ(a.optimizer.beta1, b.optimizer.beta1);
+  EXPECT_EQ(a.optimizer.beta2, b.optimizer.beta2);
   EXPECT_EQ(a.device_bytes, b.device_bytes);
   EXPECT_EQ(a.host_bytes, b.host_bytes);
   EXPECT_EQ(a.print_loss_bits, b.print_loss_bits);
@@ -126,12 +126,30 @@ TEST(CliSettings, NonsenseIsNamedWithFlagValueAndWhatWouldDo) {
   EXPECT_THAT(complaint_about("slots", "3"), AllOf(HasSubstr("--slots 3"), HasSubstr("1 to 2")));
   EXPECT_THAT(complaint_about("resume", "maybe"),
               AllOf(HasSubstr("--resume maybe"), HasSubstr("auto, never")));
+  EXPECT_THAT(complaint_about("optimizer", "adamax"),
+              AllOf(HasSubstr("--optimizer adamax"), HasSubstr("adamw, adam, lion")));
+  EXPECT_THAT(complaint_about("state-format", "4bit"),
+              AllOf(HasSubstr("--state-format 4bit"), HasSubstr("8bit, split")));
   EXPECT_THAT(complaint_about("model", "huge"), HasSubstr("--model huge"));
   EXPECT_THAT(complaint_about("placement", "params=moon"), HasSubstr("moon"));
   EXPECT_THAT(complaint_about("context", "100000"), HasSubstr("--context 100000"));
   EXPECT_THAT(complaint_about("data", ""), HasSubstr("--data"));
   EXPECT_THAT(complaint([] { read_train_options(Settings(train_settings())); }),
               HasSubstr("--data is missing"));
+}
+
+TEST(CliSettings, OptimizerAndFormatAreReadAndMustGoTogether) {
+  Settings settings = defaults();
+  settings.apply_json(R"({"optimizer": "lion", "state-format": "bf16", "rounding": "stochastic"})",
+                      "run.json");
+  settings.apply_flag("seed", "9");
+  const OptimizerConfig optimizer = read_train_options(settings).optimizer;
+  EXPECT_EQ(optimizer.state, (StateKind{OptimizerKind::kLion, StateFormat::kBf16}));
+  EXPECT_EQ(optimizer.rounding, Rounding::kStochastic);
+  EXPECT_EQ(optimizer.rounding_seed, 9U);
+  settings.apply_flag("state-format", "split");
+  EXPECT_THAT(complaint([&] { read_train_options(settings); }),
+              AllOf(HasSubstr("--state-format split"), HasSubstr("stochastic")));
 }
 
 TEST(CliSettings, AFilesMistakesAreNamedByFileAndKey) {

@@ -80,10 +80,14 @@ TEST(CliWorld, AReadOnlyFilesystemIsSaidAndTheStoreGoesOnLater) {
   }
 }
 
-class DamagedStore : public testing::Test {
+/// By the format of its records.
+class DamagedStore : public testing::TestWithParam<const char*> {
  protected:
+  Arguments train(const std::string& store, int steps) const {
+    return tiny_train(folder_, store, steps) + Arguments{"--state-format", GetParam()};
+  }
   void SetUp() override {
-    ASSERT_EQ(ziggurat(folder_.path(), tiny_train(folder_, "store", 3)).exit_code, 0);
+    ASSERT_EQ(ziggurat(folder_.path(), train("store", 3)).exit_code, 0);
     for (const auto& entry : fs::directory_iterator(folder_ / "store")) {
       if (fs::file_size(entry.path()) > kRegionBytes) file_ = entry.path();
     }
@@ -101,10 +105,13 @@ class DamagedStore : public testing::Test {
   fs::path file_;
 };
 
-TEST_F(DamagedStore, WithoutItsNewestSuperblockGoesBackOneGenerationAndSaysSo) {
-  const Output whole = ziggurat(folder_.path(), tiny_train(folder_, "whole", 5));
+INSTANTIATE_TEST_SUITE_P(Formats, DamagedStore, testing::Values("fp32", "8bit", "split"),
+                         [](const auto& one) { return "of_" + std::string(one.param); });
+
+TEST_P(DamagedStore, WithoutItsNewestSuperblockGoesBackOneGenerationAndSaysSo) {
+  const Output whole = ziggurat(folder_.path(), train("whole", 5));
   damage_superblocks(1);
-  const Output output = ziggurat(folder_.path(), tiny_train(folder_, "store", 5));
+  const Output output = ziggurat(folder_.path(), train("store", 5));
   ASSERT_EQ(output.exit_code, 0) << output.err;
   EXPECT_THAT(output.err, HasSubstr("superblock"));
   EXPECT_THAT(output.out, HasSubstr("resumed at step 2"));
@@ -113,11 +120,11 @@ TEST_F(DamagedStore, WithoutItsNewestSuperblockGoesBackOneGenerationAndSaysSo) {
   for (const auto& [step, value] : bits) EXPECT_EQ(value, loss_bits(whole.out).at(step));
 }
 
-TEST_F(DamagedStore, WithoutAnySuperblockIsRefusedNamingWhatRemainsAndStaysAsItIs) {
+TEST_P(DamagedStore, WithoutAnySuperblockIsRefusedNamingWhatRemainsAndStaysAsItIs) {
   damage_superblocks(0);
   damage_superblocks(1);
   const std::string before = contents(file_);
-  const Output output = ziggurat(folder_.path(), tiny_train(folder_, "store", 5));
+  const Output output = ziggurat(folder_.path(), train("store", 5));
   expect_world_error(output);
   EXPECT_THAT(output.err, HasSubstr(file_.string()));
   EXPECT_THAT(output.err, HasSubstr("both superblocks are damaged"));

@@ -73,6 +73,37 @@ TEST(StateFormat, GivesBackTheMastersItWasGivenAndZeroIsZero) {
   }
 }
 
+TEST(StateFormat, GivesBackTheParametersOfTheStepThatMadeTheRecord) {
+  for (const StateFormat format : testing::kAllFormats) {
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
+      if (format == StateFormat::kSplit && rounding == Rounding::kStochastic) continue;
+      TiledRecord record(OptimizerKind::kAdamW, format, 3);
+      record.fill(8);
+      OptimizerStep::Settings settings = testing::usual_settings();
+      settings.rounding = rounding;
+      RecordView view = record.view();
+      view.first_element = 5 * kTileElements;
+      const DecayRun whole{0, record.count, true};
+      update_record(OptimizerStep::make(settings), view, {&whole, 1});
+      std::vector<bf16> params(record.count);
+      read_params(format, record.bytes(),
+                  {.rounding = rounding, .seed = settings.seed, .step = settings.t},
+                  view.first_element, as_typed(std::span(params)));
+      EXPECT_TRUE(testing::same_bits<bf16>(params, record.param.span())) << to_string(format);
+    }
+  }
+}
+
+TEST(StateFormat, TrafficLeavesOutAParameterThatIsInUseElsewhere) {
+  const StateTraffic split = state_traffic({OptimizerKind::kAdamW, StateFormat::kSplit}, true);
+  EXPECT_EQ(split.read, 10);
+  EXPECT_EQ(split.written, 12);
+  EXPECT_EQ(state_traffic({OptimizerKind::kAdamW, StateFormat::kSplit}, false).read, 12);
+  EXPECT_EQ(state_traffic({OptimizerKind::kAdamW, StateFormat::kBf16}, true).read, 4);
+  EXPECT_EQ(state_traffic({OptimizerKind::kAdamW, StateFormat::k8Bit}, true).read, 6.03125);
+  EXPECT_EQ(state_traffic({OptimizerKind::kSgd, StateFormat::kFp32}, true).read, 8);
+}
+
 TEST(StateFormat, RefusesWhatDoesNotGoTogetherByName) {
   const auto refusal = [](StateFormat format, Rounding rounding, bool param_is_bf16) {
     try {

@@ -11,7 +11,7 @@
 
 namespace ziggurat::testing {
 
-RamEngine::RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float clip_norm,
+RamEngine::RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float clip_norm,
                      const Initializer& initialize)
     : dtype_(model.dtype), adamw_(adamw), clip_norm_(clip_norm) {
   for (const UnitSpec& spec : model.units) {

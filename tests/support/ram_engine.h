@@ -19,7 +19,7 @@ namespace ziggurat::testing {
 
 class RamEngine final : public Engine {
  public:
-  RamEngine(const ModelSpec& model, const AdamWConfig& adamw, float clip_norm,
+  RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float clip_norm,
             const Initializer& initialize);
 
   TypedSpan<const std::byte> acquire(UnitId unit) override;
@@ -67,7 +67,7 @@ class RamEngine final : public Engine {
   void update(Unit& unit, float learning_rate, float scale);
 
   DType dtype_;
-  AdamWConfig adamw_;
+  OptimizerConfig adamw_;
   float clip_norm_;
   std::vector<Unit> units_;
   std::vector<UnitId> acquisitions_;
