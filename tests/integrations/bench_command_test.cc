@@ -210,7 +210,8 @@ TEST(BenchCommand, TuningPrintsAFragmentThatLoads) {
   ASSERT_TRUE(fragment.aio);
   EXPECT_EQ(fragment.aio->block_size, fragment.drives.at(0).block_bytes);
   std::set<int> blocks;
-  for (const json& cell : result(folder).at("sets").at(0).at("tune").at("cells")) {
+  const json whole = result(folder);
+  for (const json& cell : whole.at("sets").at(0).at("tune").at("cells")) {
     blocks.insert(cell.at("block_bytes").get<int>());
     EXPECT_LE(cell.at("block_bytes").get<int>() * cell.at("queue_depth").get<int>(), 64 << 20);
   }
