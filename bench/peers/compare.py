@@ -51,7 +51,7 @@ def ziggurat(options, setting):
     finally:
         shutil.rmtree(store)
     step = statistics.median(one["wall_s"] for one in run["steps"][2:])
-    return tokens_per_step(setting) / step, run["bound"]["seconds"] / step
+    return tokens_per_step(setting) / step, run["total"]["bound"]["seconds"] / step
 
 
 def pytorch(options, setting):

@@ -88,7 +88,10 @@ SetResult Rounds::run() {
 
 /// The first fill says how fast this drive writes, and so how much the rest will be.
 void Rounds::fill_first() {
-  if (!ours()) return;
+  const auto filled = [](const Target* target) {
+    return target->content == Target::Content::kPages;
+  };
+  if (!ours() || std::ranges::all_of(targets_, filled)) return;
   const Nanoseconds begun = monotonic_now();
   want(Target::Content::kPages);
   const double seconds = std::chrono::duration<double>(monotonic_now() - begun).count();
