@@ -120,7 +120,9 @@ void Rounds::find_fio() {
   } else {
     FioJob probe = fio_job(IoMix::kRead);
     probe.seconds = 0.1;
-    probe.depth = 1;
+    // The most that a trial takes: reserved pages that are too few must show here.
+    probe.depth = std::clamp<std::uint32_t>(
+        static_cast<std::uint32_t>(kInFlightBytesMax / options_.block_bytes), 1, kDepthTriedMax);
     std::string why;
     fio_ = Fio::find(probe, why);
     result_.fio_how = fio_ ? fio_->how() : "not run: " + why;
