@@ -301,11 +301,13 @@ Measurement Rounds::measure(Workload workload) {
 }
 
 void Rounds::judge_row(Measurement& measured) const {
+  // A transfer that stalled makes a short row long, and no steadier.
+  const auto asked = static_cast<std::size_t>(options_.seconds);
   for (const Target* const target : targets_) {
     Evidence evidence;
-    // A transfer that stalled made a short row long, and no steadier.
     evidence.seconds = std::min(measured.seconds, options_.seconds);
     evidence.gb_per_second = measured.per_second();
+    evidence.gb_per_second.resize(std::min(evidence.gb_per_second.size(), asked));
     evidence.gb_per_s = measured.gb_per_s() / static_cast<double>(targets_.size());
     evidence.file_bytes = target->size_bytes();
     evidence.drive_bytes = target->drive().size_bytes;
