@@ -121,8 +121,7 @@ void Rounds::find_fio() {
     FioJob probe = fio_job(IoMix::kRead);
     probe.seconds = 0.1;
     // The most that a trial takes: reserved pages that are too few must show here.
-    probe.depth = std::clamp<std::uint32_t>(
-        static_cast<std::uint32_t>(kInFlightBytesMax / options_.block_bytes), 1, kDepthTriedMax);
+    probe.depth = depth_for(kInFlightBytesMax);
     std::string why;
     fio_ = Fio::find(probe, why);
     result_.fio_how = fio_ ? fio_->how() : "not run: " + why;
@@ -155,12 +154,16 @@ void Rounds::choose_depths() {
 
 std::uint32_t Rounds::depth_of(IoMix kind) const { return result_.depth[kind].best; }
 
+std::uint32_t Rounds::depth_for(std::uint64_t in_flight_bytes) const {
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(in_flight_bytes / options_.block_bytes, 1, kDepthTriedMax));
+}
+
 /// Every depth several times, at its best: a neighbour can only slow a trial down.
 DepthChoice Rounds::try_depths(std::uint32_t depth_max, const Trial& trial) const {
   std::vector<TuneChoice> tried;
   for (const std::uint64_t bytes : kInFlightBytes) {
-    const auto depth = static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(bytes / options_.block_bytes, 1, depth_max));
+    const std::uint32_t depth = std::min(depth_for(bytes), depth_max);
     if (tried.empty() || tried.back().depth != depth)
       tried.push_back({options_.block_bytes, depth, 0, 1e9});
   }

@@ -27,6 +27,7 @@ class Rounds {
   void measure_adam_alone();
   using Trial = std::function<TuneChoice(std::uint32_t depth)>;
   DepthChoice try_depths(std::uint32_t depth_max, const Trial& trial) const;
+  std::uint32_t depth_for(std::uint64_t in_flight_bytes) const;
   DepthChoice best_depth(IoMix kind);
   DepthChoice best_fio_depth(IoMix kind);
   std::uint32_t depth_of(IoMix kind) const;
