@@ -77,10 +77,14 @@ struct ThreeHashes {
   ArrayHash master, exp_avg, exp_avg_sq;
 
   HWY_INLINE ThreeHashes() {}
-  HWY_INLINE void add(const ElementsPair& pair, W low_key, W high_key) {
-    master.add(pair.low.master, pair.high.master, low_key, high_key);
-    exp_avg.add(pair.low.moment, pair.high.moment, low_key, high_key);
-    exp_avg_sq.add(pair.low.second, pair.high.second, low_key, high_key);
+  HWY_INLINE void add(Pair masters, Pair exp_avgs, Pair exp_avg_sqs, W low_key, W high_key) {
+    master.add(masters.low, masters.high, low_key, high_key);
+    exp_avg.add(exp_avgs.low, exp_avgs.high, low_key, high_key);
+    exp_avg_sq.add(exp_avg_sqs.low, exp_avg_sqs.high, low_key, high_key);
+  }
+  HWY_INLINE void add(const Slice& tile, std::size_t i, W low_key, W high_key) {
+    add(load_fp32(tile.master, i), load_fp32(tile.moments[0], i), load_fp32(tile.moments[1], i),
+        low_key, high_key);
   }
   HWY_INLINE void end_block() {
     master.end_block();
@@ -99,27 +103,24 @@ constexpr std::size_t kBlock = xxh3::kStripesPerBlock * xxh3::kStripeBytes / siz
 constexpr std::size_t kSecond = kStripeIsOneRegister ? xxh3::kSecretStep : kRegisterBytes;
 constexpr std::size_t kNext = kStripeIsOneRegister ? 2 * xxh3::kSecretStep : xxh3::kSecretStep;
 
-HWY_INLINE ElementsPair load_pair(const Slice& tile, std::size_t i) {
-  const Pair master = load_fp32(tile.master, i);
-  const Pair exp_avg = load_fp32(tile.moments[0], i);
-  const Pair exp_avg_sq = load_fp32(tile.moments[1], i);
-  return {{master.low, exp_avg.low, exp_avg_sq.low}, {master.high, exp_avg.high, exp_avg_sq.high}};
-}
-
 template <bool kVerify, bool kPastCache>
 HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& tile, std::size_t i, W low_key,
                             W high_key, ThreeHashes& before) {
-  const ElementsPair old = load_pair(tile, i);
-  if (kVerify) before.add(old, low_key, high_key);
-  const Pair gradient = load_bf16(tile.grad, i);
-  const Elements low = AdamWRule::updated(step, tile.decay, old.low, gradient.low);
-  const Elements high = AdamWRule::updated(step, tile.decay, old.high, gradient.high);
+  const Pair old = load_fp32(tile.master, i);
+  const Pair exp_avg = load_fp32(tile.moments[0], i);
+  const Pair exp_avg_sq = load_fp32(tile.moments[1], i);
+  if (kVerify) before.add(old, exp_avg, exp_avg_sq, low_key, high_key);
+  const Pair gradient = InOrder::load_bf16(tile.grad, i);
+  const Elements low =
+      AdamWRule::updated(step, tile.decay, {old.low, exp_avg.low, exp_avg_sq.low}, gradient.low);
+  const Elements high = AdamWRule::updated(
+      step, tile.decay, {old.high, exp_avg.high, exp_avg_sq.high}, gradient.high);
   const Pair master{low.master, high.master};
   store_fp32(master, tile.master, i);
   store_fp32({low.moment, high.moment}, tile.moments[0], i);
   store_fp32({low.second, high.second}, tile.moments[1], i);
   const W nearest = hn::Set(Words(), kNearestNoise);
-  const hn::Vec<Halves> param = rounded_bf16(master, {nearest, nearest});
+  const hn::Vec<Halves> param = InOrder::rounded_bf16(master, {nearest, nearest});
   if (kPastCache) {
     hn::Stream(param, Halves(), reinterpret_cast<std::uint16_t*>(tile.param) + i);
   } else {
@@ -145,10 +146,10 @@ HWY_INLINE void update_block(const OptimizerStep& step, const Slice& tile, std::
   if (is_last) update_pair<kVerify, kPastCache>(step, tile, i, low_key, high_key, before);
 
   for (i = begin, key = 0; i < end; i += kPair, key += kNext) {
-    after.add(load_pair(tile, i), secret(key), secret(key + kSecond));
+    after.add(tile, i, secret(key), secret(key + kSecond));
   }
   if (is_last) {
-    after.add(load_pair(tile, i), low_key, high_key);
+    after.add(tile, i, low_key, high_key);
     return;
   }
   if (kVerify) before.end_block();

@@ -29,15 +29,12 @@ using SignedHalf = hn::Rebind<std::int16_t, Floats>;
 using SignedWords = hn::RebindToSigned<Floats>;
 constexpr std::size_t kPair = 2 * kLanes;
 
-/// 2 * kLanes values, in the order of memory.
+/// 2 * kLanes values.
 struct Pair {
   F low, high;
 };
 struct WordPair {
   W low, high;
-};
-struct ElementsPair {
-  Elements low, high;
 };
 
 HWY_INLINE Pair load_fp32(const void* array, std::size_t i) {
@@ -64,16 +61,49 @@ HWY_INLINE hn::Vec<Halves> upper_halves(WordPair words) {
 }
 
 HWY_INLINE F widen_bf16(W half) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(half)); }
-HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
-  const WordPair halves = load_halves(array, i);
-  return {widen_bf16(halves.low), widen_bf16(halves.high)};
+/// Adds noise; the lower halves are to be cut off. The only NaN that comes here (kNaNBits) survives
+/// the addition.
+HWY_INLINE WordPair with_noise(Pair values, WordPair noise) {
+  return {hn::Add(hn::BitCast(Words(), values.low), noise.low),
+          hn::Add(hn::BitCast(Words(), values.high), noise.high)};
 }
-/// Noise is added and the lower halves are cut off. The only NaN that comes here (kNaNBits)
-/// survives the addition.
-HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
-  return upper_halves({hn::Add(hn::BitCast(Words(), values.low), noise.low),
-                       hn::Add(hn::BitCast(Words(), values.high), noise.high)});
-}
+
+/// Which elements of memory are in which register of a pair.
+struct InOrder {
+  static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
+    const WordPair halves = load_halves(array, i);
+    return {widen_bf16(halves.low), widen_bf16(halves.high)};
+  }
+  static HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
+    return upper_halves(with_noise(values, noise));
+  }
+  /// Of the elements from `first` on.
+  static HWY_INLINE WordPair indices(std::uint32_t first) {
+    const Words d;
+    return {hn::Iota(d, first), hn::Iota(d, first + static_cast<std::uint32_t>(kLanes))};
+  }
+};
+
+/// The even ones in one register, the odd ones in the other: where all arrays are bf16, nothing
+/// then has to move from lane to lane, neither on the way in nor on the way out.
+struct EvenOdd {
+  static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
+    const W both =
+        hn::BitCast(Words(), hn::LoadU(Halves(), static_cast<const std::uint16_t*>(array) + i));
+    return {widen_bf16(both), hn::BitCast(Floats(), hn::And(both, hn::Set(Words(), 0xffff0000u)))};
+  }
+  static HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
+    const WordPair sums = with_noise(values, noise);
+    return hn::OddEven(hn::BitCast(Halves(), sums.high),
+                       hn::BitCast(Halves(), hn::ShiftRight<16>(sums.low)));
+  }
+  static HWY_INLINE WordPair indices(std::uint32_t first) {
+    const Words d;
+    const W even = hn::Add(hn::ShiftLeft<1>(hn::Iota(d, 0u)), hn::Set(d, first));
+    return {even, hn::Add(even, hn::Set(d, 1u))};
+  }
+};
+
 HWY_INLINE void store_halves(hn::Vec<Halves> halves, void* array, std::size_t i) {
   hn::StoreU(halves, Halves(), static_cast<std::uint16_t*>(array) + i);
 }
@@ -84,8 +114,9 @@ HWY_INLINE W round_fp16(F value) {
   return hn::ShiftLeft<16>(float16::HWY_NAMESPACE::round(Floats(), value));
 }
 
+template <class Order>
 HWY_INLINE Pair load_gradient(const Slice& slice, std::size_t i) {
-  if (slice.grad_dtype == DType::kBFloat16) return load_bf16(slice.grad, i);
+  if (slice.grad_dtype == DType::kBFloat16) return Order::load_bf16(slice.grad, i);
   if (slice.grad_dtype == DType::kFloat32) return load_fp32(slice.grad, i);
   const WordPair halves = load_halves(slice.grad, i);
   return {widen_fp16(halves.low), widen_fp16(halves.high)};
@@ -96,10 +127,10 @@ struct Noise {
   WordPair param, moment, second;
 };
 
-/// noise_bits (rounding.h) of kLanes elements from `index` on.
-HWY_INLINE W noise_bits(std::uint32_t first_key, std::uint32_t second_key, std::uint32_t index) {
+/// noise_bits (rounding.h) of kLanes elements.
+HWY_INLINE W noise_bits(std::uint32_t first_key, std::uint32_t second_key, W index) {
   const Words d;
-  W x = hn::Mul(hn::Iota(d, index), hn::Set(d, 0x9e3779b9u));
+  W x = hn::Mul(index, hn::Set(d, 0x9e3779b9u));
   x = hn::Add(x, hn::Set(d, first_key));
   x = hn::Xor(x, hn::ShiftRight<16>(x));
   x = hn::Mul(x, hn::Set(d, 0x21f0aaadu));
@@ -111,18 +142,18 @@ HWY_INLINE W noise_bits(std::uint32_t first_key, std::uint32_t second_key, std::
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 HWY_INLINE WordPair noise_pair(std::uint32_t first_key, std::uint32_t second_key,
-                               std::uint32_t index) {
-  return {noise_bits(first_key, second_key, index),
-          noise_bits(first_key, second_key, index + static_cast<std::uint32_t>(kLanes))};
+                               WordPair indices) {
+  return {noise_bits(first_key, second_key, indices.low),
+          noise_bits(first_key, second_key, indices.high)};
 }
 
-template <bool kSecond>
+template <class Order, bool kSecond>
 HWY_INLINE Noise noise_of(bool stochastic, const Slice& slice, std::size_t i) {
   const W nearest = hn::Set(Words(), kNearestNoise);
   const WordPair none{nearest, nearest};
   if (!stochastic) return {none, none, none};
   const NoiseKey key = slice.noise_key;
-  const std::uint32_t index = slice.in_tile + static_cast<std::uint32_t>(i);
+  const WordPair index = Order::indices(slice.in_tile + static_cast<std::uint32_t>(i));
   const W lower = hn::Set(Words(), 0xffffu);
   const WordPair draw = noise_pair(key.first, key.second, index);
   const WordPair second = kSecond ? noise_pair(key.first, key.second + kSecondDraw, index) : none;
@@ -141,6 +172,7 @@ HWY_INLINE bool store_params_past_cache(const Slice& slice) {
          reinterpret_cast<std::uintptr_t>(slice.param) % (kLanes * sizeof(float)) == 0;
 }
 
+template <class Order>
 HWY_INLINE void store_param(Pair masters, WordPair noise, bool past_cache, const Slice& slice,
                             std::size_t i) {
   if (slice.param_dtype == DType::kFloat32) {
@@ -149,7 +181,7 @@ HWY_INLINE void store_param(Pair masters, WordPair noise, bool past_cache, const
   }
   const hn::Vec<Halves> halves =
       slice.param_dtype == DType::kBFloat16
-          ? rounded_bf16(masters, noise)
+          ? Order::rounded_bf16(masters, noise)
           : upper_halves({round_fp16(masters.low), round_fp16(masters.high)});
   if (past_cache) {
     hn::Stream(halves, Halves(), reinterpret_cast<std::uint16_t*>(slice.param) + i);
@@ -180,19 +212,20 @@ struct SplitMasters {
                  hn::PromoteTo(SignedWords(), hn::LoadU(SignedHalf(), residual + kLanes)))};
   }
   static HWY_INLINE void store(Pair masters, WordPair noise, const Slice& slice, std::size_t i) {
-    store_halves(rounded_bf16(masters, noise), slice.param_record, i);
+    store_halves(InOrder::rounded_bf16(masters, noise), slice.param_record, i);
     const auto low = hn::BitCast(Halves(), masters.low);
     const auto high = hn::BitCast(Halves(), masters.high);
     store_halves(hn::ConcatEven(Halves(), high, low), slice.residual, i);
   }
 };
 
+template <class Order>
 struct Bf16Masters {
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {
-    return load_bf16(slice.param_in, i);
+    return Order::load_bf16(slice.param_in, i);
   }
   static HWY_INLINE void store(Pair masters, WordPair noise, const Slice& slice, std::size_t i) {
-    store_halves(rounded_bf16(masters, noise), slice.param_record, i);
+    store_halves(Order::rounded_bf16(masters, noise), slice.param_record, i);
   }
 };
 
@@ -204,11 +237,14 @@ struct Fp32Moments {
   }
 };
 
+template <class Order>
 struct Bf16Moments {
   static constexpr bool kRounds = true;
-  static HWY_INLINE Pair load(const std::byte* array, std::size_t i) { return load_bf16(array, i); }
+  static HWY_INLINE Pair load(const std::byte* array, std::size_t i) {
+    return Order::load_bf16(array, i);
+  }
   static HWY_INLINE void store(Pair values, WordPair noise, std::byte* array, std::size_t i) {
-    store_halves(rounded_bf16(values, noise), array, i);
+    store_halves(Order::rounded_bf16(values, noise), array, i);
   }
 };
 

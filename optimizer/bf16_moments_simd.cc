@@ -13,7 +13,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
 
 void update_bf16_moments_simd(const OptimizerStep& step, const Slice& slice) {
-  update_arrays<Fp32Masters, Bf16Moments>(step, slice);
+  update_arrays<Fp32Masters, Bf16Moments<InOrder>>(step, slice);
 }
 
 }  // namespace ziggurat::internal::HWY_NAMESPACE

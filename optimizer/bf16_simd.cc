@@ -13,7 +13,13 @@ HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
 
 void update_bf16_simd(const OptimizerStep& step, const Slice& slice) {
-  update_arrays<Bf16Masters, Bf16Moments>(step, slice);
+  const bool all_bf16 = slice.grad_dtype == DType::kBFloat16 &&
+                        (slice.param == nullptr || slice.param_dtype == DType::kBFloat16);
+  if (all_bf16) {
+    update_arrays<Bf16Masters<EvenOdd>, Bf16Moments<EvenOdd>, EvenOdd>(step, slice);
+  } else {
+    update_arrays<Bf16Masters<InOrder>, Bf16Moments<InOrder>>(step, slice);
+  }
 }
 
 }  // namespace ziggurat::internal::HWY_NAMESPACE

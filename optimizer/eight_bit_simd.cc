@@ -84,15 +84,16 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::
                             std::size_t in_block, bool past_cache, Pair moment, Pair second,
                             UpdatedMoments& updated, W (&largest)[kMomentsMax]) {
   const Pair master = Fp32Masters::load(slice, i);
-  const Pair gradient = load_gradient(slice, i);
+  const Pair gradient = load_gradient<InOrder>(slice, i);
   const Elements low =
       Rule::updated(step, slice.decay, {master.low, moment.low, second.low}, gradient.low);
   const Elements high =
       Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
   const Pair made{low.master, high.master};
-  const WordPair noise = noise_of<false>(step.rounding == Rounding::kStochastic, slice, i).param;
+  const WordPair noise =
+      noise_of<InOrder, false>(step.rounding == Rounding::kStochastic, slice, i).param;
   Fp32Masters::store(made, noise, slice, i);
-  if (slice.param != nullptr) store_param(made, noise, past_cache, slice, i);
+  if (slice.param != nullptr) store_param<InOrder>(made, noise, past_cache, slice, i);
   const Pair moments{low.moment, high.moment};
   store_fp32(moments, updated.values[0], in_block);
   largest[0] = largest_bits(largest[0], moments);

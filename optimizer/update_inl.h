@@ -21,53 +21,68 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 #if ZIGGURAT_HAVE_VECTORS
 
-template <class Rule, class Masters, class Moments>
-HWY_INLINE ElementsPair load_elements(const Slice& slice, std::size_t i) {
-  const Pair master = Masters::load(slice, i);
-  const Pair moment = Moments::load(slice.moments[0], i);
-  const Pair second = Rule::kMoments == 2 ? Moments::load(slice.moments[1], i) : moment;
-  return {{master.low, moment.low, second.low}, {master.high, moment.high, second.high}};
+/// Gradients and parameters in bf16, rounded to nearest: what nearly every run asks for.
+inline bool is_common(const OptimizerStep& step, const Slice& slice) {
+  return step.rounding == Rounding::kNearest && slice.grad_dtype == DType::kBFloat16 &&
+         (slice.param == nullptr || slice.param_dtype == DType::kBFloat16);
 }
 
-template <class Rule, class Masters, class Moments>
-HWY_INLINE void store_elements(const ElementsPair& pair, const Noise& noise, bool past_cache,
-                               const Slice& slice, std::size_t i) {
-  const Pair master{pair.low.master, pair.high.master};
-  Masters::store(master, noise.param, slice, i);
-  Moments::store({pair.low.moment, pair.high.moment}, noise.moment, slice.moments[0], i);
-  if (Rule::kMoments == 2)
-    Moments::store({pair.low.second, pair.high.second}, noise.second, slice.moments[1], i);
-  if (slice.param != nullptr) store_param(master, noise.param, past_cache, slice, i);
-}
-
-template <class Rule, class Masters, class Moments>
-void update_by_rule(const OptimizerStep& step_in, const Slice& slice_in) {
+/// Updates whole pairs of registers; returns how many elements those are.
+template <class Rule, class Masters, class Moments, class Order, bool kCommon>
+std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
   // Copies whose address nobody has, so that the broadcast constants stay in registers across the
-  // stores.
-  const OptimizerStep step = step_in;
-  const Slice slice = slice_in;
+  // stores; and what is known of the common case is known to the compiler, which then has one path
+  // whose values all fit the registers.
+  OptimizerStep step = step_in;
+  Slice slice = slice_in;
+  if (kCommon) {
+    step.rounding = Rounding::kNearest;
+    slice.grad_dtype = DType::kBFloat16;
+    slice.param_dtype = DType::kBFloat16;
+  }
   const bool stochastic = step.rounding == Rounding::kStochastic;
   const bool past_cache = store_params_past_cache(slice);
+  constexpr bool kSecondNoise = Rule::kMoments == 2 && Moments::kRounds;
   std::size_t i = 0;
   for (; i + kPair <= slice.count; i += kPair) {
-    const ElementsPair old = load_elements<Rule, Masters, Moments>(slice, i);
-    const Pair gradient = load_gradient(slice, i);
-    const ElementsPair made{Rule::updated(step, slice.decay, old.low, gradient.low),
-                            Rule::updated(step, slice.decay, old.high, gradient.high)};
-    const Noise noise = noise_of < Rule::kMoments == 2 && Moments::kRounds > (stochastic, slice, i);
-    store_elements<Rule, Masters, Moments>(made, noise, past_cache, slice, i);
+    const Pair master = Masters::load(slice, i);
+    const Pair moment = Moments::load(slice.moments[0], i);
+    const Pair second = Rule::kMoments == 2 ? Moments::load(slice.moments[1], i) : moment;
+    const Pair gradient = load_gradient<Order>(slice, i);
+    const Elements low =
+        Rule::updated(step, slice.decay, {master.low, moment.low, second.low}, gradient.low);
+    const Elements high =
+        Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
+    const Pair made{low.master, high.master};
+    const Noise noise = noise_of<Order, kSecondNoise>(stochastic, slice, i);
+    Masters::store(made, noise.param, slice, i);
+    Moments::store({low.moment, high.moment}, noise.moment, slice.moments[0], i);
+    if (Rule::kMoments == 2)
+      Moments::store({low.second, high.second}, noise.second, slice.moments[1], i);
+    if (slice.param != nullptr) store_param<Order>(made, noise.param, past_cache, slice, i);
   }
-  scalar::update(step, part_of(slice, i, slice.count));
+  return i;
 }
 
-template <class Masters, class Moments>
+template <class Rule, class Masters, class Moments, class Order>
+void update_by_rule(const OptimizerStep& step, const Slice& slice) {
+  const std::size_t done = is_common(step, slice)
+                               ? update_pairs<Rule, Masters, Moments, Order, true>(step, slice)
+                               : update_pairs<Rule, Masters, Moments, Order, false>(step, slice);
+  scalar::update(step, part_of(slice, done, slice.count));
+}
+
+template <class Masters, class Moments, class Order = InOrder>
 void update_arrays(const OptimizerStep& step, const Slice& slice) {
+  const auto by = [&]<class Rule>(Rule) {
+    update_by_rule<Rule, Masters, Moments, Order>(step, slice);
+  };
   switch (step.kind) {
-    case OptimizerKind::kAdamW: return update_by_rule<AdamWRule, Masters, Moments>(step, slice);
-    case OptimizerKind::kAdam: return update_by_rule<AdamRule, Masters, Moments>(step, slice);
-    case OptimizerKind::kLion: return update_by_rule<LionRule, Masters, Moments>(step, slice);
-    case OptimizerKind::kAdagrad: return update_by_rule<AdagradRule, Masters, Moments>(step, slice);
-    case OptimizerKind::kSgd: return update_by_rule<SgdRule, Masters, Moments>(step, slice);
+    case OptimizerKind::kAdamW: return by(AdamWRule());
+    case OptimizerKind::kAdam: return by(AdamRule());
+    case OptimizerKind::kLion: return by(LionRule());
+    case OptimizerKind::kAdagrad: return by(AdagradRule());
+    case OptimizerKind::kSgd: return by(SgdRule());
   }
 }
 
@@ -75,11 +90,15 @@ void update_arrays(const OptimizerStep& step, const Slice& slice) {
 
 struct Fp32Masters;
 struct SplitMasters;
+struct InOrder;
+struct EvenOdd;
+template <class Order>
 struct Bf16Masters;
 struct Fp32Moments;
+template <class Order>
 struct Bf16Moments;
 
-template <class Masters, class Moments>
+template <class Masters, class Moments, class Order = InOrder>
 void update_arrays(const OptimizerStep& step, const Slice& slice) {
   scalar::update(step, slice);
 }
