@@ -106,14 +106,12 @@ def shape_of(text):
     return layers, width, heads
 
 
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_job_options(parser):
+    """The options of the job itself, whoever does it."""
     parser.add_argument("--data", required=True, help="a text file; its bytes are the tokens")
     parser.add_argument("--model", default="gpt2-small")
-    parser.add_argument("--tokens-per-step", type=int, default=2048, help="one batch: this / context sequences")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lr", type=float, default=6e-4)
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--weight-decay", type=float, default=0.1)
@@ -121,6 +119,13 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-checkpointing", action="store_true")
     parser.add_argument("--json", help="write the figures here too")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_job_options(parser)
+    parser.add_argument("--tokens-per-step", type=int, default=2048, help="one batch: this / context sequences")
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.tokens_per_step % arguments.context != 0:
         parser.error("--tokens-per-step must be a multiple of --context")
@@ -129,19 +134,24 @@ def parse_arguments():
     return arguments
 
 
+def read_text(path, context):
+    """What is trained on of a text, as tokens."""
+    try:
+        with open(path, "rb") as file:
+            text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
+    except (OSError, ValueError) as error:
+        sys.exit(f"data {path}: {error}")
+    training = text[: len(text) - max(context + 1, len(text) // 20)]
+    if len(training) <= context:
+        sys.exit(f"data {path}: too short for context {context}")
+    return training
+
+
 def main():
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
-    try:
-        with open(arguments.data, "rb") as file:
-            text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8).long()
-    except (OSError, ValueError) as error:
-        sys.exit(f"pytorch_gpt2: data {arguments.data}: {error}")
-    training = text[: len(text) - max(arguments.context + 1, len(text) // 20)]
-    if len(training) <= arguments.context:
-        sys.exit(f"pytorch_gpt2: data {arguments.data}: too short for context {arguments.context}")
-
+    training = read_text(arguments.data, arguments.context)
     model = Gpt2(*shape_of(arguments.model)).bfloat16()
     count = sum(p.numel() for p in model.parameters())
     optimizer = MixedAdamW(model, arguments.lr, arguments.weight_decay)
