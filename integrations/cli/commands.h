@@ -39,7 +39,7 @@ struct LaunchCommand {
 };
 /// Exit code of the first rank that failed (128 and its signal where one killed it), 0 if none did.
 /// Rank 0 of the machine has the terminal; lines of the others bear their number. When a rank
-/// fails, the rest have 10 s to say why and end.
+/// fails, the rest have 6 s to say why and end.
 int launch(const LaunchCommand& command);
 
 /// A table, or a JSON file of every step. Takes the settings of `train`.
