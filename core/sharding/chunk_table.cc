@@ -77,12 +77,36 @@ nlohmann::json parsed(const std::string& layout) {
   throw Error(ErrorCode::kDataLoss, "the store's layout is not readable JSON");
 }
 
+/// The store of `layout` was made among as many ranks, and each has as much of the state.
+void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
+  const int ranks = layout.value("ranks", 1);
+  if (ranks != sharding.world_size) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made by {0} rank{1}, this run has {2}: give --nproc {0}, "
+                    "another --store, or --resume never to replace it; a store is not yet "
+                    "cut anew for another number of ranks",
+                    ranks, ranks == 1 ? "" : "s", sharding.world_size));
+  }
+  const bool whole = layout.value("slices_held", 1) > 1;
+  if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made with --zero-stage {}, this run has {}: the one has "
+                    "the whole state on every rank, the other a slice; give a stage of that "
+                    "kind, another --store, or --resume never to replace it",
+                    whole ? "0" : "1, 2 or 3", sharding.stage));
+  }
+}
+
 }  // namespace
 
-ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state)
+ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state,
+                       Sharding sharding)
     : model_(model),
       chunk_tiles_max_(chunk_tiles_max),
       state_(state),
+      sharding_(sharding),
       record_format_(ziggurat::record_format(state)) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
@@ -97,38 +121,54 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("unit '{}' of model '{}' has no parameters", unit.name, model_.name));
   }
-  const std::uint64_t tiles = round_up(count, kTileElements) / kTileElements;
-  const std::uint64_t chunk_count = (tiles + chunk_tiles_max - 1) / chunk_tiles_max;
-  const auto id = static_cast<UnitId>(units_.size());
+  const std::uint64_t slice_count = slice_elements(count, sharding_.world_size);
+  const std::uint64_t padded_count = slice_count * static_cast<std::uint64_t>(sharding_.world_size);
   units_.push_back({.count = count,
-                    .padded_count = tiles * kTileElements,
+                    .padded_count = padded_count,
+                    .slice_count = slice_count,
                     .first_chunk = static_cast<ChunkId>(chunks_.size()),
-                    .chunk_count = static_cast<std::uint32_t>(chunk_count),
+                    .chunk_count = 0,
                     .first_tile = tile_count_});
+  const int first = sharding_.optimizer_sharded() ? sharding_.rank : 0;
+  for (int slice = first; slice < first + slices_held(); ++slice)
+    add_slice(unit, static_cast<std::uint64_t>(slice) * slice_count, chunk_tiles_max);
+  units_.back().chunk_count =
+      static_cast<std::uint32_t>(chunks_.size() - units_.back().first_chunk);
+  tile_count_ += padded_count / kTileElements;
+}
+
+/// The chunks of the newest unit's slice that begins at element `begin`.
+void ChunkTable::add_slice(const UnitSpec& unit, std::uint64_t begin,
+                           std::uint64_t chunk_tiles_max) {
+  const std::uint64_t tiles = units_.back().slice_count / kTileElements;
+  const std::uint64_t chunk_count = (tiles + chunk_tiles_max - 1) / chunk_tiles_max;
   for (std::uint64_t i = 0; i < chunk_count; ++i) {
     // Even cut: 433 tiles in 19 chunks are 22 or 23 tiles each, never 18 full ones and a crumb.
-    const std::uint64_t begin = tiles * i / chunk_count * kTileElements;
-    const std::uint64_t end = tiles * (i + 1) / chunk_count * kTileElements;
-    const std::uint64_t record_bytes = record_format_.record_bytes((end - begin) / kTileElements);
-    chunks_.push_back({.unit = id,
-                       .begin = begin,
-                       .count = end - begin,
-                       .record_size_bytes = record_bytes,
-                       .param_size_bytes = (end - begin) * size_bytes(model_.dtype)});
-    decay_runs_.push_back(runs_of(unit, begin, end));
+    const std::uint64_t from = begin + tiles * i / chunk_count * kTileElements;
+    const std::uint64_t to = begin + tiles * (i + 1) / chunk_count * kTileElements;
+    chunks_.push_back(
+        {.unit = static_cast<UnitId>(units_.size() - 1),
+         .begin = from,
+         .count = to - from,
+         .record_size_bytes = record_format_.record_bytes((to - from) / kTileElements),
+         .param_size_bytes = (to - from) * size_bytes(model_.dtype)});
+    decay_runs_.push_back(runs_of(unit, from, to));
   }
-  tile_count_ += tiles;
 }
 
 std::string ChunkTable::layout() const {
-  const nlohmann::json layout = {{"model", model_.name},
-                                 {"units", to_json(model_)},
-                                 {"tile_elements", kTileElements},
-                                 {"chunk_tiles_max", chunk_tiles_max_},
-                                 {"optimizer", to_string(state_.optimizer)},
-                                 {"state_format", to_string(state_.format)},
-                                 {"record", record_format_.text()},
-                                 {"param", param_text(model_.dtype)}};
+  nlohmann::json layout = {{"model", model_.name},
+                           {"units", to_json(model_)},
+                           {"tile_elements", kTileElements},
+                           {"chunk_tiles_max", chunk_tiles_max_},
+                           {"optimizer", to_string(state_.optimizer)},
+                           {"state_format", to_string(state_.format)},
+                           {"record", record_format_.text()},
+                           {"param", param_text(model_.dtype)}};
+  if (!sharding_.one_rank()) {  // a store of one rank says nothing of ranks
+    layout["ranks"] = sharding_.world_size;
+    layout["slices_held"] = slices_held();
+  }
   return layout.dump();
 }
 
@@ -160,7 +200,7 @@ StateKind ChunkTable::state_of(const std::string& layout) {
 }
 
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
-                                   StateKind state) {
+                                   StateKind state, Sharding sharding) {
   const nlohmann::json json = parsed(layout);
   const std::string stored_name = model_name(layout);
   if (stored_name != model.name) {
@@ -184,7 +224,8 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                             to_string(stored), to_string(state), to_string(stored.optimizer),
                             to_string(stored.format)));
   }
-  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}), state);
+  require_sharding(json, sharding);
+  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}), state, sharding);
   if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,

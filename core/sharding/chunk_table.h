@@ -6,6 +6,9 @@
 // chunk never spans two units, so a unit is ready when its chunks are. The padding is zero and
 // stays zero. Fixed when a store is created.
 //
+// Among several ranks (shard.h) it is padded to as many equal slices, and each slice is cut alike:
+// a chunk lies within one slice. The table has the chunks that this rank updates.
+//
 //   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the
 //   last 9,152 elements padding
 #pragma once
@@ -16,6 +19,7 @@
 #include <vector>
 
 #include "core/sharding/model_spec.h"
+#include "core/sharding/shard.h"
 #include "optimizer/state_format.h"
 #include "optimizer/update.h"
 #include "tiers/state_store.h"
@@ -36,8 +40,9 @@ struct Chunk {
 
 struct UnitChunks {
   std::uint64_t count;         ///< elements
-  std::uint64_t padded_count;  ///< whole tiles
-  ChunkId first_chunk;
+  std::uint64_t padded_count;  ///< whole tiles, equal slices
+  std::uint64_t slice_count;   ///< elements of each rank's slice
+  ChunkId first_chunk;         ///< of those that this rank updates
   std::uint32_t chunk_count;
   std::uint64_t first_tile;  ///< of the model's tiles, in order of unit and offset
 };
@@ -45,12 +50,14 @@ struct UnitChunks {
 class ChunkTable {
  public:
   /// Errors: kInvalidArgument for a model without units or a unit without parameters.
-  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state = {});
-  /// The table a store was created with. Errors: kInvalidArgument if `model` or `state` is not that
-  /// of `layout`, saying where they differ.
+  ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state = {},
+             Sharding sharding = {});
+  /// The table a store was created with. Errors: kInvalidArgument if `model`, `state` or
+  /// `sharding` is not that of `layout`, saying where they differ. Stages 1 to 3 have one layout.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
-                                StateKind state = {});
-  /// Canonical JSON: the model's units, names and shapes, the chunk size and the formats.
+                                StateKind state = {}, Sharding sharding = {});
+  /// Canonical JSON: the model's units, names and shapes, the chunk size, the formats, and among
+  /// how many ranks.
   std::string layout() const;
   /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
@@ -64,8 +71,31 @@ class ChunkTable {
   std::uint64_t unit_param_bytes(UnitId id) const noexcept {
     return units_[id].padded_count * size_bytes(dtype());
   }
+  const Sharding& sharding() const noexcept { return sharding_; }
+  /// Slices of a unit whose gradients and records this rank has: all, or its own.
+  int slices_held() const noexcept {
+    return sharding_.optimizer_sharded() ? 1 : sharding_.world_size;
+  }
+  /// The elements of a unit whose parameters this rank keeps: [home_begin, home_begin +
+  /// home_count).
+  std::uint64_t home_begin(UnitId id) const noexcept {
+    return sharding_.params_sharded() ? own_begin(id) : 0;
+  }
+  std::uint64_t home_count(UnitId id) const noexcept {
+    return sharding_.params_sharded() ? units_[id].slice_count : units_[id].padded_count;
+  }
+  /// Where this rank's slice of a unit begins.
+  std::uint64_t own_begin(UnitId id) const noexcept {
+    return static_cast<std::uint64_t>(sharding_.rank) * units_[id].slice_count;
+  }
+  /// How every slice of a unit is cut: the chunks of the first that this rank has.
+  std::span<const Chunk> slice_chunks(UnitId id) const noexcept {
+    const UnitChunks& of = units_[id];
+    return std::span(chunks_).subspan(of.first_chunk, of.chunk_count / slices());
+  }
   std::span<const Chunk> chunks() const noexcept { return chunks_; }
   const Chunk& chunk(ChunkId id) const noexcept { return chunks_[id]; }
+  /// Of the whole model, all slices.
   std::uint64_t tile_count() const noexcept { return tile_count_; }
   std::uint64_t padded_count() const noexcept;
   std::uint64_t largest_unit_padded_count() const noexcept;
@@ -87,10 +117,13 @@ class ChunkTable {
 
  private:
   void add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max);
+  void add_slice(const UnitSpec& unit, std::uint64_t begin, std::uint64_t chunk_tiles_max);
+  std::uint32_t slices() const noexcept { return static_cast<std::uint32_t>(slices_held()); }
 
   ModelSpec model_;
   std::uint64_t chunk_tiles_max_;
   StateKind state_;
+  Sharding sharding_;
   RecordFormat record_format_;
   std::vector<UnitChunks> units_;
   std::vector<Chunk> chunks_;

@@ -210,5 +210,113 @@ TEST(Placement, ReadsClassesAndAll) {
   }
 }
 
+struct Ranks {
+  int world_size;
+  std::uint64_t chunk_tiles_max;
+};
+
+class AmongRanks : public ::testing::TestWithParam<Ranks> {
+ protected:
+  ChunkTable table(int stage, int rank) const {
+    return {model_, GetParam().chunk_tiles_max, {}, {stage, rank, GetParam().world_size}};
+  }
+  const ModelSpec model_ = small_model();
+  const int world_size_ = GetParam().world_size;
+};
+
+TEST_P(AmongRanks, EveryTileIsUpdatedByOneRankOrByAll) {
+  for (const int stage : {0, 1, 2, 3}) {
+    std::vector<int> updates(table(stage, 0).tile_count());
+    for (int rank = 0; rank < world_size_; ++rank) {
+      const ChunkTable mine = table(stage, rank);
+      for (ChunkId id = 0; id < mine.chunks().size(); ++id) {
+        const Chunk& chunk = mine.chunk(id);
+        ASSERT_LE(chunk.begin + chunk.count, mine.unit(chunk.unit).padded_count);
+        for (std::uint64_t i = 0; i < chunk.count / kTileElements; ++i)
+          ++updates[mine.first_element(id) / kTileElements + i];
+      }
+    }
+    EXPECT_THAT(updates, ::testing::Each(stage == 0 ? world_size_ : 1)) << "stage " << stage;
+  }
+}
+
+TEST_P(AmongRanks, SlicesAreEqualAndNoLongerThanPaddingToATileMakesThem) {
+  const ChunkTable one(model_, GetParam().chunk_tiles_max);
+  const ChunkTable mine = table(2, world_size_ - 1);
+  const auto ranks = static_cast<std::uint64_t>(world_size_);
+  for (UnitId u = 0; u < mine.unit_count(); ++u) {
+    EXPECT_EQ(mine.unit(u).padded_count, mine.unit(u).slice_count * ranks);
+    EXPECT_EQ(mine.own_begin(u), mine.unit(u).slice_count * (ranks - 1));
+    EXPECT_LT(mine.unit(u).padded_count, one.unit(u).padded_count + ranks * kTileElements);
+  }
+}
+
+TEST_P(AmongRanks, EverySliceIsCutAlike) {
+  const ChunkTable whole = table(0, 0);
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const ChunkTable mine = table(1, rank);
+    for (UnitId u = 0; u < mine.unit_count(); ++u) {
+      const auto cut = whole.slice_chunks(u);
+      const auto own = mine.slice_chunks(u);
+      ASSERT_EQ(own.size(), cut.size());
+      ASSERT_EQ(mine.unit(u).chunk_count, own.size());
+      ASSERT_EQ(whole.unit(u).chunk_count, own.size() * static_cast<std::size_t>(world_size_));
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        EXPECT_EQ(own[i].begin, mine.own_begin(u) + cut[i].begin);
+        EXPECT_EQ(own[i].count, cut[i].count);
+      }
+    }
+  }
+}
+
+TEST_P(AmongRanks, ParametersStayWholeUpToStageTwo) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const ChunkTable mine = table(stage, world_size_ - 1);
+    for (UnitId u = 0; u < mine.unit_count(); ++u) {
+      EXPECT_EQ(mine.home_begin(u), stage == 3 ? mine.own_begin(u) : 0U);
+      EXPECT_EQ(mine.home_count(u),
+                stage == 3 ? mine.unit(u).slice_count : mine.unit(u).padded_count);
+    }
+  }
+}
+
+TEST_P(AmongRanks, ALayoutIsOfSoManyRanksAndOfStagesOneToThreeOrOfStageZero) {
+  const std::string sliced = table(1, 0).layout();
+  EXPECT_EQ(sliced, table(3, 1).layout());
+  const auto open = [&](const std::string& layout, int stage, int world_size) {
+    return ChunkTable::from_layout(model_, layout, {}, {stage, 0, world_size});
+  };
+  EXPECT_EQ(open(sliced, 2, world_size_).record_bytes(), table(2, 0).record_bytes());
+  const auto refusal = [&](const std::string& layout, int stage, int world_size) {
+    try {
+      open(layout, stage, world_size);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  EXPECT_THAT(refusal(sliced, 2, 1),
+              ::testing::HasSubstr("made by " + std::to_string(world_size_) + " ranks"));
+  EXPECT_THAT(refusal(ChunkTable(model_, 2).layout(), 2, world_size_),
+              ::testing::HasSubstr("made by 1 rank,"));
+  EXPECT_THAT(refusal(sliced, 0, world_size_),
+              ::testing::HasSubstr("made with --zero-stage 1, 2 or 3, this run has 0"));
+  EXPECT_THAT(refusal(table(0, 0).layout(), 3, world_size_),
+              ::testing::HasSubstr("made with --zero-stage 0, this run has 3"));
+}
+
+INSTANTIATE_TEST_SUITE_P(ChunkTable, AmongRanks,
+                         ::testing::Values(Ranks{2, 1}, Ranks{2, 1000}, Ranks{3, 2}, Ranks{8, 1}));
+
+TEST(ChunkTable, OneRankHasTheTableOfNoRanksWhateverTheStage) {
+  const ModelSpec model = small_model();
+  for (const int stage : {0, 1, 2, 3}) {
+    const ChunkTable table(model, 2, {}, {stage, 0, 1});
+    EXPECT_EQ(table.layout(), ChunkTable(model, 2).layout());
+    EXPECT_EQ(table.record_bytes(), ChunkTable(model, 2).record_bytes());
+  }
+}
+
 }  // namespace
 }  // namespace ziggurat::testing

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/shard.h: which part of a unit a data-parallel rank holds, by ZeRO stage
+// (Rajbhandari et al. 2020, section 5).
+//
+// A unit is padded so that every rank's slice is as long as any other's, in whole tiles; slice r is
+// rank r's. The stage says of what a rank keeps only its slice:
+//
+//   stage   parameters   gradients    optimizer state
+//   0       whole        whole        whole             every rank makes every update
+//   1, 2    whole        slice        slice             updated slices are gathered once a step
+//   3       slice        slice        slice             a unit is gathered for each use
+//
+// Stages 1 and 2 are one here: a unit's gradient exists whole only in the accumulator of the unit
+// that is in backward, and is reduced when the trainer has finished it, once a step. There is no
+// whole gradient to keep.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bytes.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+
+/// Of one rank.
+struct Sharding {
+  int stage = 0;
+  int rank = 0;
+  int world_size = 1;
+
+  bool one_rank() const noexcept { return world_size == 1; }
+  /// Records and gradients are of this rank's slice only.
+  bool optimizer_sharded() const noexcept { return !one_rank() && stage >= 1; }
+  /// Parameters, between uses, too.
+  bool params_sharded() const noexcept { return !one_rank() && stage == 3; }
+};
+
+/// Elements of each rank's slice of a unit of `count` elements: whole tiles, padding included.
+constexpr std::uint64_t slice_elements(std::uint64_t count, int world_size) noexcept {
+  const auto ranks = static_cast<std::uint64_t>(world_size);
+  return round_up((count + ranks - 1) / ranks, kTileElements);
+}
+
+}  // namespace ziggurat
