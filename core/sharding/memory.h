@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/sharding/memory.h: the bytes of one rank, by class of state and tier, before anything runs.
 //
-// Per parameter of its share a rank holds, at rest (Rajbhandari et al. 2020, "ZeRO", section 3.1:
-// 2 + 2 + 12 with mixed-precision Adam), with N the ranks that a class is cut over:
+// Per parameter a rank holds at rest (Rajbhandari et al. 2020, "ZeRO", section 3.1: 2 + 2 + 12 with
+// mixed-precision Adam), N being the ranks that a class is cut over (core/sharding/strategy.h):
 //
 //   parameters     e / N            e: bytes of the model's type
 //   secondary      e / P            hpZ only (Wang et al. 2023, "ZeRO++", section 4.2)
@@ -10,12 +10,9 @@
 //   masters        4 / N            2 where the parameter is the master
 //   moments        the rest of the record's bytes / N   (optimizer/state_format.h)
 //
-// N is 1 or the shard group, by class and stage (core/sharding/strategy.h). So stage 0 has
-// (4 + K) Psi, 1 has 4 Psi + K Psi / N, 2 has 2 Psi + (2 + K) Psi / N, 3 has (4 + K) Psi / N for
-// K bytes of optimizer state (the same paper, figure 1; K = 12).
-// Beside it while a step runs, on the device: the parameters gathered for use, one fp32 accumulator
-// of the largest unit, and a bucket of gradients of other ranks that are to be added; on the host,
-// what is on its way from and to NVMe.
+// Beside it while a step runs: on the device the parameters in use and one fp32 accumulator of the
+// largest unit; on the host, among ranks, buckets of gradients under way, and what is on its way
+// from and to NVMe.
 //
 // Pure functions; any thread. Not counted: activations and the trainer's workspace, and what a
 // budget is spent on beyond need (kept records, more units in flight).
@@ -48,14 +45,19 @@ struct ModelSize {
 ModelSize model_size(const ModelSpec& model, int tp);
 ModelSize model_size(std::uint64_t count, int tp) noexcept;
 
-/// Elements of a unit of `count` padded so that `shards` equal slices of whole tiles make it up.
-std::uint64_t padded_to_slices(std::uint64_t count, int shards) noexcept;
-
 /// Tiles in a chunk at most: 6 MiB of fp32 AdamW's record.
 inline constexpr std::uint64_t kChunkTilesMax = 32;
 /// Work items of the optimizer's sweep that keep a drive and the cores busy; a chunk is the largest
 /// that leaves them room.
 inline constexpr std::uint64_t kWorkItemsWanted = 12;
+
+/// Buckets of gradients in host memory: one being rounded, one between the ranks, one being taken
+/// in; and their size unless told otherwise.
+inline constexpr std::uint64_t kReduceBuckets = 3;
+inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
+/// Units of parameters on the device at once where they are loaded for use: the one in use and
+/// those being brought for after it (core/schedule/param_cache.h).
+inline constexpr std::size_t kLiveUnits = 3;
 
 /// What an element of each class is.
 struct Recipe {
@@ -86,8 +88,8 @@ struct MemoryRequest {
   Strategy strategy;
   Placement placement;
   int slots = 2;  ///< of records on NVMe
-  /// Elements of gradients that ranks exchange at once; a bucket never spans two units.
-  std::uint64_t reduce_bucket_count = 500'000'000;
+  /// Elements of gradients that ranks exchange at once, of all slices together.
+  std::uint64_t reduce_bucket_count = kReduceBucketCount;
   std::uint64_t chunk_tiles_max = kChunkTilesMax;
 };
 
@@ -103,6 +105,7 @@ struct RankMemory {
 
   std::uint64_t bytes(StateClass kind) const noexcept;
   std::uint64_t bytes(Tier tier) const noexcept;
+  std::uint64_t bytes(StateClass kind, Tier tier) const noexcept;
   /// Parameters, gradients and optimizer state, on whatever tier, one slot: the papers' "model
   /// states".
   std::uint64_t model_state_bytes() const noexcept;
@@ -110,8 +113,14 @@ struct RankMemory {
 
 RankMemory rank_memory(const MemoryRequest& request);
 
-/// Units of parameters on the device at once where they are loaded for use: the one in use and
-/// those being brought for after it (core/schedule/param_cache.h).
-inline constexpr std::size_t kLiveUnits = 3;
+/// The papers' formula for model states, without padding (Rajbhandari et al. 2020, figure 1, with K
+/// bytes of optimizer state; a hybrid has its group for N):
+///
+///   stage 0  (2e + K) Psi      1  2e Psi + K Psi / N      2  e Psi + (e + K) Psi / N
+///   stage 3  (2e + K) Psi / N  grad-op as 3, hpZ e Psi / P more
+///
+/// In stage 1 it counts whole gradients, which are not kept here.
+double published_state_bytes(const ModelSize& model, const Recipe& recipe,
+                             const Strategy& strategy) noexcept;
 
 }  // namespace ziggurat

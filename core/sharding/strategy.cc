@@ -14,27 +14,27 @@ namespace {
 }
 
 /// The stage that a name stands for.
-int stage_of(Sharding sharding) noexcept {
-  switch (sharding) {
-    case Sharding::kGradOp: return 2;
-    case Sharding::kNone: return 0;
+int stage_of(StrategyName name) noexcept {
+  switch (name) {
+    case StrategyName::kGradOp: return 2;
+    case StrategyName::kNone: return 0;
     default: return 3;
   }
 }
 
-void require_stage_fits(Sharding sharding, int stage) {
-  if (sharding == Sharding::kHybrid) {
+void require_stage_fits(StrategyName name, int stage) {
+  if (name == StrategyName::kHybrid) {
     if (stage == 0) refuse("--strategy hybrid with --zero-stage 0: nothing is cut; give 1, 2 or 3");
-  } else if (stage != stage_of(sharding)) {
+  } else if (stage != stage_of(name)) {
     refuse(
         fmt::format("--strategy {0} is --zero-stage {1}, not {2}: give one of them, or both "
                     "alike",
-                    to_string(sharding), stage_of(sharding), stage));
+                    to_string(name), stage_of(name), stage));
   }
 }
 
 int shard_group(const StrategyRequest& request, int stage, int dp) {
-  if (request.sharding != Sharding::kHybrid) {
+  if (request.name != StrategyName::kHybrid) {
     if (request.shard_group != 0)
       refuse(
           fmt::format("--shard-group {}: only --strategy hybrid has groups", request.shard_group));
@@ -56,11 +56,11 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
 Strategy resolve(const StrategyRequest& request, int dp) {
   if (dp < 1) refuse(fmt::format("{} data-parallel ranks: give 1 or more", dp));
   const int stage =
-      request.zero_stage.value_or(stage_of(request.sharding.value_or(Sharding::kFull)));
+      request.zero_stage.value_or(stage_of(request.name.value_or(StrategyName::kFull)));
   if (stage < 0 || stage > 3) refuse(fmt::format("--zero-stage {}: give 0, 1, 2 or 3", stage));
-  if (request.sharding) require_stage_fits(*request.sharding, stage);
+  if (request.name) require_stage_fits(*request.name, stage);
   const Strategy strategy{.zero_stage = stage,
-                          .keeps_params_to_backward = request.sharding == Sharding::kGradOp,
+                          .keeps_params_to_backward = request.name == StrategyName::kGradOp,
                           .dp = dp,
                           .shard_group = shard_group(request, stage, dp),
                           .hpz = request.hpz};

@@ -10,6 +10,9 @@
 //   none      stage 0: every rank has everything
 //   hybrid    a stage (3 unless said) within shard groups of G ranks; the groups are replicas
 //
+// In stage 1 a rank keeps its slice of the gradients too: there is no whole gradient to keep
+// (core/sharding/shard.h).
+//
 // hpZ (Wang et al. 2023, ZeRO++, section 4.2) is not a hybrid: stage 3 over all ranks, and a second
 // cut of the 16-bit parameters over P ranks of a node, from which backward gathers.
 #pragma once
@@ -22,18 +25,18 @@
 
 namespace ziggurat {
 
-enum class Sharding : std::uint8_t { kFull, kGradOp, kNone, kHybrid };
-/// In the order of Sharding.
-inline constexpr std::array<std::string_view, 4> kShardingNames{"full", "grad-op", "none",
+enum class StrategyName : std::uint8_t { kFull, kGradOp, kNone, kHybrid };
+/// In the order of StrategyName.
+inline constexpr std::array<std::string_view, 4> kStrategyNames{"full", "grad-op", "none",
                                                                 "hybrid"};
-constexpr std::string_view to_string(Sharding sharding) noexcept {
-  return kShardingNames[static_cast<std::size_t>(sharding)];
+constexpr std::string_view to_string(StrategyName name) noexcept {
+  return kStrategyNames[static_cast<std::size_t>(name)];
 }
 
 /// As asked for: what is not given follows from the rest.
 struct StrategyRequest {
   std::optional<int> zero_stage = std::nullopt;
-  std::optional<Sharding> sharding = std::nullopt;
+  std::optional<StrategyName> name = std::nullopt;
   int shard_group = 0;  ///< hybrid's G; 0: not given
   int hpz = 1;          ///< ranks of a secondary group; 1: none
 };
@@ -50,8 +53,10 @@ struct Strategy {
   int param_shards() const noexcept {
     return zero_stage == 3 || keeps_params_to_backward ? shard_group : 1;
   }
-  int grad_shards() const noexcept { return zero_stage >= 2 ? shard_group : 1; }
-  int optimizer_shards() const noexcept { return zero_stage >= 1 ? shard_group : 1; }
+  /// Of gradients and optimizer state.
+  int update_shards() const noexcept { return zero_stage >= 1 ? shard_group : 1; }
+  /// Equal slices that a unit is padded to; a class cut over fewer ranks keeps several of them.
+  int slices() const noexcept { return zero_stage == 0 ? dp : shard_group; }
   /// Groups that hold the same state.
   int replicas() const noexcept { return dp / shard_group; }
   /// A sharding smaller than the world.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "integrations/cli/commands.h"
+#include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
 
 namespace ziggurat::cli {
@@ -145,7 +146,8 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
       return chosen != &app
                  ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
                  : fmt::format(
-                       "say what to do: bench, profile, train, sample, export or doctor; {}", help);
+                       "say what to do: bench, profile, plan, train, sample, export or doctor; {}",
+                       help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
@@ -188,6 +190,14 @@ int run(int argc, char** argv) {
   schedule_command->callback([&] {
     action = [&] { return show_schedule(read_show_schedule(schedule_flags.settings())); };
   });
+
+  Flags plan_flags{plan_settings(), {}, {}};
+  CLI::App* plan_command = app.add_subcommand(
+      "plan", "say what a model takes of each rank's device, host and NVMe, before anything runs");
+  plan_flags.add_to(*plan_command);
+  bool memory = true;  // what there is to plan today
+  plan_command->add_flag("--memory", memory, "bytes by class of state and tier (the default)");
+  plan_command->callback([&] { action = [&] { return plan(read_plan(plan_flags.settings())); }; });
 
   Flags sample_flags{sample_settings(), {}, {}};
   CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");

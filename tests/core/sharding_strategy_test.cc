@@ -13,8 +13,9 @@ namespace {
 
 using testing::HasSubstr;
 
-std::array<int, 3> shards(const Strategy& strategy) {
-  return {strategy.param_shards(), strategy.grad_shards(), strategy.optimizer_shards()};
+/// Of parameters; of gradients and optimizer state.
+std::array<int, 2> shards(const Strategy& strategy) {
+  return {strategy.param_shards(), strategy.update_shards()};
 }
 
 std::string refusal(const StrategyRequest& request, int dp) {
@@ -28,57 +29,57 @@ std::string refusal(const StrategyRequest& request, int dp) {
   return {};
 }
 
-TEST(Strategy, AStageCutsParametersGradientsAndOptimizerStateInTurn) {
-  EXPECT_EQ(shards(resolve({.zero_stage = 0}, 8)), (std::array{1, 1, 1}));
-  EXPECT_EQ(shards(resolve({.zero_stage = 1}, 8)), (std::array{1, 1, 8}));
-  EXPECT_EQ(shards(resolve({.zero_stage = 2}, 8)), (std::array{1, 8, 8}));
-  EXPECT_EQ(shards(resolve({.zero_stage = 3}, 8)), (std::array{8, 8, 8}));
+TEST(Strategy, AStageCutsTheOptimizersStateAndThenParameters) {
+  EXPECT_EQ(shards(resolve({.zero_stage = 0}, 8)), (std::array{1, 1}));
+  EXPECT_EQ(shards(resolve({.zero_stage = 1}, 8)), (std::array{1, 8}));
+  EXPECT_EQ(shards(resolve({.zero_stage = 2}, 8)), (std::array{1, 8}));
+  EXPECT_EQ(shards(resolve({.zero_stage = 3}, 8)), (std::array{8, 8}));
   EXPECT_EQ(to_string(resolve({}, 8)), "stage 3");
 }
 
 TEST(Strategy, FsdpsNamesAreStages) {
-  EXPECT_EQ(shards(resolve({.sharding = Sharding::kFull}, 8)), (std::array{8, 8, 8}));
-  EXPECT_EQ(shards(resolve({.sharding = Sharding::kNone}, 8)), (std::array{1, 1, 1}));
-  EXPECT_EQ(resolve({.zero_stage = 3, .sharding = Sharding::kFull}, 8).zero_stage, 3);
+  EXPECT_EQ(shards(resolve({.name = StrategyName::kFull}, 8)), (std::array{8, 8}));
+  EXPECT_EQ(shards(resolve({.name = StrategyName::kNone}, 8)), (std::array{1, 1}));
+  EXPECT_EQ(resolve({.zero_stage = 3, .name = StrategyName::kFull}, 8).zero_stage, 3);
 }
 
 TEST(Strategy, GradOpCutsParametersAtRestAndKeepsThemThroughBackward) {
-  const Strategy strategy = resolve({.sharding = Sharding::kGradOp}, 8);
-  EXPECT_EQ(shards(strategy), (std::array{8, 8, 8}));
+  const Strategy strategy = resolve({.name = StrategyName::kGradOp}, 8);
+  EXPECT_EQ(shards(strategy), (std::array{8, 8}));
   EXPECT_TRUE(strategy.keeps_params_to_backward);
   EXPECT_EQ(to_string(strategy), "stage 2 (grad-op)");
 }
 
 TEST(Strategy, AHybridCutsWithinItsGroupAndRepeatsAcross) {
-  const Strategy strategy = resolve({.sharding = Sharding::kHybrid, .shard_group = 4}, 12);
-  EXPECT_EQ(shards(strategy), (std::array{4, 4, 4}));
+  const Strategy strategy = resolve({.name = StrategyName::kHybrid, .shard_group = 4}, 12);
+  EXPECT_EQ(shards(strategy), (std::array{4, 4}));
   EXPECT_EQ(strategy.replicas(), 3);
   EXPECT_EQ(to_string(strategy), "stage 3 in groups of 4");
   const Strategy second =
-      resolve({.zero_stage = 2, .sharding = Sharding::kHybrid, .shard_group = 4}, 12);
-  EXPECT_EQ(shards(second), (std::array{1, 4, 4}));
+      resolve({.zero_stage = 2, .name = StrategyName::kHybrid, .shard_group = 4}, 12);
+  EXPECT_EQ(shards(second), (std::array{1, 4}));
 }
 
 TEST(Strategy, HpzCutsOverTheWholeWorldAndOnceMore) {
   const Strategy strategy = resolve({.hpz = 4}, 12);
-  EXPECT_EQ(shards(strategy), (std::array{12, 12, 12}));
+  EXPECT_EQ(shards(strategy), (std::array{12, 12}));
   EXPECT_FALSE(strategy.is_hybrid());
   EXPECT_EQ(to_string(strategy), "stage 3, hpz 4");
 }
 
 TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
-  EXPECT_THAT(refusal({.zero_stage = 3, .sharding = Sharding::kNone}, 8),
+  EXPECT_THAT(refusal({.zero_stage = 3, .name = StrategyName::kNone}, 8),
               HasSubstr("--strategy none is --zero-stage 0, not 3"));
   EXPECT_THAT(refusal({.zero_stage = 4}, 8), HasSubstr("give 0, 1, 2 or 3"));
   EXPECT_THAT(refusal({.shard_group = 4}, 8), HasSubstr("only --strategy hybrid has groups"));
-  EXPECT_THAT(refusal({.sharding = Sharding::kHybrid}, 8), HasSubstr("give --shard-group"));
-  EXPECT_THAT(refusal({.sharding = Sharding::kHybrid, .shard_group = 3}, 8),
+  EXPECT_THAT(refusal({.name = StrategyName::kHybrid}, 8), HasSubstr("give --shard-group"));
+  EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 3}, 8),
               HasSubstr("8 data-parallel ranks are not whole groups of 3"));
-  EXPECT_THAT(refusal({.zero_stage = 0, .sharding = Sharding::kHybrid, .shard_group = 2}, 8),
+  EXPECT_THAT(refusal({.zero_stage = 0, .name = StrategyName::kHybrid, .shard_group = 2}, 8),
               HasSubstr("nothing is cut"));
   EXPECT_THAT(refusal({.hpz = 3}, 8), HasSubstr("not whole groups of 3"));
   EXPECT_THAT(refusal({.zero_stage = 2, .hpz = 4}, 8), HasSubstr("--hpz 4 with stage 2"));
-  EXPECT_THAT(refusal({.sharding = Sharding::kHybrid, .shard_group = 4, .hpz = 2}, 8),
+  EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 2}, 8),
               HasSubstr("stage 3 in groups of 4"));
 }
 
