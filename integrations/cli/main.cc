@@ -193,10 +193,9 @@ int run(int argc, char** argv) {
 
   Flags plan_flags{plan_settings(), {}, {}};
   CLI::App* plan_command = app.add_subcommand(
-      "plan", "say what a model takes of each rank's device, host and NVMe, before anything runs");
+      "plan",
+      "say what each rank would hold on device, host and NVMe, and send, before anything runs");
   plan_flags.add_to(*plan_command);
-  bool memory = true;  // what there is to plan today
-  plan_command->add_flag("--memory", memory, "bytes by class of state and tier (the default)");
   plan_command->callback([&] { action = [&] { return plan(read_plan(plan_flags.settings())); }; });
 
   Flags sample_flags{sample_settings(), {}, {}};

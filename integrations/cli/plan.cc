@@ -16,6 +16,8 @@ namespace ziggurat::cli {
 namespace {
 
 constexpr std::array kTiers{Tier::kDevice, Tier::kHost, Tier::kNvme};
+constexpr std::array kExchanges{Exchange::kForwardGather, Exchange::kBackwardGather,
+                                Exchange::kGradients, Exchange::kReplicas, Exchange::kUpdateGather};
 constexpr std::array kClasses{StateClass::kParams,     StateClass::kSecondaryParams,
                               StateClass::kGradients,  StateClass::kMasters,
                               StateClass::kMoments,    StateClass::kSecondSlot,
@@ -36,11 +38,7 @@ std::string grouped(std::uint64_t value) {
 /// A table of bytes in one decimal unit, that of the largest.
 class ByteTable {
  public:
-  explicit ByteTable(const std::vector<RankMemory>& columns) {
-    std::uint64_t largest = 0;
-    for (const RankMemory& column : columns) {
-      for (const Tier tier : kTiers) largest = std::max(largest, column.bytes(tier));
-    }
+  explicit ByteTable(std::uint64_t largest) {
     if (largest >= 1'000'000'000) return;
     unit_ = 1e6;
     unit_text_ = "MB (1e6 bytes)";
@@ -48,8 +46,8 @@ class ByteTable {
 
   const char* unit() const noexcept { return unit_text_; }
 
-  void head(const std::string& title, const std::vector<std::string>& names) const {
-    print(title, "on", names);
+  void head(std::string_view tier, const std::vector<std::string>& names) const {
+    print("", tier, names);
   }
   /// Nothing, if every column is zero.
   void row(std::string_view name, std::string_view tier, const std::vector<std::uint64_t>& bytes) {
@@ -86,11 +84,18 @@ std::vector<RankMemory> memories(const PlanCommand& command) {
   return all;
 }
 
-template <class Value>
-std::vector<std::uint64_t> each(const std::vector<RankMemory>& columns, const Value& value) {
+template <class Column, class Value>
+std::vector<std::uint64_t> each(const std::vector<Column>& columns, const Value& value) {
   std::vector<std::uint64_t> values;
-  for (const RankMemory& column : columns) values.push_back(value(column));
+  for (const Column& column : columns) values.push_back(value(column));
   return values;
+}
+
+std::vector<std::string> names_of(const PlanCommand& command) {
+  std::vector<std::string> names;
+  for (const Strategy& strategy : command.strategies)
+    names.push_back(strategy.dp == 1 ? "one rank" : to_string(strategy));
+  return names;
 }
 
 /// "2 + 2 + 12": of a parameter, its gradient and its optimizer state.
@@ -118,12 +123,13 @@ void print_opening(const PlanCommand& command) {
 
 void print_memory(const PlanCommand& command, const std::vector<RankMemory>& columns) {
   const int per_node = command.world.ranks_per_node;
-  ByteTable table(columns);
-  std::vector<std::string> names;
-  for (const Strategy& strategy : command.strategies)
-    names.push_back(strategy.dp == 1 ? "one rank" : to_string(strategy));
+  std::uint64_t largest = 0;
+  for (const RankMemory& column : columns) {
+    for (const Tier tier : kTiers) largest = std::max(largest, column.bytes(tier));
+  }
+  ByteTable table(largest);
   fmt::print("\nBytes of a rank, in {}\n", table.unit());
-  table.head("", names);
+  table.head("on", names_of(command));
   for (const bool resting : {true, false}) {
     for (const StateClass kind : kClasses) {
       if (at_rest(kind) != resting) continue;
@@ -156,6 +162,43 @@ void print_memory(const PlanCommand& command, const std::vector<RankMemory>& col
   }
 }
 
+std::vector<StepTraffic> traffics(const PlanCommand& command, int passes) {
+  std::vector<StepTraffic> all;
+  for (const Strategy& strategy : command.strategies) {
+    TrafficRequest request = traffic_request(command, strategy, command.quantization);
+    request.passes = passes;
+    all.push_back(step_traffic(request));
+  }
+  return all;
+}
+
+void print_traffic(const PlanCommand& command) {
+  const std::vector<StepTraffic> columns = traffics(command, 1);
+  const std::vector<std::uint64_t> sent =
+      each(columns, [](const StepTraffic& column) { return column.sent().total(); });
+  ByteTable table(std::ranges::max(sent));
+  fmt::print("\nBytes that a rank sends in a step, in {}\n", table.unit());
+  table.head("", names_of(command));
+  for (const Exchange exchange : kExchanges) {
+    table.row(to_string(exchange), "", each(columns, [&](const StepTraffic& column) {
+                return column.sent(exchange).total();
+              }));
+  }
+  table.row("sum", "", sent);
+  table.row("  within its node", "",
+            each(columns, [](const StepTraffic& column) { return column.sent().same_node; }));
+  table.row("  to other nodes", "",
+            each(columns, [](const StepTraffic& column) { return column.sent().other_nodes; }));
+  if (command.accumulate == 1) return;
+  table.row(fmt::format("sum, {} passes over the model", command.accumulate), "",
+            each(traffics(command, command.accumulate),
+                 [](const StepTraffic& column) { return column.sent().total(); }));
+  fmt::print(
+      "The {} micro-batches of a unit run one after the other, then the next unit's: {} "
+      "passes are what a loop that runs each through the whole model would make.\n",
+      command.accumulate, command.accumulate);
+}
+
 void print_limits(const PlanCommand& command) {
   const bool stage_1 = std::ranges::any_of(
       command.strategies, [](const Strategy& strategy) { return strategy.zero_stage == 1; });
@@ -179,6 +222,14 @@ nlohmann::json json_of(const PlanCommand& command, const Strategy& strategy,
                      {"tier", to_string(item.tier)},
                      {"bytes", item.size_bytes}});
   }
+  const StepTraffic traffic =
+      step_traffic(traffic_request(command, strategy, command.quantization));
+  nlohmann::json exchanges = nlohmann::json::array();
+  for (const TrafficItem& item : traffic.items) {
+    exchanges.push_back({{"exchange", to_string(item.exchange)},
+                         {"same_node_bytes", item.sent.same_node},
+                         {"other_nodes_bytes", item.sent.other_nodes}});
+  }
   nlohmann::json rank;
   nlohmann::json node;
   for (const Tier tier : kTiers) {
@@ -196,7 +247,9 @@ nlohmann::json json_of(const PlanCommand& command, const Strategy& strategy,
           {"padding_bytes", memory.padding_bytes},
           {"rank_bytes", std::move(rank)},
           {"node_bytes", std::move(node)},
-          {"items", std::move(items)}};
+          {"items", std::move(items)},
+          {"sent_bytes", traffic.sent().total()},
+          {"sent", std::move(exchanges)}};
 }
 
 void write_json(const PlanCommand& command, const std::vector<RankMemory>& columns) {
@@ -226,8 +279,11 @@ int plan(const PlanCommand& command) {
     return 0;
   }
   print_opening(command);
-  print_memory(command, columns);
-  print_limits(command);
+  if (command.memory) {
+    print_memory(command, columns);
+    print_limits(command);
+  }
+  if (command.traffic && command.mesh.dp > 1) print_traffic(command);
   return 0;
 }
 

@@ -122,7 +122,33 @@ std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
   }
 }
 
+Quantization read_quantization(const Settings& settings, const PlanCommand& command) {
+  const Quantization quantization{
+      .weights = settings.on("quantized-weights"),
+      .gradient_bits = read_int(settings, "quantized-gradients", 4, 16)};
+  if (!quantization.weights && quantization.gradient_bits == 16) return quantization;
+  if (command.strategies.size() > 1) {
+    throw UsageError(
+        "--quantized-weights and --quantized-gradients are for one stage: give --zero-stage 3");
+  }
+  try {
+    static_cast<void>(step_traffic(traffic_request(command, command.strategies[0], quantization)));
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  return quantization;
+}
+
 }  // namespace
+
+TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
+                               const Quantization& quantization) {
+  return {.model = command.model.size,
+          .recipe = command.recipe,
+          .strategy = strategy,
+          .quantization = quantization,
+          .dp_ranks_per_node = std::max(1, command.world.ranks_per_node / command.mesh.tp)};
+}
 
 std::span<const Setting> plan_settings() {
   using enum SettingKind;
@@ -141,6 +167,10 @@ std::span<const Setting> plan_settings() {
       {"hpz", kInteger, "1", "P",
        "stage 3 with a second cut of the parameters over P ranks of a node, for backward"},
       {"tp", kInteger, "1", "T", "tensor-parallel ranks, which divide each layer"},
+      {"quantized-weights", kSwitch, "false", "", "stage 3: ranks exchange parameters in 8 bits"},
+      {"quantized-gradients", kInteger, "16", "4|8",
+       "stage 3: ranks exchange gradients in as many bits"},
+      of_train("accumulate"),
       {"reduce-bucket-size", kInteger, std::to_string(kReduceBucketCount), "N",
        "elements of gradients that ranks exchange at once"},
       of_train("dtype"),
@@ -150,6 +180,8 @@ std::span<const Setting> plan_settings() {
       of_train("state-format"),
       of_train("placement"),
       of_train("slots"),
+      {"memory", kSwitch, "false", "", "only bytes that are held"},
+      {"traffic", kSwitch, "false", "", "only bytes that are sent"},
       {"json", kText, "", "FILE", "write everything to a file, in bytes"},
   };
   return table;
@@ -176,6 +208,10 @@ PlanCommand read_plan(const Settings& settings) {
   command.reduce_bucket_count =
       static_cast<std::uint64_t>(settings.integer("reduce-bucket-size", {.min = 1}));
   command.strategies = read_strategies(settings, command.mesh.dp);
+  command.quantization = read_quantization(settings, command);
+  command.accumulate = read_int(settings, "accumulate", 1, 65'536);
+  command.memory = settings.on("memory") || !settings.on("traffic");
+  command.traffic = settings.on("traffic") || !settings.on("memory");
   command.json_path = settings.text("json");
   return command;
 }

@@ -11,6 +11,7 @@
 #include "collectives/mesh.h"
 #include "core/sharding/memory.h"
 #include "core/sharding/strategy.h"
+#include "core/sharding/traffic.h"
 #include "integrations/cli/settings.h"
 #include "integrations/gpt/model.h"
 
@@ -35,11 +36,19 @@ struct PlanCommand {
   int slots = 2;
   std::uint64_t reduce_bucket_count = 0;
   std::vector<Strategy> strategies;  ///< one asked for, or all stages
-  std::string json_path;             ///< empty: the table
+  Quantization quantization;
+  int accumulate = 1;     ///< micro-batches in a step
+  bool memory = true;     ///< show bytes held
+  bool traffic = true;    ///< show bytes sent
+  std::string json_path;  ///< empty: the table
 };
 
 /// Errors: UsageError. Asks nothing of the world.
 PlanCommand read_plan(const Settings& settings);
+
+/// Of a run whose micro-batches go unit by unit.
+TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
+                               const Quantization& quantization);
 
 int plan(const PlanCommand& command);
 

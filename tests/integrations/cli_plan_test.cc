@@ -18,7 +18,7 @@ using testing::Not;
 class CliPlan : public testing::Test {
  protected:
   Output plan(const Arguments& flags) {
-    return ziggurat(folder_.path(), Arguments{"plan", "--memory"} + flags);
+    return ziggurat(folder_.path(), Arguments{"plan"} + flags);
   }
   std::string shown(const Arguments& flags) {
     const Output output = plan(flags);
@@ -102,6 +102,27 @@ TEST_F(CliPlan, TensorParallelRanksShareLayersAndANodeIfTheyCan) {
               HasSubstr("warning: tensor-parallel groups of 16 ranks span nodes of 8"));
 }
 
+// Two and three times the parameters' bytes, but for the part that a rank does not send itself.
+TEST_F(CliPlan, ShowsWhatIsSentInAStep) {
+  const std::string out =
+      shown({"--model", "8B", "--ranks", "16", "--ranks-per-node", "8", "--accumulate", "4"});
+  EXPECT_THAT(out, testing::ContainsRegex("\nsum +30\\.000 +30\\.000 +30\\.000 +45\\.000\n"));
+  EXPECT_THAT(out, testing::ContainsRegex("to other nodes +16\\.000 +16\\.000 +16\\.000 +24"));
+  EXPECT_THAT(out, testing::ContainsRegex("4 passes[a-z ]+ +30\\.000 .* 135\\.000\n"));
+  EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--memory"}), Not(HasSubstr("sends")));
+  EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--traffic"}), Not(HasSubstr("masters")));
+}
+
+// Wang et al. 2023, "ZeRO++", table 1: 0.75 of the parameters' bytes leave a node, and scales.
+TEST_F(CliPlan, ZeroPlusPlusSendsLessBetweenNodes) {
+  const auto report = json({"--model", "8B", "--ranks", "16", "--hpz", "8", "--quantized-weights",
+                            "--quantized-gradients", "4"});
+  double other_nodes = 0;
+  for (const auto& item : report.at("strategies").at(0).at("sent"))
+    other_nodes += item.at("other_nodes_bytes").get<double>();
+  EXPECT_NEAR(8 * other_nodes / 16e9 / (1 / 2.0), 0.75 + 2 * 4.0 / 256 / 2, 1e-6);
+}
+
 TEST_F(CliPlan, AWrongQuestionIsAnsweredWithTheRightOne) {
   EXPECT_THAT(complaint({"--model", "gpt5"}), HasSubstr("a parameter count like 7B"));
   EXPECT_THAT(complaint({"--model", "7"}), HasSubstr("like 7B"));
@@ -110,6 +131,9 @@ TEST_F(CliPlan, AWrongQuestionIsAnsweredWithTheRightOne) {
   EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--strategy", "none"}),
               HasSubstr("--strategy none is --zero-stage 0"));
   EXPECT_THAT(complaint({"--ranks", "8", "--strategy", "hybrid"}), HasSubstr("--shard-group"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--quantized-weights"}), HasSubstr("--zero-stage 3"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--quantized-gradients", "5"}),
+              HasSubstr("give 4 or 8"));
   EXPECT_THAT(complaint({"--dtype", "fp32", "--state-format", "split"}), HasSubstr("bf16"));
 }
 
