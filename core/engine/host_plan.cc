@@ -8,13 +8,11 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "core/sharding/memory.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
 namespace {
-
-constexpr std::uint64_t kItemsWanted = 12;
-constexpr std::uint64_t kChunkTilesMax = 32;
 
 /// What a lease of `size_bytes` takes of the pool.
 std::uint64_t lease_bytes(std::uint64_t size_bytes) {
@@ -38,7 +36,7 @@ void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& plac
   std::uint64_t so_far_bytes = 0;
   for (std::size_t k = 1; k <= chunks.size(); ++k) {
     so_far_bytes += lease_bytes(work_item_bytes(placement, chunks[k - 1]));
-    const std::uint64_t others = std::min<std::uint64_t>(kItemsWanted - 1, chunks.size() - k);
+    const std::uint64_t others = std::min<std::uint64_t>(kWorkItemsWanted - 1, chunks.size() - k);
     if (so_far_bytes + others * lease_bytes(plan.item_bytes) > spare_bytes) continue;
     plan.kept_bytes = so_far_bytes;
     plan.kept_item_bytes.resize(k);
@@ -109,7 +107,7 @@ std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
     const HostPlan plan = plan_with(tiles);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
-    if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kItemsWanted))
+    if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kWorkItemsWanted))
       return tiles;
   }
   require_host_budget(plan_with(1), budget_bytes);

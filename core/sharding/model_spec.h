@@ -19,6 +19,8 @@ struct ParamSpec {
   std::vector<std::int64_t> shape;
   bool decay = true;        ///< weight decay applies (matrices, by custom; not biases and norms)
   std::uint32_t group = 0;  ///< the engine's: assign_groups()
+  /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
+  int tp_dim = -1;
 
   std::uint64_t count() const {
     return std::accumulate(

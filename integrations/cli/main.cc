@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "integrations/cli/commands.h"
+#include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
 
 namespace ziggurat::cli {
@@ -144,7 +145,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     if (rest.empty()) {
       return chosen != &app ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
                             : fmt::format(
-                                  "say what to do: bench, launch, profile, train, sample, export "
+                                  "say what to do: bench, launch, plan, profile, train, sample, export "
                                   "or doctor; {}",
                                   help);
     }
@@ -189,6 +190,13 @@ int run(int argc, char** argv) {
   schedule_command->callback([&] {
     action = [&] { return show_schedule(read_show_schedule(schedule_flags.settings())); };
   });
+
+  Flags plan_flags{plan_settings(), {}, {}};
+  CLI::App* plan_command = app.add_subcommand(
+      "plan",
+      "say what each rank would hold on device, host and NVMe, and send, before anything runs");
+  plan_flags.add_to(*plan_command);
+  plan_command->callback([&] { action = [&] { return plan(read_plan(plan_flags.settings())); }; });
 
   Flags sample_flags{sample_settings(), {}, {}};
   CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");

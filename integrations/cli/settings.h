@@ -98,6 +98,17 @@ class Settings {
   std::string file_;
 };
 
+/// Gives the text of `key` to a reader of another folder; its complaint becomes one about the
+/// setting.
+template <class Read>
+auto read_with(const Settings& settings, const std::string& key, const Read& read) {
+  try {
+    return read(settings.text(key));
+  } catch (const Error& error) {
+    throw UsageError(settings.described(key) + ": " + error.what());
+  }
+}
+
 /// "7B", "350M", "1.5e9"; nothing if it is no such count.
 std::optional<double> parse_count(const std::string& text);
 

@@ -115,16 +115,6 @@ Enum read_name(const Settings& settings, const std::string& key,
   return static_cast<Enum>(std::ranges::find(names, name) - names.begin());
 }
 
-/// Runs a reader of another folder; its complaint becomes one about the setting.
-template <class Read>
-auto read_with(const Settings& settings, const std::string& key, const Read& read) {
-  try {
-    return read(settings.text(key));
-  } catch (const Error& error) {
-    throw UsageError(fmt::format("{}: {}", settings.described(key), error.what()));
-  }
-}
-
 OptimizerConfig read_optimizer(const Settings& settings, DType dtype, std::uint64_t seed) {
   static constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
   OptimizerConfig optimizer;

@@ -31,28 +31,43 @@ struct NamedParam {
   Init init;
 };
 
+/// How tensor parallelism would divide a parameter. Matrices are [in, out]: a column-parallel
+/// layer divides `out` and its bias, a row-parallel one `in` (Shoeybi et al. 2019, "Megatron-LM",
+/// section 3).
+constexpr int kColumns = 1;
+constexpr int kRows = 0;
+constexpr int kBias = 0;
+
+ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, int tp_dim = -1) {
+  return {.name = std::move(name), .shape = {rows, columns}, .tp_dim = tp_dim};
+}
+
+ParamSpec vector(std::string name, std::int64_t count, int tp_dim = -1) {
+  return {.name = std::move(name), .shape = {count}, .decay = false, .tp_dim = tp_dim};
+}
+
 // The one table that spec, layout and initial values are read from.
 std::vector<NamedParam> embedding_params(const ModelConfig& c) {
-  return {{{"wte.weight", {c.vocabulary, c.width}, true}, Init::kNormal},
-          {{"wpe.weight", {c.context_max, c.width}, true}, Init::kNormal},
-          {{"ln_f.weight", {c.width}, false}, Init::kOne},
-          {{"ln_f.bias", {c.width}, false}, Init::kZero}};
+  return {{matrix("wte.weight", c.vocabulary, c.width, kRows), Init::kNormal},
+          {matrix("wpe.weight", c.context_max, c.width), Init::kNormal},
+          {vector("ln_f.weight", c.width), Init::kOne},
+          {vector("ln_f.bias", c.width), Init::kZero}};
 }
 
 std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
   const std::string h = fmt::format("h.{}.", block);
-  return {{{h + "attn.c_attn.weight", {c.width, 3 * c.width}, true}, Init::kNormal},
-          {{h + "attn.c_proj.weight", {c.width, c.width}, true}, Init::kResidualNormal},
-          {{h + "mlp.c_fc.weight", {c.width, c.hidden()}, true}, Init::kNormal},
-          {{h + "mlp.c_proj.weight", {c.hidden(), c.width}, true}, Init::kResidualNormal},
-          {{h + "ln_1.weight", {c.width}, false}, Init::kOne},
-          {{h + "ln_1.bias", {c.width}, false}, Init::kZero},
-          {{h + "attn.c_attn.bias", {3 * c.width}, false}, Init::kZero},
-          {{h + "attn.c_proj.bias", {c.width}, false}, Init::kZero},
-          {{h + "ln_2.weight", {c.width}, false}, Init::kOne},
-          {{h + "ln_2.bias", {c.width}, false}, Init::kZero},
-          {{h + "mlp.c_fc.bias", {c.hidden()}, false}, Init::kZero},
-          {{h + "mlp.c_proj.bias", {c.width}, false}, Init::kZero}};
+  return {{matrix(h + "attn.c_attn.weight", c.width, 3 * c.width, kColumns), Init::kNormal},
+          {matrix(h + "attn.c_proj.weight", c.width, c.width, kRows), Init::kResidualNormal},
+          {matrix(h + "mlp.c_fc.weight", c.width, c.hidden(), kColumns), Init::kNormal},
+          {matrix(h + "mlp.c_proj.weight", c.hidden(), c.width, kRows), Init::kResidualNormal},
+          {vector(h + "ln_1.weight", c.width), Init::kOne},
+          {vector(h + "ln_1.bias", c.width), Init::kZero},
+          {vector(h + "attn.c_attn.bias", 3 * c.width, kBias), Init::kZero},
+          {vector(h + "attn.c_proj.bias", c.width), Init::kZero},
+          {vector(h + "ln_2.weight", c.width), Init::kOne},
+          {vector(h + "ln_2.bias", c.width), Init::kZero},
+          {vector(h + "mlp.c_fc.bias", c.hidden(), kBias), Init::kZero},
+          {vector(h + "mlp.c_proj.bias", c.width), Init::kZero}};
 }
 
 std::vector<NamedParam> unit_params(const ModelConfig& c, UnitId unit) {

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/strategy.cc: what was asked for, made whole or refused.
+#include "core/sharding/strategy.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kInvalidArgument, message);
+}
+
+/// The stage that a name stands for.
+int stage_of(StrategyName name) noexcept {
+  switch (name) {
+    case StrategyName::kGradOp: return 2;
+    case StrategyName::kNone: return 0;
+    default: return 3;
+  }
+}
+
+void require_stage_fits(StrategyName name, int stage) {
+  if (name == StrategyName::kHybrid) {
+    if (stage == 0) refuse("--strategy hybrid with --zero-stage 0: nothing is cut; give 1, 2 or 3");
+  } else if (stage != stage_of(name)) {
+    refuse(
+        fmt::format("--strategy {0} is --zero-stage {1}, not {2}: give one of them, or both "
+                    "alike",
+                    to_string(name), stage_of(name), stage));
+  }
+}
+
+int shard_group(const StrategyRequest& request, int stage, int dp) {
+  if (request.name != StrategyName::kHybrid) {
+    if (request.shard_group != 0)
+      refuse(
+          fmt::format("--shard-group {}: only --strategy hybrid has groups", request.shard_group));
+    return stage == 0 ? 1 : dp;
+  }
+  const int group = request.shard_group;
+  if (group == 0) refuse("--strategy hybrid: give --shard-group, the ranks that share one state");
+  if (group < 1 || dp % group != 0) {
+    refuse(
+        fmt::format("--shard-group {0}: {1} data-parallel ranks are not whole groups of {0}; "
+                    "give a divisor of {1}",
+                    group, dp));
+  }
+  return group;
+}
+
+}  // namespace
+
+Strategy resolve(const StrategyRequest& request, int dp) {
+  if (dp < 1) refuse(fmt::format("{} data-parallel ranks: give 1 or more", dp));
+  const int stage =
+      request.zero_stage.value_or(stage_of(request.name.value_or(StrategyName::kFull)));
+  if (stage < 0 || stage > 3) refuse(fmt::format("--zero-stage {}: give 0, 1, 2 or 3", stage));
+  if (request.name) require_stage_fits(*request.name, stage);
+  const Strategy strategy{.zero_stage = stage,
+                          .keeps_params_to_backward = request.name == StrategyName::kGradOp,
+                          .dp = dp,
+                          .shard_group = shard_group(request, stage, dp),
+                          .hpz = request.hpz};
+  if (strategy.hpz < 1 || dp % strategy.hpz != 0) {
+    refuse(
+        fmt::format("--hpz {0}: {1} data-parallel ranks are not whole groups of {0}; give a "
+                    "divisor of {1}",
+                    strategy.hpz, dp));
+  }
+  if (strategy.hpz > 1 && (stage != 3 || strategy.is_hybrid())) {
+    refuse(fmt::format(
+        "--hpz {} with {}: a secondary cut is of parameters that stage 3 cuts over "
+        "all ranks",
+        strategy.hpz,
+        to_string(Strategy{.zero_stage = stage, .dp = dp, .shard_group = strategy.shard_group})));
+  }
+  return strategy;
+}
+
+std::string to_string(const Strategy& strategy) {
+  std::string text = fmt::format("stage {}", strategy.zero_stage);
+  if (strategy.keeps_params_to_backward) text += " (grad-op)";
+  if (strategy.is_hybrid()) text += fmt::format(" in groups of {}", strategy.shard_group);
+  if (strategy.hpz > 1) text += fmt::format(", hpz {}", strategy.hpz);
+  return text;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/traffic.cc: slices times receivers.
+#include "core/sharding/traffic.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "core/sharding/shard.h"
+#include "optimizer/quantize.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::uint64_t wide(int value) noexcept { return static_cast<std::uint64_t>(value); }
+
+/// Ranks that exchange, `on_node` of them where rank 0 is.
+struct Group {
+  int ranks;
+  int on_node;
+};
+
+/// `slice_bytes` to every other rank.
+SentBytes direct(std::uint64_t slice_bytes, Group group) noexcept {
+  return {.same_node = slice_bytes * wide(group.on_node - 1),
+          .other_nodes = slice_bytes * wide(group.ranks - group.on_node)};
+}
+
+/// To one rank of each other node; then what has come, one slice of each node, to all of this one.
+/// A reduction goes the same way backwards.
+SentBytes by_node(std::uint64_t slice_bytes, Group group) noexcept {
+  const int nodes = group.ranks / group.on_node;
+  return {.same_node = slice_bytes * wide(nodes) * wide(group.on_node - 1),
+          .other_nodes = slice_bytes * wide(nodes - 1)};
+}
+
+/// Elements of all units, each cut into `slices`; of a mere count an equal part.
+std::uint64_t slice_sum(const ModelSize& model, int slices) noexcept {
+  if (model.units.empty()) return (model.rank_count() + wide(slices) - 1) / wide(slices);
+  std::uint64_t sum = 0;
+  for (const std::uint64_t unit : model.units) sum += slice_elements(unit, slices);
+  return sum;
+}
+
+void require_possible(const TrafficRequest& request) {
+  const auto refuse = [](const std::string& message) {
+    throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  const Strategy& strategy = request.strategy;
+  const Quantization& quantization = request.quantization;
+  const int bits = quantization.gradient_bits;
+  if (bits != 4 && bits != 8 && bits != 16)
+    refuse(fmt::format("--quantized-gradients {}: give 4 or 8", bits));
+  if (!quantization.weights && bits == 16) return;
+  if (strategy.zero_stage != 3 || strategy.is_hybrid()) {
+    refuse(
+        fmt::format("--quantized-weights and --quantized-gradients with {}: they are for stage 3 "
+                    "over all ranks",
+                    to_string(strategy)));
+  }
+  const int on_node = std::min(strategy.dp, request.dp_ranks_per_node);
+  if (strategy.dp % on_node != 0) {
+    refuse(
+        fmt::format("--quantized-weights and --quantized-gradients go node by node: {} ranks "
+                    "are not whole nodes of {}",
+                    strategy.dp, on_node));
+  }
+}
+
+class Step {
+ public:
+  explicit Step(const TrafficRequest& request)
+      : request_(request),
+        strategy_(request.strategy),
+        group_(group_of(strategy_.slices())),
+        slice_(slice_sum(request.model, strategy_.slices())),
+        param_bytes_(slice_ * size_bytes(request.recipe.dtype)),
+        grad_bytes_(slice_ * size_bytes(request.recipe.reduce_dtype)) {}
+
+  StepTraffic total() {
+    if (strategy_.zero_stage == 3) {
+      add(Exchange::kForwardGather, gather(), request_.passes);
+      add(Exchange::kBackwardGather, backward_gather(), request_.passes);
+    } else if (strategy_.keeps_params_to_backward) {
+      add(Exchange::kForwardGather, gather(), request_.passes);
+    }
+    add(Exchange::kGradients, gradients(), 1);
+    if (strategy_.is_hybrid()) add(Exchange::kReplicas, replicas(), 1);
+    // In stage 0 what is gathered are the owners' sums: the other half of the all_reduce.
+    if (strategy_.zero_stage < 3 && !strategy_.keeps_params_to_backward) {
+      const Exchange exchange =
+          strategy_.zero_stage == 0 ? Exchange::kGradients : Exchange::kUpdateGather;
+      add(exchange, direct(param_bytes_, group_), 1);
+    }
+    return std::move(traffic_);
+  }
+
+ private:
+  Group group_of(int ranks) const noexcept {
+    return {ranks, std::min(ranks, request_.dp_ranks_per_node)};
+  }
+
+  void add(Exchange exchange, SentBytes sent, int times) {
+    sent.same_node *= wide(times);
+    sent.other_nodes *= wide(times);
+    if (sent.total() == 0) return;
+    if (!traffic_.items.empty() && traffic_.items.back().exchange == exchange)
+      traffic_.items.back().sent += sent;
+    else
+      traffic_.items.push_back({exchange, sent});
+  }
+
+  SentBytes gather() const noexcept {
+    if (!request_.quantization.weights) return direct(param_bytes_, group_);
+    return by_node(quantized_bytes(QuantizedBits::k8, slice_), group_);
+  }
+
+  /// From the secondary cut, where there is one.
+  SentBytes backward_gather() const noexcept {
+    if (strategy_.hpz == 1) return gather();
+    const std::uint64_t slice = slice_ * wide(strategy_.dp / strategy_.hpz);
+    return direct(slice * size_bytes(request_.recipe.dtype), group_of(strategy_.hpz));
+  }
+
+  SentBytes gradients() const noexcept {
+    const int bits = request_.quantization.gradient_bits;
+    if (bits == 16) return direct(grad_bytes_, group_);
+    const auto kind = bits == 8 ? QuantizedBits::k8 : QuantizedBits::k4;
+    return by_node(quantized_bytes(kind, slice_), group_);
+  }
+
+  /// Of this rank's slice, among those who hold the same one: whole groups apart.
+  SentBytes replicas() const noexcept {
+    const int ranks = strategy_.replicas();
+    const int on_node = std::max(1, request_.dp_ranks_per_node / strategy_.shard_group);
+    const std::uint64_t part = (slice_ + wide(ranks) - 1) / wide(ranks);
+    return direct(2 * part * size_bytes(request_.recipe.reduce_dtype),
+                  {ranks, std::min(ranks, on_node)});
+  }
+
+  const TrafficRequest& request_;
+  const Strategy& strategy_;
+  Group group_;
+  std::uint64_t slice_;        ///< elements of this rank's slices, of all units
+  std::uint64_t param_bytes_;  ///< of these
+  std::uint64_t grad_bytes_;
+  StepTraffic traffic_;
+};
+
+}  // namespace
+
+std::string_view to_string(Exchange exchange) noexcept {
+  switch (exchange) {
+    case Exchange::kForwardGather: return "parameters for forward";
+    case Exchange::kBackwardGather: return "parameters for backward";
+    case Exchange::kGradients: return "gradients";
+    case Exchange::kReplicas: return "gradients across groups";
+    case Exchange::kUpdateGather: return "new parameters";
+  }
+  return "?";
+}
+
+SentBytes& SentBytes::operator+=(const SentBytes& more) noexcept {
+  same_node += more.same_node;
+  other_nodes += more.other_nodes;
+  return *this;
+}
+
+SentBytes StepTraffic::sent(Exchange exchange) const noexcept {
+  SentBytes sum;
+  for (const TrafficItem& item : items) {
+    if (item.exchange == exchange) sum += item.sent;
+  }
+  return sum;
+}
+
+SentBytes StepTraffic::sent() const noexcept {
+  SentBytes sum;
+  for (const TrafficItem& item : items) sum += item.sent;
+  return sum;
+}
+
+StepTraffic step_traffic(const TrafficRequest& request) {
+  require_possible(request);
+  return Step(request).total();
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/plan.cc: `ziggurat plan`: what a model would take of each rank and node, as a
+// table or JSON.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "integrations/cli/output_file.h"
+#include "integrations/cli/plan_options.h"
+
+namespace ziggurat::cli {
+namespace {
+
+constexpr std::array kTiers{Tier::kDevice, Tier::kHost, Tier::kNvme};
+constexpr std::array kExchanges{Exchange::kForwardGather, Exchange::kBackwardGather,
+                                Exchange::kGradients, Exchange::kReplicas, Exchange::kUpdateGather};
+constexpr std::array kClasses{StateClass::kParams,     StateClass::kSecondaryParams,
+                              StateClass::kGradients,  StateClass::kMasters,
+                              StateClass::kMoments,    StateClass::kSecondSlot,
+                              StateClass::kLiveParams, StateClass::kAccumulator,
+                              StateClass::kBucket,     StateClass::kWorkItems};
+
+/// "1,234,567".
+std::string grouped(std::uint64_t value) {
+  const std::string digits = std::to_string(value);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+/// A table of bytes in one decimal unit, that of the largest.
+class ByteTable {
+ public:
+  explicit ByteTable(std::uint64_t largest) {
+    if (largest >= 1'000'000'000) return;
+    unit_ = 1e6;
+    unit_text_ = "MB (1e6 bytes)";
+  }
+
+  const char* unit() const noexcept { return unit_text_; }
+
+  void head(std::string_view tier, const std::vector<std::string>& names) const {
+    print("", tier, names);
+  }
+  /// Nothing, if every column is zero.
+  void row(std::string_view name, std::string_view tier, const std::vector<std::uint64_t>& bytes) {
+    if (std::ranges::all_of(bytes, [](std::uint64_t b) { return b == 0; })) return;
+    std::vector<std::string> cells;
+    for (const std::uint64_t value : bytes)
+      cells.push_back(value == 0 ? "-" : fmt::format("{:.3f}", static_cast<double>(value) / unit_));
+    print(name, tier, cells);
+  }
+
+ private:
+  static void print(std::string_view name, std::string_view tier,
+                    const std::vector<std::string>& cells) {
+    fmt::print("{:<30} {:<7}", name, tier);
+    for (const std::string& cell : cells)
+      fmt::print(" {:>{}}", cell, std::max<std::size_t>(12, cell.size()));
+    fmt::print("\n");
+  }
+
+  double unit_ = 1e9;
+  const char* unit_text_ = "GB (1e9 bytes)";
+};
+
+std::vector<RankMemory> memories(const PlanCommand& command) {
+  std::vector<RankMemory> all;
+  for (const Strategy& strategy : command.strategies) {
+    all.push_back(rank_memory({.model = command.model.size,
+                               .recipe = command.recipe,
+                               .strategy = strategy,
+                               .placement = command.placement,
+                               .slots = command.slots,
+                               .reduce_bucket_count = command.reduce_bucket_count}));
+  }
+  return all;
+}
+
+template <class Column, class Value>
+std::vector<std::uint64_t> each(const std::vector<Column>& columns, const Value& value) {
+  std::vector<std::uint64_t> values;
+  for (const Column& column : columns) values.push_back(value(column));
+  return values;
+}
+
+std::vector<std::string> names_of(const PlanCommand& command) {
+  std::vector<std::string> names;
+  for (const Strategy& strategy : command.strategies)
+    names.push_back(strategy.dp == 1 ? "one rank" : to_string(strategy));
+  return names;
+}
+
+/// "2 + 2 + 12": of a parameter, its gradient and its optimizer state.
+std::string recipe_text(const Recipe& recipe) {
+  const std::size_t element = size_bytes(recipe.dtype);
+  return fmt::format("{}, {}: {} + {} + {:.4g} bytes a parameter", to_string(recipe.dtype),
+                     to_string(recipe.state), element, element,
+                     state_traffic(recipe.state, /*param_elsewhere=*/false).written);
+}
+
+void print_opening(const PlanCommand& command) {
+  const PlannedModel& model = command.model;
+  fmt::print("{}: {} parameters{}; {}\n", model.name, grouped(model.size.model_count),
+             model.config
+                 ? fmt::format(" ({} layers of width {}, vocabulary {})", model.config->layers,
+                               model.config->width,
+                               grouped(static_cast<std::uint64_t>(model.config->vocabulary)))
+                 : "",
+             recipe_text(command.recipe));
+  fmt::print("{} rank{} as {}, {} to a node\n", grouped(static_cast<unsigned>(command.world.ranks)),
+             command.world.ranks == 1 ? "" : "s", to_string(command.mesh),
+             command.world.ranks_per_node);
+  if (!command.warning.empty()) fmt::print("warning: {}\n", command.warning);
+}
+
+void print_memory(const PlanCommand& command, const std::vector<RankMemory>& columns) {
+  const int per_node = command.world.ranks_per_node;
+  std::uint64_t largest = 0;
+  for (const RankMemory& column : columns) {
+    for (const Tier tier : kTiers) largest = std::max(largest, column.bytes(tier));
+  }
+  ByteTable table(largest);
+  fmt::print("\nBytes of a rank, in {}\n", table.unit());
+  table.head("on", names_of(command));
+  for (const bool resting : {true, false}) {
+    for (const StateClass kind : kClasses) {
+      if (at_rest(kind) != resting) continue;
+      for (const Tier tier : kTiers) {
+        table.row(to_string(kind), to_string(tier), each(columns, [&](const RankMemory& column) {
+                    return column.bytes(kind, tier);
+                  }));
+      }
+    }
+  }
+  table.row("  padding in the above", "",
+            each(columns, [](const RankMemory& column) { return column.padding_bytes; }));
+  table.row("  model states, one copy", "",
+            each(columns, [](const RankMemory& column) { return column.model_state_bytes(); }));
+  std::vector<std::uint64_t> published;
+  for (const Strategy& strategy : command.strategies) {
+    published.push_back(static_cast<std::uint64_t>(
+        published_state_bytes(command.model.size, command.recipe, strategy)));
+  }
+  table.row("  by the ZeRO papers' formula", "", published);
+  for (const int ranks : {1, per_node}) {
+    fmt::print("\n");
+    for (const Tier tier : kTiers) {
+      table.row(ranks == 1 ? "sum of a rank" : fmt::format("sum of a node ({} ranks)", ranks),
+                to_string(tier), each(columns, [&](const RankMemory& column) {
+                  return column.bytes(tier) * static_cast<std::uint64_t>(ranks);
+                }));
+    }
+    if (per_node == 1) break;
+  }
+}
+
+std::vector<StepTraffic> traffics(const PlanCommand& command, int passes) {
+  std::vector<StepTraffic> all;
+  for (const Strategy& strategy : command.strategies) {
+    TrafficRequest request = traffic_request(command, strategy, command.quantization);
+    request.passes = passes;
+    all.push_back(step_traffic(request));
+  }
+  return all;
+}
+
+void print_traffic(const PlanCommand& command) {
+  const std::vector<StepTraffic> columns = traffics(command, 1);
+  const std::vector<std::uint64_t> sent =
+      each(columns, [](const StepTraffic& column) { return column.sent().total(); });
+  ByteTable table(std::ranges::max(sent));
+  fmt::print("\nBytes that a rank sends in a step, in {}\n", table.unit());
+  table.head("", names_of(command));
+  for (const Exchange exchange : kExchanges) {
+    table.row(to_string(exchange), "", each(columns, [&](const StepTraffic& column) {
+                return column.sent(exchange).total();
+              }));
+  }
+  table.row("sum", "", sent);
+  table.row("  within its node", "",
+            each(columns, [](const StepTraffic& column) { return column.sent().same_node; }));
+  table.row("  to other nodes", "",
+            each(columns, [](const StepTraffic& column) { return column.sent().other_nodes; }));
+  if (command.accumulate == 1) return;
+  table.row(fmt::format("sum, {} passes over the model", command.accumulate), "",
+            each(traffics(command, command.accumulate),
+                 [](const StepTraffic& column) { return column.sent().total(); }));
+  fmt::print(
+      "The {} micro-batches of a unit run one after the other, then the next unit's: {} "
+      "passes are what a loop that runs each through the whole model would make.\n",
+      command.accumulate, command.accumulate);
+}
+
+void print_limits(const PlanCommand& command) {
+  const bool stage_1 = std::ranges::any_of(
+      command.strategies, [](const Strategy& strategy) { return strategy.zero_stage == 1; });
+  if (stage_1 && command.mesh.dp > 1) {
+    fmt::print(
+        "\nStage 1 keeps what stage 2 keeps: a gradient is whole only while its unit is in "
+        "backward. ZeRO's formula counts whole ones.");
+  }
+  fmt::print("\nNot in it: activations and the trainer's workspace{}.\n",
+             command.model.config ? ""
+                                  : ", what a step has in use beside the state at rest, and "
+                                    "padding (a mere count has no units: give "
+                                    "LAYERSxWIDTHxHEADS)");
+}
+
+nlohmann::json json_of(const PlanCommand& command, const Strategy& strategy,
+                       const RankMemory& memory) {
+  nlohmann::json items = nlohmann::json::array();
+  for (const MemoryItem& item : memory.items) {
+    items.push_back({{"class", to_string(item.kind)},
+                     {"tier", to_string(item.tier)},
+                     {"bytes", item.size_bytes}});
+  }
+  const StepTraffic traffic =
+      step_traffic(traffic_request(command, strategy, command.quantization));
+  nlohmann::json exchanges = nlohmann::json::array();
+  for (const TrafficItem& item : traffic.items) {
+    exchanges.push_back({{"exchange", to_string(item.exchange)},
+                         {"same_node_bytes", item.sent.same_node},
+                         {"other_nodes_bytes", item.sent.other_nodes}});
+  }
+  nlohmann::json rank;
+  nlohmann::json node;
+  for (const Tier tier : kTiers) {
+    rank[std::string(to_string(tier))] = memory.bytes(tier);
+    node[std::string(to_string(tier))] =
+        memory.bytes(tier) * static_cast<std::uint64_t>(command.world.ranks_per_node);
+  }
+  return {{"strategy", to_string(strategy)},
+          {"zero_stage", strategy.zero_stage},
+          {"shard_group", strategy.shard_group},
+          {"hpz", strategy.hpz},
+          {"model_state_bytes", memory.model_state_bytes()},
+          {"published_state_bytes",
+           published_state_bytes(command.model.size, command.recipe, strategy)},
+          {"padding_bytes", memory.padding_bytes},
+          {"rank_bytes", std::move(rank)},
+          {"node_bytes", std::move(node)},
+          {"items", std::move(items)},
+          {"sent_bytes", traffic.sent().total()},
+          {"sent", std::move(exchanges)}};
+}
+
+void write_json(const PlanCommand& command, const std::vector<RankMemory>& columns) {
+  nlohmann::json strategies = nlohmann::json::array();
+  for (std::size_t i = 0; i < columns.size(); ++i)
+    strategies.push_back(json_of(command, command.strategies[i], columns[i]));
+  const nlohmann::json report{
+      {"model", command.model.name},
+      {"parameters", command.model.size.model_count},
+      {"ranks", command.world.ranks},
+      {"ranks_per_node", command.world.ranks_per_node},
+      {"mesh", {{"dp", command.mesh.dp}, {"tp", command.mesh.tp}, {"pp", 1}, {"cp", 1}}},
+      {"dtype", to_string(command.recipe.dtype)},
+      {"optimizer", to_string(command.recipe.state.optimizer)},
+      {"state_format", to_string(command.recipe.state.format)},
+      {"placement", to_string(command.placement)},
+      {"strategies", std::move(strategies)}};
+  write_output(command.json_path, report.dump(2) + "\n");
+}
+
+}  // namespace
+
+int plan(const PlanCommand& command) {
+  const std::vector<RankMemory> columns = memories(command);
+  if (!command.json_path.empty()) {
+    write_json(command, columns);
+    return 0;
+  }
+  print_opening(command);
+  if (command.memory) {
+    print_memory(command, columns);
+    print_limits(command);
+  }
+  if (command.traffic && command.mesh.dp > 1) print_traffic(command);
+  return 0;
+}
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_plan_test.cc: `ziggurat plan` says what the papers' formulas give, and
+// what is wrong with a question.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/integrations/cli_process.h"
+
+namespace ziggurat::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class CliPlan : public testing::Test {
+ protected:
+  Output plan(const Arguments& flags) {
+    return ziggurat(folder_.path(), Arguments{"plan"} + flags);
+  }
+  std::string shown(const Arguments& flags) {
+    const Output output = plan(flags);
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    return output.out;
+  }
+  /// What is wrong with the command.
+  std::string complaint(const Arguments& flags) {
+    const Output output = plan(flags);
+    EXPECT_EQ(output.exit_code, 2) << output.out;
+    return output.err;
+  }
+  nlohmann::json json(const Arguments& flags) {
+    shown(flags + Arguments{"--json", folder_ / "plan.json"});
+    return nlohmann::json::parse(contents(folder_ / "plan.json"));
+  }
+  TemporaryFolder folder_;
+};
+
+// Rajbhandari et al. 2020, "ZeRO", figure 1.
+TEST_F(CliPlan, ShowsAllStagesBesideThePapersFormula) {
+  const std::string out = shown({"--model", "7.5B", "--ranks", "64", "--placement", "all=device"});
+  EXPECT_THAT(out, AllOf(HasSubstr("7,500,000,000 parameters"), HasSubstr("2 + 2 + 12 bytes"),
+                         HasSubstr("GB (1e9 bytes)"), HasSubstr("dp 64 x tp 1 x pp 1 x cp 1")));
+  EXPECT_THAT(out, testing::ContainsRegex("formula +120\\.000 +31\\.406 +16\\.641 +1\\.875\n"));
+  EXPECT_THAT(out, testing::ContainsRegex("one copy +120\\.000 +16\\.641 +16\\.641 +1\\.875\n"));
+  EXPECT_THAT(out, HasSubstr("Stage 1 keeps what stage 2 keeps"));
+}
+
+TEST_F(CliPlan, SevenSeventyAnd175BillionByTheFormulasOfBothRecipes) {
+  struct Row {
+    const char* model;
+    const char* ranks;
+    const char* format;
+    double bytes;
+  };
+  for (const Row& row : {Row{"7B", "1", "fp32", 16 * 7e9}, Row{"7B", "1", "bf16-moments", 12 * 7e9},
+                         Row{"70B", "256", "fp32", 16 * 70e9 / 256},
+                         Row{"70B", "256", "bf16-moments", 12 * 70e9 / 256},
+                         Row{"175B", "1024", "fp32", 16 * 175e9 / 1024},
+                         Row{"175B", "1024", "bf16-moments", 12 * 175e9 / 1024}}) {
+    const auto report = json({"--model", row.model, "--ranks", row.ranks, "--zero-stage", "3",
+                              "--state-format", row.format});
+    const auto& only = report.at("strategies").at(0);
+    EXPECT_NEAR(only.at("model_state_bytes").get<double>(), row.bytes, 64) << row.model;
+    EXPECT_NEAR(only.at("published_state_bytes").get<double>(), row.bytes, 1) << row.model;
+  }
+}
+
+TEST_F(CliPlan, AShapeIsPaddedAndHasWhatIsInUse) {
+  const auto report = json({"--model", "gpt3-175b", "--ranks", "1024", "--zero-stage", "3"});
+  EXPECT_NEAR(report.at("parameters").get<double>(), 174.6e9, 0.01e9);
+  const auto& only = report.at("strategies").at(0);
+  const double states = only.at("model_state_bytes");
+  EXPECT_NEAR(states / only.at("published_state_bytes").get<double>(), 1, 0.02);
+  EXPECT_GT(states, only.at("published_state_bytes").get<double>());
+  EXPECT_EQ(only.at("node_bytes").at("nvme").get<std::uint64_t>(),
+            8 * only.at("rank_bytes").at("nvme").get<std::uint64_t>());
+  std::uint64_t nvme = 0;
+  for (const auto& item : only.at("items"))
+    nvme += item.at("tier") == "nvme" ? item.at("bytes").get<std::uint64_t>() : 0;
+  EXPECT_EQ(nvme, only.at("rank_bytes").at("nvme").get<std::uint64_t>());
+}
+
+TEST_F(CliPlan, HybridAndHpzAreTwoThings) {
+  const std::string hybrid =
+      shown({"--model", "7B", "--ranks", "64", "--strategy", "hybrid", "--shard-group", "8"});
+  EXPECT_THAT(hybrid, AllOf(HasSubstr("stage 3 in groups of 8"), HasSubstr("14.000"),
+                            Not(HasSubstr("secondary"))));
+  const std::string hpz = shown({"--model", "7B", "--ranks", "64", "--hpz", "8"});
+  EXPECT_THAT(hpz, AllOf(HasSubstr("stage 3, hpz 8"), HasSubstr("secondary parameters")));
+}
+
+TEST_F(CliPlan, TensorParallelRanksShareLayersAndANodeIfTheyCan) {
+  const auto whole = json({"--model", "gpt3-6.7b", "--ranks", "1"});
+  const auto half = json({"--model", "gpt3-6.7b", "--ranks", "2", "--tp", "2"});
+  const double ratio = half.at("strategies").at(0).at("model_state_bytes").get<double>() /
+                       whole.at("strategies").at(0).at("model_state_bytes").get<double>();
+  EXPECT_NEAR(ratio, 0.5, 0.005);
+  EXPECT_THAT(shown({"--model", "7B", "--ranks", "16", "--tp", "16"}),
+              HasSubstr("warning: tensor-parallel groups of 16 ranks span nodes of 8"));
+}
+
+// Two and three times the parameters' bytes, but for the part that a rank does not send itself.
+TEST_F(CliPlan, ShowsWhatIsSentInAStep) {
+  const std::string out =
+      shown({"--model", "8B", "--ranks", "16", "--ranks-per-node", "8", "--accumulate", "4"});
+  EXPECT_THAT(out, testing::ContainsRegex("\nsum +30\\.000 +30\\.000 +30\\.000 +45\\.000\n"));
+  EXPECT_THAT(out, testing::ContainsRegex("to other nodes +16\\.000 +16\\.000 +16\\.000 +24"));
+  EXPECT_THAT(out, testing::ContainsRegex("4 passes[a-z ]+ +30\\.000 .* 135\\.000\n"));
+  EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--memory"}), Not(HasSubstr("sends")));
+  EXPECT_THAT(shown({"--model", "8B", "--ranks", "16", "--traffic"}), Not(HasSubstr("masters")));
+}
+
+// Wang et al. 2023, "ZeRO++", table 1: 0.75 of the parameters' bytes leave a node, and scales.
+TEST_F(CliPlan, ZeroPlusPlusSendsLessBetweenNodes) {
+  const auto report = json({"--model", "8B", "--ranks", "16", "--hpz", "8", "--quantized-weights",
+                            "--quantized-gradients", "4"});
+  double other_nodes = 0;
+  for (const auto& item : report.at("strategies").at(0).at("sent"))
+    other_nodes += item.at("other_nodes_bytes").get<double>();
+  EXPECT_NEAR(8 * other_nodes / 16e9 / (1 / 2.0), 0.75 + 2 * 4.0 / 256 / 2, 1e-6);
+}
+
+TEST_F(CliPlan, AWrongQuestionIsAnsweredWithTheRightOne) {
+  EXPECT_THAT(complaint({"--model", "gpt5"}), HasSubstr("a parameter count like 7B"));
+  EXPECT_THAT(complaint({"--model", "7"}), HasSubstr("like 7B"));
+  EXPECT_THAT(complaint({"--ranks", "6", "--tp", "4"}),
+              HasSubstr("tp 4 x pp 1 x cp 1 = 4, which does not divide the 6 ranks"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--strategy", "none"}),
+              HasSubstr("--strategy none is --zero-stage 0"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--strategy", "hybrid"}), HasSubstr("--shard-group"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--quantized-weights"}), HasSubstr("--zero-stage 3"));
+  EXPECT_THAT(complaint({"--ranks", "8", "--zero-stage", "3", "--quantized-gradients", "5"}),
+              HasSubstr("give 4 or 8"));
+  EXPECT_THAT(complaint({"--dtype", "fp32", "--state-format", "split"}), HasSubstr("bf16"));
+}
+
+}  // namespace
+}  // namespace ziggurat::test
