@@ -28,7 +28,7 @@ static_assert(kHalfBlock % kPair == 0);
 template <DType kType>
 HWY_INLINE Pair load_values(const std::byte* values, std::size_t i) {
   if constexpr (kType == DType::kFloat32) return load_fp32(values, i);
-  if constexpr (kType == DType::kBFloat16) return load_bf16(values, i);
+  if constexpr (kType == DType::kBFloat16) return InOrder::load_bf16(values, i);
   const WordPair halves = load_halves(values, i);
   return {widen_fp16(halves.low), widen_fp16(halves.high)};
 }
@@ -40,7 +40,7 @@ HWY_INLINE void store_values(Pair pair, std::byte* values, std::size_t i) {
     store_fp32(pair, values, i);
   } else if constexpr (kType == DType::kBFloat16) {
     const W nearest = hn::Set(Words(), kNearestNoise);
-    store_halves(rounded_bf16(pair, {nearest, nearest}), values, i);
+    store_halves(InOrder::rounded_bf16(pair, {nearest, nearest}), values, i);
   } else {
     store_halves(upper_halves({round_fp16(pair.low), round_fp16(pair.high)}), values, i);
   }

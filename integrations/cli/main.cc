@@ -143,11 +143,12 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (rest.empty()) {
-      return chosen != &app ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
-                            : fmt::format(
-                                  "say what to do: bench, launch, plan, profile, train, sample, export "
-                                  "or doctor; {}",
-                                  help);
+      return chosen != &app
+                 ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
+                 : fmt::format(
+                       "say what to do: bench, launch, plan, profile, train, sample, export "
+                       "or doctor; {}",
+                       help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
