@@ -22,7 +22,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 STRATEGIES = {0: "ddp", 3: "fsdp2"}
-BATCH, ACCUMULATE, CONTEXT = 2, 4, 256
+BATCH, ACCUMULATE, CONTEXT = 2, 4, 256  # micro-batches are of all ranks together
 RECIPE = ["--lr", "6e-4", "--warmup", "10", "--weight-decay", "0.1", "--clip", "1.0"]
 
 
@@ -44,7 +44,7 @@ def initial_weights(options, folder):
 
 def ziggurat(options, folder, stage):
     store, report = os.path.join(folder, "store"), os.path.join(folder, "report.json")
-    train(options, store, "--accumulate", str(ACCUMULATE), "--steps", str(options.steps), "--nproc", str(options.ranks),
+    train(options, store, "--accumulate", str(ACCUMULATE // options.ranks), "--steps", str(options.steps), "--nproc", str(options.ranks),
           "--zero-stage", str(stage), "--threads", "1", "--json", report, *RECIPE)
     shutil.rmtree(store)
     with open(report, encoding="utf-8") as file:

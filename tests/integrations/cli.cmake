@@ -11,8 +11,12 @@ if(TARGET ziggurat)
     target_compile_definitions(cli_${part}_test PRIVATE ZIGGURAT_BINARY="$<TARGET_FILE:ziggurat>")
     add_dependencies(cli_${part}_test ziggurat)
   endforeach()
-  # Beside DeepSpeed and PyTorch, where Python has them.
+  # Over a network that can be cut, where the kernel lets us make one.
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME cli_two_hosts
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_two_hosts_test.py $<TARGET_FILE:ziggurat>)
+  set_tests_properties(cli_two_hosts PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+  # Beside DeepSpeed and PyTorch, where Python has them.
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_schedule_peers PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
