@@ -194,7 +194,7 @@ std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header)
   const std::size_t total =
       result ? (plan_.results.empty() ? 0 : plan_.results[place].size()) : expected(place);
   std::size_t& landed = result ? member.results_landed : member.landed;
-  // Its announcement may still be on the way: that came earlier, by another socket.
+  // Its announcement went by the other socket, and may be read later.
   if (!spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
       header.offset != landed || header.length != chunk_length(landed, total)) {
     throw Error(ErrorCode::kUnavailable,
@@ -363,12 +363,19 @@ std::string TcpCall::describe() const {
 }
 
 std::string TcpCall::waiting() const {
-  std::vector<int> missing;
+  std::vector<int> absent;
+  std::vector<int> slow;
   for (std::size_t place = 0; place < state_.size(); ++place) {
     const int rank = (*members_)[place];
     const bool unsent = state_[place].out_written != plan_.out[place].size();
-    if (!is_own(place) && (unsent || lacks(rank, true))) missing.push_back(rank);
+    if (!state_[place].announced) {
+      absent.push_back(rank);
+    } else if (!is_own(place) && (unsent || lacks(rank, true))) {
+      slow.push_back(rank);
+    }
   }
+  // Who has come may be waiting for the same rank.
+  const std::vector<int>& missing = absent.empty() ? slow : absent;
   return fmt::format("{} has waited {:.1f} s for rank{} {}", describe(),
                      seconds(transport_.reactor().clock().now() - begun_),
                      missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));

@@ -229,8 +229,10 @@ void EngineImpl::make_durable() {
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
-    co_await self.cache_->quiesce();
     co_await self.sweep_->settled();
+    // Nothing stays under way in which other ranks take part.
+    co_await self.cache_->quiesce();
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
     if (self.records_->resident())
       co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
   }(*this));

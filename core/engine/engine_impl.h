@@ -72,7 +72,6 @@ class EngineImpl final : public Engine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();
   Task<> load_chunk(ChunkId id);
-  void describe();
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
   std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
@@ -83,6 +82,10 @@ class EngineImpl final : public Engine {
   void read_blob(const StoreState& state);
 
   void unit_updated(UnitId unit, std::uint64_t generation);
+
+  // engine_notes.cc
+  void describe();
+  void describe_ranks();
 
   // engine_ranks.cc
   Task<> agree_on_settings();

@@ -23,7 +23,8 @@ struct RankChannels {
     for (auto* channel : {&params, &grads, &steps, &store}) *channel = ranks.split(all);
   }
 
-  std::unique_ptr<Communicator> params;  ///< gathers, in the order of use or of units
+  std::unique_ptr<Communicator> params;  ///< gathers: in the order of use (stage 3) or of units,
+                                         ///< and in stage 0 of reduced gradients
   std::unique_ptr<Communicator> grads;   ///< reductions, in the order of finish_gradient()
   std::unique_ptr<Communicator> steps;   ///< one call a step(), with its norm
   std::unique_ptr<Communicator> store;  ///< agreements of the store: at open, then one a generation

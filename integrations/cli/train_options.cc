@@ -68,6 +68,18 @@ std::span<const Setting> train_settings() {
             {"placement", kText, "params=host,grads=host,optimizer=nvme", "WHERE",
              "tier (device, host, nvme) of each class of state, or all=TIER"},
             {"threads", kInteger, "0", "N", "workers; 0: one for each physical core"},
+            {"nproc", kInteger, "1", "N",
+             "ranks on this machine, each with these budgets, a slice of the state and "
+             "--accumulate micro-batches of its own; started here unless a launcher did"},
+            {"zero-stage", kInteger, "2", "0|1|2|3",
+             "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
+             "parameters too"},
+            {"reduce-dtype", kText, "", "bf16|fp16|fp32",
+             "of gradients between ranks (default: --dtype)"},
+            {"reduce-bucket-size", kInteger, "4194304", "ELEMENTS",
+             "of a gradient that ranks sum at once; three buckets are set aside in host memory"},
+            {"prefetch-bucket-size", kInteger, "1000000000000", "ELEMENTS",
+             "of parameters loaded, or in stage 3 gathered, ahead of their use, at most two units"},
             {"resume", kText, "auto", "auto|never",
              "go on from the store's last durable step, or replace the store"},
             {"trace", kText, "", "FILE",
@@ -98,6 +110,18 @@ gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model
                             ? gpt::ActivationCheckpointing::kOff
                             : gpt::ActivationCheckpointing::kBlock;
   return shape;
+}
+
+void read_ranks(const Settings& settings, TrainOptions& options) {
+  options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
+  options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
+  if (settings.given("reduce-dtype"))
+    options.reduce_dtype = parse_dtype(settings.choice("reduce-dtype", kDTypeNames));
+  constexpr Settings::IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};
+  options.reduce_bucket_elements =
+      static_cast<std::uint64_t>(settings.integer("reduce-bucket-size", kElements));
+  options.prefetch_elements =
+      static_cast<std::uint64_t>(settings.integer("prefetch-bucket-size", kElements));
 }
 
 EngineConfig::Speculation read_speculation(const Settings& settings) {
@@ -162,6 +186,7 @@ TrainOptions read_train_options(const Settings& settings) {
                                 [](const std::string& text) { return parse_placement(text); });
   options.slots = static_cast<int>(settings.integer("slots", {.min = 1, .max = 2}));
   options.threads = static_cast<std::size_t>(settings.integer("threads", {.min = 0, .max = 1024}));
+  read_ranks(settings, options);
   static constexpr std::array<std::string_view, 2> kResume{"auto", "never"};
   options.resume = settings.choice("resume", kResume) == "never" ? EngineConfig::Resume::kNever
                                                                  : EngineConfig::Resume::kAuto;
