@@ -18,13 +18,18 @@ namespace ziggurat {
 namespace {
 
 struct Variables {
-  const char* rank;
+  const char* rank;  // on the host
   const char* count;
+  const char* world_rank;
+  const char* world_count;
 };
-constexpr Variables kLaunchers[] = {{"LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-                                    {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-                                    {"MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
-                                    {"SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
+// torchrun, DeepSpeed and our own `launch`; Open MPI; Intel MPI and MPICH; Slurm.
+constexpr Variables kLaunchers[] = {
+    {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE"},
+    {"MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE"},
+    {"SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
 
 std::optional<std::size_t> parse_count(std::string_view text) {
   std::size_t value = 0;
@@ -51,6 +56,25 @@ std::string own_entry(const std::string& list, const Environment& environment) {
   return list;
 }
 
+/// Nothing unless both variables are set.
+std::optional<std::pair<std::size_t, std::size_t>> read_place(const char* rank_name,
+                                                              const char* count_name,
+                                                              const char* where,
+                                                              const Environment& environment) {
+  const auto rank_text = environment(rank_name);
+  const auto count_text = environment(count_name);
+  if (!rank_text || !count_text) return std::nullopt;
+  const auto rank = parse_count(*rank_text);
+  const auto count = parse_count(own_entry(*count_text, environment));
+  if (!rank || !count || *rank >= *count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} with {}={}: not a rank and the count of ranks {}; unset both, "
+                            "or give each process its number from 0 on",
+                            rank_name, *rank_text, count_name, *count_text, where));
+  }
+  return std::pair(*rank, *count);
+}
+
 std::string cores(std::size_t count) {
   return fmt::format("{} physical core{}", count, count == 1 ? "" : "s");
 }
@@ -65,18 +89,19 @@ std::optional<std::string> process_environment(const char* name) {
 
 LocalRank local_rank(const Environment& environment) {
   for (const Variables& names : kLaunchers) {
-    const auto rank_text = environment(names.rank);
-    const auto count_text = environment(names.count);
-    if (!rank_text || !count_text) continue;
-    const auto rank = parse_count(*rank_text);
-    const auto count = parse_count(own_entry(*count_text, environment));
-    if (!rank || !count || *rank >= *count) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}={} with {}={}: not a rank and the count of ranks on this host; "
-                              "unset both, or give each process its number from 0 on",
-                              names.rank, *rank_text, names.count, *count_text));
+    const auto place = read_place(names.rank, names.count, "on this host", environment);
+    if (place) return {place->first, place->second, fmt::format("{}, {}", names.rank, names.count)};
+  }
+  return {};
+}
+
+WorldRank world_rank(const Environment& environment) {
+  for (const Variables& names : kLaunchers) {
+    const auto place = read_place(names.world_rank, names.world_count, "of the job", environment);
+    if (place) {
+      return {place->first, place->second,
+              fmt::format("{}, {}", names.world_rank, names.world_count)};
     }
-    return {*rank, *count, fmt::format("{}, {}", names.rank, names.count)};
   }
   return {};
 }

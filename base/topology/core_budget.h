@@ -33,6 +33,16 @@ std::optional<std::string> process_environment(const char* name);
 /// rank below its count.
 LocalRank local_rank(const Environment& environment = process_environment);
 
+/// This process among all ranks of its job, on however many hosts.
+struct WorldRank {
+  std::size_t rank = 0;
+  std::size_t count = 1;
+  std::string source;  ///< the variables that say so; empty: a process on its own
+};
+
+/// By the same launchers. Errors: as local_rank's.
+WorldRank world_rank(const Environment& environment = process_environment);
+
 struct CoreBudget {
   std::size_t workers = 1;
   std::vector<int> cpus;  ///< the logical CPU of each worker; empty: not pinned

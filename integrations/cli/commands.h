@@ -29,6 +29,19 @@ class AdvisedError : public Error {
 
 int train(const TrainOptions& options);
 
+/// Ranks of one job on this machine, as processes that find each other.
+struct LaunchCommand {
+  int ranks = 1;                       ///< on this machine
+  int nodes = 1;                       ///< machines with as many each
+  int node = 0;                        ///< which of them this is
+  std::string rendezvous;              ///< HOST:PORT of node 0; empty: loopback, with one node
+  std::vector<std::string> arguments;  ///< the program, found in PATH, and what it is told
+};
+/// Exit code of the first rank that failed (128 and its signal where one killed it), 0 if none did.
+/// Rank 0 of the machine has the terminal; lines of the others bear their number. When a rank
+/// fails, the rest have 6 s to say why and end.
+int launch(const LaunchCommand& command);
+
 /// A table, or a JSON file of every step. Takes the settings of `train`.
 struct ScheduleCommand {
   ScheduleOptions schedule;

@@ -146,7 +146,8 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
       return chosen != &app
                  ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
                  : fmt::format(
-                       "say what to do: bench, profile, plan, train, sample, export or doctor; {}",
+                       "say what to do: bench, launch, plan, profile, train, sample, export "
+                       "or doctor; {}",
                        help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
@@ -234,6 +235,23 @@ int run(int argc, char** argv) {
       return bench_optimizer(read_bench_optimizer(bench_optimizer_flags.settings()));
     };
   });
+
+  LaunchCommand launch_command;
+  CLI::App* launch_app = app.add_subcommand(
+      "launch", "start the ranks of a job on this machine: launch --nproc N -- COMMAND...");
+  launch_app->add_option("--nproc", launch_command.ranks, "ranks on this machine")
+      ->check(CLI::Range(1, 1024))
+      ->required();
+  launch_app->add_option("--nnodes", launch_command.nodes, "machines with as many ranks each")
+      ->check(CLI::Range(1, 10'000));
+  launch_app->add_option("--node-rank", launch_command.node, "which of them this is, from 0");
+  launch_app
+      ->add_option("--rendezvous", launch_command.rendezvous,
+                   "where rank 0 listens until all have come (default: loopback, one machine)")
+      ->type_name("HOST:PORT");
+  launch_app->add_option("command", launch_command.arguments, "what each rank runs, after --")
+      ->required();
+  launch_app->callback([&] { action = [&] { return launch(launch_command); }; });
 
   ProfileCommand profile_command;
   CLI::App* profile_app =

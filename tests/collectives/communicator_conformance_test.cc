@@ -14,8 +14,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/float16.h"
 #include "base/runtime/async.h"
+#include "base/runtime/worker_pool.h"
 #include "collectives/self_communicator.h"
+#include "collectives/tcp_communicator.h"
+#include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
 namespace {
@@ -34,7 +38,21 @@ Ranks create_self(Reactor&, int) {
   return ranks;
 }
 
-const Backend kBackends[] = {{"self", 1, create_self}};
+Ranks create_tcp(Reactor& reactor, int world_size) {
+  static WorkerPool workers({.threads = 2, .cpus = {}});
+  const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
+  Ranks ranks;
+  for (TcpOptions& options : connected_options(reactors)) {
+    ranks.push_back(std::make_unique<TcpCommunicator>(
+        TcpTransport::create(reactor, workers, std::move(options))));
+  }
+  return ranks;
+}
+
+const Backend kBackends[] = {{"self", 1, create_self},
+                             {"tcp", 2, create_tcp},
+                             {"tcp", 3, create_tcp},
+                             {"tcp", 4, create_tcp}};
 
 std::vector<std::byte> pattern(std::size_t size_bytes, int rank) {
   std::mt19937 random(17u + static_cast<unsigned>(rank));
@@ -72,7 +90,7 @@ TEST_P(CommunicatorConformance, ranks_are_numbered_from_zero) {
 }
 
 TEST_P(CommunicatorConformance, all_gather_puts_each_ranks_bytes_in_its_slice) {
-  for (const std::size_t n : {0u, 1u, 7u, 4096u, 65537u}) {
+  for (const std::size_t n : {0u, 1u, 7u, 4096u, 65537u, 3'000'001u}) {
     const OnRank body = [&](Communicator& c) -> Task<> {
       const auto mine = pattern(n, c.rank());
       std::vector<std::byte> all(n * world());
@@ -143,6 +161,185 @@ TEST_P(CommunicatorConformance, reduce_scatter_rounds_bf16_once) {
       for (std::size_t r = 1; r < world(); ++r) sum += bf16_to_float(value(r, me * kCount + i));
       EXPECT_EQ(output[i], float_to_bf16(sum)) << i;
     }
+  };
+  on_every_rank(body);
+}
+
+// Slices of more than one chunk, and a count that ranks do not divide.
+TEST_P(CommunicatorConformance, all_reduce_has_the_bits_of_its_specification) {
+  const auto value = [](std::size_t rank, std::size_t i) {
+    return static_cast<float>(static_cast<int>(i % 2003) - 1000) / 7.0f +
+           static_cast<float>(rank) * 1e-3f;
+  };
+  for (const std::size_t count : {0u, 1u, 2u, 5u, 1000u, 700'003u}) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      const auto rounded = [&](float x) -> float {
+        if (dtype == DType::kBFloat16) return bf16_to_float(float_to_bf16(x));
+        return dtype == DType::kFloat16 ? fp16_to_float(float_to_fp16(x)) : x;
+      };
+      const auto put = [&](std::vector<std::byte>& bytes, std::size_t i, float x) {
+        const std::uint16_t half = dtype == DType::kBFloat16 ? float_to_bf16(x) : float_to_fp16(x);
+        const void* from = dtype == DType::kFloat32 ? static_cast<const void*>(&x) : &half;
+        std::memcpy(bytes.data() + i * size_bytes(dtype), from, size_bytes(dtype));
+      };
+      std::vector<std::byte> expected(count * size_bytes(dtype));
+      for (std::size_t i = 0; i < count; ++i) {
+        float sum = rounded(value(0, i));
+        for (std::size_t r = 1; r < world(); ++r) sum += rounded(value(r, i));
+        put(expected, i, sum);
+      }
+      const OnRank body = [&](Communicator& c) -> Task<> {
+        std::vector<std::byte> values(expected.size());
+        for (std::size_t i = 0; i < count; ++i) {
+          put(values, i, value(static_cast<std::size_t>(c.rank()), i));
+        }
+        co_await c.all_reduce(values, dtype);
+        EXPECT_TRUE(values == expected) << count << " of " << to_string(dtype);
+      };
+      on_every_rank(body);
+    }
+  }
+}
+
+TEST_P(CommunicatorConformance, reduce_scatter_may_write_its_sum_over_its_own_contribution) {
+  constexpr std::size_t kCount = 200'001;
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    std::vector<float> values(kCount * world(), static_cast<float>(c.rank() + 1));
+    const auto slice =
+        std::span(values).subspan(static_cast<std::size_t>(c.rank()) * kCount, kCount);
+    co_await c.reduce_scatter(std::as_bytes(std::span(values)), std::as_writable_bytes(slice),
+                              DType::kFloat32);
+    const auto sum = static_cast<float>(world() * (world() + 1) / 2);
+    EXPECT_TRUE(std::ranges::all_of(slice, [&](float x) { return x == sum; }));
+  };
+  on_every_rank(body);
+}
+
+TEST_P(CommunicatorConformance, all_to_all_gives_slice_r_to_rank_r) {
+  for (const std::size_t n : {0u, 3u, 100'000u}) {
+    const auto sent = [&](std::size_t from, std::size_t to) {
+      return pattern(n, static_cast<int>(from * 16 + to));
+    };
+    const OnRank body = [&](Communicator& c) -> Task<> {
+      const auto me = static_cast<std::size_t>(c.rank());
+      std::vector<std::byte> input;
+      std::vector<std::byte> expected;
+      for (std::size_t r = 0; r < world(); ++r) {
+        const auto out = sent(me, r);
+        const auto in = sent(r, me);
+        input.insert(input.end(), out.begin(), out.end());
+        expected.insert(expected.end(), in.begin(), in.end());
+      }
+      std::vector<std::byte> output(input.size());
+      co_await c.all_to_all(input, output);
+      EXPECT_TRUE(output == expected) << n << " bytes a slice";
+    };
+    on_every_rank(body);
+  }
+}
+
+TEST_P(CommunicatorConformance, sends_arrive_in_order_around_a_ring) {
+  if (world() == 1) GTEST_SKIP() << "one rank has nobody to send to";
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    const int next = (c.rank() + 1) % c.world_size();
+    const int before = (c.rank() + c.world_size() - 1) % c.world_size();
+    const auto first = pattern(10, c.rank());
+    const auto second = pattern(1'500'000, c.rank() + 50);
+    std::vector<std::byte> a(first.size());
+    std::vector<std::byte> b(second.size());
+    Task<> sent_first = c.send(first, next);
+    Task<> sent_second = c.send(second, next);
+    co_await c.recv(a, before);
+    co_await c.recv(b, before);
+    EXPECT_TRUE(a == pattern(10, before) && b == pattern(1'500'000, before + 50));
+    co_await std::move(sent_first);
+    co_await std::move(sent_second);
+  };
+  on_every_rank(body);
+}
+
+TEST_P(CommunicatorConformance, calls_may_be_under_way_together_and_end_in_any_order) {
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    const auto mine = pattern(1'200'000, c.rank());
+    std::vector<std::byte> all(mine.size() * world());
+    std::vector<float> values(300'000, 1.0f);
+    std::vector<std::uint64_t> one{1};
+    Task<> gathered = c.all_gather(mine, all);
+    Task<> reduced = c.all_reduce(std::as_writable_bytes(std::span(values)), DType::kFloat32);
+    Task<> counted = c.all_reduce(std::span(one), Communicator::Op::kSum);
+    co_await std::move(counted);
+    EXPECT_EQ(one[0], world());
+    co_await std::move(reduced);
+    EXPECT_TRUE(
+        std::ranges::all_of(values, [&](float x) { return x == static_cast<float>(world()); }));
+    co_await std::move(gathered);
+    for (std::size_t r = 0; r < world(); ++r) {
+      const auto expected = pattern(mine.size(), static_cast<int>(r));
+      EXPECT_EQ(std::memcmp(all.data() + r * mine.size(), expected.data(), mine.size()), 0);
+    }
+  };
+  on_every_rank(body);
+}
+
+// Each communicator has an order of its own; between two of them ranks may differ.
+TEST_P(CommunicatorConformance, split_communicators_do_not_wait_for_each_other) {
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    std::vector<int> everyone;
+    for (int r = 0; r < c.world_size(); ++r) everyone.push_back(r);
+    const auto first = c.split(everyone);
+    const auto second = c.split(everyone);
+    const std::vector<std::byte> mine = pattern(900'000, c.rank());
+    std::vector<std::byte> a(mine.size() * world());
+    std::vector<std::byte> b(a.size());
+    Communicator& early = c.rank() % 2 == 0 ? *first : *second;
+    Communicator& late = c.rank() % 2 == 0 ? *second : *first;
+    Task<> one = early.all_gather(mine, a);
+    Task<> other = late.all_gather(mine, b);
+    if (c.rank() % 2 == 0) {
+      co_await std::move(one);
+      co_await std::move(other);
+    } else {
+      co_await std::move(other);
+      co_await std::move(one);
+    }
+    EXPECT_TRUE(a == b);
+  };
+  on_every_rank(body);
+}
+
+TEST_P(CommunicatorConformance, split_numbers_its_members_from_zero) {
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    std::vector<int> members;  // of this rank's parity
+    for (int r = c.rank() % 2; r < c.world_size(); r += 2) members.push_back(r);
+    const auto part = c.split(members);
+    EXPECT_EQ(part->world_size(), static_cast<int>(members.size()));
+    EXPECT_EQ(members[static_cast<std::size_t>(part->rank())], c.rank());
+    std::vector<std::uint64_t> sum{static_cast<std::uint64_t>(c.rank())};
+    co_await part->all_reduce(std::span(sum), Communicator::Op::kSum);
+    std::uint64_t expected = 0;
+    for (const int member : members) expected += static_cast<std::uint64_t>(member);
+    EXPECT_EQ(sum[0], expected);
+  };
+  on_every_rank(body);
+}
+
+// A rank sends each other rank that one's slice once, by direct exchange or around a ring.
+TEST_P(CommunicatorConformance, traffic_counts_the_payload_that_left_this_rank) {
+  constexpr std::size_t kBytes = 1 << 20;
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    std::vector<std::byte> slice(kBytes);
+    std::vector<std::byte> all(kBytes * world());
+    const auto payload = [&] {
+      const Traffic traffic = c.traffic();
+      return traffic.same_host.payload_bytes + traffic.other_hosts.payload_bytes;
+    };
+    co_await c.all_gather(slice, all);
+    EXPECT_EQ(payload(), (world() - 1) * kBytes);
+    co_await c.reduce_scatter(all, slice, DType::kFloat32);
+    EXPECT_EQ(payload(), 2 * (world() - 1) * kBytes);
+    co_await c.all_reduce(all, DType::kFloat32);
+    EXPECT_EQ(payload(), 4 * (world() - 1) * kBytes);
+    EXPECT_EQ(c.traffic().waited.size(), world());
   };
   on_every_rank(body);
 }
@@ -225,6 +422,8 @@ TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
       [&](Communicator& c) { return c.all_reduce(std::span(doubles), Communicator::Op::kSum); },
       [&](Communicator& c) { return c.all_reduce(std::span(integers), Communicator::Op::kMin); },
       [&](Communicator& c) { return c.broadcast(bytes, 0); },
+      [&](Communicator& c) { return c.all_reduce(all, DType::kFloat32); },
+      [&](Communicator& c) { return c.all_to_all(all, all); },
       [&](Communicator& c) { return c.barrier(); }};
   for (const OnRank& call : calls) {
     for (const auto& rank : ranks_) {

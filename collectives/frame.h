@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/frame.h: what goes over a socket between two ranks: headers of 80 bytes, each with a
+// payload behind it or none.
+//
+// A call is announced to every rank of its communicator by a frame that describes it. Payloads of
+// up to kEagerBytes ride on that frame. Larger ones follow in chunks, and only to ranks that have
+// announced the same call: so no payload ever comes before there is a place for it, whatever the
+// order in which ranks come to their communicators' calls, and none is written by a call that does
+// not match.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/dtype.h"
+
+namespace ziggurat::wire {
+
+inline constexpr std::size_t kEagerBytes = 16 * 1024;
+inline constexpr std::size_t kChunkBytes = 512 * 1024;  // two of them and a sum fit an L2
+inline constexpr std::size_t kReasonBytes = 4096;       // of an abort
+
+enum class FrameKind : std::uint8_t { kCall, kChunk, kAbort, kBye };
+
+enum class CallKind : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kAllReduceValues,
+  kAllToAll,
+  kBroadcast,
+  kBarrier,
+  kSend,
+  kRecv
+};
+enum class Element : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kFloat64, kUInt64 };
+
+Element element_of(DType dtype) noexcept;
+std::size_t size_bytes(Element element) noexcept;
+
+/// What all ranks must agree on.
+struct CallSpec {
+  CallKind kind = CallKind::kBarrier;
+  Element element = Element::kByte;
+  std::uint8_t op = 0;      ///< Communicator::Op, of kAllReduceValues
+  std::int32_t root = -1;   ///< rank of the communicator, of kBroadcast
+  std::uint64_t count = 0;  ///< elements of this rank's slice (kAllReduce: of the whole)
+
+  bool operator==(const CallSpec&) const = default;
+  /// Whether a rank may make this call where another makes `other`: a send meets a recv.
+  bool meets(const CallSpec& other) const noexcept;
+};
+
+/// "all_reduce of 4096 bf16".
+std::string describe(const CallSpec& spec);
+
+/// Which call of which communicator. Lane 0 has the calls of all ranks, the others have one pair
+/// and direction each.
+struct CallKey {
+  std::uint64_t communicator = 0;
+  std::uint64_t sequence = 0;
+  std::uint32_t lane = 0;
+
+  bool operator==(const CallKey&) const = default;
+  auto operator<=>(const CallKey&) const = default;
+};
+
+/// As it is on the wire: little endian, no padding.
+struct FrameHeader {
+  std::uint32_t magic = 0;
+  std::uint8_t version = 0;
+  FrameKind kind = FrameKind::kCall;
+  CallKind call = CallKind::kBarrier;
+  Element element = Element::kByte;
+  std::uint8_t op = 0;
+  std::uint8_t part = 0;   ///< kAllReduce: 0 contributions, 1 results
+  std::uint16_t code = 0;  ///< kAbort: the ErrorCode
+  std::int32_t root = -1;
+  std::uint32_t from = 0;  ///< rank of the transport
+  std::uint32_t lane = 0;
+  std::uint64_t communicator = 0;
+  std::uint64_t sequence = 0;
+  std::uint64_t count = 0;
+  std::uint64_t offset = 0;  ///< of this payload in what the rank sends in the call
+  std::uint64_t length = 0;  ///< of this payload, bytes
+  std::uint64_t payload_hash = 0;
+  std::uint64_t header_hash = 0;  ///< of the bytes before it, under the job's epoch
+
+  CallKey key() const noexcept { return {communicator, sequence, lane}; }
+  CallSpec spec() const noexcept { return {call, element, op, root, count}; }
+};
+static_assert(sizeof(FrameHeader) == 80);
+
+FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const CallSpec& spec);
+/// Fills in the checksum of the header; the last thing done to it.
+void seal(FrameHeader& header, std::uint64_t epoch) noexcept;
+/// Errors: kUnavailable for a header that is not whole, or not of this job.
+void check(const FrameHeader& header, std::uint64_t epoch);
+
+/// Seeded with the header's place, so that a payload at another place fails.
+std::uint64_t payload_hash(std::span<const std::byte> payload, const CallKey& key,
+                           std::uint64_t offset) noexcept;
+
+}  // namespace ziggurat::wire

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/handshake.cc: caller: hello and a nonce; called: a nonce and its proof; caller: its
+// proof. A proof is an HMAC of who proves, the hello and the nonce.
+#include "collectives/handshake.h"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/hmac.h>
+#include <openssl/rand.h>
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <cstring>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+namespace asio = boost::asio;
+using Socket = asio::ip::tcp::socket;
+
+/// As it is on the wire.
+struct Hello {
+  std::array<char, 8> magic{'z', 'i', 'g', '-', 'r', 'a', 'n', 'k'};
+  std::uint32_t version = 1;
+  Errand errand = Errand::kJoin;
+  std::int32_t rank = 0;
+  std::int32_t world_size = 0;
+  std::uint64_t epoch = 0;
+  Digest nonce{};
+};
+static_assert(sizeof(Hello) == 64);
+struct Answer {
+  Digest nonce{};
+  Digest proof{};
+};
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::kUnavailable, text); }
+
+void fill_random(std::span<std::byte> bytes) {
+  if (RAND_bytes(reinterpret_cast<unsigned char*>(bytes.data()), static_cast<int>(bytes.size())) !=
+      1) {
+    refuse("libcrypto has no random numbers (RAND_bytes)");
+  }
+}
+
+Digest hmac(std::span<const std::byte> key, std::span<const std::byte> bytes) {
+  Digest digest;
+  unsigned length = 0;
+  const unsigned char* const made =
+      HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+           reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+           reinterpret_cast<unsigned char*>(digest.data()), &length);
+  if (made == nullptr || length != digest.size()) refuse("libcrypto makes no HMAC-SHA256");
+  return digest;
+}
+
+/// Of a role in this conversation: nobody's proof can be sent back as another's.
+Digest proof_of(const std::string& secret, std::string_view role, const Hello& hello,
+                const Digest& nonce) {
+  std::vector<std::byte> text;
+  const auto add = [&](std::span<const std::byte> part) {
+    text.insert(text.end(), part.begin(), part.end());
+  };
+  add(std::as_bytes(std::span(role)));
+  add(std::as_bytes(std::span(&hello, 1)));
+  add(nonce);
+  return hmac(std::as_bytes(std::span(secret)), text);
+}
+
+bool same(const Digest& a, const Digest& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Task<> read_exactly(Socket& socket, std::span<std::byte> bytes) {
+  boost::system::error_code error;
+  co_await asio::async_read(socket, asio::buffer(bytes.data(), bytes.size()),
+                            asio::redirect_error(asio::use_awaitable, error));
+  if (error) refuse("the connection ended during the handshake: " + error.message());
+}
+
+Task<> write_exactly(Socket& socket, std::span<const std::byte> bytes) {
+  boost::system::error_code error;
+  co_await asio::async_write(socket, asio::buffer(bytes.data(), bytes.size()),
+                             asio::redirect_error(asio::use_awaitable, error));
+  if (error) refuse("the connection ended during the handshake: " + error.message());
+}
+
+template <class Value>
+std::span<const std::byte> bytes_of(const Value& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+template <class Value>
+std::span<std::byte> place_of(Value& value) {
+  return std::as_writable_bytes(std::span(&value, 1));
+}
+
+Digest signature(const Conversation& conversation, std::uint64_t number, const std::string& text) {
+  const std::string signed_text = fmt::format("{}:{}", number, text);
+  return hmac(conversation.key, std::as_bytes(std::span(signed_text)));
+}
+
+}  // namespace
+
+Task<Conversation> introduce(Socket& socket, const std::string& secret,
+                             const Introduction& introduction) {
+  Hello hello;
+  hello.errand = introduction.errand;
+  hello.rank = introduction.rank;
+  hello.world_size = introduction.world_size;
+  hello.epoch = introduction.epoch;
+  fill_random(hello.nonce);
+  co_await write_exactly(socket, bytes_of(hello));
+  Answer answer;
+  co_await read_exactly(socket, place_of(answer));
+  if (!same(answer.proof, proof_of(secret, "called", hello, answer.nonce))) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "whoever listens there does not know this job's secret: it is another job's "
+                "rendezvous, or ZIGGURAT_SECRET differs between ranks");
+  }
+  const Digest proof = proof_of(secret, "caller", hello, answer.nonce);
+  co_await write_exactly(socket, proof);
+  Conversation conversation;
+  conversation.key = proof_of(secret, "messages", hello, answer.nonce);
+  co_return conversation;
+}
+
+Task<Guest> welcome(Socket& socket, const std::string& secret) {
+  Hello hello;
+  co_await read_exactly(socket, place_of(hello));
+  const Hello expected;
+  if (hello.magic != expected.magic || hello.version != expected.version ||
+      hello.errand > Errand::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
+    refuse("a caller does not begin as a rank does");
+  }
+  Answer answer;
+  fill_random(answer.nonce);
+  answer.proof = proof_of(secret, "called", hello, answer.nonce);
+  co_await write_exactly(socket, bytes_of(answer));
+  Digest proof;
+  co_await read_exactly(socket, proof);
+  if (!same(proof, proof_of(secret, "caller", hello, answer.nonce))) {
+    refuse(fmt::format("a caller that says it is rank {} does not know the secret", hello.rank));
+  }
+  Guest guest;
+  guest.first = {hello.errand, hello.rank, hello.world_size, hello.epoch};
+  guest.second.key = proof_of(secret, "messages", hello, answer.nonce);
+  co_return guest;
+}
+
+Task<> write_message(Socket& socket, Conversation& conversation, const std::string& text) {
+  const auto length = static_cast<std::uint32_t>(text.size());
+  const Digest digest = signature(conversation, conversation.messages_sent++, text);
+  co_await write_exactly(socket, bytes_of(length));
+  co_await write_exactly(socket, std::as_bytes(std::span(text)));
+  co_await write_exactly(socket, digest);
+}
+
+Task<std::string> read_message(Socket& socket, Conversation& conversation, std::size_t most_bytes) {
+  std::uint32_t length = 0;
+  co_await read_exactly(socket, place_of(length));
+  if (length > most_bytes)
+    refuse(fmt::format("a message of {} bytes, {} at most", length, most_bytes));
+  std::string text(length, '\0');
+  co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
+  Digest digest;
+  co_await read_exactly(socket, digest);
+  if (!same(digest, signature(conversation, conversation.messages_read++, text))) {
+    refuse("a message whose signature is wrong");
+  }
+  co_return text;
+}
+
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  fill_random(place_of(number));
+  return number;
+}
+
+std::string random_secret() {
+  Digest digest;
+  fill_random(digest);
+  std::string text;
+  for (const std::byte b : digest) text += fmt::format("{:02x}", static_cast<unsigned>(b));
+  return text;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/rank_options.cc: what launchers leave in the environment.
+#include "collectives/rank_options.h"
+
+#include <fmt/format.h>
+
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <optional>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr int kDefaultPort = 29'400;
+constexpr int kSlurmPorts = 20'000;  // jobs share nodes: each has one of this many ports
+constexpr std::size_t kSecretFileMax = 4096;
+
+int number(const char* name, const std::string& text, int most) {
+  int value = 0;
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (result.ec != std::errc{} || result.ptr != text.data() + text.size() || value < 1 ||
+      value > most) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={}: must be a whole number from 1 to {}", name, text, most));
+  }
+  return value;
+}
+
+/// "node[07-12,15],other3": node07.
+std::string first_node(const std::string& list) {
+  const std::string entry = list.substr(0, list.find_first_of("[,"));
+  const std::size_t open = entry.size();
+  if (open >= list.size() || list[open] != '[') return entry;
+  const std::size_t end = list.find_first_of(",-]", open + 1);
+  return entry + list.substr(open + 1, end == std::string::npos ? end : end - open - 1);
+}
+
+void find_rendezvous(RankOptions& options, const Environment& environment) {
+  if (const auto given = environment("ZIGGURAT_RENDEZVOUS")) {
+    options.rendezvous = *given;
+    options.rendezvous_source = "ZIGGURAT_RENDEZVOUS";
+    return;
+  }
+  const auto master = environment("MASTER_ADDR");
+  const auto port = environment("MASTER_PORT");
+  if (master && port) {
+    options.rendezvous = fmt::format("{}:{}", *master, number("MASTER_PORT", *port, 65'534) + 1);
+    options.rendezvous_source = "MASTER_ADDR, MASTER_PORT + 1";
+    return;
+  }
+  const LocalRank local = local_rank(environment);
+  if (local.count == static_cast<std::size_t>(options.world_size)) {
+    options.rendezvous = fmt::format("127.0.0.1:{}", kDefaultPort);
+    options.rendezvous_source = "all ranks are on this host";
+    return;
+  }
+  const auto nodes = environment("SLURM_STEP_NODELIST");
+  const auto job = environment("SLURM_JOB_ID");
+  if (nodes && job) {
+    const int id = number("SLURM_JOB_ID", *job, 2'000'000'000);
+    options.rendezvous = fmt::format("{}:{}", first_node(*nodes), 30'000 + id % kSlurmPorts);
+    options.rendezvous_source = "SLURM_STEP_NODELIST, SLURM_JOB_ID";
+    return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("rank {} of {} ({}) on several hosts: set ZIGGURAT_RENDEZVOUS=HOST:PORT "
+                          "to an address of rank 0's machine that the others reach",
+                          options.rank, options.world_size, options.source));
+}
+
+std::string secret_of_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw system_error(errno, "ZIGGURAT_SECRET_FILE=" + path);
+  std::string secret(kSecretFileMax, '\0');
+  file.read(secret.data(), static_cast<std::streamsize>(secret.size()));
+  secret.resize(static_cast<std::size_t>(file.gcount()));
+  while (!secret.empty() && std::isspace(static_cast<unsigned char>(secret.back()))) {
+    secret.pop_back();
+  }
+  if (secret.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("ZIGGURAT_SECRET_FILE={}: there is nothing in it", path));
+  }
+  return secret;
+}
+
+}  // namespace
+
+RankOptions rank_options(const Environment& environment) {
+  const WorldRank world = world_rank(environment);
+  RankOptions options;
+  options.rank = static_cast<int>(world.rank);
+  options.world_size = static_cast<int>(world.count);
+  options.source = world.source;
+  if (const auto seconds = environment("ZIGGURAT_RANK_TIMEOUT")) {
+    options.call_timeout =
+        std::chrono::seconds(number("ZIGGURAT_RANK_TIMEOUT", *seconds, 1'000'000));
+  }
+  if (options.world_size == 1) return options;
+  find_rendezvous(options, environment);
+  if (const auto secret = environment("ZIGGURAT_SECRET")) {
+    options.secret = *secret;
+  } else if (const auto path = environment("ZIGGURAT_SECRET_FILE")) {
+    options.secret = secret_of_file(*path);
+  }
+  options.without_secret = environment("ZIGGURAT_WITHOUT_SECRET").value_or("") == "1";
+  return options;
+}
+
+}  // namespace ziggurat

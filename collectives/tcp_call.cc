@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/tcp_call.cc: a call from its announcement to its end.
+#include "collectives/tcp_call.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "collectives/rank_sum.h"
+
+namespace ziggurat {
+namespace {
+
+using wire::kChunkBytes;
+using wire::kEagerBytes;
+
+/// Of one member: one on the wire, the rest being hashed.
+constexpr std::size_t kChunksInFlight = 4;
+
+std::size_t chunk_length(std::size_t offset, std::size_t total) {
+  return std::min(kChunkBytes, total - offset);
+}
+
+double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+TcpCall::TcpCall(TcpTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
+                 std::shared_ptr<const std::vector<int>> members, TcpPlan plan)
+    : transport_(transport),
+      key_(key),
+      spec_(spec),
+      members_(std::move(members)),
+      plan_(std::move(plan)),
+      state_(members_->size()),
+      begun_(transport.reactor().clock().now()),
+      last_progress_(begun_),
+      done_(transport.reactor()) {
+  own_ = place_of(transport.rank());
+  state_[own_].announced = true;
+  plan_.out.resize(state_.size());
+  plan_.in.resize(state_.size());
+  if (!plan_.sums) return;
+  chunks_.resize((plan_.sum.size() + kChunkBytes - 1) / kChunkBytes);
+  for (SumChunk& chunk : chunks_) {
+    chunk.buffers.resize(state_.size());
+    chunk.hashes.resize(state_.size());
+  }
+}
+
+void TcpCall::begin() {
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (is_own(place)) continue;
+    auto header = wire::make_header(wire::FrameKind::kCall, transport_.rank(), key_, spec_);
+    std::span<const std::byte> small;
+    if (plan_.out[place].size() <= kEagerBytes) {
+      small = plan_.out[place];
+      state_[place].out_begun = state_[place].out_written = small.size();
+    }
+    header.length = small.size();
+    // On the reactor: fewer bytes than it takes to wake a worker.
+    header.payload_hash = wire::payload_hash(small, key_, 0);
+    transport_.send_control((*members_)[place], header, small);
+  }
+  const auto copy = [this] {
+    if (plan_.own.from.data() != plan_.own.to.data() && !plan_.own.from.empty()) {
+      std::memmove(plan_.own.to.data(), plan_.own.from.data(), plan_.own.from.size());
+    }
+  };
+  if (plan_.own.from.size() <= kEagerBytes) {
+    copy();
+    copied_ = true;
+  } else {
+    transport_.run_job(shared_from_this(), "copy own slice", copy, [this] { copied_ = true; });
+  }
+  if (plan_.sums && state_.size() == 1) {
+    for (std::size_t i = 0; i < chunks_.size(); ++i) sum_chunk(i);
+  }
+  settle();
+}
+
+std::size_t TcpCall::place_of(int rank) const {
+  const auto found = std::find(members_->begin(), members_->end(), rank);
+  if (found == members_->end()) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("sent a frame of {}, of which it is no member", describe()));
+  }
+  return static_cast<std::size_t>(found - members_->begin());
+}
+
+bool TcpCall::lacks(int rank, bool all) const {
+  const auto found = std::find(members_->begin(), members_->end(), rank);
+  if (found == members_->end()) return false;
+  const auto place = static_cast<std::size_t>(found - members_->begin());
+  const Member& member = state_[place];
+  if (!member.announced) return true;
+  return all && (member.landed != expected(place) ||
+                 (!plan_.results.empty() && member.results_landed != plan_.results[place].size()));
+}
+
+std::size_t TcpCall::expected(std::size_t place) const {
+  return plan_.sums ? plan_.sum.size() : plan_.in[place].size();
+}
+
+void TcpCall::announced(int rank, const wire::FrameHeader& header,
+                        std::span<const std::byte> small) {
+  const std::size_t place = place_of(rank);
+  if (!spec_.meets(header.spec())) {
+    transport_.fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("ranks made different calls: rank {} {}, rank {} {} (call {} of "
+                    "ranks {}); every rank must make the same calls in the same order",
+                    transport_.rank(), wire::describe(spec_), rank, wire::describe(header.spec()),
+                    key_.sequence, fmt::join(*members_, ", ")));
+    return;
+  }
+  Member& member = state_[place];
+  const std::size_t to_come = expected(place);
+  if (member.announced || small.size() != (to_come <= kEagerBytes ? to_come : 0)) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("announced {} twice, or with {} bytes where {} are to come", describe(),
+                            small.size(), to_come));
+  }
+  member.announced = true;
+  transport_.waited(rank, transport_.reactor().clock().now() - begun_);
+  progress();
+  if (!small.empty()) {
+    verify(place, small, header);
+    member.landed = small.size();
+    if (plan_.sums) {
+      auto buffer = transport_.take_buffer();
+      std::memcpy(buffer.get(), small.data(), small.size());
+      chunks_[0].buffers[place] = std::move(buffer);
+      contribution_arrived(place, 0, header.payload_hash);
+    } else {
+      std::memcpy(plan_.in[place].data(), small.data(), small.size());
+      member.taken = small.size();
+    }
+  }
+  pump(place);
+  settle();
+}
+
+wire::FrameHeader TcpCall::chunk_header(std::uint8_t part, std::size_t offset,
+                                        std::size_t length) const {
+  auto header = wire::make_header(wire::FrameKind::kChunk, transport_.rank(), key_, spec_);
+  header.part = part;
+  header.offset = offset;
+  header.length = length;
+  return header;
+}
+
+void TcpCall::pump(std::size_t place) {
+  Member& member = state_[place];
+  const std::size_t total = plan_.out[place].size();
+  while (member.announced && member.out_in_flight < kChunksInFlight && member.out_begun < total) {
+    const std::size_t offset = member.out_begun;
+    const std::size_t length = chunk_length(offset, total);
+    member.out_begun += length;
+    ++member.out_in_flight;
+    send_chunk(place, offset, length);
+  }
+}
+
+void TcpCall::send_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+  const auto payload = plan_.out[place].subspan(offset, length);
+  const auto hash = std::make_shared<std::uint64_t>(0);
+  transport_.run_job(
+      shared_from_this(), "hash chunk",
+      [this, payload, offset, hash] { *hash = wire::payload_hash(payload, key_, offset); },
+      [this, place, payload, offset, hash] {
+        auto header = chunk_header(0, offset, payload.size());
+        header.payload_hash = *hash;
+        transport_.send_bulk((*members_)[place], header, payload,
+                             [self = shared_from_this(), place, length = payload.size()] {
+                               Member& member = self->state_[place];
+                               member.out_written += length;
+                               --member.out_in_flight;
+                               self->progress();
+                               self->pump(place);
+                               self->settle();
+                             });
+      });
+}
+
+std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header) {
+  const std::size_t place = place_of(rank);
+  Member& member = state_[place];
+  const bool result = header.part != 0;
+  const std::size_t total =
+      result ? (plan_.results.empty() ? 0 : plan_.results[place].size()) : expected(place);
+  std::size_t& landed = result ? member.results_landed : member.landed;
+  if (!member.announced || !spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
+      header.offset != landed || header.length != chunk_length(landed, total)) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("sent {} bytes for offset {} of {}, where {} of {} are to come",
+                            header.length, header.offset, describe(), total - landed, total));
+  }
+  landed += header.length;
+  if (result) return plan_.results[place].subspan(header.offset, header.length);
+  if (!plan_.sums) return plan_.in[place].subspan(header.offset, header.length);
+  auto& buffer = chunks_[header.offset / kChunkBytes].buffers[place];
+  buffer = transport_.take_buffer();
+  return {buffer.get(), header.length};
+}
+
+void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
+  const std::size_t place = place_of(rank);
+  progress();
+  if (header.part == 0 && plan_.sums) {
+    contribution_arrived(place, header.offset, header.payload_hash);
+    return;
+  }
+  const auto landed = (header.part != 0 ? plan_.results : plan_.in)[place];
+  const auto payload = landed.subspan(header.offset, header.length);
+  transport_.run_job(
+      shared_from_this(), "verify chunk",
+      [this, place, payload, header] { verify(place, payload, header); },
+      [this, place, header] {
+        Member& member = state_[place];
+        (header.part != 0 ? member.results_taken : member.taken) += header.length;
+      });
+}
+
+/// On a worker, or where there is little.
+void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
+                     const wire::FrameHeader& header) {
+  if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
+                          "on the way",
+                          (*members_)[place], describe(), header.offset));
+}
+
+void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
+  const std::size_t index = offset / kChunkBytes;
+  chunks_[index].hashes[place] = hash;
+  if (++chunks_[index].arrived == state_.size() - 1) sum_chunk(index);
+}
+
+void TcpCall::sum_chunk(std::size_t index) {
+  const std::size_t offset = index * kChunkBytes;
+  const std::size_t length = chunk_length(offset, plan_.sum.size());
+  const auto hash = std::make_shared<std::uint64_t>(0);
+  transport_.run_job(
+      shared_from_this(), "sum chunk",
+      [this, index, offset, length, hash] {
+        sum_on_worker(chunks_[index], offset, length);
+        if (!plan_.results.empty()) {
+          *hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
+        }
+      },
+      [this, index, offset, length, hash] {
+        for (auto& buffer : chunks_[index].buffers) {
+          if (buffer) transport_.return_buffer(std::move(buffer));
+        }
+        summed_ += length;
+        for (Member& member : state_) member.taken += length;
+        if (!plan_.results.empty()) send_result(offset, length, *hash);
+      });
+}
+
+void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length) {
+  std::vector<const std::byte*> contributions(state_.size());
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (is_own(place)) {
+      contributions[place] = plan_.contribution.data() + offset;
+      continue;
+    }
+    auto header = chunk_header(0, offset, length);
+    header.payload_hash = chunk.hashes[place];
+    contributions[place] = chunk.buffers[place].get();
+    verify(place, {contributions[place], length}, header);
+  }
+  sum_in_rank_order(contributions, plan_.dtype, length / size_bytes(plan_.dtype),
+                    plan_.sum.data() + offset);
+}
+
+void TcpCall::send_result(std::size_t offset, std::size_t length, std::uint64_t hash) {
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (is_own(place)) continue;
+    auto header = chunk_header(1, offset, length);
+    header.payload_hash = hash;
+    transport_.send_bulk((*members_)[place], header, plan_.sum.subspan(offset, length),
+                         [self = shared_from_this(), place, length] {
+                           self->state_[place].results_written += length;
+                           self->progress();
+                           self->settle();
+                         });
+  }
+}
+
+bool TcpCall::complete() const {
+  if (!copied_ || (plan_.sums && summed_ != plan_.sum.size())) return false;
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (is_own(place)) continue;
+    const Member& member = state_[place];
+    if (!member.announced || member.out_written != plan_.out[place].size() ||
+        member.taken != expected(place)) {
+      return false;
+    }
+    if (!plan_.results.empty() && (member.results_taken != plan_.results[place].size() ||
+                                   member.results_written != plan_.sum.size())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void TcpCall::progress() { last_progress_ = transport_.reactor().clock().now(); }
+
+void TcpCall::job_ends() {
+  --jobs_;
+  settle();
+}
+
+/// Looks whether this was the last thing that it waited for.
+void TcpCall::settle() {
+  if (ended_ || jobs_ > 0) return;
+  if (error_ || (finishing_ && complete())) {
+    end();
+    return;
+  }
+  if (!complete()) return;
+  finishing_ = true;
+  if (plan_.finish) {
+    transport_.run_job(shared_from_this(), "finish call", std::exchange(plan_.finish, {}), [] {});
+  } else {
+    end();
+  }
+}
+
+void TcpCall::fail(std::exception_ptr error) {
+  if (!error_) error_ = std::move(error);
+  settle();
+}
+
+void TcpCall::end() {
+  ended_ = true;
+  for (SumChunk& chunk : chunks_) {
+    for (auto& buffer : chunk.buffers) {
+      if (buffer) transport_.return_buffer(std::move(buffer));
+    }
+  }
+  if (error_) {
+    done_.fail(error_);
+  } else {
+    done_.set();
+  }
+  transport_.ended(*this);
+}
+
+Task<> TcpCall::wait(std::shared_ptr<TcpCall> self) { co_await self->done_.wait(); }
+
+std::string TcpCall::describe() const {
+  return fmt::format("{} (call {} of ranks {})", wire::describe(spec_), key_.sequence,
+                     fmt::join(*members_, ", "));
+}
+
+std::string TcpCall::waiting() const {
+  std::vector<int> missing;
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    const int rank = (*members_)[place];
+    const bool unsent = state_[place].out_written != plan_.out[place].size();
+    if (!is_own(place) && (unsent || lacks(rank, true))) missing.push_back(rank);
+  }
+  return fmt::format("{} has waited {:.1f} s for rank{} {}", describe(),
+                     seconds(transport_.reactor().clock().now() - begun_),
+                     missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
+}
+
+}  // namespace ziggurat

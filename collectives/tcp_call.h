@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/tcp_call.h: one call under way: announced to its ranks, chunks out to those that
+// announced it too, chunks in, sums on workers. Reactor's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/runtime/async.h"
+#include "collectives/frame.h"
+#include "collectives/tcp_transport.h"
+
+namespace ziggurat {
+
+/// What a call moves. Spans by place in `members`, this rank's own empty; all may be.
+struct TcpPlan {
+  std::vector<std::span<const std::byte>> out;
+  std::vector<std::span<std::byte>> in;
+  struct Copy {
+    std::span<const std::byte> from;
+    std::span<std::byte> to;
+  } own;  ///< this rank's own part
+
+  /// With `sums`, what comes in are contributions to `sum`, as long as it is, and `in` is empty.
+  bool sums = false;
+  DType dtype = DType::kFloat32;
+  std::span<const std::byte> contribution;  ///< this rank's
+  std::span<std::byte> sum;
+  /// Where others' sums land, by place, and where this rank's is to be sent; all_reduce.
+  std::vector<std::span<std::byte>> results;
+
+  std::function<void()> finish;  ///< on a worker, when all is there; may be empty
+};
+
+class TcpCall : public std::enable_shared_from_this<TcpCall> {
+ public:
+  TcpCall(TcpTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
+          std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
+
+  void begin();
+  /// A member described the call that it made; `small` is what it sends, if that is little.
+  void announced(int rank, const wire::FrameHeader& header, std::span<const std::byte> small);
+  std::span<std::byte> landing(int rank, const wire::FrameHeader& header);
+  void chunk_arrived(int rank, const wire::FrameHeader& header);
+  /// Ends it when no worker has its buffers any more.
+  void fail(std::exception_ptr error);
+  void job_begins() { ++jobs_; }
+  void job_ends();
+  static Task<> wait(std::shared_ptr<TcpCall> self);
+
+  const wire::CallKey& key() const noexcept { return key_; }
+  /// Whether something of `rank` is still to come: its announcement, or also (`all`) its chunks.
+  bool lacks(int rank, bool all) const;
+  Nanoseconds last_progress() const noexcept { return last_progress_; }
+  /// "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
+  std::string describe() const;
+  /// describe(), and whom it has waited for how long.
+  std::string waiting() const;
+
+ private:
+  struct Member {
+    bool announced = false;
+    std::size_t out_begun = 0, out_written = 0, out_in_flight = 0;
+    std::size_t landed = 0, taken = 0;  // of contributions, or of what comes in
+    std::size_t results_landed = 0, results_taken = 0;
+    std::size_t results_written = 0;
+  };
+  struct SumChunk {
+    std::vector<std::unique_ptr<std::byte[]>> buffers;  // by place
+    std::vector<std::uint64_t> hashes;
+    std::size_t arrived = 0;
+  };
+
+  std::size_t place_of(int rank) const;
+  std::size_t expected(std::size_t place) const;
+  bool is_own(std::size_t place) const { return place == own_; }
+  void pump(std::size_t place);
+  void send_chunk(std::size_t place, std::size_t offset, std::size_t length);
+  void send_result(std::size_t offset, std::size_t length, std::uint64_t hash);
+  void contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash);
+  void sum_chunk(std::size_t index);
+  void sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length);
+  void verify(std::size_t place, std::span<const std::byte> payload,
+              const wire::FrameHeader& header);
+  wire::FrameHeader chunk_header(std::uint8_t part, std::size_t offset, std::size_t length) const;
+  bool complete() const;
+  void progress();
+  void settle();
+  void end();
+
+  TcpTransport& transport_;
+  wire::CallKey key_;
+  wire::CallSpec spec_;
+  std::shared_ptr<const std::vector<int>> members_;
+  TcpPlan plan_;
+  std::size_t own_ = 0;
+  std::vector<Member> state_;
+  std::vector<SumChunk> chunks_;
+  std::size_t summed_ = 0;
+  std::uint64_t result_hash_ = 0;  // of the chunk that a worker just summed
+  std::size_t jobs_ = 0;
+  bool copied_ = false, finishing_ = false, ended_ = false;
+  std::exception_ptr error_;
+  Nanoseconds begun_, last_progress_;
+  Signal done_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/tcp_channel.cc: a coroutine that reads, and one that writes while there is something.
+#include "collectives/tcp_channel.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <utility>
+
+namespace ziggurat {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+/// Asio's own condition stops at 64 KiB a system call.
+std::size_t whole(const error_code& error, std::size_t) {
+  return error ? 0 : wire::kChunkBytes + sizeof(wire::FrameHeader);
+}
+
+std::string in_words(const error_code& error) {
+  if (error == asio::error::eof) return "closed its connection without a word";
+  return fmt::format("cannot be reached: {}", errno_text(error.value()));
+}
+
+}  // namespace
+
+TcpChannel::TcpChannel(Reactor& reactor, TcpSocket socket, int peer, std::uint64_t epoch)
+    : reactor_(reactor), socket_(std::move(socket)), peer_(peer), epoch_(epoch) {}
+
+void TcpChannel::start(Events& events) {
+  events_ = &events;
+  asio::co_spawn(reactor_.context(), read_frames(shared_from_this()), asio::detached);
+}
+
+void TcpChannel::send(Outgoing frame) {
+  if (events_ == nullptr) return;
+  wire::seal(frame.header, epoch_);
+  queue_.push_back(std::move(frame));
+  if (writing_) return;
+  writing_ = true;
+  asio::co_spawn(reactor_.context(), write_frames(shared_from_this()), asio::detached);
+}
+
+void TcpChannel::finish() {
+  events_ = nullptr;
+  finishing_ = true;
+  if (!writing_) shut_sending();
+}
+
+void TcpChannel::shut_sending() noexcept {
+  error_code ignored;  // a peer that is gone already needs no goodbye
+  socket_.shutdown(TcpSocket::shutdown_send, ignored);
+}
+
+void TcpChannel::close() noexcept {
+  events_ = nullptr;
+  queue_.clear();
+  error_code ignored;  // the socket is released whatever close() says
+  socket_.close(ignored);
+}
+
+Task<bool> TcpChannel::read_exactly(std::span<std::byte> bytes) {
+  error_code error;
+  co_await asio::async_read(socket_, asio::buffer(bytes.data(), bytes.size()), whole,
+                            asio::redirect_error(asio::use_awaitable, error));
+  if (events_ == nullptr) co_return false;
+  if (!error) co_return true;
+  std::exchange(events_, nullptr)->disconnected(peer_, *this, in_words(error));
+  co_return false;
+}
+
+Task<> TcpChannel::read_frames(std::shared_ptr<TcpChannel> self) {
+  wire::FrameHeader header;
+  for (;;) {
+    if (!co_await self->read_exactly(std::as_writable_bytes(std::span(&header, 1)))) co_return;
+    std::span<std::byte> payload;
+    std::string fault;
+    try {
+      wire::check(header, self->epoch_);
+      payload = self->events_->landing(self->peer_, header);
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    if (fault.empty() && !payload.empty()) {
+      if (!co_await self->read_exactly(payload)) co_return;
+    }
+    try {
+      if (fault.empty()) self->events_->arrived(self->peer_, header, payload);
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    if (self->events_ == nullptr) co_return;
+    if (!fault.empty()) {
+      std::exchange(self->events_, nullptr)->bad_frame(self->peer_, fault);
+      co_return;
+    }
+  }
+}
+
+Task<> TcpChannel::write_frames(std::shared_ptr<TcpChannel> self) {
+  while (!self->queue_.empty()) {
+    Outgoing frame = std::move(self->queue_.front());
+    self->queue_.pop_front();
+    const std::span<const std::byte> payload =
+        frame.owned.empty() ? frame.payload : std::span<const std::byte>(frame.owned);
+    const std::array<asio::const_buffer, 2> both{asio::buffer(&frame.header, sizeof(frame.header)),
+                                                 asio::buffer(payload.data(), payload.size())};
+    error_code error;
+    co_await asio::async_write(self->socket_, both, whole,
+                               asio::redirect_error(asio::use_awaitable, error));
+    if (error) {  // whoever reads reports it
+      self->queue_.clear();
+      break;
+    }
+    if (frame.written && self->events_ != nullptr) frame.written();
+  }
+  self->writing_ = false;
+  if (self->finishing_) self->shut_sending();
+}
+
+}  // namespace ziggurat

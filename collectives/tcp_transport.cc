@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/tcp_transport.cc: frames to the calls they belong to, and one end for all.
+#include "collectives/tcp_transport.h"
+
+#include <fmt/format.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "collectives/tcp_call.h"
+
+namespace ziggurat {
+namespace {
+
+using wire::CallKey;
+using wire::FrameHeader;
+using wire::FrameKind;
+
+constexpr std::size_t kEarlyMax = 65'536;  // announcements of calls that this rank has not made
+constexpr std::size_t kBuffersKept = 64;   // of wire::kChunkBytes
+constexpr std::size_t kRecordMax = 64;     // calls
+constexpr std::size_t kPendingInText = 4;
+constexpr Nanoseconds kLastWords = std::chrono::milliseconds(300);
+constexpr int kPeerDeadMs = 3000;
+
+void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
+  if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
+    throw system_error(errno, fmt::format("setsockopt({}) of a connection between ranks", name));
+  }
+}
+
+/// Idle or not, a peer that does not answer the kernel is noticed within kPeerDeadMs and a second.
+void keep_alive(TcpSocket& socket) {
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT");
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
+}
+
+Task<> rethrow(std::exception_ptr error) {
+  std::rethrow_exception(error);
+  co_return;
+}
+
+}  // namespace
+
+std::shared_ptr<TcpTransport> TcpTransport::create(Reactor& reactor, WorkerPool& workers,
+                                                   TcpOptions options) {
+  auto transport = std::make_shared<TcpTransport>(reactor, workers, std::move(options));
+  if (reactor.on_reactor_thread()) {
+    transport->start();
+  } else {
+    const auto start = [](TcpTransport& it) -> Task<> {
+      it.start();
+      co_return;
+    };
+    reactor.block_on(start(*transport));
+  }
+  TcpTransport* const itself = transport.get();
+  return {itself, [transport](TcpTransport*) {
+            if (transport->reactor_.on_reactor_thread()) {
+              transport->close();
+            } else {
+              transport->reactor_.block_on(close_and_flush(transport));
+            }
+          }};
+}
+
+TcpTransport::TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions options)
+    : reactor_(reactor),
+      workers_(workers),
+      rank_(options.rank),
+      epoch_(options.epoch),
+      timeout_(options.timeout),
+      peers_(options.peers.size()) {
+  const std::string& own_host = options.peers[static_cast<std::size_t>(rank_)].host;
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (static_cast<int>(i) == rank_) continue;
+    TcpPeer& from = options.peers[i];
+    for (TcpSocket* socket : {from.control.get(), from.bulk.get()}) {
+      set_option(*socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+    }
+    keep_alive(*from.control);
+    const int peer = static_cast<int>(i);
+    peers_[i].control =
+        std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, epoch_);
+    peers_[i].bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, epoch_);
+    peers_[i].same_host = from.host == own_host;
+    peers_[i].small.resize(wire::kEagerBytes);
+  }
+  traffic_.waited.resize(peers_.size());
+}
+
+TcpTransport::~TcpTransport() {
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    peer.control->finish();
+    peer.bulk->finish();
+  }
+}
+
+void TcpTransport::start() {
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    peer.control->start(*this);
+    peer.bulk->start(*this);
+  }
+  watch();
+}
+
+void TcpTransport::close() {
+  if (!calls_.empty()) fail(ErrorCode::kCancelled, "its communicators are closed, calls pending");
+  if (failed()) return;
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    peer.control->send({wire::make_header(FrameKind::kBye, rank_, {}, {}), {}, {}, {}});
+    peer.control->finish();
+    peer.bulk->finish();
+  }
+  failure_ = std::make_exception_ptr(Error(ErrorCode::kCancelled, "the communicator is closed"));
+}
+
+Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
+  self->close();
+  const auto flushed = [&] {
+    return std::ranges::all_of(
+        self->peers_, [](const Peer& peer) { return !peer.control || peer.control->flushed(); });
+  };
+  Clock& clock = self->reactor_.clock();
+  const Nanoseconds give_up = clock.now() + kLastWords;
+  while (!flushed() && clock.now() < give_up) {
+    const auto turn = std::make_shared<Signal>(self->reactor_);
+    clock.after(std::chrono::milliseconds(1), [turn] { turn->set(); });
+    co_await turn->wait();
+  }
+}
+
+// Of calls that stand still; peers that are gone are the kernel's to notice.
+void TcpTransport::watch() {
+  const Nanoseconds period = std::min<Nanoseconds>(std::chrono::seconds(1), timeout_ / 4);
+  reactor_.clock().after(period, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || self->failed()) return;
+    const Nanoseconds now = self->reactor_.clock().now();
+    for (const auto& [key, call] : self->calls_) {
+      if (now - call->last_progress() < self->timeout_) continue;
+      self->fail(ErrorCode::kDeadlineExceeded,
+                 fmt::format("a call stood still for the {:.1f} s that ranks are given",
+                             std::chrono::duration<double>(self->timeout_).count()));
+      return;
+    }
+    self->watch();
+  });
+}
+
+Task<> TcpTransport::failed_task() const { return rethrow(failure_); }
+
+Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
+                           const wire::CallSpec& spec,
+                           std::shared_ptr<const std::vector<int>> members, TcpPlan plan) {
+  for (const int member : *members) {
+    if (!failed() && peer(member).left) {
+      fail(ErrorCode::kUnavailable,
+           fmt::format("rank {} has left: it closed its communicators, and "
+                       "rank {} calls {}",
+                       member, rank_, wire::describe(spec)));
+    }
+  }
+  if (failed()) return failed_task();
+  const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
+  const auto call =
+      std::make_shared<TcpCall>(*this, key, spec, std::move(members), std::move(plan));
+  record_.push_back(call->describe());
+  if (record_.size() > kRecordMax) record_.pop_front();
+  calls_.emplace(key, call);
+  reactor_.external_begin();
+  Task<> ended = TcpCall::wait(call);
+  call->begin();
+  if (const auto early = early_.find(key); early != early_.end()) {
+    const std::vector<Early> frames = std::move(early->second);
+    early_.erase(early);
+    early_count_ -= frames.size();
+    for (const Early& frame : frames) {
+      const int from = static_cast<int>(frame.header.from);
+      try {
+        if (!failed()) call->announced(from, frame.header, frame.payload);
+      } catch (const Error& error) {
+        bad_frame(from, error.what());
+      }
+    }
+  }
+  return ended;
+}
+
+void TcpTransport::ended(TcpCall& call) {
+  reactor_.external_end();
+  calls_.erase(call.key());
+}
+
+std::string TcpTransport::with_pending(const std::string& text) const {
+  std::string all = text;
+  std::size_t named = 0;
+  for (const auto& [key, call] : calls_) {
+    if (++named > kPendingInText) {
+      all += fmt::format("; and {} calls more", calls_.size() - kPendingInText);
+      break;
+    }
+    all += fmt::format("; on rank {} {}", rank_, call->waiting());
+  }
+  return all;
+}
+
+void TcpTransport::fail(ErrorCode code, const std::string& text) {
+  if (!failed()) stop(code, text);
+}
+
+void TcpTransport::stop(ErrorCode code, const std::string& text) {
+  const std::string full = with_pending(text);
+  failure_ = std::make_exception_ptr(Error(code, full));
+  log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
+             fmt::join(record_, "; "));
+  std::string told = full.substr(0, wire::kReasonBytes);
+  const auto bytes = std::as_bytes(std::span(told));
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
+    peer.bulk->close();
+    auto header = wire::make_header(FrameKind::kAbort, rank_, {}, {});
+    header.code = static_cast<std::uint16_t>(code);
+    header.length = bytes.size();
+    header.payload_hash = wire::payload_hash(bytes, {}, 0);
+    peer.control->send({header, {}, {bytes.begin(), bytes.end()}, {}});
+    peer.control->finish();
+  }
+  early_.clear();
+  const auto calls = calls_;
+  for (const auto& [key, call] : calls) call->fail(failure_);
+}
+
+Traffic::Sent& TcpTransport::sent_to(int rank) noexcept {
+  return peer(rank).same_host ? traffic_.same_host : traffic_.other_hosts;
+}
+
+void TcpTransport::send_control(int to, FrameHeader header, std::span<const std::byte> payload) {
+  Traffic::Sent& sent = sent_to(to);
+  sent.payload_bytes += payload.size();
+  sent.frame_bytes += sizeof(FrameHeader);
+  peer(to).control->send({header, {}, {payload.begin(), payload.end()}, {}});
+}
+
+void TcpTransport::send_bulk(int to, FrameHeader header, std::span<const std::byte> payload,
+                             std::function<void()> written) {
+  Traffic::Sent& sent = sent_to(to);
+  sent.payload_bytes += payload.size();
+  sent.frame_bytes += sizeof(FrameHeader);
+  peer(to).bulk->send({header, payload, {}, std::move(written)});
+}
+
+void TcpTransport::run_job(const std::shared_ptr<TcpCall>& call, const char* name,
+                           std::function<void()> work, std::function<void()> then) {
+  call->job_begins();
+  auto self = shared_from_this();
+  workers_.submit(name, [self, call, work = std::move(work), then = std::move(then)]() mutable {
+    std::string fault;
+    try {
+      work();
+    } catch (const Error& error) {
+      fault = error.what();
+    }
+    self->reactor_.post([self, call, fault = std::move(fault), then = std::move(then)] {
+      if (!fault.empty()) self->fail(ErrorCode::kUnavailable, fault);
+      if (!self->failed()) then();
+      call->job_ends();
+    });
+  });
+}
+
+std::unique_ptr<std::byte[]> TcpTransport::take_buffer() {
+  if (buffers_.empty()) return std::unique_ptr<std::byte[]>(new std::byte[wire::kChunkBytes]);
+  auto buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+void TcpTransport::return_buffer(std::unique_ptr<std::byte[]> buffer) {
+  if (buffers_.size() < kBuffersKept) buffers_.push_back(std::move(buffer));
+}
+
+std::span<std::byte> TcpTransport::landing(int from, const FrameHeader& header) {
+  if (header.from != static_cast<std::uint32_t>(from)) {
+    throw Error(ErrorCode::kUnavailable, fmt::format("sent a frame of rank {}", header.from));
+  }
+  if (header.kind == FrameKind::kChunk) {
+    const auto call = calls_.find(header.key());
+    if (call == calls_.end()) {
+      throw Error(ErrorCode::kUnavailable, "sent data of a call that is not under way");
+    }
+    return call->second->landing(from, header);
+  }
+  std::vector<std::byte>& small = peer(from).small;
+  if (header.length > small.size()) {
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("sent a frame of {} bytes where {} are the most", header.length, small.size()));
+  }
+  return std::span(small).first(header.length);
+}
+
+void TcpTransport::arrived(int from, const FrameHeader& header, std::span<std::byte> payload) {
+  switch (header.kind) {
+    case FrameKind::kCall: return announced(from, header, payload);
+    case FrameKind::kChunk: return calls_.at(header.key())->chunk_arrived(from, header);
+    case FrameKind::kAbort: return peer_aborted(from, header, payload);
+    case FrameKind::kBye:
+      peer(from).left = true;
+      for (const auto& [key, call] : calls_) {
+        if (call->lacks(from, false)) return fail_calls_without(from);
+      }
+      return;
+  }
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("sent a frame of unknown kind {}", static_cast<int>(header.kind)));
+}
+
+void TcpTransport::announced(int from, const FrameHeader& header, std::span<std::byte> payload) {
+  const CallKey key = header.key();
+  if (const auto call = calls_.find(key); call != calls_.end()) {
+    const std::shared_ptr<TcpCall> held = call->second;
+    held->announced(from, header, payload);
+    return;
+  }
+  const auto next = next_sequence_.find({key.communicator, key.lane});
+  if (next != next_sequence_.end() && key.sequence < next->second) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("announced call {} again, which has ended", key.sequence));
+  }
+  if (early_count_ == kEarlyMax) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("is {} calls ahead, more than are kept", kEarlyMax));
+  }
+  ++early_count_;
+  early_[key].push_back({header, {payload.begin(), payload.end()}});
+}
+
+void TcpTransport::peer_aborted(int from, const FrameHeader& header, std::span<std::byte> payload) {
+  if (wire::payload_hash(payload, {}, 0) != header.payload_hash ||
+      header.code > static_cast<std::uint16_t>(ErrorCode::kUnimplemented)) {
+    throw Error(ErrorCode::kUnavailable, "stopped, and its reason was damaged on the way");
+  }
+  const std::string_view reason(reinterpret_cast<const char*>(payload.data()), payload.size());
+  fail(static_cast<ErrorCode>(header.code), fmt::format("rank {} stopped: {}", from, reason));
+}
+
+void TcpTransport::fail_calls_without(int peer) {
+  fail(ErrorCode::kUnavailable,
+       fmt::format("rank {} has left: it closed its communicators while others call", peer));
+}
+
+void TcpTransport::bad_frame(int from, const std::string& how) {
+  fail(ErrorCode::kUnavailable, fmt::format("rank {} {}", from, how));
+}
+
+void TcpTransport::disconnected(int from, const TcpChannel& channel, const std::string& how) {
+  if (failed()) return;
+  const std::string text = fmt::format("rank {} {}", from, how);
+  if (&channel == peer(from).control.get()) {
+    if (!peer(from).left) fail(ErrorCode::kUnavailable, text);
+    return;
+  }
+  // Why, if it is known at all, is said on control.
+  reactor_.clock().after(kLastWords, [weak = weak_from_this(), from, text] {
+    const auto self = weak.lock();
+    if (!self || self->failed()) return;
+    if (!self->peer(from).left) return self->fail(ErrorCode::kUnavailable, text);
+    for (const auto& [key, call] : self->calls_) {
+      if (call->lacks(from, true)) return self->fail_calls_without(from);
+    }
+  });
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/tcp_transport.h: the sockets from this rank to all others, and the calls under way.
+//
+// Two sockets to each peer. *control* has announcements of calls, small payloads and the end of
+// all; the kernel keeps it alive and ends it within 3 s when the peer's machine is gone. *bulk* has
+// chunks, and may stand still as long as a stopped process does. The first error anywhere is sent
+// to everybody and fails every call, on every rank. Reactor's thread.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/runtime/worker_pool.h"
+#include "collectives/communicator.h"
+#include "collectives/tcp_channel.h"
+
+namespace ziggurat {
+
+class TcpCall;
+struct TcpPlan;
+
+/// Connected by collectives/rendezvous.h.
+struct TcpPeer {
+  std::string host;  ///< of the ranks of one host, the same
+  std::unique_ptr<TcpSocket> control;
+  std::unique_ptr<TcpSocket> bulk;
+};
+
+struct TcpOptions {
+  int rank = 0;
+  std::uint64_t epoch = 0;     ///< of this connection of the ranks, the same on all
+  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has only its host
+  /// How long a call stands still before it fails with kDeadlineExceeded: for peers that are
+  /// stopped, or late. One that is gone is noticed within 5 s.
+  Nanoseconds timeout{std::chrono::minutes(10)};
+};
+
+class TcpTransport final : public TcpChannel::Events,
+                           public std::enable_shared_from_this<TcpTransport> {
+ public:
+  /// Communicators hold the handle: what is left under way fails when the last of them is gone.
+  static std::shared_ptr<TcpTransport> create(Reactor& reactor, WorkerPool& workers,
+                                              TcpOptions options);
+  TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions options);
+  ~TcpTransport();
+
+  int rank() const noexcept { return rank_; }
+  int world_size() const noexcept { return static_cast<int>(peers_.size()); }
+  Reactor& reactor() noexcept { return reactor_; }
+  const Traffic& traffic() const noexcept { return traffic_; }
+
+  /// Numbers a call of `members` (ranks of this transport) and begins it.
+  Task<> issue(std::uint64_t communicator, std::uint32_t lane, const wire::CallSpec& spec,
+               std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
+  /// The first error: tells all ranks and fails every call of this one.
+  void fail(ErrorCode code, const std::string& text);
+  /// A Task that throws what ended the transport.
+  Task<> failed_task() const;
+  bool failed() const noexcept { return failure_ != nullptr; }
+
+  // For calls.
+  void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
+  void send_bulk(int to, wire::FrameHeader header, std::span<const std::byte> payload,
+                 std::function<void()> written);
+  /// `work` on a worker, then `then` here, unless either finds the transport failed.
+  void run_job(const std::shared_ptr<TcpCall>& call, const char* name, std::function<void()> work,
+               std::function<void()> then);
+  void ended(TcpCall& call);
+  void waited(int for_rank, Nanoseconds time) {
+    traffic_.waited[static_cast<std::size_t>(for_rank)] += time;
+  }
+  /// wire::kChunkBytes each.
+  std::unique_ptr<std::byte[]> take_buffer();
+  void return_buffer(std::unique_ptr<std::byte[]> buffer);
+
+ private:
+  struct Peer {
+    std::shared_ptr<TcpChannel> control;  // none: this rank
+    std::shared_ptr<TcpChannel> bulk;
+    bool same_host = false;
+    bool left = false;             // said goodbye
+    std::vector<std::byte> small;  // lands what rides on a frame of control
+  };
+  struct Early {
+    wire::FrameHeader header;
+    std::vector<std::byte> payload;
+  };
+
+  std::span<std::byte> landing(int peer, const wire::FrameHeader& header) override;
+  void arrived(int peer, const wire::FrameHeader& header, std::span<std::byte> payload) override;
+  void bad_frame(int peer, const std::string& how) override;
+  void disconnected(int peer, const TcpChannel& channel, const std::string& how) override;
+
+  void start();
+  void close();
+  static Task<> close_and_flush(std::shared_ptr<TcpTransport> self);
+  void watch();
+  void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  void fail_calls_without(int peer);
+  void stop(ErrorCode code, const std::string& text);
+  std::string with_pending(const std::string& text) const;
+  Traffic::Sent& sent_to(int rank) noexcept;
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  int rank_;
+  std::uint64_t epoch_;
+  Nanoseconds timeout_;
+  std::vector<Peer> peers_;
+  std::map<wire::CallKey, std::shared_ptr<TcpCall>> calls_;
+  std::map<wire::CallKey, std::vector<Early>> early_;
+  std::size_t early_count_ = 0;
+  std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> next_sequence_;
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
+  std::deque<std::string> record_;  // the last calls, for the log
+  Traffic traffic_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace ziggurat

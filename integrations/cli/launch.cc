@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/launch.cc: `ziggurat launch`: processes started, watched, and ended together.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/topology/core_budget.h"
+#include "collectives/handshake.h"
+#include "integrations/cli/commands.h"
+
+namespace ziggurat::cli {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+
+constexpr int kExitNotStarted = 127;                  // as shells have it
+constexpr auto kGrace = std::chrono::seconds(6);      // to say why, after another failed
+constexpr auto kLastGrace = std::chrono::seconds(5);  // after SIGTERM
+constexpr std::size_t kLineMax = 8192;
+
+/// A pipe from a rank, whose lines come out whole and with its number in front.
+class PrefixedStream : public std::enable_shared_from_this<PrefixedStream> {
+ public:
+  PrefixedStream(asio::io_context& context, int read_end, std::FILE* to, int rank)
+      : stream_(context, read_end), to_(to), rank_(rank) {}
+
+  void read() {
+    stream_.async_read_some(asio::buffer(buffer_),
+                            [self = shared_from_this()](const error_code& error, std::size_t n) {
+                              self->take({self->buffer_.data(), n});
+                              if (!error) return self->read();
+                              self->print();  // what had no end of line
+                            });
+  }
+
+ private:
+  void take(std::string_view text) {
+    for (const char c : text) {
+      if (c != '\n') line_ += c;
+      if (c == '\n' || line_.size() == kLineMax) print();
+    }
+  }
+  void print() {
+    if (!line_.empty()) fmt::print(to_, "[rank {}] {}\n", rank_, line_);
+    std::fflush(to_);
+    line_.clear();
+  }
+
+  asio::posix::stream_descriptor stream_;
+  std::FILE* to_;
+  int rank_;
+  std::array<char, 4096> buffer_;
+  std::string line_;
+};
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+};
+
+Pipe make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw system_error(errno, "pipe2 for a rank's output");
+  return {ends[0], ends[1]};
+}
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+/// In the child, after fork: only what may be called there, and _exit.
+[[noreturn]] void become(const std::vector<char*>& arguments, const Variables& variables, int out,
+                         int err, pid_t launcher) {
+  // Ctrl-C reaches the launcher only, which passes it on once.
+  bool ready = ::setpgid(0, 0) == 0 && ::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
+  ready = ready && ::getppid() == launcher;
+  const int nothing = ::open("/dev/null", O_RDONLY);
+  ready = ready && nothing >= 0 && ::dup2(nothing, STDIN_FILENO) >= 0;
+  ready = ready && (out < 0 || ::dup2(out, STDOUT_FILENO) >= 0);
+  ready = ready && (err < 0 || ::dup2(err, STDERR_FILENO) >= 0);
+  for (const auto& [name, value] : variables) {
+    ready = ready && ::setenv(name.c_str(), value.c_str(), 1) == 0;
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  ready = ready && ::sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+  if (ready) ::execvp(arguments.front(), arguments.data());
+  fmt::print(stderr, "ziggurat: error: {}: {}\n", arguments.front(), errno_text(errno));
+  ::_exit(kExitNotStarted);
+}
+
+class Launcher {
+ public:
+  explicit Launcher(const LaunchCommand& command) : command_(command) {}
+  int run();
+
+ private:
+  struct Child {
+    pid_t pid = -1;
+    int rank = 0;  // of the job
+    bool running = false;
+  };
+
+  Variables variables_of(int local) const;
+  void start(int local);
+  void wait_for_signal();
+  void reap();
+  void ended(Child& child, int status);
+  void signal_all(int number);
+  void end_all_after(std::chrono::seconds grace, int number);
+
+  const LaunchCommand& command_;
+  std::string rendezvous_, secret_;
+  asio::io_context context_;
+  asio::signal_set signals_{context_, SIGINT, SIGTERM, SIGCHLD};
+  asio::steady_timer timer_{context_};
+  std::vector<Child> children_;
+  int exit_code_ = 0;
+  bool interrupted_ = false;
+};
+
+Variables Launcher::variables_of(int local) const {
+  Variables variables{{"LOCAL_RANK", std::to_string(local)},
+                      {"LOCAL_WORLD_SIZE", std::to_string(command_.ranks)},
+                      {"RANK", std::to_string(command_.node * command_.ranks + local)},
+                      {"WORLD_SIZE", std::to_string(command_.nodes * command_.ranks)},
+                      {"ZIGGURAT_RENDEZVOUS", rendezvous_}};
+  if (!secret_.empty()) variables.emplace_back("ZIGGURAT_SECRET", secret_);
+  return variables;
+}
+
+void Launcher::start(int local) {
+  const int rank = command_.node * command_.ranks + local;
+  const Variables variables = variables_of(local);
+  std::vector<char*> arguments;
+  for (const std::string& argument : command_.arguments) {
+    arguments.push_back(const_cast<char*>(argument.c_str()));  // exec does not write to them
+  }
+  arguments.push_back(nullptr);
+  const bool has_terminal = local == 0;
+  const Pipe out = has_terminal ? Pipe{} : make_pipe();
+  const Pipe err = has_terminal ? Pipe{} : make_pipe();
+  const pid_t launcher = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid == 0) become(arguments, variables, out.write_end, err.write_end, launcher);
+  if (pid < 0) throw system_error(errno, fmt::format("fork for rank {}", rank));
+  children_.push_back({pid, rank, true});
+  if (has_terminal) return;
+  ::close(out.write_end);
+  ::close(err.write_end);
+  std::make_shared<PrefixedStream>(context_, out.read_end, stdout, rank)->read();
+  std::make_shared<PrefixedStream>(context_, err.read_end, stderr, rank)->read();
+}
+
+void Launcher::wait_for_signal() {
+  signals_.async_wait([this](const error_code& error, int number) {
+    if (error) return;
+    if (number == SIGCHLD) {
+      reap();
+    } else {
+      interrupted_ = true;
+      signal_all(number);
+    }
+    if (std::ranges::any_of(children_, &Child::running)) {
+      wait_for_signal();
+    } else {
+      timer_.cancel();
+    }
+  });
+}
+
+void Launcher::reap() {
+  for (Child& child : children_) {
+    int status = 0;
+    if (child.running && ::waitpid(child.pid, &status, WNOHANG) == child.pid) ended(child, status);
+  }
+}
+
+void Launcher::ended(Child& child, int status) {
+  child.running = false;
+  const bool killed = WIFSIGNALED(status);
+  const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  if (code == 0 || exit_code_ != 0) return;
+  exit_code_ = code;
+  if (interrupted_) return;  // they were asked to
+  fmt::print(stderr, "ziggurat: rank {} (process {}) {}; the other ranks are given {} s\n",
+             child.rank, child.pid,
+             killed ? fmt::format("was killed by signal {} ({})", WTERMSIG(status),
+                                  ::strsignal(WTERMSIG(status)))
+                    : fmt::format("ended with exit code {}", code),
+             kGrace.count());
+  end_all_after(kGrace, SIGTERM);
+}
+
+void Launcher::signal_all(int number) {
+  for (const Child& child : children_) {
+    if (child.running) ::kill(child.pid, number);  // ours and not reaped: it exists
+  }
+}
+
+void Launcher::end_all_after(std::chrono::seconds grace, int number) {
+  timer_.expires_after(grace);
+  timer_.async_wait([this, number](const error_code& error) {
+    if (error) return;
+    signal_all(number);
+    if (number != SIGKILL) end_all_after(kLastGrace, SIGKILL);
+  });
+}
+
+/// A free port of loopback. Another process could take it before rank 0 does, which then says so.
+std::string free_rendezvous() {
+  asio::io_context context;
+  asio::ip::tcp::acceptor acceptor(context,
+                                   asio::ip::tcp::endpoint(asio::ip::address_v4::loopback(), 0));
+  return fmt::format("127.0.0.1:{}", acceptor.local_endpoint().port());
+}
+
+int Launcher::run() {
+  rendezvous_ = command_.rendezvous;
+  if (rendezvous_.empty()) {
+    rendezvous_ = process_environment("ZIGGURAT_RENDEZVOUS").value_or("");
+  }
+  if (command_.node < 0 || command_.node >= command_.nodes) {
+    throw UsageError(
+        fmt::format("--node-rank {}: must be below --nnodes {}", command_.node, command_.nodes));
+  }
+  if (rendezvous_.empty() && command_.nodes > 1) {
+    throw UsageError("--rendezvous: give HOST:PORT, an address of node 0 that all nodes reach");
+  }
+  if (rendezvous_.empty()) rendezvous_ = free_rendezvous();
+  const bool has_secret =
+      process_environment("ZIGGURAT_SECRET") || process_environment("ZIGGURAT_SECRET_FILE");
+  if (command_.nodes == 1 && !has_secret) secret_ = random_secret();
+  for (int local = 0; local < command_.ranks; ++local) start(local);
+  wait_for_signal();  // signals since signals_ was made have been kept
+  context_.run();
+  return exit_code_;
+}
+
+}  // namespace
+
+int launch(const LaunchCommand& command) { return Launcher(command).run(); }
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/collectives/tcp_ranks.h: ranks of one process, connected over loopback without a
+// rendezvous.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collectives/tcp_transport.h"
+
+namespace ziggurat {
+
+inline constexpr std::uint64_t kTestEpoch = 0x5eed;
+
+/// Two sockets that are connected to each other.
+std::pair<std::unique_ptr<TcpSocket>, std::unique_ptr<TcpSocket>> connected_pair(Reactor& a,
+                                                                                 Reactor& b);
+
+/// Options for each of `reactors.size()` ranks. Hosts: rank r is on host r / ranks_per_host.
+std::vector<TcpOptions> connected_options(const std::vector<Reactor*>& reactors,
+                                          std::size_t ranks_per_host = 64);
+
+}  // namespace ziggurat
