@@ -194,7 +194,8 @@ std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header)
   const std::size_t total =
       result ? (plan_.results.empty() ? 0 : plan_.results[place].size()) : expected(place);
   std::size_t& landed = result ? member.results_landed : member.landed;
-  if (!member.announced || !spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
+  // Its announcement may still be on the way: that came earlier, by another socket.
+  if (!spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
       header.offset != landed || header.length != chunk_length(landed, total)) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("sent {} bytes for offset {} of {}, where {} of {} are to come",

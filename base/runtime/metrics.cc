@@ -19,6 +19,7 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kWaitSweepNs: return "wait_sweep_ns";
     case Counter::kWaitGradsNs: return "wait_grads_ns";
     case Counter::kWaitDurableNs: return "wait_durable_ns";
+    case Counter::kWaitRanksNs: return "wait_ranks_ns";
     case Counter::kPrefetchHits: return "prefetch_hits";
     case Counter::kPrefetchMisses: return "prefetch_misses";
     case Counter::kSpeculations: return "speculations";

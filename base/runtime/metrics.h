@@ -25,6 +25,7 @@ enum class Counter : std::uint8_t {
   kWaitSweepNs,      ///< trainer blocked in acquire() for the optimizer sweep
   kWaitGradsNs,    ///< trainer blocked handing over a gradient, or in step() for the last gradients
   kWaitDurableNs,  ///< trainer blocked for a generation to become durable
+  kWaitRanksNs,    ///< trainer blocked for other ranks: a unit's slices, a step's norm
   kPrefetchHits,
   kPrefetchMisses,
   kSpeculations,           ///< steps whose update began before the norm was known

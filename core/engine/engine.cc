@@ -31,31 +31,43 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
 
 /// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper
 /// ones first.
-EngineImpl::~EngineImpl() {
-  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
-    self.fail(std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed")));
-    if (self.tasks_) {
-      try {
-        co_await self.tasks_->wait_idle();
-      } catch (const std::exception&) {
-        // Reported when it happened, by the call that the trainer was in.
-      }
+EngineImpl::~EngineImpl() { runtime_.reactor.block_on(close()); }
+
+Task<> EngineImpl::close() {
+  const auto closed =
+      std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
+  // What make_durable() has waited for ends by itself; the rest has peers that would wait for it.
+  if (tasks_ && tasks_->count() > 0 && !error_) tell_ranks(closed);
+  fail_here(closed);
+  if (tasks_) {
+    try {
+      co_await tasks_->wait_idle();
+    } catch (const std::exception&) {
+      // Reported when it happened, by the call that the trainer was in.
     }
-    self.sweep_.reset();
-    self.flow_.reset();
-    self.cache_.reset();
-    self.kept_.reset();
-    self.records_.reset();
-    self.grads_.reset();
-    self.params_.reset();
-    self.to_device_.reset();
-    self.to_host_.reset();
-    self.storage_.reset();  // the ring goes before the memory registered with it
-    self.pool_.reset();
-  }(*this));
+  }
+  sweep_.reset();
+  home_gather_.reset();
+  flow_.reset();
+  cache_.reset();
+  kept_.reset();
+  records_.reset();
+  grads_.reset();
+  params_.reset();
+  to_device_.reset();
+  to_host_.reset();
+  storage_.reset();  // the ring goes before the memory registered with it
+  channels_.reset();
+  pool_.reset();
 }
 
 void EngineImpl::fail(std::exception_ptr error) {
+  if (error_) return;
+  fail_here(error);
+  tell_ranks(error);
+}
+
+void EngineImpl::fail_here(const std::exception_ptr& error) {
   if (error_) return;
   error_ = error;
   if (cache_) cache_->fail(error);
@@ -124,6 +136,13 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
   return steps;
 }
 
+/// Gradients are the sum over the ranks of each one's, times the loss scale; what is meant is the
+/// mean. Divided in the step's scalars, so that no value is rounded once more.
+double EngineImpl::gradient_divisor(const StepOptions& options) const {
+  return static_cast<double>(options.loss_scale.value_or(1.0F)) *
+         static_cast<double>(table_->sharding().world_size);
+}
+
 /// A guess can be taken back where the records of the generation before are still in their slots.
 bool EngineImpl::may_speculate() const {
   const bool can = !records_->resident() && storage_->store->state().slots == 2;
@@ -139,9 +158,8 @@ void EngineImpl::prepare_step(const StepOptions& options) {
   runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
     const bool certain = self.config_.clip_norm == 0 && !announced.loss_scale;
     if (!certain && !self.may_speculate()) co_return;
-    const double loss_scale = announced.loss_scale.value_or(1.0F);
-    self.early_ = EarlyStep{.step = self.scalars(announced, static_cast<float>(1.0 / loss_scale)),
-                            .certain = certain};
+    const auto grad_scale = static_cast<float>(1.0 / self.gradient_divisor(announced));
+    self.early_ = EarlyStep{.step = self.scalars(announced, grad_scale), .certain = certain};
     self.early_options_ = {.learning_rate = announced.learning_rate,
                            .betas = announced.betas,
                            .loss_scale = announced.loss_scale,
@@ -171,11 +189,9 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("step {}: a loss scale of {:g}", generation_ + 1, *options.loss_scale));
   }
-  std::array<double, 1> square{flow_->norm_squared()};
-  const std::span<double> sum(square);
-  co_await storage_->ranks.all_reduce(sum, Communicator::Op::kSum);
-  const double loss_scale = options.loss_scale.value_or(1.0F);
-  const double norm = std::sqrt(square[0]) / loss_scale;
+  if (!table_->sharding().one_rank()) co_await agree_on_step(options);
+  const double divisor = gradient_divisor(options);
+  const double norm = std::sqrt(flow_->norm_squared()) / divisor;
   const float coefficient = clip_coefficient(norm, config_.clip_norm);
   watch_.observe(coefficient == 1.0F && std::isfinite(norm));
   if (!std::isfinite(norm)) {
@@ -187,7 +203,7 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
                                                      "--lr or a longer --warmup may help",
                                                      generation_ + 1, norm, durable_generation()));
   }
-  const StepScalars steps = scalars(options, static_cast<float>(coefficient / loss_scale));
+  const StepScalars steps = scalars(options, static_cast<float>(coefficient / divisor));
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
   sweep_->end_step(steps, last_blob_);
   ++generation_;
@@ -213,6 +229,7 @@ void EngineImpl::make_durable() {
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
+    co_await self.cache_->quiesce();
     co_await self.sweep_->settled();
     if (self.records_->resident())
       co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
@@ -227,8 +244,8 @@ void EngineImpl::read_master(
     std::vector<float> values;
     runtime_.reactor.block_on(read_master_chunk(id, values));
     const std::uint64_t begin = table_->chunk(id).begin;
-    consume(begin, std::span<const float>(values).first(
-                       std::min<std::uint64_t>(values.size(), chunks.count - begin)));
+    if (const std::uint64_t real = table_->real_count(id); real > 0)
+      consume(begin, std::span<const float>(values).first(real));
   }
 }
 

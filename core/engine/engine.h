@@ -122,7 +122,7 @@ class Engine {
   virtual std::span<const std::byte> resumed_blob() const = 0;
 
   /// Streams the fp32 master parameters of `unit` at generation() into `consume(first, values)`, in
-  /// element order.
+  /// element order: those that this rank updates.
   virtual void read_master(
       UnitId unit,
       const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
 #include "optimizer/state_format.h"
@@ -46,6 +48,18 @@ struct EngineConfig {
 
   /// Device memory that the trainer will take for itself; the engine leaves it free.
   std::uint64_t trainer_device_bytes = 0;
+
+  /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
+  /// change bits; one rank has the whole state whatever it says.
+  int zero_stage = 2;
+  /// Of gradients between the ranks: each rank's are rounded to it once, and so is their sum. The
+  /// model's type if not given.
+  std::optional<DType> reduce_dtype;
+  /// Elements of a gradient that are reduced at once, of all ranks' slices together; three such
+  /// buckets are set aside in host memory. Never changes bits.
+  std::uint64_t reduce_bucket_elements = std::uint64_t{4} << 20;
+  /// Elements of parameters that are loaded, or in stage 3 gathered, ahead of the trainer.
+  std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
 
   OptimizerConfig optimizer;
   std::vector<ParamGroup> param_groups;  ///< parameters with other settings than optimizer's

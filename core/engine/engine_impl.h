@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_impl.h: the engine of one rank: owns the floors below and joins their
+// core/engine/engine_impl.h: the engine, on one rank: owns the floors below and joins their
 // pipelines into steps.
 #pragma once
 
@@ -14,9 +14,11 @@
 #include "core/engine/storage.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
+#include "core/schedule/home_gather.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/optimizer_sweep.h"
 #include "core/schedule/param_cache.h"
+#include "core/schedule/rank_channels.h"
 #include "core/schedule/record_cache.h"
 #include "core/schedule/speculation.h"
 
@@ -61,6 +63,8 @@ class EngineImpl final : public Engine {
  private:
   // engine_open.cc
   void validate() const;
+  Task<> open_on_reactor(const Initializer& initialize);
+  Task<bool> store_found();
   Task<> open_store();
   Task<> build_floors();
   std::size_t accumulators() const;
@@ -78,20 +82,37 @@ class EngineImpl final : public Engine {
   void check_identity(const StoreState& state);
   void read_blob(const StoreState& state);
 
+  void unit_updated(UnitId unit, std::uint64_t generation);
+
+  // engine_ranks.cc
+  Task<> agree_on_settings();
+  Task<> agree_on_step(const StepOptions& options);
+  Task<> set_gather_region_aside();
+  std::uint64_t small_accumulator_bytes() const;
+  ReductionSettings reduction() const;
+  Sharding sharding() const {
+    return {config_.zero_stage, runtime_.ranks->rank(), runtime_.ranks->world_size()};
+  }
+  void tell_ranks(const std::exception_ptr& error) noexcept;
+
   // engine.cc
+  Task<> close();
   Task<> skip_step();
   Task<StepResult> finish_step(const StepOptions& options);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   bool may_speculate() const;
+  double gradient_divisor(const StepOptions& options) const;
   StepScalars scalars(const StepOptions& options, float grad_scale) const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
   void fail(std::exception_ptr error);
+  void fail_here(const std::exception_ptr& error);
 
   ModelSpec model_;
   EngineConfig config_;
   Runtime& runtime_;
   Device& device_;
 
+  std::unique_ptr<RankChannels> channels_;
   std::unique_ptr<Storage> storage_;
   std::optional<ChunkTable> table_;
   HostPlan plan_;
@@ -106,6 +127,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<RecordCache> kept_;
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
+  std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
   std::unique_ptr<OptimizerSweep> sweep_;
 
   std::uint64_t generation_ = 0;
@@ -115,6 +137,7 @@ class EngineImpl final : public Engine {
   std::optional<EarlyStep> early_;  // of the step under way, if it need not wait for the norm
   StepOptions early_options_;       // what it was made from
   SpeculationWatch watch_;
+  std::vector<std::byte> step_messages_;  // of all ranks, in step()
   std::exception_ptr error_;
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;

@@ -24,7 +24,8 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
             throw Error(ErrorCode::kInvalidArgument,
                         fmt::format("--store {}: no such directory", directory.path));
         }
-        auto storage = Storage::open(run, directories);
+        RankChannels channels(*run.ranks);
+        auto storage = Storage::open(run, *channels.store, directories);
         const EngineConfig config;
         StripedStore::Environment environment = storage->environment(run, config);
         Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
@@ -53,6 +54,8 @@ void EngineImpl::validate() const {
   };
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("--slots {}: 1 or 2", config_.slots));
+  require(config_.zero_stage >= 0 && config_.zero_stage <= 3,
+          fmt::format("--zero-stage {}: 0, 1, 2 or 3", config_.zero_stage));
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
@@ -74,39 +77,71 @@ void EngineImpl::open(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
   runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
-    co_await self.open_store();
-    co_await self.build_floors();
-    if (self.resumed_) {
-      co_await self.load_state();
-    } else {
-      co_await self.create_state(init);
+    std::exception_ptr error;
+    try {
+      co_await self.open_on_reactor(init);
+    } catch (...) {
+      error = std::current_exception();
     }
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u)
-      self.cache_->unit_updated(u, self.generation_);
-    self.cache_->begin_generation(self.generation_);
+    if (!error) co_return;
+    self.fail(error);
+    std::rethrow_exception(error);
   }(*this, initialize));
 }
 
+Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
+  channels_ = std::make_unique<RankChannels>(*runtime_.ranks);
+  if (!sharding().one_rank()) co_await agree_on_settings();
+  co_await open_store();
+  co_await build_floors();
+  if (resumed_) {
+    co_await load_state();
+  } else {
+    co_await create_state(initialize);
+  }
+  const Sharding& ranks = table_->sharding();
+  if (ranks.optimizer_sharded() && !ranks.params_sharded())
+    home_gather_ = std::make_unique<HomeGather>(*context_, *params_, *cache_, generation_);
+  for (UnitId u = 0; u < table_->unit_count(); ++u) unit_updated(u, generation_);
+  cache_->begin_generation(generation_);
+}
+
+/// What this rank updates of `unit` stands at `generation` at home; in stages 1 and 2 the rest is
+/// still to come.
+void EngineImpl::unit_updated(UnitId unit, std::uint64_t generation) {
+  if (home_gather_) {
+    home_gather_->slice_updated(unit, generation);
+  } else {
+    cache_->unit_updated(unit, generation);
+  }
+}
+
+/// On the drives of all ranks: what one has, all open.
+Task<bool> EngineImpl::store_found() {
+  const bool here = StripedStore::exists(storage_->places, storage_->ranks.rank());
+  co_return co_await storage_->quorum.max(here ? 1 : 0) != 0;
+}
+
 Task<> EngineImpl::open_store() {
-  storage_ = Storage::open(runtime_, config_.store);
-  const bool found = StripedStore::exists(storage_->places, storage_->ranks.rank());
+  storage_ = Storage::open(runtime_, *channels_->store, config_.store);
+  const bool found = co_await store_found();
   StripedStore::Environment environment = storage_->environment(runtime_, config_);
   if (found && config_.resume == EngineConfig::Resume::kAuto) {
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     storage_->store = co_await std::move(opening);
     const StoreState& state = storage_->store->state();
-    table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state);
+    table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     check_identity(state);
     resumed_ = true;
     for (const std::string& note : state.notes) notes_.push_back(note);
   } else {
-    // The budget is judged before a byte is written.
+    // The budget is judged before a byte is written. One layout for all ranks: the smallest chunks.
     const StateKind& kind = config_.optimizer.state;
-    table_.emplace(model_,
-                   choose_chunk_tiles(model_, kind, config_.placement, config_.host_budget_bytes),
-                   kind);
+    const std::uint64_t tiles = choose_chunk_tiles(model_, kind, sharding(), config_.placement,
+                                                   reduction(), config_.host_budget_bytes);
+    table_.emplace(model_, co_await storage_->quorum.min(tiles), kind, sharding());
   }
-  plan_ = plan_host(*table_, config_.placement, config_.host_budget_bytes);
+  plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
   if (resumed_) co_return;
   StoreSpec spec{.layout = table_->layout(),
@@ -168,6 +203,7 @@ Task<> EngineImpl::build_floors() {
       .to_device = *to_device_,
       .to_host = *to_host_,
       .pool = *pool_,
+      .ranks = *channels_,
       .table = *table_,
       .placement = config_.placement,
       .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
@@ -177,7 +213,8 @@ Task<> EngineImpl::build_floors() {
   Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
   params_ = co_await std::move(making_params);
   const ParamCacheLimits limits{.max_live_parameters = config_.max_live_parameters,
-                                .max_reuse_distance = config_.max_reuse_distance};
+                                .max_reuse_distance = config_.max_reuse_distance,
+                                .prefetch_elements_max = config_.prefetch_elements_max};
   cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
     return cache_->allocate(size_bytes, purpose);
@@ -186,7 +223,8 @@ Task<> EngineImpl::build_floors() {
   grads_ = co_await std::move(making_grads);
   records_ = std::make_unique<RecordHome>(*context_);
   kept_ = std::make_unique<RecordCache>(*context_, plan_.kept_item_bytes);
-  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators());
+  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators(), reduction());
+  co_await set_gather_region_aside();
   describe();
 }
 
@@ -271,14 +309,18 @@ Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
 void EngineImpl::make_sweep(std::uint64_t store_offset) {
   OptimizerSweep::Settings settings{
       .work_items = plan_.items, .store_offset = store_offset, .before_seal = config_.before_seal};
-  const OptimizerSweep::Parts parts{.params = *params_,
-                                    .grads = *grads_,
-                                    .records = *records_,
-                                    .kept = *kept_,
-                                    .store = *storage_->store,
-                                    .flow = *flow_,
-                                    .cache = *cache_};
-  sweep_ = std::make_unique<OptimizerSweep>(*context_, parts, std::move(settings), generation_);
+  OptimizerSweep::Parts parts{.params = *params_,
+                              .grads = *grads_,
+                              .records = *records_,
+                              .kept = *kept_,
+                              .store = *storage_->store,
+                              .flow = *flow_,
+                              .ranks = storage_->quorum,
+                              .unit_updated = [this](UnitId unit, std::uint64_t generation) {
+                                unit_updated(unit, generation);
+                              }};
+  sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
+                                            generation_);
 }
 
 void EngineImpl::report_progress(ChunkId id, const char* what) {
@@ -310,7 +352,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   const std::uint64_t seed = storage_->store->write_seed(id, 0);
   const std::function<void()> job = [&] {
     std::vector<float> masters(chunk.count);
-    const std::uint64_t real = std::min(chunk.count, table_->unit(chunk.unit).count - chunk.begin);
+    const std::uint64_t real = table_->real_count(id);
     initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
     write_record(table_->state().optimizer, table_->state().format, masters, record);
     hash = record_hash(record, seed, table_->record_format());

@@ -60,12 +60,18 @@ std::uint64_t HostPlan::smallest_bytes() const {
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   std::uint64_t budget_bytes) {
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t element_bytes = size_bytes(table.dtype());
+  if (!table.sharding().one_rank()) {
+    plan.permanent_bytes +=
+        lease_bytes(GradientReducer::kBuckets * GradientReducer::bucket_bytes(table, reduction));
+  }
+  std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
-    if (placement.params == Tier::kHost)
-      plan.permanent_bytes += lease_bytes(table.unit_param_bytes(u));
+    const std::uint64_t home_bytes = table.home_count(u) * element_bytes;
+    largest_home_bytes = std::max(largest_home_bytes, home_bytes);
+    if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);
   }
   for (const Chunk& chunk : table.chunks()) {
     if (placement.optimizer == Tier::kHost)
@@ -78,7 +84,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
   if (placement.params == Tier::kNvme) {
-    plan.reserves.push_back({Purpose::kParams, table.largest_unit_padded_count() * element_bytes});
+    plan.reserves.push_back({Purpose::kParams, largest_home_bytes});
   }
   if (placement.grads == Tier::kNvme) {
     plan.reserves.push_back({Purpose::kGradients, table.largest_chunk_count() * element_bytes});
@@ -93,15 +99,18 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
 }
 
 std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
-                                 const Placement& placement, std::uint64_t budget_bytes) {
+                                 const Sharding& sharding, const Placement& placement,
+                                 const ReductionSettings& reduction, std::uint64_t budget_bytes) {
+  const auto plan_with = [&](std::uint64_t tiles) {
+    return plan_host(ChunkTable(model, tiles, state, sharding), placement, reduction, budget_bytes);
+  };
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
-    const HostPlan plan = plan_host(ChunkTable(model, tiles, state), placement, budget_bytes);
+    const HostPlan plan = plan_with(tiles);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
     if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kWorkItemsWanted))
       return tiles;
   }
-  require_host_budget(plan_host(ChunkTable(model, 1, state), placement, budget_bytes),
-                      budget_bytes);
+  require_host_budget(plan_with(1), budget_bytes);
   return 1;
 }
 

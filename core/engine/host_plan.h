@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/host_plan.h: how the host budget is divided, decided before anything is allocated.
 //
-//   budget = what stays (parameters, optimizer state placed on host)
+//   budget = what stays (parameters, optimizer state placed on host; among ranks, buckets)
 //          + all gradients (if placed on host): with clipping, none can go before the last
 //          has come
 //          + reserves: one largest item of each class that waits on the pool
@@ -15,13 +15,14 @@
 #include <vector>
 
 #include "core/engine/engine_config.h"
+#include "core/schedule/gradient_reducer.h"
 #include "core/sharding/chunk_table.h"
 #include "tiers/pinned_pool.h"
 
 namespace ziggurat {
 
 struct HostPlan {
-  std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host
+  std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host, buckets
   std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
   std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
@@ -36,13 +37,15 @@ struct HostPlan {
 };
 
 /// The division of `budget_bytes` for an existing chunk table.
-HostPlan plan_host(const ChunkTable& table, const Placement& placement, std::uint64_t budget_bytes);
+HostPlan plan_host(const ChunkTable& table, const Placement& placement,
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes);
 
 /// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
 /// leaves 12 work items. Errors: kResourceExhausted, with the smallest budget and what it is made
 /// of, if not even one-tile chunks fit.
 std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
-                                 const Placement& placement, std::uint64_t budget_bytes);
+                                 const Sharding& sharding, const Placement& placement,
+                                 const ReductionSettings& reduction, std::uint64_t budget_bytes);
 
 /// Throws kResourceExhausted with the account if `plan` does not fit.
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes);

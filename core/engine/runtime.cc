@@ -10,6 +10,7 @@
 #include "aio/probe.h"
 #include "base/error.h"
 #include "base/topology/core_budget.h"
+#include "collectives/self_communicator.h"
 
 namespace ziggurat {
 
@@ -37,11 +38,18 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
     };
   }
   runtime->workers = std::make_unique<WorkerPool>(std::move(pool));
+  runtime->ranks = std::make_unique<SelfCommunicator>();
   runtime->reactor.start();
   return runtime;
 }
 
 Runtime::~Runtime() {
+  if (ranks) {
+    reactor.block_on([](std::unique_ptr<Communicator>& its) -> Task<> {
+      its.reset();
+      co_return;
+    }(ranks));
+  }
   workers.reset();  // finishes queued jobs, whose completions still post to the reactor
   reactor.stop();
 }

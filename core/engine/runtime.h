@@ -14,6 +14,7 @@
 #include "base/runtime/trace.h"
 #include "base/runtime/worker_pool.h"
 #include "base/topology/topology.h"
+#include "collectives/communicator.h"
 
 namespace ziggurat {
 
@@ -29,7 +30,7 @@ struct RuntimeOptions {
 };
 
 /// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
-/// topology.
+/// topology, the other ranks.
 struct Runtime {
   /// Errors: kInvalidArgument for more threads than the machine has logical CPUs, and for a
   /// launcher's rank that makes no sense; errno's for the trace file.
@@ -41,6 +42,9 @@ struct Runtime {
   std::unique_ptr<Trace> trace;  ///< may be null
   Reactor reactor;
   std::unique_ptr<WorkerPool> workers;
+  /// The data-parallel ranks, this one among them; never null. One rank unless it is put in its
+  /// place before an engine is opened. Reactor's thread.
+  std::unique_ptr<Communicator> ranks;
   IoEngineFactory io_engine;  ///< never empty
 };
 

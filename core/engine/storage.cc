@@ -44,8 +44,9 @@ AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
   }
 }
 
-std::unique_ptr<Storage> Storage::open(Runtime& runtime, const std::vector<StoreDirectory>& store) {
-  auto storage = std::make_unique<Storage>();
+std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreements,
+                                       const std::vector<StoreDirectory>& store) {
+  auto storage = std::make_unique<Storage>(agreements);
   const IoObservers observers{
       .metrics = &runtime.metrics, .trace = runtime.trace.get(), .activity = &storage->activity};
   std::vector<dev_t> devices;

@@ -13,7 +13,7 @@
 
 #include "aio/io_activity.h"
 #include "aio/io_engine.h"
-#include "collectives/self_communicator.h"
+#include "collectives/communicator.h"
 #include "core/engine/communicator_quorum.h"
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
@@ -38,18 +38,22 @@ class AlignedMemory {
 
 /// Files of one engine and the memory its store works in. Made and destroyed on the reactor.
 struct Storage {
+  /// `agreements`: the store's own communicator.
+  explicit Storage(Communicator& agreements) : ranks(agreements) {}
+
   std::vector<std::unique_ptr<IoEngine>> drives;  ///< one ring per block device
   std::vector<StripePlace> places;                ///< one per directory of the store
   /// One for all drives: what is busy is the set, and its bandwidth is what a step is bound by.
   IoActivity activity;
-  SelfCommunicator ranks;
+  Communicator& ranks;
   CommunicatorQuorum quorum{ranks};
   std::vector<AlignedMemory> staging;
   std::optional<AlignedMemory> fill;
   std::unique_ptr<StripedStore> store;
 
   /// Makes the directories if needed and picks an IoEngine for each drive.
-  static std::unique_ptr<Storage> open(Runtime& runtime, const std::vector<StoreDirectory>& store);
+  static std::unique_ptr<Storage> open(Runtime& runtime, Communicator& agreements,
+                                       const std::vector<StoreDirectory>& store);
   StripedStore::Environment environment(Runtime& runtime, const EngineConfig& config);
   std::string paths() const;  ///< for messages: as given to --store
 };

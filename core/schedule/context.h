@@ -11,6 +11,7 @@
 #include "base/runtime/metrics.h"
 #include "base/runtime/trace.h"
 #include "base/runtime/worker_pool.h"
+#include "core/schedule/rank_channels.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
 #include "optimizer/state_format.h"
@@ -28,6 +29,7 @@ struct Context {
   Stream& to_device;
   Stream& to_host;
   PinnedPool& pool;
+  RankChannels& ranks;
   const ChunkTable& table;
   Placement placement;
   /// Of parameters, as every step of the run has it; `step` is that of the record at hand.

@@ -13,9 +13,15 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
+namespace {
+
+/// Of an accumulator, zeroed by one job.
+constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
+
+}  // namespace
 
 GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
-                           std::size_t accumulators_max)
+                           std::size_t accumulators_max, const ReductionSettings& reduction)
     : context_(context),
       cache_(cache),
       home_(home),
@@ -31,6 +37,8 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
   for (std::size_t i = 0; i < accumulators_max; ++i) {
     spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
   }
+  if (!context.table.sharding().one_rank())
+    reducer_ = std::make_unique<GradientReducer>(context, reduction, tile_sums_);
 }
 
 /// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays
@@ -70,12 +78,12 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
-  // A chunk a job: workers share the pass, and a tile of the trainer's never waits long behind one.
+  // In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
   WorkGroup clears(context_.reactor);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    const Chunk& chunk = context_.table.chunk(id);
-    const std::function<void()> job = [data = buffer.data() + chunk.begin * sizeof(float), &chunk] {
-      std::memset(data, 0, chunk.count * sizeof(float));
+  for (std::uint64_t begin = 0; begin < size_bytes; begin += kClearBytes) {
+    const std::function<void()> job = [data = buffer.data() + begin,
+                                       count = std::min(kClearBytes, size_bytes - begin)] {
+      std::memset(data, 0, count);
     };
     clears.spawn([](Context& context, std::function<void()> clear) -> Task<> {
       co_await context.workers.run(context.reactor, "clear accumulator", clear);
@@ -91,15 +99,21 @@ void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   stages_[unit] = Stage::kFinished;
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
-  context_.spawn(flow(unit, need));
+  std::shared_ptr<GradientReducer::Reduction> reduction;
+  if (reducer_) reduction = reducer_->reduce(unit, buffers_[unit].data());
+  context_.spawn(flow(unit, need, std::move(reduction)));
 }
 
-Task<> GradientFlow::flow(UnitId unit, Need need) {
+Task<> GradientFlow::flow(UnitId unit, Need need,
+                          std::shared_ptr<GradientReducer::Reduction> reduction) {
   const UnitChunks& chunks = context_.table.unit(unit);
   WorkGroup group(context_.reactor);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    group.spawn(flow_chunk(
-        id, buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float), need));
+    const std::size_t in_slice =
+        (id - chunks.first_chunk) % context_.table.slice_chunks(unit).size();
+    group.spawn(flow_chunk(id,
+                           buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float),
+                           need, reduction ? &reduction->reduced[in_slice] : nullptr));
   }
   co_await group.wait_idle();
   DeviceBuffer buffer = std::move(buffers_[unit]);
@@ -112,7 +126,17 @@ Task<> GradientFlow::flow(UnitId unit, Need need) {
         .set();  // also if none came back: the last unit under way may have been waited for in vain
 }
 
-Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {
+Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need, Signal* reduced) {
+  if (reduced != nullptr) {
+    co_await reduced->wait();
+  } else {
+    co_await round(id, accumulator);
+  }
+  co_await home_.accept(id, accumulator, need);
+  arrived_[id].set();
+}
+
+Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {
   const Chunk& chunk = context_.table.chunk(id);
   // Rounded in place: a tile of 16-bit values lands at half its own offset, over values already
   // read.
@@ -127,8 +151,6 @@ Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need) {
     }
   };
   co_await context_.workers.run(context_.reactor, "round gradient", round);
-  co_await home_.accept(id, accumulator, need);
-  arrived_[id].set();
 }
 
 Task<> GradientFlow::all_arrived() {
@@ -159,6 +181,7 @@ void GradientFlow::begin_step() {
 void GradientFlow::fail(std::exception_ptr error) {
   error_ = error;
   for (Signal& signal : arrived_) signal.fail(error);
+  if (reducer_) reducer_->fail(error);
   spare_returned_.fail(error);
   idle_.fail(error);
 }

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to its
 // home, chunk by chunk, rounded once to the model's type; squares are summed in passing, per tile,
-// so that the norm depends on neither chunks, threads nor placement. Reactor's thread only.
+// so that the norm depends on neither chunks, threads nor placement. Among several ranks the sum
+// over them comes in between (gradient_reducer.h). Reactor's thread only.
 #pragma once
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "core/schedule/gradient_reducer.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/param_cache.h"
 
@@ -19,8 +22,9 @@ class GradientFlow {
  public:
   /// `accumulators_max`: accumulators of the largest unit's size set aside at once, while the
   /// device is not yet cut up; with two, a gradient leaves while the next unit's is computed.
-  /// Errors: kResourceExhausted if not even one fits.
-  GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max);
+  /// Errors: kResourceExhausted if not even one fits, or the reduction's buckets.
+  GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max,
+               const ReductionSettings& reduction);
 
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
   /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
@@ -32,8 +36,10 @@ class GradientFlow {
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();
-  /// Sum of squares of all rounded gradients, tile by tile in order of the model. After
-  /// all_arrived().
+  /// Sums of squares of the rounded gradients, a tile of the model each; after all_arrived() those
+  /// of this rank's slices are there. Those of other ranks are for the caller to put in.
+  std::span<double> tile_sums() noexcept { return tile_sums_; }
+  /// Their sum, tile by tile in order of the model: of all gradients.
   double norm_squared() const noexcept;
   /// Set once `chunk`'s gradient is at home in this step.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
@@ -44,8 +50,9 @@ class GradientFlow {
   void fail(std::exception_ptr error);
 
  private:
-  Task<> flow(UnitId unit, Need need);
-  Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need);
+  Task<> flow(UnitId unit, Need need, std::shared_ptr<GradientReducer::Reduction> reduction);
+  Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need, Signal* reduced);
+  Task<> round(ChunkId chunk, std::byte* accumulator);
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
 
   enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
@@ -56,8 +63,9 @@ class GradientFlow {
   std::vector<DeviceBuffer> buffers_;  // per unit
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
-  std::vector<Signal> arrived_;    // per chunk
-  std::vector<double> tile_sums_;  // of the whole model
+  std::vector<Signal> arrived_;               // per chunk
+  std::vector<double> tile_sums_;             // of the whole model
+  std::unique_ptr<GradientReducer> reducer_;  // among several ranks
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;
   Signal idle_;

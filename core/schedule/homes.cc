@@ -4,16 +4,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/checksum.h"
 #include "base/error.h"
 
 namespace ziggurat {
 namespace {
 
-/// Room on NVMe for one value an element, an item a chunk.
-Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap) {
+/// Room on NVMe for one value an element, an item a chunk; of every slice of a unit as many.
+Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap, int slices) {
   std::vector<std::uint64_t> sizes;
-  for (const Chunk& chunk : context.table.chunks()) sizes.push_back(chunk.param_bytes());
+  for (UnitId u = 0; u < context.table.unit_count(); ++u) {
+    for (int slice = 0; slice < slices; ++slice) {
+      for (const Chunk& chunk : context.table.slice_chunks(u)) sizes.push_back(chunk.param_bytes());
+    }
+  }
   Task<std::unique_ptr<SwapFile>> creating =
       SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
   co_return co_await std::move(creating);
@@ -25,7 +31,8 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   std::unique_ptr<ParamHome> home(new ParamHome(context));
   home->reading_.resize(context.table.unit_count());
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
-    const std::uint64_t size_bytes = context.table.unit_param_bytes(u);
+    const std::uint64_t size_bytes =
+        context.table.home_count(u) * ziggurat::size_bytes(context.table.dtype());
     if (home->tier_ == Tier::kHost) {
       home->host_.push_back(context.permanent_lease(Purpose::kParams, size_bytes, "parameters"));
     } else if (home->tier_ == Tier::kDevice) {
@@ -33,10 +40,48 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
     }
   }
   if (home->tier_ == Tier::kNvme) {
-    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(context, std::move(swap));
+    const Sharding& sharding = context.table.sharding();
+    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(
+        context, std::move(swap), sharding.params_sharded() ? 1 : sharding.world_size);
     home->swap_ = co_await std::move(making);
   }
   co_return home;
+}
+
+bool ParamHome::gathered() const noexcept {
+  const Sharding& sharding = context_.table.sharding();
+  return sharding.optimizer_sharded() && !sharding.params_sharded();
+}
+
+std::vector<ParamHome::Item> ParamHome::items(UnitId unit) const {
+  const ChunkTable& table = context_.table;
+  const std::span<const Chunk> cut = table.slice_chunks(unit);
+  const std::uint64_t slice_count = table.unit(unit).slice_count;
+  const std::uint64_t slices = table.home_count(unit) / slice_count;
+  std::size_t index = table.unit(unit).first_chunk;
+  if (gathered()) index *= slices;
+  std::vector<Item> items;
+  for (std::uint64_t slice = 0; slice < slices; ++slice) {
+    const std::uint64_t begin = table.home_begin(unit) + slice * slice_count;
+    for (const Chunk& chunk : cut) {
+      items.push_back(
+          {.index = index++, .begin = begin + chunk.begin - cut[0].begin, .count = chunk.count});
+    }
+  }
+  return items;
+}
+
+std::size_t ParamHome::item_of(ChunkId id) const noexcept {
+  if (!gathered()) return id;
+  const ChunkTable& table = context_.table;
+  const UnitChunks& unit = table.unit(table.chunk(id).unit);
+  const auto ranks = static_cast<std::size_t>(table.sharding().world_size);
+  const auto rank = static_cast<std::size_t>(table.sharding().rank);
+  return unit.first_chunk * ranks + unit.chunk_count * rank + (id - unit.first_chunk);
+}
+
+bool ParamHome::on_device() const noexcept {
+  return tier_ == Tier::kDevice && !context_.table.sharding().params_sharded();
 }
 
 std::uint64_t ParamHome::item_bytes(const Chunk& chunk) const noexcept {
@@ -47,7 +92,8 @@ TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> ite
   const Chunk& chunk = context_.table.chunk(id);
   const DType dtype = context_.table.dtype();
   const auto in_unit = [&](std::byte* unit) -> TypedSpan<std::byte> {
-    return {dtype, {unit + chunk.begin * size_bytes(dtype), chunk.param_bytes()}};
+    const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
+    return {dtype, {unit + at * size_bytes(dtype), chunk.param_bytes()}};
   };
   switch (tier_) {
     case Tier::kDevice: return in_unit(device_[chunk.unit].data());
@@ -59,11 +105,14 @@ TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> ite
 
 Task<> ParamHome::publish(ChunkId id, TypedSpan<const std::byte> values) {
   if (tier_ != Tier::kNvme) co_return;
-  const std::span<const std::byte> bytes = values.bytes;
+  co_await write_item(item_of(id), values.bytes);
+}
+
+Task<> ParamHome::write_item(std::size_t item, std::span<const std::byte> bytes) {
   std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(bytes, id); };
+  const std::function<void()> job = [&] { hash = hash64(bytes, item); };
   co_await context_.workers.run(context_.reactor, "hash params", job);
-  co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
+  co_await swap_->write(item, bytes, hash, IoPriority::kWriteBack);
 }
 
 Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
@@ -84,26 +133,30 @@ std::span<const std::byte> ParamHome::device_view(UnitId unit) const noexcept {
 }
 
 Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriority priority) {
-  const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  const std::uint64_t begin = context_.table.home_begin(unit);
+  Stream::Copy request{.destination = destination + begin * element_bytes,
+                       .source = nullptr,
+                       .size_bytes = context_.table.home_count(unit) * element_bytes,
+                       .direction = Stream::Direction::kToDevice};
   Lease staging;
-  std::span<std::byte> source;
   if (tier_ == Tier::kHost) {
-    source = host_[unit].bytes();
+    request.source = host_[unit].bytes().data();
+  } else if (tier_ == Tier::kDevice) {
+    request.source = device_[unit].data();
+    request.direction = Stream::Direction::kOnDevice;
   } else {
-    const LeaseRequest request{.purpose = Purpose::kParams,
-                               .size_bytes = size_bytes,
-                               .need = need,
-                               .holder = "parameter read"};
-    staging = co_await context_.pool.acquire(request);
-    source = staging.bytes();
-    reading_[unit] = source;
-    co_await read_unit(unit, source, priority);
+    const LeaseRequest lease{.purpose = Purpose::kParams,
+                             .size_bytes = request.size_bytes,
+                             .need = need,
+                             .holder = "parameter read"};
+    staging = co_await context_.pool.acquire(lease);
+    reading_[unit] = staging.bytes();
+    const std::vector<Item> wanted = items(unit);
+    co_await read_items(wanted, staging.bytes(), begin, priority);
     reading_[unit] = {};
+    request.source = staging.bytes().data();
   }
-  const Stream::Copy request{.destination = destination,
-                             .source = source.data(),
-                             .size_bytes = size_bytes,
-                             .direction = Stream::Direction::kToDevice};
   co_await copy(context_.reactor, context_.to_device, request);
 }
 
@@ -111,23 +164,71 @@ void ParamHome::hurry(UnitId unit) {
   if (tier_ == Tier::kNvme) swap_->raise(reading_[unit], IoPriority::kDemand);
 }
 
-Task<> ParamHome::read_unit(UnitId unit, std::span<std::byte> memory, IoPriority priority) {
-  const UnitChunks& chunks = context_.table.unit(unit);
+Task<> ParamHome::gather(UnitId unit, Need need) {
+  if (tier_ == Tier::kNvme) {
+    co_await gather_swapped(unit, need);
+    co_return;
+  }
+  const std::span<std::byte> whole =
+      tier_ == Tier::kHost
+          ? host_[unit].bytes()
+          : std::span<std::byte>(device_[unit].data(), context_.table.unit_param_bytes(unit));
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  co_await context_.ranks.params->all_gather(
+      whole.subspan(context_.table.own_begin(unit) * element_bytes,
+                    context_.table.unit(unit).slice_count * element_bytes),
+      whole);
+}
+
+/// Reads this rank's slice back, and writes the others'.
+Task<> ParamHome::gather_swapped(UnitId unit, Need need) {
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const LeaseRequest request{.purpose = Purpose::kParams,
+                             .size_bytes = table.unit_param_bytes(unit),
+                             .need = need,
+                             .holder = "parameter gather"};
+  const Lease memory = co_await context_.pool.acquire(request);
+  const std::span<std::byte> whole = memory.bytes();
+  const std::uint64_t own_begin = table.own_begin(unit);
+  const std::uint64_t slice_count = table.unit(unit).slice_count;
+  std::vector<Item> others = items(unit);
+  const auto first_other = std::ranges::stable_partition(others, [&](const Item& item) {
+    return item.begin >= own_begin && item.begin < own_begin + slice_count;
+  });
+  const std::vector<Item> mine(others.begin(), first_other.begin());
+  others.erase(others.begin(), first_other.begin());
+  co_await read_items(mine, whole, 0, IoPriority::kDemand);
+  co_await context_.ranks.params->all_gather(
+      whole.subspan(own_begin * element_bytes, slice_count * element_bytes), whole);
+  WorkGroup writes(context_.reactor);
+  for (const Item& item : others) {
+    writes.spawn(write_item(item.index,
+                            whole.subspan(item.begin * element_bytes, item.count * element_bytes)));
+  }
+  co_await writes.wait_idle();
+}
+
+/// Each to its place in `memory`, which begins with element `begin` of the unit.
+Task<> ParamHome::read_items(const std::vector<Item>& items, std::span<std::byte> memory,
+                             std::uint64_t begin, IoPriority priority) {
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
   WorkGroup reads(context_.reactor);
-  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-    const Chunk& chunk = context_.table.chunk(id);
-    const std::uint64_t offset_bytes = chunk.begin * size_bytes(context_.table.dtype());
-    reads.spawn(read_chunk(id, memory.subspan(offset_bytes, chunk.param_bytes()), priority));
+  for (const Item& item : items) {
+    reads.spawn(
+        read_item(item.index,
+                  memory.subspan((item.begin - begin) * element_bytes, item.count * element_bytes),
+                  priority));
   }
   co_await reads.wait_idle();
 }
 
-Task<> ParamHome::read_chunk(ChunkId id, std::span<std::byte> memory, IoPriority priority) {
-  co_await swap_->read(id, memory, priority);
+Task<> ParamHome::read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority) {
+  co_await swap_->read(item, memory, priority);
   std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(memory, id); };
+  const std::function<void()> job = [&] { hash = hash64(memory, item); };
   co_await context_.workers.run(context_.reactor, "verify params", job);
-  if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
+  if (hash != swap_->expected_hash(item)) throw swap_->corrupt_item(item);
 }
 
 Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap,
@@ -136,7 +237,8 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
   if (home->tier_ == Tier::kNvme) {
-    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(context, std::move(swap));
+    Task<std::unique_ptr<SwapFile>> making =
+        swap_per_chunk(context, std::move(swap), context.table.slices_held());
     home->swap_ = co_await std::move(making);
   }
   co_return home;

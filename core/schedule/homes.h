@@ -23,7 +23,7 @@ struct SwapEnvironment {
   std::span<std::byte> fill;
 };
 
-/// Parameters in the model's type.
+/// Parameters in the model's type: whole units, or in stage 3 this rank's slices.
 class ParamHome {
  public:
   static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap);
@@ -43,24 +43,39 @@ class ParamHome {
   /// Parameters stay in memory between updates, where `destination` is.
   bool in_memory() const noexcept { return tier_ != Tier::kNvme; }
 
-  /// Parameters live on the device: nothing is ever loaded.
-  bool on_device() const noexcept { return tier_ == Tier::kDevice; }
+  /// Whole units live on the device: nothing is ever loaded.
+  bool on_device() const noexcept;
   std::span<const std::byte> device_view(UnitId unit) const noexcept;
-  /// Copies `unit`'s parameters to `destination` on the device.
+  /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.
   Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
+  /// Stages 1 and 2: every rank has updated its slice of `unit`; brings the others' here. Calls of
+  /// all ranks in one order, each after the one before has ended.
+  Task<> gather(UnitId unit, Need need);
   /// Somebody waits for a load of `unit` that is under way.
   void hurry(UnitId unit);
 
  private:
   explicit ParamHome(Context& context) : context_(context), tier_(context.placement.params) {}
-  Task<> read_unit(UnitId unit, std::span<std::byte> memory, IoPriority priority);
-  Task<> read_chunk(ChunkId chunk, std::span<std::byte> memory, IoPriority priority);
+  struct Item {
+    std::size_t index;    ///< in swap_
+    std::uint64_t begin;  ///< element of the unit
+    std::uint64_t count;
+  };
+  /// What `unit` is on NVMe.
+  std::vector<Item> items(UnitId unit) const;
+  std::size_t item_of(ChunkId chunk) const noexcept;
+  bool gathered() const noexcept;
+  Task<> read_items(const std::vector<Item>& items, std::span<std::byte> memory,
+                    std::uint64_t begin, IoPriority priority);
+  Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
+  Task<> write_item(std::size_t item, std::span<const std::byte> bytes);
+  Task<> gather_swapped(UnitId unit, Need need);
 
   Context& context_;
   Tier tier_;
   std::vector<Lease> host_;                          // per unit
   std::vector<DeviceBuffer> device_;                 // per unit
-  std::unique_ptr<SwapFile> swap_;                   // item per chunk
+  std::unique_ptr<SwapFile> swap_;                   // item per chunk, also of others' slices
   std::vector<std::span<const std::byte>> reading_;  // per unit, where a read is under way
 };
 

@@ -16,19 +16,28 @@ constexpr std::size_t kCheckpointBatch = 8;
 
 }  // namespace
 
+/// Makes the written records durable. On every rank before this returns: only then may a record of
+/// the next generation be written, in the slots of the one before. One agreement a generation, in
+/// their order, beside whatever else goes on.
+Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
+                              std::span<const std::byte> blob) {
+  const std::function<void()> before_seal = [&] {
+    if (settings_.before_seal) settings_.before_seal(generation);
+  };
+  co_await parts_.store.commit(stored, blob, before_seal);
+  const std::uint64_t everywhere = co_await parts_.ranks.min(stored);
+  ZIGGURAT_CHECK(everywhere == stored, "generation {} is sealed here, and {} elsewhere", stored,
+                 everywhere);
+  parts_.store.set_durable_everywhere(stored);
+  durable_generation_ = generation;
+}
+
 /// Every record of the pass is written: once step() has given the blob, the generation becomes
 /// durable.
 Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
-  if (!parts_.records.resident()) {
-    const std::uint64_t stored_generation = pass->generation + settings_.store_offset;
-    const std::function<void()> before_seal = [&] {
-      if (settings_.before_seal) settings_.before_seal(pass->generation);
-    };
-    co_await parts_.store.commit(stored_generation, pass->blob, before_seal);
-    parts_.store.set_durable_everywhere(stored_generation);
-    durable_generation_ = pass->generation;
-  }
+  if (!parts_.records.resident())
+    co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
   pass->previous.reset();
   pass->done.set();
 }
@@ -53,12 +62,7 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
     }
     co_await batch.wait_idle();
   }
-  const std::function<void()> before_seal = [&] {
-    if (settings_.before_seal) settings_.before_seal(generation);
-  };
-  co_await parts_.store.commit(stored_generation, blob, before_seal);
-  parts_.store.set_durable_everywhere(stored_generation);
-  durable_generation_ = generation;
+  co_await commit(generation, stored_generation, blob);
 }
 
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {

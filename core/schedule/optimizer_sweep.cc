@@ -14,7 +14,7 @@ namespace ziggurat {
 OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
                                std::uint64_t generation)
     : context_(context),
-      parts_(parts),
+      parts_(std::move(parts)),
       settings_(std::move(settings)),
       durable_generation_(generation),
       written_generation_(context.table.chunks().size(), generation) {
@@ -187,7 +187,7 @@ void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   parts_.grads.drop(id);
   if (!error_) parts_.flow.arrived(id).reset();
   const UnitId unit = context_.table.chunk(id).unit;
-  if (--pass.unit_chunks_left[unit] == 0) parts_.cache.unit_updated(unit, pass.generation);
+  if (--pass.unit_chunks_left[unit] == 0) parts_.unit_updated(unit, pass.generation);
   if (--pass.chunks_left == 0 && !error_) pass.updated.set();
 }
 

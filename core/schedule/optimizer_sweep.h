@@ -27,7 +27,6 @@
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/homes.h"
-#include "core/schedule/param_cache.h"
 #include "core/schedule/record_cache.h"
 #include "optimizer/update.h"
 #include "tiers/striped_store.h"
@@ -49,7 +48,10 @@ class OptimizerSweep {
     RecordCache& kept;
     StripedStore& store;
     GradientFlow& flow;
-    ParamCache& cache;
+    /// A generation is sealed here once the ranks' least says so.
+    Quorum& ranks;
+    /// All chunks of `unit` that this rank updates stand at `generation` at home.
+    std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
   };
   struct Settings {
     std::size_t work_items = 0;  ///< that fit beside all gradients and kept records
@@ -82,7 +84,8 @@ class OptimizerSweep {
   /// next gradients make the same generation.
   Task<> skip_step();
 
-  /// Newest generation whose every record is durable, as the engine counts. From any thread.
+  /// Newest generation whose every record is durable on every rank, as the engine counts. From any
+  /// thread.
   std::uint64_t durable_generation() const noexcept { return durable_generation_; }
   /// Waits until every finished step is updated and, where records are on NVMe, durable.
   Task<> settled();
@@ -124,6 +127,7 @@ class OptimizerSweep {
 
   // optimizer_seal.cc
   Task<> seal(PassPtr pass);
+  Task<> commit(std::uint64_t generation, std::uint64_t stored, std::span<const std::byte> blob);
   Task<> checkpoint_chunk(ChunkId id, std::uint64_t stored_generation);
 
   Context& context_;

@@ -51,6 +51,10 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   const DType dtype = context_.table.dtype();
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   learn(unit);
+  if (gather_) {
+    Task<TypedSpan<const std::byte>> gathered = acquire_gathered(unit);
+    co_return co_await std::move(gathered);
+  }
   if (home_.on_device()) {
     co_await wait_updated(unit);
     ++slot.pins;
@@ -71,6 +75,50 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   ++slot.pins;
   prefetch();
   co_return TypedSpan<const std::byte>{dtype, {slot.buffer.data(), unpadded_bytes}};
+}
+
+Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
+  Slot& slot = slots_[unit];
+  const bool decided = slot.state == State::kPresent && slot.generation == generation_;
+  if (!decided && !start_gather(unit, 0)) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("--device-memory: unit {} ({}) does not fit beside the units in use: {}", unit,
+                    format_bytes(context_.table.unit_param_bytes(unit)),
+                    context_.device.account().text()));
+  }
+  ++slot.pins;
+  prefetch();
+  const std::shared_ptr<UnitGather::Flight> flight = slot.flight;
+  context_.metrics.add(flight->done.is_set() ? Counter::kPrefetchHits : Counter::kPrefetchMisses,
+                       1);
+  co_await wait_updated(unit);
+  if (!flight->done.is_set()) {
+    const CountedTime waited(context_.metrics, Counter::kWaitRanksNs);
+    gather_->hurry(*flight);
+    co_await flight->done.wait();
+  } else {
+    co_await flight->done.wait();  // rethrows a failure
+  }
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
+  co_return TypedSpan<const std::byte>{dtype, {flight->memory, unpadded_bytes}};
+}
+
+/// Decides that `unit` is gathered next, in place of units whose next use is farther than
+/// `nearer_than` if need be; false if it finds no place so.
+bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
+  Slot& slot = slots_[unit];
+  ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
+  drop(slot);
+  const Need need{.generation = generation_, .position = 0};
+  do {
+    slot.flight = gather_->start(unit, need, slot.updated);
+  } while (!slot.flight && drop_farthest(nearer_than));
+  if (!slot.flight) return false;
+  slot.generation = generation_;
+  slot.state = State::kPresent;
+  return true;
 }
 
 void ParamCache::release(UnitId unit) {
@@ -158,7 +206,7 @@ DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose,
   for (;;) {
     DeviceBuffer buffer = context_.device.try_allocate(size_bytes, purpose);
     if (buffer) return buffer;
-    if (!drop_farthest(nearer_than)) return {};
+    if (gather_ || !drop_farthest(nearer_than)) return {};
   }
 }
 
@@ -183,6 +231,8 @@ void ParamCache::drop(Slot& slot) {
   if (slot.state != State::kPresent) return;
   slot.state = State::kAbsent;
   slot.buffer = {};
+  if (slot.flight) gather_->free(*slot.flight);
+  slot.flight = {};
 }
 
 void ParamCache::memory_returned() { memory_returned_.set(); }
@@ -227,17 +277,25 @@ std::uint64_t ParamCache::live_count() const {
 void ParamCache::prefetch() {
   if (learning_ || home_.on_device() || error_) return;
   const std::size_t end = std::min(order_.size(), position_ + limits_.prefetch_units_max);
+  std::uint64_t ahead = 0;
   for (std::size_t i = position_; i < end; ++i) {
     const UnitId unit = order_[i];
     const Slot& slot = slots_[unit];
+    ahead += context_.table.unit(unit).count;
+    if (ahead > limits_.prefetch_elements_max) return;
     if (slot.state == State::kLoading || slot.pins > 0) continue;
     if (slot.state == State::kPresent && slot.generation == generation_) continue;
     if (live_count() + context_.table.unit(unit).count > limits_.max_live_parameters) return;
-    context_.spawn(load(unit, /*on_demand=*/false));
+    if (!gather_) {
+      context_.spawn(load(unit, /*on_demand=*/false));
+    } else if (!start_gather(unit, next_use(unit))) {
+      return;
+    }
   }
 }
 
 Task<> ParamCache::quiesce() {
+  if (gather_) co_await gather_->idle();
   for (Slot& slot : slots_) {
     if (slot.state == State::kLoading) co_await slot.settled.wait();
   }
@@ -265,6 +323,7 @@ void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
 
 void ParamCache::fail(std::exception_ptr error) {
   error_ = error;
+  if (gather_) gather_->fail(error);
   for (Slot& slot : slots_) {
     slot.updated.fail(error);
     slot.settled.fail(error);

@@ -5,17 +5,25 @@
 // The order of units is learned in the first step and is a hint ever after: a unit used out of
 // order is loaded on demand. Victims are those whose next use is farthest (Belady's rule, on the
 // learned order). All device memory that appears during a step is had through allocate(), so
-// accumulators and gradients drive out clean parameters too. Reactor's thread only.
+// accumulators and gradients drive out clean parameters too.
+//
+// In stage 3 a load is a gather, in which every rank takes part. So what is loaded and dropped, and
+// in which order, is decided from the trainer's calls, the learned order and sizes only, at the
+// instant of a call and never on what time made of it; and in memory set aside (unit_gather.h), so
+// that no accumulator drives parameters out on one rank and not on another. A decided unit counts
+// as present; acquire() waits until it is. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
+#include "core/schedule/unit_gather.h"
 
 namespace ziggurat {
 
@@ -23,6 +31,8 @@ struct ParamCacheLimits {
   std::uint64_t max_live_parameters;  ///< elements on the device that prefetch may reach
   /// Elements of other units' use within which a released unit is kept
   std::uint64_t max_reuse_distance;
+  /// Elements ahead of the trainer
+  std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
   std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
 };
 
@@ -30,6 +40,8 @@ class ParamCache {
  public:
   ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits);
   ~ParamCache();
+  /// Stage 3, before the first acquire().
+  void gather_through(std::unique_ptr<UnitGather> gather) { gather_ = std::move(gather); }
   ParamCache(const ParamCache&) = delete;
   ParamCache& operator=(const ParamCache&) = delete;
 
@@ -52,6 +64,8 @@ class ParamCache {
   void begin_generation(std::uint64_t generation);
   /// All chunks of `unit` stand at `generation` at home.
   void unit_updated(UnitId unit, std::uint64_t generation);
+  /// What this rank gathered since the last call (UnitGather); 0 where nothing is.
+  std::uint64_t take_order() noexcept { return gather_ ? gather_->take_order() : 0; }
   /// Everyone who waits, now and later, gets `error`.
   void fail(std::exception_ptr error);
 
@@ -61,13 +75,16 @@ class ParamCache {
     explicit Slot(Reactor& reactor) : settled(reactor), updated(reactor) {}
     State state = State::kAbsent;
     DeviceBuffer buffer;
-    std::uint64_t generation = 0;  // of buffer's contents
+    std::shared_ptr<UnitGather::Flight> flight;  // in place of the buffer, where units are gathered
+    std::uint64_t generation = 0;                // of the contents
     std::size_t pins = 0;
     Signal settled;  // not loading
     std::uint64_t home_generation = 0;
     Signal updated;  // home_generation == generation_
   };
 
+  Task<TypedSpan<const std::byte>> acquire_gathered(UnitId unit);
+  bool start_gather(UnitId unit, std::uint64_t nearer_than);
   Task<> load(UnitId unit, bool on_demand);
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
   bool drop_farthest(std::uint64_t nearer_than);
@@ -80,6 +97,7 @@ class ParamCache {
   Context& context_;
   ParamHome& home_;
   ParamCacheLimits limits_;
+  std::unique_ptr<UnitGather> gather_;
   std::vector<Slot> slots_;
   std::uint64_t generation_ = 0;
 

@@ -13,6 +13,7 @@
 //   last 9,152 elements padding
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -105,6 +106,12 @@ class ChunkTable {
   std::vector<std::uint64_t> record_bytes() const;
   const StateKind& state() const noexcept { return state_; }
   const RecordFormat& record_format() const noexcept { return record_format_; }
+  /// Elements of a chunk that are no padding.
+  std::uint64_t real_count(ChunkId id) const noexcept {
+    const std::uint64_t end =
+        std::min(chunk(id).begin + chunk(id).count, unit(chunk(id).unit).count);
+    return end - std::min(end, chunk(id).begin);
+  }
   /// Where chunk `id` begins among the model's elements, padding counted.
   std::uint64_t first_element(ChunkId id) const noexcept {
     return unit(chunk(id).unit).first_tile * kTileElements + chunk(id).begin;

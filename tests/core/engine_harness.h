@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,16 +46,19 @@ inline void initialize(UnitId unit, std::uint64_t first, std::span<float> values
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = initial_value(unit, first + i);
 }
 
-/// A gradient that any wrong parameter bit changes.
-inline float gradient_of(float param, UnitId unit, std::uint64_t element, std::uint64_t step) {
+/// A gradient that any wrong parameter bit changes; another one on every rank, and of another size.
+inline float gradient_of(float param, UnitId unit, std::uint64_t element, std::uint64_t step,
+                         int rank = 0) {
+  const auto r = static_cast<std::uint64_t>(rank);
   const float noise =
-      static_cast<float>((element * 31 + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
-  return 0.01F * param + noise;
+      static_cast<float>((element * (31 + 2 * r) + step * 7 + unit * 3) % 17) / 170.0F - 0.05F;
+  return (0.01F * param + noise) * static_cast<float>(1 + 3 * rank);
 }
 
 /// Forward over all units, backward in reverse down to `last_unit`: a step but for its end.
 inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
-                      float learning_rate, float loudness = 1.0F, UnitId last_unit = 0) {
+                      float learning_rate, float loudness = 1.0F, UnitId last_unit = 0,
+                      int rank = 0) {
   engine.prepare_step({.learning_rate = learning_rate, .blob = {}});
   const auto units = static_cast<UnitId>(model.units.size());
   for (UnitId u = 0; u < units; ++u) {
@@ -65,7 +69,7 @@ inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step
     const auto params = engine.acquire(u);
     const auto gradient = engine.gradient(u);
     for (std::size_t i = 0; i < params.count(); ++i)
-      gradient[i] += loudness * gradient_of(value_at(params, i), u, i, step);
+      gradient[i] += loudness * gradient_of(value_at(params, i), u, i, step, rank);
     engine.release(u);
     engine.finish_gradient(u);
   }
@@ -74,8 +78,8 @@ inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step
 /// One step as a trainer does it. `loudness` multiplies its gradient.
 inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64_t step,
                              float learning_rate, std::span<const std::byte> blob = {},
-                             float loudness = 1.0F) {
-  pass_step(engine, model, step, learning_rate, loudness);
+                             float loudness = 1.0F, int rank = 0) {
+  pass_step(engine, model, step, learning_rate, loudness, 0, rank);
   return engine.step({.learning_rate = learning_rate, .blob = blob});
 }
 
@@ -98,6 +102,8 @@ class PlainTraining {
   }
 
   float loss_scale = 1;
+  int world_size = 1;                 ///< ranks whose gradients are averaged
+  std::optional<DType> reduce_dtype;  ///< of each one's and their sum, where there are several
 
   /// For other settings than the engine's defaults.
   std::function<StepScalars(OptimizerStep::Settings)> make_scalars =
@@ -111,9 +117,7 @@ class PlainTraining {
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const TypedSpan<std::byte> all = all_params(u);
-      std::vector<float> accumulator(all.count(), 0.0F);
-      for (std::size_t i = 0; i < table_.unit(u).count; ++i)
-        accumulator[i] += loss_scale * loudness * gradient_of(value_at(all, i), u, i, step);
+      const std::vector<float> accumulator = sum_over_ranks(u, step, loudness);
       gradients.emplace_back(all.bytes.size());
       const TypedSpan<std::byte> rounded{all.dtype, gradients.back()};
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
@@ -121,18 +125,20 @@ class PlainTraining {
                               rounded.subspan(begin, kTileElements));
       }
     }
-    const double norm = std::sqrt(sum) / static_cast<double>(loss_scale);
+    const double divisor = static_cast<double>(loss_scale) * world_size;
+    const double norm = std::sqrt(sum) / divisor;
     const float coefficient = clip_coefficient(norm, clip_norm_);
-    const StepScalars scalars = make_scalars({.kind = table_.state().optimizer,
-                                              .rounding = rounding_,
-                                              .learning_rate = learning_rate,
-                                              .beta1 = 0.9F,
-                                              .beta2 = 0.95F,
-                                              .eps = 1e-8F,
-                                              .weight_decay = 0.1F,
-                                              .grad_scale = coefficient / loss_scale,
-                                              .t = ++steps_,
-                                              .seed = kRoundingSeed});
+    const StepScalars scalars =
+        make_scalars({.kind = table_.state().optimizer,
+                      .rounding = rounding_,
+                      .learning_rate = learning_rate,
+                      .beta1 = 0.9F,
+                      .beta2 = 0.95F,
+                      .eps = 1e-8F,
+                      .weight_decay = 0.1F,
+                      .grad_scale = static_cast<float>(static_cast<double>(coefficient) / divisor),
+                      .t = ++steps_,
+                      .seed = kRoundingSeed});
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const RecordView view{.format = table_.state().format,
                             .record = records_[u],
@@ -157,6 +163,32 @@ class PlainTraining {
 
  private:
   TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(), params_[unit]}; }
+
+  /// Of each rank's own, rounded once to what travels; in rank order in fp32, rounded once.
+  std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) {
+    const TypedSpan<std::byte> all = all_params(unit);
+    const DType travels = reduce_dtype.value_or(table_.dtype());
+    std::vector<float> sum(all.count(), 0.0F);
+    for (int rank = 0; rank < world_size; ++rank) {
+      std::vector<float> accumulator(all.count(), 0.0F);
+      for (std::size_t i = 0; i < table_.unit(unit).count; ++i)
+        accumulator[i] +=
+            loss_scale * loudness * gradient_of(value_at(all, i), unit, i, step, rank);
+      if (world_size == 1) return accumulator;
+      const std::vector<float> sent = rounded_to(travels, accumulator);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = rank == 0 ? sent[i] : sum[i] + sent[i];
+    }
+    return rounded_to(travels, sum);
+  }
+
+  static std::vector<float> rounded_to(DType dtype, const std::vector<float>& values) {
+    std::vector<std::byte> bytes(values.size() * size_bytes(dtype));
+    const TypedSpan<std::byte> rounded{dtype, bytes};
+    round_gradient(values, rounded);
+    std::vector<float> widened(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) widened[i] = value_at(rounded, i);
+    return widened;
+  }
 
   ChunkTable table_;
   float clip_norm_;

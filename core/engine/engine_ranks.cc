@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_ranks.cc: what the ranks of one engine must have alike, at open and in every
+// step, and how they find out that they have not.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/checksum.h"
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+
+namespace ziggurat {
+namespace {
+
+struct Fact {
+  const char* name;
+  std::uint64_t value;
+};
+
+std::uint64_t text_hash(const std::string& text) {
+  return hash64(std::as_bytes(std::span(text)), 0);
+}
+
+std::string group_text(const ParamGroup& group) {
+  const auto optional = [](const std::optional<float>& value) {
+    return value ? fmt::format("{}", *value) : std::string("-");
+  };
+  return fmt::format("{} {} {} {} {} {}\n", group.params, group.lr_scale,
+                     optional(group.weight_decay), optional(group.beta1), optional(group.beta2),
+                     optional(group.eps));
+}
+
+/// What one rank brings to a step, before its sums of squares.
+struct StepFacts {
+  std::uint64_t generation;
+  std::uint64_t options;  ///< hash
+  std::uint64_t order;    ///< of gathers
+};
+
+std::uint64_t options_hash(const StepOptions& options) {
+  const Betas betas = options.betas.value_or(Betas{});
+  const std::string text = fmt::format(
+      "{} {} {} {} {} {}", options.learning_rate, options.betas.has_value(), betas.beta1,
+      betas.beta2, options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
+  return text_hash(text);
+}
+
+}  // namespace
+
+/// Every rank sees every difference, and all leave with the same error.
+Task<> EngineImpl::agree_on_settings() {
+  std::string groups;
+  for (const ParamGroup& group : config_.param_groups) groups += group_text(group);
+  const OptimizerConfig& optimizer = config_.optimizer;
+  const std::vector<Fact> facts{
+      {"the model", text_hash(ChunkTable(model_, 1, optimizer.state).layout())},
+      {"--zero-stage", static_cast<std::uint64_t>(config_.zero_stage)},
+      {"--reduce-dtype", static_cast<std::uint64_t>(reduction().dtype)},
+      {"--reduce-bucket-size", config_.reduce_bucket_elements},
+      {"--prefetch-bucket-size", config_.prefetch_elements_max},
+      {"max_live_parameters", config_.max_live_parameters},
+      {"max_reuse_distance", config_.max_reuse_distance},
+      {"--clip", std::bit_cast<std::uint32_t>(config_.clip_norm)},
+      {"--betas, --weight-decay, --rounding or --seed",
+       text_hash(fmt::format("{} {} {} {} {} {}", static_cast<int>(optimizer.rounding),
+                             optimizer.rounding_seed, optimizer.beta1, optimizer.beta2,
+                             optimizer.eps, optimizer.weight_decay))},
+      {"--param-groups", text_hash(groups)},
+      {"--speculate", static_cast<std::uint64_t>(config_.speculation)},
+      {"--slots", static_cast<std::uint64_t>(config_.slots)},
+      {"--resume", static_cast<std::uint64_t>(config_.resume)},
+      {"the run (data, seed, batch)", text_hash(config_.run_identity)},
+      {"--placement optimizer=", static_cast<std::uint64_t>(config_.placement.optimizer)},
+  };
+  std::vector<std::uint64_t> least;
+  for (const Fact& fact : facts) least.push_back(fact.value);
+  std::vector<std::uint64_t> most = least;
+  co_await channels_->store->all_reduce(std::span(least), Communicator::Op::kMin);
+  co_await channels_->store->all_reduce(std::span(most), Communicator::Op::kMax);
+  std::string differing;
+  for (std::size_t i = 0; i < facts.size(); ++i) {
+    if (least[i] != most[i])
+      differing += (differing.empty() ? "" : ", ") + std::string(facts[i].name);
+  }
+  if (differing.empty()) co_return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("the {} ranks have not the same settings: they differ in {}; start every "
+                          "rank with the same command",
+                          channels_->store->world_size(), differing));
+}
+
+/// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
+/// in the same order. With them goes what must be alike, so that a rank on its own way is found
+/// before anything is updated.
+Task<> EngineImpl::agree_on_step(const StepOptions& options) {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+  const std::span<double> sums = flow_->tile_sums();
+  const auto ranks = static_cast<std::size_t>(channels_->steps->world_size());
+  std::size_t own_tiles = 0;
+  for (UnitId u = 0; u < table_->unit_count(); ++u)
+    own_tiles += table_->unit(u).slice_count / kTileElements;
+  const std::size_t size_bytes = sizeof(StepFacts) + own_tiles * sizeof(double);
+  step_messages_.resize(ranks * size_bytes);
+  const std::span<std::byte> messages(step_messages_);
+  const auto message = [&](std::size_t rank) {
+    return messages.subspan(rank * size_bytes, size_bytes);
+  };
+
+  const auto each_unit = [&](std::size_t rank, auto&& action) {
+    std::byte* at = message(rank).data() + sizeof(StepFacts);
+    for (UnitId u = 0; u < table_->unit_count(); ++u) {
+      const UnitChunks& unit = table_->unit(u);
+      const std::size_t tiles = unit.slice_count / kTileElements;
+      action(&sums[unit.first_tile + rank * tiles], at, tiles * sizeof(double));
+      at += tiles * sizeof(double);
+    }
+  };
+  const auto own = static_cast<std::size_t>(channels_->steps->rank());
+  const StepFacts facts{generation_ + 1, options_hash(options), cache_->take_order()};
+  std::memcpy(message(own).data(), &facts, sizeof(facts));
+  each_unit(own, [](const double* tiles, std::byte* at, std::size_t bytes) {
+    std::memcpy(at, tiles, bytes);
+  });
+  co_await channels_->steps->all_gather(message(own), messages);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    StepFacts theirs{};
+    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
+    const char* differs = theirs.generation != facts.generation ? "makes another generation"
+                          : theirs.options != facts.options
+                              ? "has another learning rate, other betas or another loss scale"
+                          : theirs.order != facts.order ? "used the units in another order"
+                                                        : nullptr;
+    if (differs != nullptr) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("step {}: rank {} {} than rank {}: every rank must make the same "
+                              "calls; nothing was updated, generation {} stands",
+                              facts.generation, rank, differs, own, durable_generation()));
+    }
+    each_unit(rank, [](double* tiles, const std::byte* at, std::size_t bytes) {
+      std::memcpy(tiles, at, bytes);
+    });
+  }
+}
+
+/// Stage 3: device memory for whole units, as much on every rank: what the trainer, accumulators
+/// and gradients leave, and no more than all units take.
+Task<> EngineImpl::set_gather_region_aside() {
+  if (!table_->sharding().params_sharded()) co_return;
+  std::uint64_t largest_bytes = 0;
+  std::uint64_t all_bytes = 0;
+  for (UnitId u = 0; u < table_->unit_count(); ++u) {
+    largest_bytes = std::max(largest_bytes, UnitGather::place_bytes(*table_, u));
+    all_bytes += UnitGather::place_bytes(*table_, u);
+  }
+  std::uint64_t kept_free = config_.trainer_device_bytes + small_accumulator_bytes() + kMiB;
+  if (config_.placement.grads == Tier::kDevice) {
+    for (const Chunk& chunk : table_->chunks()) kept_free += chunk.param_bytes();
+  }
+  const Account account = device_.account();
+  const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
+  const std::uint64_t here = free_bytes > kept_free ? free_bytes - kept_free : 0;
+  const std::uint64_t everywhere = co_await storage_->quorum.min(here);
+  if (everywhere < largest_bytes) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("--device-memory: stage 3 needs {} for the largest unit beside the "
+                            "trainer's {} and accumulators; the rank with the least has {} (this "
+                            "one {}): give {} more",
+                            format_bytes(largest_bytes), format_bytes(config_.trainer_device_bytes),
+                            format_bytes(everywhere), format_bytes(here),
+                            format_bytes(largest_bytes - everywhere)));
+  }
+  DeviceBuffer region = device_.allocate(std::min(everywhere, all_bytes), Purpose::kParams);
+  cache_->gather_through(std::make_unique<UnitGather>(*context_, *params_, std::move(region)));
+}
+
+/// Accumulators of units so small that none is set aside for them (GradientFlow), as far as several
+/// are out at once: an embedding's for the whole backward, and of two more units.
+std::uint64_t EngineImpl::small_accumulator_bytes() const {
+  const std::uint64_t largest = table_->largest_unit_padded_count();
+  std::vector<std::uint64_t> small;
+  for (UnitId u = 0; u < table_->unit_count(); ++u) {
+    const std::uint64_t count = table_->unit(u).padded_count;
+    if (count * 2 <= largest) small.push_back(count * sizeof(float));
+  }
+  std::ranges::sort(small, std::greater<>());
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < std::min<std::size_t>(3, small.size()); ++i) total += small[i];
+  return total;
+}
+
+ReductionSettings EngineImpl::reduction() const {
+  return {.dtype = config_.reduce_dtype.value_or(model_.dtype),
+          .bucket_elements = config_.reduce_bucket_elements};
+}
+
+/// The others must not wait for a rank that has failed.
+void EngineImpl::tell_ranks(const std::exception_ptr& error) noexcept {
+  if (runtime_.ranks->world_size() == 1) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& failure) {
+    runtime_.ranks->abort(fmt::format("rank {}: {}", runtime_.ranks->rank(), failure.what()));
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradient_reducer.h: the sum of a unit's gradient over the ranks: from every rank's
+// fp32 accumulator to the gradient of the chunks that this rank updates, in the model's type.
+//
+// Each rank rounds its own sum over micro-batches once, to the type that travels; the owner of an
+// element adds the ranks' values in rank order in fp32 and rounds once. A bucket is the same run of
+// every rank's slice, so that where buckets end changes no bit. In stage 0 the owners' results are
+// gathered again: the same bits on every rank.
+//
+// One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
+// order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
+// only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/schedule/context.h"
+
+namespace ziggurat {
+
+struct ReductionSettings {
+  DType dtype = DType::kBFloat16;  ///< of the values that ranks send
+  /// Elements of one bucket, all slices together, rounded to whole tiles of each; a bucket ends
+  /// with its chunk.
+  std::uint64_t bucket_elements = 0;
+};
+
+class GradientReducer {
+ public:
+  /// Buckets under way: one being rounded, one between the ranks, one being taken in.
+  static constexpr std::size_t kBuckets = 3;
+  /// Host memory for one bucket: every rank's run, and the sum.
+  static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
+
+  /// Takes kBuckets of host memory for good. `tile_sums`: of the whole model; those of this rank's
+  /// slices are written. Errors: kResourceExhausted.
+  GradientReducer(Context& context, const ReductionSettings& settings, std::span<double> tile_sums);
+
+  /// Of one unit. Its accumulator is the reduction's until the last chunk is reduced.
+  struct Reduction {
+    UnitId unit;
+    std::byte* accumulator;
+    std::vector<Signal> reduced{};         ///< by chunk of a slice
+    std::vector<std::uint64_t> missing{};  ///< elements of it
+    std::size_t chunks_left = 0;
+  };
+  /// Puts `unit` next in the order. When `reduced[i]` is set, every chunk of this rank that is
+  /// number i of its slice lies at the place of its fp32 values, in the model's type.
+  std::shared_ptr<Reduction> reduce(UnitId unit, std::byte* accumulator);
+
+  void fail(std::exception_ptr error);
+
+ private:
+  struct Buffer {
+    std::span<std::byte> runs;  ///< every rank's, then in stage 0 every rank's sums
+    std::span<std::byte> sum;
+  };
+  struct Bucket {
+    std::shared_ptr<Reduction> of;
+    std::size_t chunk = 0;    ///< of the slice
+    std::uint64_t first = 0;  ///< element of the chunk
+    std::uint64_t count = 0;
+    std::uint64_t number = 0;  ///< of all buckets
+    Buffer buffer{};
+  };
+  static std::uint64_t bucket_count(const ChunkTable& table, const ReductionSettings& settings);
+
+  Task<> drain();
+  Task<Buffer> free_buffer();
+  Task<> round(const Bucket& bucket);
+  Task<> take_in(Bucket bucket, Task<> sum);
+  Task<> convert(const Bucket& bucket);
+  Task<> gather(const Bucket& bucket);
+  std::byte* place(const Bucket& bucket, int slice) const;
+
+  Context& context_;
+  ReductionSettings settings_;
+  std::span<double> tile_sums_;
+  std::uint64_t bucket_count_;  ///< elements of a slice in one bucket
+  Lease memory_;
+  std::vector<Buffer> free_;
+  Signal buffer_returned_;
+  std::deque<std::shared_ptr<Reduction>> queue_;
+  bool draining_ = false;
+  std::uint64_t next_number_ = 0;  ///< of the next bucket
+  std::uint64_t next_gather_ = 0;  ///< the bucket whose turn it is (stage 0)
+  Signal gather_turn_;
+  std::vector<std::shared_ptr<Reduction>> under_way_;
+  std::exception_ptr error_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/ranks_harness.h: several ranks in one process, a thread each, connected over loopback:
+// their engines, and the same training in plain arrays.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/tcp_communicator.h"
+#include "tests/collectives/tcp_ranks.h"
+#include "tests/core/engine_harness.h"
+
+namespace ziggurat::testing {
+
+/// The runtimes of all ranks, connected.
+inline std::vector<std::unique_ptr<Runtime>> connected_runtimes(int world_size,
+                                                                std::size_t threads) {
+  std::vector<std::unique_ptr<Runtime>> runtimes;
+  std::vector<Reactor*> reactors;
+  for (int rank = 0; rank < world_size; ++rank) {
+    runtimes.push_back(Runtime::create({.threads = threads, .trace_path = ""}));
+    reactors.push_back(&runtimes.back()->reactor);
+  }
+  std::vector<TcpOptions> options = connected_options(reactors);
+  for (std::size_t rank = 0; rank < runtimes.size(); ++rank) {
+    Runtime& runtime = *runtimes[rank];
+    runtime.reactor.block_on([](Runtime& its, TcpOptions& given) -> Task<> {
+      given.timeout = std::chrono::seconds(60);
+      its.ranks = std::make_unique<TcpCommunicator>(
+          TcpTransport::create(its.reactor, *its.workers, std::move(given)));
+      co_return;
+    }(runtime, options[rank]));
+  }
+  return runtimes;
+}
+
+/// Runs `body` for every rank, each on a thread of its own; what each threw, by rank.
+inline std::vector<std::exception_ptr> run_ranks(int world_size,
+                                                 const std::function<void(int rank)>& body) {
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(world_size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+/// Rethrows the first that is there.
+inline void expect_none(const std::vector<std::exception_ptr>& errors) {
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+/// One rank of a connected world: its device and its engine.
+struct RankRig {
+  RankRig(Runtime& its_runtime, const ModelSpec& model, const EngineConfig& config,
+          std::uint64_t device_bytes = 8 * kMiB)
+      : runtime(its_runtime),
+        device(HostDevice::create(runtime.reactor, device_bytes, runtime.trace.get(),
+                                  &runtime.metrics)),
+        engine(Engine::open(model, config, runtime, *device, initialize)) {}
+
+  Runtime& runtime;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Engine> engine;
+};
+
+}  // namespace ziggurat::testing
