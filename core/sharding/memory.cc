@@ -140,7 +140,10 @@ class Sum {
     const std::uint64_t largest = *std::ranges::max_element(model.units);
     add(StateClass::kAccumulator, Tier::kDevice, padded_unit(largest, slices) * sizeof(float));
     const std::uint64_t slice = slice_elements(largest, slices);
-    const std::uint64_t chunk = Cut(slice, request_.chunk_tiles_max).largest();
+    std::uint64_t chunk = 0;  // not always the largest unit's: even cuts differ
+    for (const std::uint64_t unit : model.units)
+      chunk =
+          std::max(chunk, Cut(slice_elements(unit, slices), request_.chunk_tiles_max).largest());
     if (strategy.dp > 1) add(StateClass::kBucket, Tier::kHost, bucket_bytes(chunk));
     add(StateClass::kWorkItems, Tier::kHost, work_item_bytes(slice, chunk));
   }

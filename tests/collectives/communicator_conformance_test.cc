@@ -18,6 +18,7 @@
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
 #include "collectives/self_communicator.h"
+#include "collectives/simulated_communicator.h"
 #include "collectives/tcp_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 
@@ -30,6 +31,7 @@ struct Backend {
   const char* name;
   int world_size;
   std::function<Ranks(Reactor& reactor, int world_size)> create;
+  Clock::Kind clock = Clock::Kind::kReal;
 };
 
 Ranks create_self(Reactor&, int) {
@@ -49,10 +51,22 @@ Ranks create_tcp(Reactor& reactor, int world_size) {
   return ranks;
 }
 
+/// Nodes of two ranks.
+Ranks create_simulated(Reactor& reactor, int world_size) {
+  return SimulatedCommunicator::create(
+      reactor, {.ranks = world_size,
+                .ranks_per_node = 2,
+                .within_node = {.bytes_per_s = 10e9, .latency = std::chrono::microseconds(1)},
+                .between_nodes = {.bytes_per_s = 1e9, .latency = std::chrono::microseconds(20)}});
+}
+
 const Backend kBackends[] = {{"self", 1, create_self},
                              {"tcp", 2, create_tcp},
                              {"tcp", 3, create_tcp},
-                             {"tcp", 4, create_tcp}};
+                             {"tcp", 4, create_tcp},
+                             {"simulated", 1, create_simulated, Clock::Kind::kVirtual},
+                             {"simulated", 2, create_simulated, Clock::Kind::kVirtual},
+                             {"simulated", 5, create_simulated, Clock::Kind::kVirtual}};
 
 std::vector<std::byte> pattern(std::size_t size_bytes, int rank) {
   std::mt19937 random(17u + static_cast<unsigned>(rank));
@@ -77,7 +91,7 @@ class CommunicatorConformance : public testing::TestWithParam<Backend> {
   }
   std::size_t world() const { return static_cast<std::size_t>(GetParam().world_size); }
 
-  Reactor reactor_;
+  Reactor reactor_{GetParam().clock};
   Ranks ranks_ = GetParam().create(reactor_, GetParam().world_size);
 };
 

@@ -24,23 +24,32 @@ std::uint64_t set_aside(const HostPlan& plan) {
   return total + (kWorkItemsWanted - 1) * plan.item_bytes;
 }
 
-TEST(HostPlan, IsWhatThePlannerSaysForEveryPlacementAndFormat) {
+/// What the engine sets aside against what was said of it, over every stage, number of ranks,
+/// placement and format.
+TEST(HostPlan, IsWhatThePlannerSays) {
   const ModelSpec model = model_of({900'000, 2'359'296, 2'359'296, 70'000});
+  const ReductionSettings reduction{.dtype = DType::kBFloat16,
+                                    .bucket_elements = kReduceBucketCount};
   for (const char* text :
        {"all=host", "all=nvme", "params=host,grads=host,optimizer=nvme",
         "params=device,grads=host,optimizer=host", "params=nvme,grads=device,optimizer=nvme"}) {
+    const Placement placement = parse_placement(text);
     for (const StateFormat format : {StateFormat::kFp32, StateFormat::k8Bit, StateFormat::kBf16}) {
-      const StateKind state{.format = format};
-      const Placement placement = parse_placement(text);
-      const ChunkTable table(model, kChunkTilesMax, state);
-      const HostPlan plan = plan_host(table, placement, 64 * kMiB);
-      const RankMemory memory = rank_memory({.model = model_size(model, 1),
-                                             .recipe = {.state = state},
-                                             .strategy = resolve({}, 1),
-                                             .placement = placement});
-      const auto said = static_cast<double>(memory.bytes(Tier::kHost));
-      EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.005)
-          << text << ", " << to_string(format);
+      for (const int ranks : {1, 2, 3, 8}) {
+        for (int stage = 0; stage <= 3; ++stage) {
+          const StateKind state{.format = format};
+          const ChunkTable table(model, kChunkTilesMax, state,
+                                 {.stage = stage, .rank = 0, .world_size = ranks});
+          const HostPlan plan = plan_host(table, placement, reduction, 64 * kMiB);
+          const RankMemory memory = rank_memory({.model = model_size(model, 1),
+                                                 .recipe = {.state = state},
+                                                 .strategy = resolve({.zero_stage = stage}, ranks),
+                                                 .placement = placement});
+          const auto said = static_cast<double>(memory.bytes(Tier::kHost));
+          EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.01)
+              << text << ", " << to_string(format) << ", stage " << stage << " on " << ranks;
+        }
+      }
     }
   }
 }
