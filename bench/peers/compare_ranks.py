@@ -55,11 +55,11 @@ def ziggurat(options, folder, stage):
 
 def pytorch(options, folder, stage, weights):
     report = os.path.join(folder, "peer.json")
-    subprocess.run([options.python, "-m", "torch.distributed.run", "--nproc-per-node", str(options.ranks),
+    subprocess.run([options.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks),
                     str(HERE / "pytorch_ranks.py"), "--data", options.data, "--strategy", STRATEGIES[stage], "--model",
                     options.model, "--init", weights, "--accumulate", str(ACCUMULATE), "--context", str(CONTEXT), "--steps",
                     str(options.steps), "--json", report, *RECIPE],
-                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3600)
     with open(report, encoding="utf-8") as file:
         run = json.load(file)
     return run["tokens_per_second_median"], [one["loss"] for one in run["steps"]]

@@ -70,11 +70,12 @@ class Gpt2(torch.nn.Module):
 
 
 class MixedAdamW:
-    """bf16 parameters in the model, fp32 masters in PyTorch's fused AdamW; decay on matrices."""
+    """bf16 parameters in the model, which it makes so, fp32 masters in PyTorch's fused AdamW; decay on matrices."""
 
     def __init__(self, model, lr, decay):
+        self.masters = [p.detach().float().clone() for p in model.parameters()]
+        model.bfloat16()
         self.params = list(model.parameters())
-        self.masters = [p.detach().float().clone() for p in self.params]
         for master in self.masters:
             master.grad = torch.zeros_like(master)
         groups = [
@@ -152,7 +153,7 @@ def main():
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     training = read_text(arguments.data, arguments.context)
-    model = Gpt2(*shape_of(arguments.model)).bfloat16()
+    model = Gpt2(*shape_of(arguments.model))
     count = sum(p.numel() for p in model.parameters())
     optimizer = MixedAdamW(model, arguments.lr, arguments.weight_decay)
     batch = arguments.tokens_per_step // arguments.context

@@ -3,7 +3,7 @@
 # bench/peers/pytorch_ranks.py: pytorch_gpt2.py's job among ranks: PyTorch's DDP or FSDP2 over gloo, everything in RAM.
 """One rank of the job; start them with PyTorch's own launcher:
 
-    python3 -m torch.distributed.run --nproc-per-node 2 bench/peers/pytorch_ranks.py --data TEXT --strategy ddp|fsdp2
+    python3 -m torch.distributed.run --standalone --nproc-per-node 2 bench/peers/pytorch_ranks.py --data TEXT --strategy ddp|fsdp2
         [--init FILE.safetensors] [--json FILE] and pytorch_gpt2.py's other options
 
 Every step has the sequences that `ziggurat train --batch 2 --accumulate K` draws with the same --seed, dealt to ranks as it deals
@@ -79,9 +79,8 @@ def load(model, path):
 
 class Ddp:
     def __init__(self, model, options):
-        self.model = model.bfloat16()
-        self.optimizer = MixedAdamW(self.model, options.lr, options.weight_decay)
-        self.wrapped = DistributedDataParallel(self.model)
+        self.optimizer = MixedAdamW(model, options.lr, options.weight_decay)
+        self.wrapped = DistributedDataParallel(model)
 
     def step(self, lr, clip):
         return self.optimizer.step(lr, clip)
