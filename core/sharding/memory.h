@@ -63,7 +63,7 @@ inline constexpr std::size_t kLiveUnits = 3;
 struct Recipe {
   DType dtype = DType::kBFloat16;         ///< parameters, and gradients at rest
   DType reduce_dtype = DType::kBFloat16;  ///< gradients between ranks
-  StateKind state;                        ///< masters and moments
+  StateKind state{};                      ///< masters and moments
 };
 
 enum class StateClass : std::uint8_t {
