@@ -26,6 +26,14 @@ namespace {
 constexpr int kExitWorld = 1;
 constexpr int kExitUsage = 2;
 
+/// One line whatever the message holds: a path or a key may have control characters in it.
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 /// The flags of one command, collected as text; Settings decides what they mean.
 struct Flags {
   std::span<const Setting> table;
@@ -51,7 +59,9 @@ struct Flags {
   }
 
   void add_config_to(CLI::App& command) {
-    command.add_option("--config", config, "JSON file with the same keys; flags win over it")
+    command
+        .add_option("--config", config,
+                    "JSON file with the same keys, or DeepSpeed's; flags win over it")
         ->type_name("FILE");
   }
 
@@ -59,6 +69,8 @@ struct Flags {
     Settings settings(table);
     for (const auto& [key, text] : texts) settings.apply_flag(key, text);
     if (!config.empty()) settings.apply_file(config);
+    for (const std::string& note : settings.notes())
+      fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
     return settings;
   }
 };
@@ -112,14 +124,6 @@ int run_export(const Settings& settings) {
   command.force = settings.on("force");
   command.host_bytes = settings.size("host-memory", 1);
   return export_model(command);
-}
-
-/// One line whatever the message holds: a path or a key may have control characters in it.
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
 }
 
 void complain(const std::string& message) {
