@@ -162,29 +162,45 @@ void TcpCall::pump(std::size_t place) {
     const std::size_t length = chunk_length(offset, total);
     member.out_begun += length;
     ++member.out_in_flight;
-    send_chunk(place, offset, length);
+    hash_chunk(place, offset, length);
   }
 }
 
-void TcpCall::send_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+std::optional<wire::FrameHeader> TcpCall::Ordered::take() {
+  if (ready.empty() || ready.begin()->first != next) return std::nullopt;
+  const wire::FrameHeader header = ready.begin()->second;
+  ready.erase(ready.begin());
+  next += header.length;
+  return header;
+}
+
+void TcpCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+  const auto header = std::make_shared<wire::FrameHeader>(chunk_header(0, offset, length));
   const auto payload = plan_.out[place].subspan(offset, length);
-  const auto hash = std::make_shared<std::uint64_t>(0);
   transport_.run_job(
       shared_from_this(), "hash chunk",
-      [this, payload, offset, hash] { *hash = wire::payload_hash(payload, key_, offset); },
-      [this, place, payload, offset, hash] {
-        auto header = chunk_header(0, offset, payload.size());
-        header.payload_hash = *hash;
-        transport_.send_bulk((*members_)[place], header, payload,
-                             [self = shared_from_this(), place, length = payload.size()] {
-                               Member& member = self->state_[place];
-                               member.out_written += length;
-                               --member.out_in_flight;
-                               self->progress();
-                               self->pump(place);
-                               self->settle();
-                             });
+      [this, payload, header] {
+        header->payload_hash = wire::payload_hash(payload, key_, header->offset);
+      },
+      [this, place, header] {
+        state_[place].hashed.ready.emplace(header->offset, *header);
+        send_hashed(place);
       });
+}
+
+void TcpCall::send_hashed(std::size_t place) {
+  while (const auto header = state_[place].hashed.take()) {
+    transport_.send_bulk((*members_)[place], *header,
+                         plan_.out[place].subspan(header->offset, header->length),
+                         [self = shared_from_this(), place, length = header->length] {
+                           Member& member = self->state_[place];
+                           member.out_written += length;
+                           --member.out_in_flight;
+                           self->progress();
+                           self->pump(place);
+                           self->settle();
+                         });
+  }
 }
 
 std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header) {
@@ -246,22 +262,23 @@ void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::u
 void TcpCall::sum_chunk(std::size_t index) {
   const std::size_t offset = index * kChunkBytes;
   const std::size_t length = chunk_length(offset, plan_.sum.size());
-  const auto hash = std::make_shared<std::uint64_t>(0);
+  const auto result = std::make_shared<wire::FrameHeader>(chunk_header(1, offset, length));
   transport_.run_job(
       shared_from_this(), "sum chunk",
-      [this, index, offset, length, hash] {
+      [this, index, offset, length, result] {
         sum_on_worker(chunks_[index], offset, length);
-        if (!plan_.results.empty()) {
-          *hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
-        }
+        if (plan_.results.empty()) return;
+        result->payload_hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
       },
-      [this, index, offset, length, hash] {
+      [this, index, length, result] {
         for (auto& buffer : chunks_[index].buffers) {
           if (buffer) transport_.return_buffer(std::move(buffer));
         }
         summed_ += length;
         for (Member& member : state_) member.taken += length;
-        if (!plan_.results.empty()) send_result(offset, length, *hash);
+        if (plan_.results.empty()) return;
+        sums_.ready.emplace(result->offset, *result);
+        send_results();
       });
 }
 
@@ -281,17 +298,18 @@ void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t len
                     plan_.sum.data() + offset);
 }
 
-void TcpCall::send_result(std::size_t offset, std::size_t length, std::uint64_t hash) {
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) continue;
-    auto header = chunk_header(1, offset, length);
-    header.payload_hash = hash;
-    transport_.send_bulk((*members_)[place], header, plan_.sum.subspan(offset, length),
-                         [self = shared_from_this(), place, length] {
-                           self->state_[place].results_written += length;
-                           self->progress();
-                           self->settle();
-                         });
+void TcpCall::send_results() {
+  while (const auto header = sums_.take()) {
+    for (std::size_t place = 0; place < state_.size(); ++place) {
+      if (is_own(place)) continue;
+      transport_.send_bulk((*members_)[place], *header,
+                           plan_.sum.subspan(header->offset, header->length),
+                           [self = shared_from_this(), place, length = header->length] {
+                             self->state_[place].results_written += length;
+                             self->progress();
+                             self->settle();
+                           });
+    }
   }
 }
 

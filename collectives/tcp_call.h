@@ -4,7 +4,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,8 +62,16 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::string waiting() const;
 
  private:
+  /// Workers finish chunks in any order; they are sent in the order of offsets.
+  struct Ordered {
+    std::map<std::size_t, wire::FrameHeader> ready;  // by offset
+    std::size_t next = 0;                            // offset
+    /// The next to be sent, if it is ready.
+    std::optional<wire::FrameHeader> take();
+  };
   struct Member {
     bool announced = false;
+    Ordered hashed;
     std::size_t out_begun = 0, out_written = 0, out_in_flight = 0;
     std::size_t landed = 0, taken = 0;  // of contributions, or of what comes in
     std::size_t results_landed = 0, results_taken = 0;
@@ -77,8 +87,9 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::size_t expected(std::size_t place) const;
   bool is_own(std::size_t place) const { return place == own_; }
   void pump(std::size_t place);
-  void send_chunk(std::size_t place, std::size_t offset, std::size_t length);
-  void send_result(std::size_t offset, std::size_t length, std::uint64_t hash);
+  void hash_chunk(std::size_t place, std::size_t offset, std::size_t length);
+  void send_hashed(std::size_t place);
+  void send_results();
   void contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash);
   void sum_chunk(std::size_t index);
   void sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length);
@@ -98,8 +109,8 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::size_t own_ = 0;
   std::vector<Member> state_;
   std::vector<SumChunk> chunks_;
+  Ordered sums_;
   std::size_t summed_ = 0;
-  std::uint64_t result_hash_ = 0;  // of the chunk that a worker just summed
   std::size_t jobs_ = 0;
   bool copied_ = false, finishing_ = false, ended_ = false;
   std::exception_ptr error_;

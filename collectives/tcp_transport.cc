@@ -42,8 +42,8 @@ void keep_alive(TcpSocket& socket) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
 }
 
-Task<> rethrow(std::exception_ptr error) {
-  std::rethrow_exception(error);
+Task<> failing(Error error) {
+  throw error;
   co_return;
 }
 
@@ -122,7 +122,7 @@ void TcpTransport::close() {
     peer.control->finish();
     peer.bulk->finish();
   }
-  failure_ = std::make_exception_ptr(Error(ErrorCode::kCancelled, "the communicator is closed"));
+  failure_ = Error(ErrorCode::kCancelled, "the communicator is closed");
 }
 
 Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
@@ -158,8 +158,6 @@ void TcpTransport::watch() {
   });
 }
 
-Task<> TcpTransport::failed_task() const { return rethrow(failure_); }
-
 Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
                            const wire::CallSpec& spec,
                            std::shared_ptr<const std::vector<int>> members, TcpPlan plan) {
@@ -171,7 +169,11 @@ Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
                        member, rank_, wire::describe(spec)));
     }
   }
-  if (failed()) return failed_task();
+  if (failed()) {
+    return failing(
+        Error(failure_->code(), fmt::format("{}; rank {} called {} after that", failure_->what(),
+                                            rank_, wire::describe(spec))));
+  }
   const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
   const auto call =
       std::make_shared<TcpCall>(*this, key, spec, std::move(members), std::move(plan));
@@ -221,7 +223,7 @@ void TcpTransport::fail(ErrorCode code, const std::string& text) {
 
 void TcpTransport::stop(ErrorCode code, const std::string& text) {
   const std::string full = with_pending(text);
-  failure_ = std::make_exception_ptr(Error(code, full));
+  failure_ = Error(code, full);
   log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
              fmt::join(record_, "; "));
   std::string told = full.substr(0, wire::kReasonBytes);
@@ -238,7 +240,8 @@ void TcpTransport::stop(ErrorCode code, const std::string& text) {
   }
   early_.clear();
   const auto calls = calls_;
-  for (const auto& [key, call] : calls) call->fail(failure_);
+  const std::exception_ptr failure = std::make_exception_ptr(*failure_);
+  for (const auto& [key, call] : calls) call->fail(failure);
 }
 
 Traffic::Sent& TcpTransport::sent_to(int rank) noexcept {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <deque>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,9 +60,7 @@ class TcpTransport final : public TcpChannel::Events,
                std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
-  /// A Task that throws what ended the transport.
-  Task<> failed_task() const;
-  bool failed() const noexcept { return failure_ != nullptr; }
+  bool failed() const noexcept { return failure_.has_value(); }
 
   // For calls.
   void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
@@ -123,7 +120,7 @@ class TcpTransport final : public TcpChannel::Events,
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
   std::deque<std::string> record_;  // the last calls, for the log
   Traffic traffic_;
-  std::exception_ptr failure_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace ziggurat
