@@ -62,6 +62,8 @@ void TcpCall::begin() {
       state_[place].out_begun = state_[place].out_written = small.size();
     }
     header.length = small.size();
+    header.part = transport_.readable_process((*members_)[place]) != 0;
+    header.address = reinterpret_cast<std::uint64_t>(plan_.out[place].data());
     // On the reactor: fewer bytes than it takes to wake a worker.
     header.payload_hash = wire::payload_hash(small, key_, 0);
     transport_.send_control((*members_)[place], header, small);
@@ -77,9 +79,7 @@ void TcpCall::begin() {
   } else {
     transport_.run_job(shared_from_this(), "copy own slice", copy, [this] { copied_ = true; });
   }
-  if (plan_.sums && state_.size() == 1) {
-    for (std::size_t i = 0; i < chunks_.size(); ++i) sum_chunk(i);
-  }
+  pump_sums();
   settle();
 }
 
@@ -141,6 +141,8 @@ void TcpCall::announced(int rank, const wire::FrameHeader& header,
       member.taken = small.size();
     }
   }
+  member.it_reads = header.part != 0;
+  begin_reading(place, header);
   pump(place);
   settle();
 }
@@ -157,6 +159,7 @@ wire::FrameHeader TcpCall::chunk_header(std::uint8_t part, std::size_t offset,
 void TcpCall::pump(std::size_t place) {
   Member& member = state_[place];
   const std::size_t total = plan_.out[place].size();
+  if (member.it_reads) return;
   while (member.announced && member.out_in_flight < kChunksInFlight && member.out_begun < total) {
     const std::size_t offset = member.out_begun;
     const std::size_t length = chunk_length(offset, total);
@@ -245,7 +248,7 @@ void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
 
 /// On a worker, or where there is little.
 void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
-                     const wire::FrameHeader& header) {
+                     const wire::FrameHeader& header) const {
   if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
   throw Error(ErrorCode::kUnavailable,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
@@ -256,13 +259,25 @@ void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
 void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
   const std::size_t index = offset / kChunkBytes;
   chunks_[index].hashes[place] = hash;
-  if (++chunks_[index].arrived == state_.size() - 1) sum_chunk(index);
+  ++chunks_[index].arrived;
+  pump_sums();
+}
+
+void TcpCall::pump_sums() {
+  while (sums_in_flight_ < kChunksInFlight && next_sum_ < chunks_.size() &&
+         chunks_[next_sum_].arrived == state_.size() - 1) {
+    ++sums_in_flight_;
+    sum_chunk(next_sum_++);
+  }
 }
 
 void TcpCall::sum_chunk(std::size_t index) {
   const std::size_t offset = index * kChunkBytes;
   const std::size_t length = chunk_length(offset, plan_.sum.size());
   const auto result = std::make_shared<wire::FrameHeader>(chunk_header(1, offset, length));
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (state_[place].is_read) chunks_[index].buffers[place] = transport_.take_buffer();
+  }
   transport_.run_job(
       shared_from_this(), "sum chunk",
       [this, index, offset, length, result] {
@@ -275,7 +290,15 @@ void TcpCall::sum_chunk(std::size_t index) {
           if (buffer) transport_.return_buffer(std::move(buffer));
         }
         summed_ += length;
-        for (Member& member : state_) member.taken += length;
+        for (Member& member : state_) {
+          member.taken += length;
+          if (member.is_read) member.landed += length;
+        }
+        for (std::size_t place = 0; summed_ == plan_.sum.size() && place < state_.size(); ++place) {
+          if (state_[place].is_read) tell(place, wire::FrameKind::kTaken, 0);
+        }
+        --sums_in_flight_;
+        pump_sums();
         if (plan_.results.empty()) return;
         sums_.ready.emplace(result->offset, *result);
         send_results();
@@ -289,9 +312,14 @@ void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t len
       contributions[place] = plan_.contribution.data() + offset;
       continue;
     }
+    contributions[place] = chunk.buffers[place].get();
+    const Member& member = state_[place];
+    if (member.is_read) {
+      read_from(place, member.address + offset, {chunk.buffers[place].get(), length});
+      continue;
+    }
     auto header = chunk_header(0, offset, length);
     header.payload_hash = chunk.hashes[place];
-    contributions[place] = chunk.buffers[place].get();
     verify(place, {contributions[place], length}, header);
   }
   sum_in_rank_order(contributions, plan_.dtype, length / size_bytes(plan_.dtype),
@@ -302,6 +330,14 @@ void TcpCall::send_results() {
   while (const auto header = sums_.take()) {
     for (std::size_t place = 0; place < state_.size(); ++place) {
       if (is_own(place)) continue;
+      if (state_[place].it_reads) {
+        auto ready = *header;
+        ready.kind = wire::FrameKind::kReady;
+        ready.length = 0;
+        ready.address = reinterpret_cast<std::uint64_t>(plan_.sum.data());
+        transport_.send_control((*members_)[place], ready, {});
+        continue;
+      }
       transport_.send_bulk((*members_)[place], *header,
                            plan_.sum.subspan(header->offset, header->length),
                            [self = shared_from_this(), place, length = header->length] {
@@ -316,13 +352,14 @@ void TcpCall::send_results() {
 bool TcpCall::complete() const {
   if (!copied_ || (plan_.sums && summed_ != plan_.sum.size())) return false;
   for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) continue;
     const Member& member = state_[place];
+    if (is_own(place)) continue;
     if (!member.announced || member.out_written != plan_.out[place].size() ||
-        member.taken != expected(place)) {
+        member.taken != expected(place) || !member.kept) {
       return false;
     }
-    if (!plan_.results.empty() && (member.results_taken != plan_.results[place].size() ||
+    if (!plan_.results.empty() && (!member.final_sent || !member.final_came ||
+                                   member.results_taken != plan_.results[place].size() ||
                                    member.results_written != plan_.sum.size())) {
       return false;
     }
@@ -344,6 +381,7 @@ void TcpCall::settle() {
     end();
     return;
   }
+  send_finals();
   if (!complete()) return;
   finishing_ = true;
   if (plan_.finish) {

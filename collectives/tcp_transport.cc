@@ -91,6 +91,15 @@ TcpTransport::TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions opt
         std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, epoch_);
     peers_[i].bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, epoch_);
     peers_[i].same_host = from.host == own_host;
+    if (peers_[i].same_host && from.memory.process != 0) {
+      const std::string why_not = why_not_readable(from.memory);
+      if (why_not.empty()) peers_[i].process = from.memory.process;
+      if (!why_not.empty()) {
+        note_degraded("ranks", fmt::format("ranks of this host talk over loopback, not through "
+                                           "memory: rank {}: {}",
+                                           i, why_not));
+      }
+    }
     peers_[i].small.resize(wire::kEagerBytes);
   }
   traffic_.waited.resize(peers_.size());
@@ -317,6 +326,9 @@ void TcpTransport::arrived(int from, const FrameHeader& header, std::span<std::b
   switch (header.kind) {
     case FrameKind::kCall: return announced(from, header, payload);
     case FrameKind::kChunk: return calls_.at(header.key())->chunk_arrived(from, header);
+    case FrameKind::kReady:
+    case FrameKind::kTaken:
+    case FrameKind::kKept: return about_memory(from, header);
     case FrameKind::kAbort: return peer_aborted(from, header, payload);
     case FrameKind::kBye:
       peer(from).left = true;
@@ -347,6 +359,17 @@ void TcpTransport::announced(int from, const FrameHeader& header, std::span<std:
   }
   ++early_count_;
   early_[key].push_back({header, {payload.begin(), payload.end()}});
+}
+
+void TcpTransport::about_memory(int from, const FrameHeader& header) {
+  const auto found = calls_.find(header.key());
+  if (found == calls_.end()) {
+    throw Error(ErrorCode::kUnavailable, "speaks of memory of a call that is not under way");
+  }
+  const std::shared_ptr<TcpCall> call = found->second;
+  if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
+  if (header.kind == FrameKind::kTaken) return call->was_taken(from, header.part);
+  call->was_kept(from, header.part);
 }
 
 void TcpTransport::peer_aborted(int from, const FrameHeader& header, std::span<std::byte> payload) {

@@ -85,15 +85,19 @@ class RankProcess {
     options.rendezvous = fmt::format("127.0.0.1:{}", port);
     options.secret = "secret";
     options.call_timeout = timeout;
-    std::string text = "ready\n";
-    {
+    const auto say = [&](const std::string& line) {
+      const std::string text = line + "\n";
+      if (::write(out, text.data(), text.size()) < 0) ::_exit(3);
+    };
+    try {
       Reactor reactor;
       WorkerPool workers({.threads = 1, .cpus = {}});
       reactor.start();
       const auto ranks = connect_ranks(reactor, workers, options);
-      if (::write(out, text.data(), text.size()) < 0) ::_exit(3);
-      text = reactor.block_on(work(*ranks)) + "\n";
-      if (::write(out, text.data(), text.size()) < 0) ::_exit(3);
+      say("ready");
+      say(reactor.block_on(work(*ranks)));
+    } catch (const std::exception& error) {  // or the test itself would go on in the child
+      say(error.what());
     }
     ::_exit(0);
   }
