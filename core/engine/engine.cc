@@ -140,7 +140,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
 /// mean. Divided in the step's scalars, so that no value is rounded once more.
 double EngineImpl::gradient_divisor(const StepOptions& options) const {
   return static_cast<double>(options.loss_scale.value_or(1.0F)) *
-         static_cast<double>(table_->sharding().world_size);
+         static_cast<double>(table_->sharding().total());
 }
 
 /// A guess can be taken back where the records of the generation before are still in their slots.
@@ -229,8 +229,10 @@ void EngineImpl::make_durable() {
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
-    co_await self.cache_->quiesce();
     co_await self.sweep_->settled();
+    // Nothing stays under way in which other ranks take part.
+    co_await self.cache_->quiesce();
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
     if (self.records_->resident())
       co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
   }(*this));

@@ -48,7 +48,7 @@ struct StepOptions {
 
 struct StepResult {
   std::uint64_t generation = 0;  ///< the generation this step makes; not durable yet
-  double grad_norm = 0;          ///< global 2-norm of the rounded gradients, before clipping
+  double grad_norm = 0;  ///< global 2-norm of the rounded gradients' mean over ranks, unclipped
   bool clipped = false;
   bool skipped = false;  ///< the gradients overflowed: nothing changed, generation is the old one
 };
@@ -75,7 +75,8 @@ class Engine {
   static StoreInfo inspect(Runtime& runtime, const std::vector<StoreDirectory>& store);
 
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
-  /// config.resume says so and there is one. `runtime` and `device` must outlive the engine; the
+  /// config.resume says so and there is one. Every rank of runtime.ranks opens its engine, and
+  /// makes the same calls in the same order. `runtime` and `device` must outlive the engine; the
   /// device must have been made on runtime.reactor. Errors: kInvalidArgument (another model, dtype,
   /// world size, seed or batch; budget nonsense), kResourceExhausted (a budget too small, with the
   /// account and the smallest that works; a full disk), kDataLoss (no valid generation),
@@ -113,8 +114,9 @@ class Engine {
   /// Generation the parameters now stand at (number of finished steps), and the newest durable one.
   virtual std::uint64_t generation() const = 0;
   virtual std::uint64_t durable_generation() const = 0;
-  /// Waits until every finished step is durable; with state placed off NVMe, writes a checkpoint
-  /// first. Call before exit.
+  /// Waits until every finished step is durable on every rank; with state placed off NVMe, writes a
+  /// checkpoint first. Call before exit: where ranks are several, one that closes its engine
+  /// without it ends the others' calls.
   virtual void make_durable() = 0;
 
   /// True if open() found a store and resumed; then the blob of the generation it resumed at.

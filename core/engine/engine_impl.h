@@ -72,7 +72,6 @@ class EngineImpl final : public Engine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();
   Task<> load_chunk(ChunkId id);
-  void describe();
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
   std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
@@ -84,6 +83,10 @@ class EngineImpl final : public Engine {
 
   void unit_updated(UnitId unit, std::uint64_t generation);
 
+  // engine_notes.cc
+  void describe();
+  void describe_ranks();
+
   // engine_ranks.cc
   Task<> agree_on_settings();
   Task<> agree_on_step(const StepOptions& options);
@@ -91,7 +94,10 @@ class EngineImpl final : public Engine {
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   Sharding sharding() const {
-    return {config_.zero_stage, runtime_.ranks->rank(), runtime_.ranks->world_size()};
+    Sharding its = Sharding::of(config_.zero_stage, runtime_.ranks->rank(),
+                                runtime_.ranks->world_size(), config_.shard_group);
+    its.node_ranks = config_.node_ranks;
+    return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;
 

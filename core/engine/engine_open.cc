@@ -24,7 +24,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
             throw Error(ErrorCode::kInvalidArgument,
                         fmt::format("--store {}: no such directory", directory.path));
         }
-        RankChannels channels(*run.ranks);
+        RankChannels channels(*run.ranks, 0, 0);
         auto storage = Storage::open(run, *channels.store, directories);
         const EngineConfig config;
         StripedStore::Environment environment = storage->environment(run, config);
@@ -56,6 +56,27 @@ void EngineImpl::validate() const {
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.zero_stage >= 0 && config_.zero_stage <= 3,
           fmt::format("--zero-stage {}: 0, 1, 2 or 3", config_.zero_stage));
+  const int ranks = runtime_.ranks->world_size();
+  const int group = config_.shard_group;
+  require(group == 0 || (group > 1 && group <= ranks && ranks % group == 0),
+          fmt::format("--shard-group {0}: 2 ranks or more, and {1} ranks are not whole groups of "
+                      "{0}; --zero-stage 0 has a copy on every rank",
+                      group, ranks));
+  require(group == 0 || config_.zero_stage > 0,
+          fmt::format("--shard-group {}: stage 0 shares nothing within a group; give 1, 2 or 3",
+                      group));
+  const int sharers = group == 0 ? ranks : group;
+  const int node = config_.node_ranks;
+  require(
+      node == 0 || (node > 1 && node < sharers && sharers % node == 0),
+      fmt::format("--hpz {0}: 2 ranks or more, and the {1} that share the state are not several "
+                  "whole nodes of {0}",
+                  node, sharers));
+  require(node == 0 || config_.zero_stage == 3,
+          fmt::format("--hpz {}: a second partition of parameters is of stage 3, this is stage {}",
+                      node, config_.zero_stage));
+  require(!config_.keep_gathered || config_.zero_stage == 3,
+          fmt::format("--strategy grad-op: of stage 3, this is stage {}", config_.zero_stage));
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
@@ -74,8 +95,6 @@ void EngineImpl::validate() const {
 }
 
 void EngineImpl::open(const Initializer& initialize) {
-  validate();
-  assign_groups(model_, config_.param_groups);
   runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
     std::exception_ptr error;
     try {
@@ -90,7 +109,10 @@ void EngineImpl::open(const Initializer& initialize) {
 }
 
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
-  channels_ = std::make_unique<RankChannels>(*runtime_.ranks);
+  validate();
+  assign_groups(model_, config_.param_groups);
+  channels_ =
+      std::make_unique<RankChannels>(*runtime_.ranks, config_.shard_group, config_.node_ranks);
   if (!sharding().one_rank()) co_await agree_on_settings();
   co_await open_store();
   co_await build_floors();
@@ -226,46 +248,6 @@ Task<> EngineImpl::build_floors() {
   flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators(), reduction());
   co_await set_gather_region_aside();
   describe();
-}
-
-void EngineImpl::describe() {
-  for (const auto& drive : storage_->drives)
-    notes_.push_back(fmt::format("files through {}", drive->description()));
-  if (storage_->store->stripe_count() > 1) {
-    for (const StripedStore::Share& share : storage_->store->shares())
-      notes_.push_back(
-          fmt::format("{} of records in {}", format_bytes(share.record_bytes), share.directory));
-  }
-  notes_.push_back(fmt::format(
-      "{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all "
-      "gradients",
-      table_->unit_count(), table_->chunks().size(), format_bytes(table_->largest_record_bytes()),
-      pool_->page_kind(), plan_.items));
-  const bool swept = config_.placement.optimizer == Tier::kNvme;
-  const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory());
-  notes_.push_back(fmt::format(
-      "optimizer state: {}, {:.4g} bytes a parameter{}", to_string(table_->state()),
-      traffic.written,
-      swept ? fmt::format("; a step reads {:.4g} and writes them anew", traffic.read) : ""));
-  if (!swept) {
-    notes_.push_back(fmt::format(
-        "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
-        to_string(config_.placement.optimizer)));
-  } else if (storage_->store->state().slots == 1) {
-    notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
-  } else {
-    notes_.push_back("every finished step becomes durable, at no extra written bytes");
-  }
-  if (kept_->kept_chunks() > 0) {
-    std::uint64_t read_bytes = 0;
-    for (const Chunk& chunk : table_->chunks().subspan(kept_->kept_chunks()))
-      read_bytes +=
-          chunk.record_bytes() - OptimizerSweep::not_read_bytes(*context_, *params_, chunk);
-    notes_.push_back(
-        fmt::format("{} of {} records stay in host memory: a step writes {} of them and reads {}",
-                    kept_->kept_chunks(), table_->chunks().size(),
-                    format_bytes(table_->total_record_bytes()), format_bytes(read_bytes)));
-  }
 }
 
 /// Two, if the trainer's memory and two units' parameters still fit beside them; else one.

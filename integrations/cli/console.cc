@@ -41,6 +41,7 @@ void Console::clear() {
 }
 
 void Console::line(std::string_view text) {
+  if (silent_) return;
   const std::lock_guard lock(mutex_);
   clear();
   fmt::print("{}\n", text);
@@ -53,6 +54,7 @@ void Console::live(std::string_view text, bool always_plain) {
 }
 
 void Console::show(std::string_view text, bool always_plain) {
+  if (silent_) return;
   const Clock::time_point now = Clock::now();
   if (terminal_) {
     if (now - last_live_ < kRedraw) return;

@@ -5,6 +5,7 @@
 // Thread-safe: the engine reports its progress from its own thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,8 @@ class Console {
   Console& operator=(const Console&) = delete;
 
   bool terminal() const noexcept { return terminal_; }
+  /// Nothing is shown from now on: another rank speaks.
+  void silence() noexcept { silent_ = true; }
 
   /// A line that stays; flushed before it returns.
   void line(std::string_view text);
@@ -38,6 +41,7 @@ class Console {
 
   std::mutex mutex_;
   const bool terminal_;
+  std::atomic<bool> silent_ = false;
   bool live_shown_ = false;
   Clock::time_point last_live_{};
   std::string progress_what_;

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
@@ -126,6 +127,17 @@ int run_export(const Settings& settings) {
   return export_model(command);
 }
 
+/// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
+/// rank is this program with these arguments.
+int run_train(const TrainOptions& options, int argc, char** argv) {
+  if (options.nproc == 1 || rank_options().world_size > 1) return train(options);
+  LaunchCommand command;
+  command.ranks = options.nproc;
+  command.arguments.emplace_back("/proc/self/exe");
+  command.arguments.insert(command.arguments.end(), argv + 1, argv + argc);
+  return launch(command);
+}
+
 void complain(const std::string& message) {
   fmt::print(stderr, "ziggurat: error: {}\n", one_line(message));
 }
@@ -184,8 +196,9 @@ int run(int argc, char** argv) {
       "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
   train_flags.add_to(*train_command);
   train_flags.add_config_to(*train_command);
-  train_command->callback(
-      [&] { action = [&] { return train(read_train_options(train_flags.settings())); }; });
+  train_command->callback([&] {
+    action = [&] { return run_train(read_train_options(train_flags.settings()), argc, argv); };
+  });
 
   Flags schedule_flags{train_settings(), {}, {}};
   CLI::App* schedule_command = app.add_subcommand(

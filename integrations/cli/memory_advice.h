@@ -40,6 +40,10 @@ struct WritePlan {
       0;  ///< a new store's file, written once from end to end, and generation 0
   std::uint64_t per_step_bytes = 0;
   std::uint64_t at_end_bytes = 0;  ///< the checkpoint of state that is not NVMe-placed
+
+  WritePlan operator*(std::uint64_t times) const {
+    return {fill_bytes * times, per_step_bytes * times, at_end_bytes * times};
+  }
 };
 WritePlan write_plan(const TrainOptions& options);
 

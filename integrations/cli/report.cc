@@ -53,6 +53,7 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
                                         steady.counters.seconds(Counter::kOptimizerCpuNs))));
   for (std::size_t i = 0; i < kWaits; ++i) {
     const auto wait = static_cast<Wait>(i);
+    if (wait == Wait::kRanks && report.facts.ranks == 1) continue;
     lines.push_back(part_line(fmt::format("waiting: {}", to_string(wait)), split.wait_s[i],
                               steady.wall_s, "for " + link_of(wait, report.facts.placement)));
   }
@@ -92,6 +93,32 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
                     *report.facts.loss_scale, report.skipped, report.steps + report.skipped));
 }
 
+/// Several ranks: what they sent, and whom they waited for.
+void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
+  const RunFacts& facts = report.facts;
+  if (facts.ranks == 1) return;
+  const std::size_t steps = std::max<std::size_t>(1, report.steps);
+  lines.push_back(fmt::format(
+      "{} ranks in ZeRO stage {}, gradients between them in {}: a step of rank 0 sends {} within "
+      "its host{}",
+      facts.ranks, facts.zero_stage, to_string(facts.reduce_dtype),
+      format_bytes(facts.sent_here_bytes / steps),
+      facts.sent_away_bytes > 0
+          ? fmt::format(" and {} to others", format_bytes(facts.sent_away_bytes / steps))
+          : ""));
+  std::string waited;
+  for (std::size_t rank = 0; rank < facts.waited_for_s.size(); ++rank) {
+    const std::string one = fmt::format("rank {} {:.2f} s", rank, facts.waited_for_s[rank]);
+    constexpr std::size_t kLineMax = 76;
+    if (!waited.empty() && waited.size() + one.size() > kLineMax) {
+      lines.push_back("  waited for " + waited);
+      waited.clear();
+    }
+    waited += (waited.empty() ? "" : ", ") + one;
+  }
+  lines.push_back("  waited for " + waited + ", at most by any rank");
+}
+
 }  // namespace
 
 std::string link_of(Wait wait, const Placement& placement) {
@@ -103,6 +130,7 @@ std::string link_of(Wait wait, const Placement& placement) {
                                                 : "the workers (the sweep)";
     case Wait::kGrads:
       return placement.grads == Tier::kNvme ? "device to host, then NVMe" : "device to host";
+    case Wait::kRanks: return "other ranks";
     default: return "NVMe (the generation before)";
   }
 }
@@ -189,6 +217,7 @@ std::vector<std::string> table(const RunReport& report) {
       link_line("device to host", totals[Counter::kDeviceToHostBytes], report.steps, 0));
   add_state(lines, report);
   add_saved(lines, report);
+  add_ranks(lines, report);
   add_split(lines, report);
   const StepBound& bound = report.bound;
   lines.push_back(

@@ -29,6 +29,14 @@ struct RunFacts {
   std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
   std::uint64_t kept_record_bytes = 0;  ///< Engine::kept_record_bytes()
   std::uint64_t store_bytes = 0;        ///< of files, as allocated
+  /// Where there are several: what rank 0 sent in the run, and the longest that any rank waited for
+  /// each.
+  int ranks = 1;
+  int zero_stage = 0;
+  DType reduce_dtype = DType::kBFloat16;
+  std::uint64_t sent_here_bytes = 0;
+  std::uint64_t sent_away_bytes = 0;
+  std::vector<double> waited_for_s{};
   Account device{0};
   Account host{0};
 };

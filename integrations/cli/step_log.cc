@@ -32,6 +32,7 @@ std::string_view to_string(Wait wait) noexcept {
     case Wait::kSweep: return "sweep";
     case Wait::kGrads: return "grads";
     case Wait::kDurable: return "durable";
+    case Wait::kRanks: return "ranks";
     case Wait::kCount: break;
   }
   return "?";
@@ -42,6 +43,7 @@ Counter counter_of(Wait wait) noexcept {
     case Wait::kParams: return Counter::kWaitParamsNs;
     case Wait::kSweep: return Counter::kWaitSweepNs;
     case Wait::kGrads: return Counter::kWaitGradsNs;
+    case Wait::kRanks: return Counter::kWaitRanksNs;
     default: return Counter::kWaitDurableNs;
   }
 }

@@ -31,7 +31,7 @@ struct CounterSnapshot {
 };
 
 /// Why the trainer stood still.
-enum class Wait : std::uint8_t { kParams, kSweep, kGrads, kDurable, kCount };
+enum class Wait : std::uint8_t { kParams, kSweep, kGrads, kDurable, kRanks, kCount };
 inline constexpr std::size_t kWaits = static_cast<std::size_t>(Wait::kCount);
 std::string_view to_string(Wait wait) noexcept;
 Counter counter_of(Wait wait) noexcept;

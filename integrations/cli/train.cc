@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "collectives/rendezvous.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
 #include "integrations/cli/commands.h"
@@ -25,6 +26,7 @@
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/step_log.h"
 #include "integrations/cli/store_paths.h"
+#include "integrations/cli/train_ranks.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
 #include "optimizer/loss_scale.h"
@@ -58,21 +60,34 @@ class TrainRun {
 
  private:
   void open();
+  void connect();
+  EngineConfig engine_config();
   void announce();
   std::vector<StoreDirectory> measured_store();
   void resume();
-  StepRecord step();
+  StepRecord step(bool interrupted);
   RunState state_after(std::uint64_t step) const;
   double held_out_loss();
   void show(const StepRecord& record);
   void finish_interrupted();
   void finish_done();
-  RunFacts facts() const;
+  RunFacts facts();
+  /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
+  std::uint64_t copies() const {
+    if (options_.shard_group > 0)
+      return static_cast<std::uint64_t>(ranks_->count() / options_.shard_group);
+    return options_.zero_stage == 0 ? static_cast<std::uint64_t>(ranks_->count()) : 1;
+  }
+  /// Of all ranks.
+  std::uint64_t tokens_per_step() const {
+    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * ranks_->count());
+  }
 
   const TrainOptions& options_;
   Console console_;
   std::unique_ptr<gpt::Text> text_;
   std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<TrainRanks> ranks_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<gpt::Trainer> trainer_;
@@ -80,6 +95,7 @@ class TrainRun {
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
   std::uint64_t attempts_ = 0;  // at steps, skipped ones included: the data cursor
+  bool interrupted_ = false;    // some rank was asked to end
   StepLog log_;
   CounterSnapshot at_first_step_;
 };
@@ -87,13 +103,46 @@ class TrainRun {
 void TrainRun::open() {
   const ModelSpec spec = gpt::make_spec(options_.model);
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
-  runtime_ = Runtime::create({.threads = options_.threads, .trace_path = options_.trace_path});
+  connect();
   require_device_budget(options_, threads());
   settings_ = changeable_settings(options_, threads());
   device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
                                &runtime_->metrics);
   announce();
 
+  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_,
+                         gpt::make_initializer(options_.model, options_.seed));
+  for (const std::string& line : engine_->description()) console_.line("  " + line);
+  if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
+  if (engine_->resumed()) resume();
+  if (scaler_) {
+    console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
+                              scaler_->dynamic() ? " for now: it is dynamic" : ""));
+  }
+  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
+                                            options_.shape);
+}
+
+/// This rank's runtime, and the others, if a launcher made us one of several.
+void TrainRun::connect() {
+  const RankOptions world = rank_options();
+  if (options_.nproc > 1 && world.world_size != options_.nproc) {
+    throw UsageError(
+        fmt::format("--nproc {}: {} says that there are {} ranks: give that, or no "
+                    "--nproc under a launcher",
+                    options_.nproc, world.source, world.world_size));
+  }
+  std::string trace_path = options_.trace_path;
+  if (world.rank > 0) {
+    console_.silence();
+    if (!trace_path.empty()) trace_path += fmt::format(".rank{}", world.rank);
+  }
+  runtime_ = Runtime::create({.threads = options_.threads, .trace_path = trace_path});
+  runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
+  ranks_ = std::make_unique<TrainRanks>(*runtime_);
+}
+
+EngineConfig TrainRun::engine_config() {
   EngineConfig config;
   config.store = measured_store();
   config.placement = options_.placement;
@@ -104,6 +153,13 @@ void TrainRun::open() {
   config.param_groups = options_.param_groups;
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.speculation = options_.speculation;
+  config.zero_stage = options_.zero_stage;
+  config.keep_gathered = options_.keep_gathered;
+  config.shard_group = options_.shard_group;
+  config.node_ranks = options_.node_ranks;
+  config.reduce_dtype = options_.reduce_dtype;
+  config.reduce_bucket_elements = options_.reduce_bucket_elements;
+  config.prefetch_elements_max = options_.prefetch_elements;
   config.slots = options_.slots;
   config.resume = options_.resume;
   config.run_identity = RunIdentity{.model = options_.model,
@@ -117,17 +173,7 @@ void TrainRun::open() {
   config.progress = [this](const char* what, std::uint64_t done, std::uint64_t total) {
     console_.progress(what, done, total);
   };
-  engine_ = Engine::open(spec, config, *runtime_, *device_,
-                         gpt::make_initializer(options_.model, options_.seed));
-  for (const std::string& line : engine_->description()) console_.line("  " + line);
-  if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
-  if (engine_->resumed()) resume();
-  if (scaler_) {
-    console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
-                              scaler_->dynamic() ? " for now: it is dynamic" : ""));
-  }
-  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
-                                            options_.shape);
+  return config;
 }
 
 /// Several directories share a new store in proportion to their drives' speed, where it is known;
@@ -148,6 +194,12 @@ void TrainRun::announce() {
                             spec.name, static_cast<double>(spec.count()) / 1e6,
                             to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
                             format_bytes(text_->size_bytes()), options_.data));
+  if (ranks_->count() > 1) {
+    console_.line(
+        fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
+                    "micro-batches of a step",
+                    ranks_->count(), options_.zero_stage, options_.shape.accumulate));
+  }
   console_.line(
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
                   to_string(options_.placement), format_bytes(options_.device_bytes),
@@ -155,7 +207,7 @@ void TrainRun::announce() {
   const bool fresh =
       options_.resume == EngineConfig::Resume::kNever || !store_exists(options_.store_directories);
   if (!fresh) return;  // the rest of the steps are known once the store is open
-  const WritePlan plan = write_plan(options_);
+  const WritePlan plan = write_plan(options_) * copies();
   console_.line(fmt::format(
       "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
       gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
@@ -179,7 +231,7 @@ void TrainRun::resume() {
     for (const std::string& line : differences(before.settings, settings_))
       console_.line("  changed: " + line);
   }
-  const WritePlan plan = write_plan(options_);
+  const WritePlan plan = write_plan(options_) * copies();
   const std::uint64_t left = options_.steps - std::min(options_.steps, generation);
   console_.line(fmt::format(
       "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
@@ -187,15 +239,18 @@ void TrainRun::resume() {
       free_space(options_.store_directories)));
 }
 
-/// One attempt at the next step.
-StepRecord TrainRun::step() {
+/// One attempt at the next step. Micro-batches are dealt out to the ranks in turn, so that N ranks
+/// with K each see what one rank with N K sees.
+StepRecord TrainRun::step(bool interrupted) {
   const std::uint64_t index = engine_->generation();
   StepTimes times;
   const double begin = now_s();
   std::vector<gpt::Batch> batches;
   for (std::int64_t micro = 0; micro < options_.shape.accumulate; ++micro) {
     batches.push_back(text_->training_batch(
-        {.seed = options_.seed, .step = attempts_, .micro = static_cast<std::uint64_t>(micro)},
+        {.seed = options_.seed,
+         .step = attempts_,
+         .micro = static_cast<std::uint64_t>(micro * ranks_->count() + ranks_->rank())},
         options_.shape.batch));
   }
   const double data_end = now_s();
@@ -211,8 +266,10 @@ StepRecord TrainRun::step() {
   StepRecord record;
   record.step = index + 1;
   record.loss_scale = options.loss_scale;
-  record.loss =
-      static_cast<float>(trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F)));
+  const double loss = trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F));
+  const TrainRanks::Shared shared = ranks_->share(loss, interrupted);
+  interrupted_ = shared.interrupted;
+  record.loss = static_cast<float>(shared.loss);
   record.learning_rate = options.learning_rate;
   const double passes_end = now_s();
   const CounterSnapshot after_passes = CounterSnapshot::of(runtime_->metrics);
@@ -265,11 +322,15 @@ RunState TrainRun::state_after(std::uint64_t step) const {
 double TrainRun::held_out_loss() {
   const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
   const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
+  const auto ranks = static_cast<std::uint64_t>(ranks_->count());
+  // Dealt out to the ranks in turn, to each as many.
+  const std::uint64_t turns = (std::max<std::uint64_t>(1, sequences / batch) + ranks - 1) / ranks;
   std::vector<gpt::Batch> batches;
-  for (std::uint64_t i = 0; i < std::max<std::uint64_t>(1, sequences / batch); ++i) {
-    batches.push_back(text_->held_out_batch(i, options_.shape.batch));
+  for (std::uint64_t turn = 0; turn < turns; ++turn) {
+    const std::uint64_t index = turn * ranks + static_cast<std::uint64_t>(ranks_->rank());
+    batches.push_back(text_->held_out_batch(index, options_.shape.batch));
   }
-  return trainer_->evaluate(batches);
+  return ranks_->mean(trainer_->evaluate(batches));
 }
 
 void TrainRun::show(const StepRecord& record) {
@@ -298,13 +359,12 @@ void TrainRun::show(const StepRecord& record) {
   console_.live(
       fmt::format("step {}/{}  loss {:.4f}{}{}  {:.0f} tokens/s  {}  ETA {}:{:02}", record.step,
                   options_.steps, record.loss, held_out, scale,
-                  wall_s > 0 ? static_cast<double>(options_.shape.tokens_per_step()) / wall_s : 0.0,
-                  where, static_cast<std::uint64_t>(left_s) / 60,
-                  static_cast<std::uint64_t>(left_s) % 60),
+                  wall_s > 0 ? static_cast<double>(tokens_per_step()) / wall_s : 0.0, where,
+                  static_cast<std::uint64_t>(left_s) / 60, static_cast<std::uint64_t>(left_s) % 60),
       options_.steps <= kShortRunSteps || record.step == options_.steps);
 }
 
-RunFacts TrainRun::facts() const {
+RunFacts TrainRun::facts() {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.state = options_.optimizer.state;
@@ -312,7 +372,14 @@ RunFacts TrainRun::facts() const {
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
-  facts.tokens_per_step = static_cast<std::uint64_t>(options_.shape.tokens_per_step());
+  facts.tokens_per_step = tokens_per_step();
+  facts.ranks = ranks_->count();
+  facts.zero_stage = options_.zero_stage;
+  facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
+  const TrainRanks::Talk talk = ranks_->talk();
+  facts.sent_here_bytes = talk.sent_here_bytes;
+  facts.sent_away_bytes = talk.sent_away_bytes;
+  facts.waited_for_s = talk.waited_for_s;
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
   facts.kept_record_bytes = engine_->kept_record_bytes();
   facts.store_bytes = stored_bytes(options_.store_directories);
@@ -327,11 +394,11 @@ void TrainRun::finish_interrupted() {
       fmt::format("interrupted: generation {} of {} steps is durable in {}; the same command goes "
                   "on from there",
                   engine_->durable_generation(), options_.steps, options_.store));
-  if (!json_) return;
   RunReport report =
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.durable_generation = engine_->durable_generation();
-  json_->finish(to_json(report));
+  if (json_) json_->finish(to_json(report));
+  ranks_->part();
 }
 
 void TrainRun::finish_done() {
@@ -342,6 +409,7 @@ void TrainRun::finish_done() {
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.finish_s = durable - begin;
   report.held_out_loss = held_out_loss();
+  engine_->make_durable();  // nothing that other ranks wait for is left under way
   report.durable_generation = engine_->durable_generation();
   for (const std::string& line : table(report)) console_.line(line);
   console_.line(
@@ -349,18 +417,20 @@ void TrainRun::finish_done() {
                   "--store {}` speaks",
                   report.durable_generation, options_.store, options_.store));
   if (json_) json_->finish(to_json(report));
+  ranks_->part();
 }
 
 int TrainRun::run() {
   Interrupt interrupt(Interrupt::Mode::kExit);
   open();
-  if (!options_.json_path.empty()) {
+  if (!options_.json_path.empty() && ranks_->first()) {
     const nlohmann::json run{{"model", gpt::make_spec(options_.model).name},
                              {"dtype", to_string(options_.model.dtype)},
                              {"settings", settings_},
                              {"optimizer", to_string(options_.optimizer.state.optimizer)},
                              {"state_format", to_string(options_.optimizer.state.format)},
-                             {"tokens_per_step", options_.shape.tokens_per_step()},
+                             {"tokens_per_step", tokens_per_step()},
+                             {"ranks", ranks_->count()},
                              {"resumed_at", engine_->generation()},
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
@@ -368,13 +438,13 @@ int TrainRun::run() {
   interrupt.set_mode(Interrupt::Mode::kFinish);
   at_first_step_ = CounterSnapshot::of(runtime_->metrics);
   while (engine_->generation() < options_.steps) {
-    StepRecord record = step();
+    StepRecord record = step(interrupt.requested());
     if (options_.eval_every > 0 && record.step % options_.eval_every == 0 && !record.skipped)
       record.held_out_loss = held_out_loss();
     log_.add(record);
     if (json_) json_->add_step(to_json(record));
     show(record);
-    if (interrupt.requested()) {
+    if (interrupted_ || (ranks_->count() == 1 && interrupt.requested())) {
       finish_interrupted();
       return kExitInterrupted;
     }

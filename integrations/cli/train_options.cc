@@ -68,6 +68,26 @@ std::span<const Setting> train_settings() {
             {"placement", kText, "params=host,grads=host,optimizer=nvme", "WHERE",
              "tier (device, host, nvme) of each class of state, or all=TIER"},
             {"threads", kInteger, "0", "N", "workers; 0: one for each physical core"},
+            {"nproc", kInteger, "1", "N",
+             "ranks on this machine, each with these budgets, a slice of the state and "
+             "--accumulate micro-batches of its own; started here unless a launcher did"},
+            {"zero-stage", kInteger, "2", "0|1|2|3",
+             "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
+             "parameters too"},
+            {"strategy", kText, "", "full|grad-op|none|hybrid",
+             "FSDP's names: stage 3; stage 3 with units kept from forward to backward; stage 0; "
+             "stage 3 (or 1 or 2) in groups that each have a copy of the state"},
+            {"shard-group", kInteger, "0", "G", "ranks of a group, with --strategy hybrid"},
+            {"hpz", kInteger, "0", "P",
+             "stage 3: each P ranks (of a machine) keep parts of the parameters they have "
+             "gathered, "
+             "so that backward gathers among them; 2 / P bytes of host memory a parameter"},
+            {"reduce-dtype", kText, "", "bf16|fp16|fp32",
+             "of gradients between ranks (default: --dtype)"},
+            {"reduce-bucket-size", kInteger, "4194304", "ELEMENTS",
+             "of a gradient that ranks sum at once; three buckets are set aside in host memory"},
+            {"prefetch-bucket-size", kInteger, "1000000000000", "ELEMENTS",
+             "of parameters loaded, or in stage 3 gathered, ahead of their use, at most two units"},
             {"resume", kText, "auto", "auto|never",
              "go on from the store's last durable step, or replace the store"},
             {"trace", kText, "", "FILE",
@@ -98,6 +118,39 @@ gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model
                             ? gpt::ActivationCheckpointing::kOff
                             : gpt::ActivationCheckpointing::kBlock;
   return shape;
+}
+
+void read_strategy(const Settings& settings, TrainOptions& options) {
+  static constexpr std::array<std::string_view, 4> kStrategies{"full", "grad-op", "none", "hybrid"};
+  const std::string strategy = settings.choice("strategy", kStrategies);
+  const int stage = strategy == "none" ? 0 : 3;
+  const bool may_be_another = strategy == "hybrid" && options.zero_stage > 0;
+  if (settings.given("zero-stage") && options.zero_stage != stage) {
+    if (may_be_another) return;
+    throw UsageError(fmt::format("{} is stage {}, and {} says another",
+                                 settings.described("strategy"), stage,
+                                 settings.described("zero-stage")));
+  }
+  options.zero_stage = stage;
+  options.keep_gathered = strategy == "grad-op";
+}
+
+void read_ranks(const Settings& settings, TrainOptions& options) {
+  options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
+  options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
+  constexpr Settings::IntegerRange kGroup{.min = 0, .max = 1 << 20};
+  options.shard_group = static_cast<int>(settings.integer("shard-group", kGroup));
+  options.node_ranks = static_cast<int>(settings.integer("hpz", kGroup));
+  if (settings.given("strategy")) read_strategy(settings, options);
+  if ((options.shard_group > 0) != (settings.text("strategy") == "hybrid"))
+    throw UsageError("--strategy hybrid and --shard-group G go together");
+  if (settings.given("reduce-dtype"))
+    options.reduce_dtype = parse_dtype(settings.choice("reduce-dtype", kDTypeNames));
+  constexpr Settings::IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};
+  options.reduce_bucket_elements =
+      static_cast<std::uint64_t>(settings.integer("reduce-bucket-size", kElements));
+  options.prefetch_elements =
+      static_cast<std::uint64_t>(settings.integer("prefetch-bucket-size", kElements));
 }
 
 EngineConfig::Speculation read_speculation(const Settings& settings) {
@@ -162,6 +215,7 @@ TrainOptions read_train_options(const Settings& settings) {
                                 [](const std::string& text) { return parse_placement(text); });
   options.slots = static_cast<int>(settings.integer("slots", {.min = 1, .max = 2}));
   options.threads = static_cast<std::size_t>(settings.integer("threads", {.min = 0, .max = 1024}));
+  read_ranks(settings, options);
   static constexpr std::array<std::string_view, 2> kResume{"auto", "never"};
   options.resume = settings.choice("resume", kResume) == "never" ? EngineConfig::Resume::kNever
                                                                  : EngineConfig::Resume::kAuto;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,6 +44,14 @@ struct TrainOptions {
   Placement placement;
   int slots = 2;
   std::size_t threads = 0;  ///< 0: one per physical core
+  int nproc = 1;            ///< ranks that this machine runs
+  int zero_stage = 2;
+  bool keep_gathered = false;
+  int shard_group = 0;
+  int node_ranks = 0;
+  std::optional<DType> reduce_dtype;  ///< the model's if not given
+  std::uint64_t reduce_bucket_elements = 0;
+  std::uint64_t prefetch_elements = 0;
   EngineConfig::Resume resume = EngineConfig::Resume::kAuto;
   EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
 

@@ -152,7 +152,10 @@ TEST(Rendezvous, RanksThatMetMakeACommunicator) {
     reactor.start();
     const auto ranks = connect_ranks(reactor, workers, options_of(r, 2, port));
     std::vector<std::uint64_t> values{static_cast<std::uint64_t>(r) + 5};
-    reactor.block_on(ranks->all_reduce(std::span(values), Communicator::Op::kSum));
+    const auto reduce = [&]() -> Task<> {  // calls are made on the reactor's thread
+      co_await ranks->all_reduce(std::span(values), Communicator::Op::kSum);
+    };
+    reactor.block_on(reduce());
     sums[static_cast<std::size_t>(r)] = values[0];
   };
   std::thread other(rank, 1);

@@ -5,6 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <utility>
+
 #include "base/error.h"
 #include "tests/core/ranks_harness.h"
 
@@ -14,6 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr float kLearningRate = 0.01F;
+constexpr auto kGuess = EngineConfig::Speculation::kAlways;
 constexpr const char* kDemo = "params=host,grads=host,optimizer=nvme";
 
 struct World {
@@ -27,6 +31,9 @@ struct World {
   DType dtype = DType::kBFloat16;
   std::optional<DType> reduce_dtype{};
   std::uint64_t device_bytes = 8 * kMiB;
+  EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
+  int shard_group = 0;
+  int node_ranks = 0;
 };
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
@@ -41,6 +48,9 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     config.zero_stage = world.stage;
     config.reduce_bucket_elements = world.bucket_elements;
     config.reduce_dtype = world.reduce_dtype;
+    config.speculation = world.speculation;
+    config.shard_group = world.shard_group;
+    config.node_ranks = world.node_ranks;
     return config;
   }
   ModelSpec model() const {
@@ -52,6 +62,7 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     PlainTraining plain(model(), GetParam().clip_norm);
     plain.world_size = GetParam().ranks;
     plain.reduce_dtype = GetParam().reduce_dtype;
+    plain.shard_group = GetParam().shard_group;
     return plain;
   }
   const ScratchDirectory directory_;
@@ -95,6 +106,35 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "Stage0Unclipped", .stage = 0, .clip_norm = 0},
         World{.name = "Stage2Unclipped", .stage = 2, .clip_norm = 0},
         World{.name = "Stage3Unclipped", .stage = 3, .clip_norm = 0},
+        World{.name = "Stage0GuessesRight", .stage = 0, .clip_norm = 1e6F, .speculation = kGuess},
+        World{.name = "Stage2GuessesRight", .stage = 2, .clip_norm = 1e6F, .speculation = kGuess},
+        World{.name = "Stage2GuessesWrong", .stage = 2, .speculation = kGuess},
+        World{.name = "Stage3GuessesWrong", .stage = 3, .speculation = kGuess},
+        World{.name = "Stage3NvmeGuessesWrong",
+              .stage = 3,
+              .placement = "all=nvme",
+              .speculation = kGuess},
+        World{.name = "TwoGroupsOfTwoStage3", .ranks = 4, .stage = 3, .shard_group = 2},
+        World{.name = "TwoGroupsOfTwoStage2OneTileBuckets",
+              .ranks = 4,
+              .stage = 2,
+              .bucket_elements = 1,
+              .shard_group = 2},
+        World{.name = "TwoGroupsOfTwoNvmeGuessesWrong",
+              .ranks = 4,
+              .stage = 3,
+              .placement = "all=nvme",
+              .speculation = kGuess,
+              .shard_group = 2},
+        World{.name = "OneGroupOfAll", .ranks = 2, .stage = 3, .shard_group = 2},
+        World{.name = "TwoNodesOfTwo", .ranks = 4, .stage = 3, .node_ranks = 2},
+        World{.name = "TwoNodesOfTwoGuessWrong",
+              .ranks = 4,
+              .stage = 3,
+              .placement = "all=nvme",
+              .device_bytes = 5 * kMiB / 2,
+              .speculation = kGuess,
+              .node_ranks = 2},
         World{.name = "ThreeRanksStage0", .ranks = 3, .stage = 0},
         World{.name = "ThreeRanksStage2", .ranks = 3, .stage = 2, .bucket_elements = 1},
         World{.name = "FourRanksStage3", .ranks = 4, .stage = 3, .bucket_elements = 100'000},
@@ -111,6 +151,306 @@ INSTANTIATE_TEST_SUITE_P(
         World{.name = "Stage3Fp16", .stage = 3, .dtype = DType::kFloat16},
         World{.name = "Stage3LittleDeviceMemory", .stage = 3, .device_bytes = 5 * kMiB / 2}),
     [](const auto& one) { return std::string(one.param.name); });
+
+class EngineRanksOverflow : public EngineRanks {};
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, EngineRanksOverflow,
+    ::testing::Values(World{.name = "Stage0", .stage = 0}, World{.name = "Stage2", .stage = 2},
+                      World{.name = "Stage2Guesses", .stage = 2, .speculation = kGuess},
+                      World{.name = "Stage3Unclipped", .stage = 3, .clip_norm = 0}),
+    [](const auto& one) { return std::string(one.param.name); });
+
+// What overflows on one rank overflows in the sum, so all skip the step.
+TEST_P(EngineRanksOverflow, SkipAStepThatOverflowedOnOneOfThem) {
+  const World& world = GetParam();
+  const auto runtimes = connected_runtimes(world.ranks, world.threads);
+  PlainTraining expected = plain();
+  expected.loss_scale = 16;
+  for (const std::uint64_t step : {0U, 2U}) expected.step(step, kLearningRate);
+  const auto errors = run_ranks(world.ranks, [&](int rank) {
+    const ModelSpec spec = model();
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], spec, config(), world.device_bytes);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const StepOptions options{.learning_rate = kLearningRate, .loss_scale = 16.0F, .blob = {}};
+      rig.engine->prepare_step(options);
+      for (auto u = static_cast<UnitId>(spec.units.size()); u-- > 0;) {
+        const auto params = rig.engine->acquire(u);
+        const auto gradient = rig.engine->gradient(u);
+        for (std::size_t i = 0; i < params.count(); ++i)
+          gradient[i] += 16 * gradient_of(value_at(params, i), u, i, step, rank);
+        if (step == 1 && rank == 1 && u == 2) gradient[7] = std::numeric_limits<float>::infinity();
+        rig.engine->release(u);
+        rig.engine->finish_gradient(u);
+      }
+      EXPECT_EQ(rig.engine->step(options).skipped, step == 1) << "rank " << rank;
+    }
+    EXPECT_TRUE(same_params(*rig.engine, expected, spec)) << "rank " << rank;
+    rig.engine->make_durable();
+  });
+  expect_none(errors);
+}
+
+TEST(EngineRanksStore, GoesOnInAnyStageThatHasSlices) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  PlainTraining expected(model, 1.0F);
+  expected.world_size = 2;
+  std::uint64_t first = 0;
+  const std::pair<int, const char*> launches[] = {
+      {1, kDemo}, {3, "all=nvme"}, {2, "all=host"}, {3, kDemo}, {2, "all=device"}};
+  for (const auto& [stage, placement] : launches) {
+    EngineConfig config = small_config(directory.path());
+    config.zero_stage = stage;
+    config.placement = parse_placement(placement);
+    const auto runtimes = connected_runtimes(2, 1);
+    for (std::uint64_t step = first; step < first + 2; ++step) expected.step(step, kLearningRate);
+    const auto errors = run_ranks(2, [&, stage = stage](int rank) {
+      RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+      EXPECT_EQ(rig.engine->generation(), first);
+      for (std::uint64_t step = first; step < first + 2; ++step)
+        train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+      EXPECT_TRUE(same_params(*rig.engine, expected, model)) << "stage " << stage;
+      rig.engine->make_durable();
+    });
+    expect_none(errors);
+    first += 2;
+  }
+}
+
+TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const EngineConfig config = small_config(directory.path());
+  const auto open_with = [&](int world_size) {
+    const auto runtimes = connected_runtimes(world_size, 1);
+    return run_ranks(world_size, [&](int rank) {
+      RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+      rig.engine->make_durable();
+    });
+  };
+  expect_none(open_with(2));
+  for (const int world_size : {1, 3}) {
+    for (const std::exception_ptr& thrown : open_with(world_size)) {
+      const Error error = error_in(thrown);
+      EXPECT_THAT(error.what(), HasSubstr("2"));
+    }
+  }
+  expect_none(open_with(2));
+}
+
+Traffic traffic_of(Runtime& runtime) {
+  return runtime.reactor.block_on(
+      [](Communicator& ranks) -> Task<Traffic> { co_return ranks.traffic(); }(*runtime.ranks));
+}
+
+/// Payload that this rank has sent so far.
+std::uint64_t sent_bytes(Runtime& runtime) {
+  const Traffic traffic = traffic_of(runtime);
+  return traffic.same_host.payload_bytes + traffic.other_hosts.payload_bytes;
+}
+
+// Rajbhandari et al. 2020, section 7: of P parameters, 2 P (N - 1) / N elements a step in stages 0
+// to 2, half of them gradients, and 3 P (N - 1) / N in stage 3, which gathers for forward and
+// backward; here less by what the device keeps from one to the other.
+TEST(EngineRanksTraffic, IsThatOfTheFormulasAfterPadding) {
+  constexpr int kWorld = 3;
+  constexpr std::uint64_t kSteps = 3;
+  const ModelSpec model = small_model();
+  for (const int stage : {0, 1, 2, 3}) {
+    const ScratchDirectory directory;
+    EngineConfig config = small_config(directory.path());
+    config.zero_stage = stage;
+    config.max_reuse_distance = 0;  // what backward needs again is gathered again
+    const auto runtimes = connected_runtimes(kWorld, 1);
+    const auto errors = run_ranks(kWorld, [&](int rank) {
+      Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+      RankRig rig(runtime, model, config);
+      train_step(*rig.engine, model, 0, kLearningRate, {}, 1.0F, rank);
+      rig.engine->make_durable();
+      const std::uint64_t before = sent_bytes(runtime);
+      for (std::uint64_t step = 1; step <= kSteps; ++step)
+        train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+      rig.engine->make_durable();
+      const ChunkTable table(model, 1000, {}, {stage, rank, kWorld});
+      const std::uint64_t slice_bytes = table.padded_count() / kWorld * sizeof(bf16);
+      const std::uint64_t times = stage == 3 ? 3 : 2;
+      const auto sent = static_cast<double>(sent_bytes(runtime) - before) / kSteps;
+      const auto formula = static_cast<double>(times * (kWorld - 1) * slice_bytes);
+      const auto norm = static_cast<double>((kWorld - 1) * table.tile_count() / kWorld * 8);
+      EXPECT_NEAR(sent, formula + norm, 256) << "stage " << stage << ", rank " << rank;
+    });
+    expect_none(errors);
+  }
+}
+
+// ZeRO++'s hpZ: of stage 3's three times P (N - 1) / N, the gather for backward stays in the node.
+TEST(EngineRanksTraffic, OfASecondPartitionLeavesTheNodeForForwardAndGradientsOnly) {
+  constexpr int kWorld = 4;
+  constexpr int kNode = 2;
+  constexpr std::uint64_t kSteps = 2;
+  const ModelSpec model = small_model();
+  const ScratchDirectory directory;
+  EngineConfig config = small_config(directory.path());
+  config.zero_stage = 3;
+  config.node_ranks = kNode;
+  config.max_reuse_distance = 0;
+  const auto runtimes = connected_runtimes(kWorld, 1, std::chrono::minutes(1), kNode);
+  const auto errors = run_ranks(kWorld, [&](int rank) {
+    Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+    RankRig rig(runtime, model, config);
+    train_step(*rig.engine, model, 0, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+    const Traffic before = traffic_of(runtime);
+    for (std::uint64_t step = 1; step <= kSteps; ++step)
+      train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+    const Traffic after = traffic_of(runtime);
+    const ChunkTable table(model, 1000, {}, {3, rank, kWorld});
+    const auto slice = static_cast<double>(table.padded_count() / kWorld * sizeof(bf16));
+    const auto norm = static_cast<double>(table.tile_count() / kWorld * 8);
+    const auto sent = [&](auto member) {
+      return static_cast<double>((after.*member).payload_bytes - (before.*member).payload_bytes) /
+             kSteps;
+    };
+    constexpr int kAway = kWorld - kNode;
+    EXPECT_NEAR(sent(&Traffic::other_hosts), 2 * kAway * slice + kAway * norm, 256);
+    // Within it, a part for backward is that of kWorld / kNode slices.
+    constexpr int kNear = kNode - 1;
+    EXPECT_NEAR(sent(&Traffic::same_host), (2 + kWorld / kNode) * kNear * slice + kNear * norm,
+                256);
+  });
+  expect_none(errors);
+}
+
+/// Two ranks in `stage`, whose second does a step of its own kind; what each threw.
+template <class SecondStep>
+std::vector<std::exception_ptr> part_ways(int stage, const SecondStep& second_step,
+                                          Nanoseconds timeout = std::chrono::minutes(1)) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  EngineConfig config = small_config(directory.path());
+  config.zero_stage = stage;
+  const auto runtimes = connected_runtimes(2, 1, timeout);
+  return run_ranks(2, [&](int rank) {
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+    for (std::uint64_t step = 0; step < 2; ++step)
+      train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+    if (rank == 0) {
+      train_step(*rig.engine, model, 2, kLearningRate);
+      rig.engine->make_durable();
+    } else {
+      second_step(*rig.engine, model);
+    }
+  });
+}
+
+class EngineRanksApart : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Stages, EngineRanksApart, ::testing::Values(0, 2, 3));
+
+TEST_P(EngineRanksApart, AreToldThatTheirStepsDiffer) {
+  const auto errors = part_ways(GetParam(), [](Engine& engine, const ModelSpec& model) {
+    train_step(engine, model, 2, 2 * kLearningRate, {}, 1.0F, 1);
+  });
+  for (const std::exception_ptr& thrown : errors) {
+    const Error error = error_in(thrown);
+    EXPECT_THAT(error.what(), HasSubstr("another learning rate"));
+    EXPECT_THAT(error.what(), HasSubstr("generation"));
+  }
+}
+
+TEST_P(EngineRanksApart, LearnThatOneOfThemHasGone) {
+  const auto errors = part_ways(GetParam(), [](Engine& engine, const ModelSpec& model) {
+    pass_step(engine, model, 2, kLearningRate, 1.0F, 3, 1);
+    throw Error(ErrorCode::kInvalidArgument, "the trainer's own");
+  });
+  EXPECT_EQ(error_in(errors[0]).code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(error_in(errors[0]).what(), HasSubstr("rank 1"));
+  EXPECT_THAT(error_in(errors[1]).what(), HasSubstr("the trainer's own"));
+}
+
+// A step that one rank never makes: the others wait as long as they are told to, and no longer.
+TEST_P(EngineRanksApart, WaitNoLongerThanTheyAreToldTo) {
+  const auto errors = part_ways(
+      GetParam(),
+      [](Engine& engine, const ModelSpec&) {
+        std::this_thread::sleep_for(std::chrono::seconds(2));
+        engine.make_durable();
+      },
+      std::chrono::milliseconds(500));
+  const Error error = error_in(errors[0]);
+  EXPECT_TRUE(error.code() == ErrorCode::kDeadlineExceeded ||
+              error.code() == ErrorCode::kUnavailable)
+      << error.what();
+}
+
+TEST(EngineRanksOrder, UnitsOutOfTheLearnedOrderAreServedWhereAllUseThemSo) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  EngineConfig config = small_config(directory.path());
+  config.zero_stage = 3;
+  PlainTraining expected(model, 1.0F);
+  expected.world_size = 2;
+  std::vector<PlainTraining> at;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    expected.step(step, kLearningRate);
+    at.push_back(expected);
+  }
+  const auto runtimes = connected_runtimes(2, 1);
+  const auto errors = run_ranks(2, [&](int rank) {
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config, 5 * kMiB / 2);
+    for (std::uint64_t step = 0; step < 4; ++step) {
+      train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+      for (const UnitId u : {3U, 0U, 4U, 1U, 1U}) {
+        const auto got = rig.engine->acquire(u);
+        EXPECT_TRUE(std::ranges::equal(got.bytes, at[step].params(u).bytes)) << "unit " << u;
+        rig.engine->release(u);
+      }
+    }
+    rig.engine->make_durable();
+  });
+  expect_none(errors);
+}
+
+// Its gather meets another unit's, or none.
+TEST(EngineRanksOrder, AUnitThatOneRankGathersAloneIsAnErrorOnBoth) {
+  const auto errors = part_ways(
+      3,
+      [](Engine& engine, const ModelSpec& model) {
+        engine.acquire(4);
+        engine.release(4);
+        train_step(engine, model, 2, kLearningRate, {}, 1.0F, 1);
+      },
+      std::chrono::milliseconds(500));
+  for (const std::exception_ptr& thrown : errors) error_in(thrown);
+}
+
+TEST(EngineRanksOpen, RefusesRanksWithOtherSettingsByName) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const auto runtimes = connected_runtimes(2, 1);
+  const auto errors = run_ranks(2, [&](int rank) {
+    EngineConfig config = small_config(directory.path());
+    config.clip_norm = rank == 0 ? 1.0F : 2.0F;
+    config.zero_stage = 2 + rank;
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+  });
+  for (const std::exception_ptr& thrown : errors)
+    EXPECT_THAT(error_in(thrown).what(), HasSubstr("differ in --zero-stage, --clip;"));
+}
+
+TEST(EngineRanksOpen, ARankThatCannotOpenEndsTheOthersOpeningToo) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const auto runtimes = connected_runtimes(2, 1);
+  const auto errors = run_ranks(2, [&](int rank) {
+    EngineConfig config = small_config(directory.path());
+    if (rank == 1) config.host_budget_bytes = 64 * kKiB;
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+  });
+  EXPECT_EQ(error_in(errors[1]).code(), ErrorCode::kResourceExhausted);
+  EXPECT_EQ(error_in(errors[0]).code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(error_in(errors[0]).what(), HasSubstr("--host-memory"));
+}
 
 }  // namespace
 }  // namespace ziggurat::testing

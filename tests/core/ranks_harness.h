@@ -3,6 +3,8 @@
 // their engines, and the same training in plain arrays.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -11,26 +13,29 @@
 #include <thread>
 #include <vector>
 
+#include "base/error.h"
 #include "collectives/tcp_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
 
-/// The runtimes of all ranks, connected.
-inline std::vector<std::unique_ptr<Runtime>> connected_runtimes(int world_size,
-                                                                std::size_t threads) {
+/// The runtimes of all ranks, connected. `timeout`: for a rank that does not come. Traffic counts
+/// every `ranks_per_host` of them as on one host.
+inline std::vector<std::unique_ptr<Runtime>> connected_runtimes(
+    int world_size, std::size_t threads, Nanoseconds timeout = std::chrono::minutes(1),
+    std::size_t ranks_per_host = 64) {
   std::vector<std::unique_ptr<Runtime>> runtimes;
   std::vector<Reactor*> reactors;
   for (int rank = 0; rank < world_size; ++rank) {
     runtimes.push_back(Runtime::create({.threads = threads, .trace_path = ""}));
     reactors.push_back(&runtimes.back()->reactor);
   }
-  std::vector<TcpOptions> options = connected_options(reactors);
+  std::vector<TcpOptions> options = connected_options(reactors, ranks_per_host);
   for (std::size_t rank = 0; rank < runtimes.size(); ++rank) {
     Runtime& runtime = *runtimes[rank];
+    options[rank].timeout = timeout;
     runtime.reactor.block_on([](Runtime& its, TcpOptions& given) -> Task<> {
-      given.timeout = std::chrono::seconds(60);
       its.ranks = std::make_unique<TcpCommunicator>(
           TcpTransport::create(its.reactor, *its.workers, std::move(given)));
       co_return;
@@ -55,6 +60,17 @@ inline std::vector<std::exception_ptr> run_ranks(int world_size,
   }
   for (std::thread& thread : threads) thread.join();
   return errors;
+}
+
+/// The Error in `thrown`; a failure of the test if there is none.
+inline Error error_in(const std::exception_ptr& thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "no error";
+  return {ErrorCode::kUnimplemented, "none"};
 }
 
 /// Rethrows the first that is there.

@@ -41,6 +41,7 @@ class Process {
   /// Waits at most `longest`; then kills it and reports the signal.
   Output wait(std::chrono::seconds longest = std::chrono::seconds(120));
   bool ended();
+  pid_t pid() const noexcept { return pid_; }
   std::string out() const;
   std::string err() const;
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/train_ranks.cc: small reductions on a communicator of their own.
+#include "integrations/cli/train_ranks.h"
+
+#include <numeric>
+#include <utility>
+
+#include "core/schedule/context.h"
+
+namespace ziggurat::cli {
+
+TrainRanks::TrainRanks(Runtime& runtime) : runtime_(runtime) {
+  runtime.reactor.block_on([](TrainRanks& self) -> Task<> {
+    Communicator& all = *self.runtime_.ranks;
+    self.rank_ = all.rank();
+    self.count_ = all.world_size();
+    std::vector<int> members(static_cast<std::size_t>(self.count_));
+    std::iota(members.begin(), members.end(), 0);
+    self.channel_ = all.split(members);
+    co_return;
+  }(*this));
+}
+
+TrainRanks::~TrainRanks() {
+  runtime_.reactor.block_on([](std::unique_ptr<Communicator>& channel) -> Task<> {
+    channel.reset();
+    co_return;
+  }(channel_));
+}
+
+std::vector<double> TrainRanks::reduce(std::vector<double> values, Communicator::Op op) {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+  return runtime_.reactor.block_on([](Communicator& channel, std::vector<double> its,
+                                      Communicator::Op how) -> Task<std::vector<double>> {
+    co_await channel.all_reduce(std::span<double>(its), how);
+    co_return its;
+  }(*channel_, std::move(values), op));
+}
+
+TrainRanks::Shared TrainRanks::share(double loss, bool interrupted) {
+  if (count_ == 1) return {loss, interrupted};
+  const std::vector<double> sums = reduce({loss, interrupted ? 1.0 : 0.0}, Communicator::Op::kSum);
+  return {sums[0] / count_, sums[1] > 0};
+}
+
+double TrainRanks::mean(double value) { return share(value, false).loss; }
+
+void TrainRanks::part() { share(0, false); }
+
+TrainRanks::Talk TrainRanks::talk() {
+  const Traffic traffic = runtime_.reactor.block_on(
+      [](Communicator& channel) -> Task<Traffic> { co_return channel.traffic(); }(*channel_));
+  Talk talk{.sent_here_bytes = traffic.same_host.payload_bytes,
+            .sent_away_bytes = traffic.other_hosts.payload_bytes};
+  for (const Nanoseconds waited : traffic.waited)
+    talk.waited_for_s.push_back(std::chrono::duration<double>(waited).count());
+  if (count_ > 1) talk.waited_for_s = reduce(std::move(talk.waited_for_s), Communicator::Op::kMax);
+  return talk;
+}
+
+}  // namespace ziggurat::cli
