@@ -109,6 +109,9 @@ class Translation {
     if (value.is_null() || value == "auto") return;
     switch (known.use) {
       case kAs: return add(std::string(known.ours), as_whole(value), path);
+      case kUnlessOne:
+        if (value != 1) add(std::string(known.ours), as_whole(value), path);
+        return;
       case kNoted: file_.notes.push_back(fmt::format("{} {}", quoted(path), known.text)); return;
       case kOnlyAs:
         if (as_whole(value) == json::parse(known.ours)) return;

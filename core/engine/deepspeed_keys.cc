@@ -49,7 +49,7 @@ constexpr DeepSpeedKey kZero[] = {
     {"zero_optimization.stage", kAs, "zero-stage"},
     {"zero_optimization.reduce_bucket_size", kAs, "reduce-bucket-size"},
     {"zero_optimization.prefetch_bucket_size", kAs, "prefetch-bucket-size"},
-    {"zero_optimization.zero_hpz_partition_size", kOnlyAs, "1", kNotBuilt},
+    {"zero_optimization.zero_hpz_partition_size", kUnlessOne, "hpz"},
     {"zero_optimization.zero_quantized_weights", kOnlyAs, "false", kNotBuilt},
     {"zero_optimization.zero_quantized_gradients", kOnlyAs, "false", kNotBuilt},
     {"zero_optimization.zero_quantized_nontrainable_weights", kOnlyAs, "false", kNotBuilt},

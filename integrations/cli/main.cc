@@ -70,8 +70,6 @@ struct Flags {
     Settings settings(table);
     for (const auto& [key, text] : texts) settings.apply_flag(key, text);
     if (!config.empty()) settings.apply_file(config);
-    for (const std::string& note : settings.notes())
-      fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
     return settings;
   }
 };
@@ -127,10 +125,20 @@ int run_export(const Settings& settings) {
   return export_model(command);
 }
 
+/// What the settings file has that changes nothing.
+void say_notes(const Settings& settings) {
+  for (const std::string& note : settings.notes())
+    fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
+}
+
 /// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
 /// rank is this program with these arguments.
-int run_train(const TrainOptions& options, int argc, char** argv) {
-  if (options.nproc == 1 || rank_options().world_size > 1) return train(options);
+int run_train(const Settings& settings, int argc, char** argv) {
+  const TrainOptions options = read_train_options(settings);
+  if (options.nproc == 1 || rank_options().world_size > 1) {
+    if (rank_options().rank == 0) say_notes(settings);
+    return train(options);
+  }
   LaunchCommand command;
   command.ranks = options.nproc;
   command.arguments.emplace_back("/proc/self/exe");
@@ -196,9 +204,8 @@ int run(int argc, char** argv) {
       "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
   train_flags.add_to(*train_command);
   train_flags.add_config_to(*train_command);
-  train_command->callback([&] {
-    action = [&] { return run_train(read_train_options(train_flags.settings()), argc, argv); };
-  });
+  train_command->callback(
+      [&] { action = [&] { return run_train(train_flags.settings(), argc, argv); }; });
 
   Flags schedule_flags{train_settings(), {}, {}};
   CLI::App* schedule_command = app.add_subcommand(
@@ -206,7 +213,11 @@ int run(int argc, char** argv) {
   schedule_flags.add_to(*schedule_command);
   schedule_flags.add_config_to(*schedule_command);
   schedule_command->callback([&] {
-    action = [&] { return show_schedule(read_show_schedule(schedule_flags.settings())); };
+    action = [&] {
+      const Settings settings = schedule_flags.settings();
+      say_notes(settings);
+      return show_schedule(read_show_schedule(settings));
+    };
   });
 
   Flags plan_flags{plan_settings(), {}, {}};

@@ -154,6 +154,12 @@ TEST(ConfigJson, AnUnknownKeyIsNamedByItsPathWithWhatWasMeant) {
   EXPECT_THAT(refusal(R"({"fp16": true})"), HasSubstr("\"fp16\" must be an object"));
 }
 
+TEST(ConfigJson, ASecondPartitionOfOneIsNone) {
+  EXPECT_EQ(settings(R"({"zero_optimization": {"zero_hpz_partition_size": 1}})"), Settings{});
+  EXPECT_EQ(settings(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"),
+            (Settings{{"hpz", "8"}}));
+}
+
 TEST(ConfigJson, AutoNullAndOtherToolsSectionsLeaveDefaults) {
   EXPECT_EQ(settings(R"({"gradient_clipping": "auto", "communication_data_type": null,
                          "tensorboard": {"enabled": true}})"),

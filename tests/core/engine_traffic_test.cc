@@ -3,6 +3,8 @@
 // sent, against what core/sharding/traffic.h said they would be.
 #include <gtest/gtest.h>
 
+#include <barrier>
+
 #include "core/sharding/traffic.h"
 #include "tests/core/ranks_harness.h"
 
@@ -28,6 +30,12 @@ std::uint64_t payload_sent(Runtime& runtime) {
   }(runtime));
 }
 
+/// Its destructor waits for all ranks.
+struct Together {
+  std::barrier<>& all;
+  ~Together() { all.arrive_and_wait(); }
+};
+
 struct World {
   const char* name;
   int ranks;
@@ -49,9 +57,11 @@ double sent_in_a_step(const World& world) {
   config.max_reuse_distance = 0;  // a unit goes after each use
   const auto runtimes = connected_runtimes(ranks, 1);
   double sent = 0;
+  std::barrier<> all_done(ranks);
   const auto errors = run_ranks(ranks, [&](int rank) {
     Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
     RankRig rig(runtime, medium_model(), config, 32 * kMiB);
+    const Together leaving{all_done};  // an engine that closes ends what others are still in
     const auto steps = [&](std::uint64_t first, std::uint64_t count) {
       for (std::uint64_t step = first; step < first + count; ++step)
         train_step(*rig.engine, medium_model(), step, 0.01F, {}, 1.0F, rank);

@@ -104,12 +104,14 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
     "fp16": {"enabled": true, "initial_scale_power": 12},
     "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.9, 0.99]}},
     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7, "warmup_type": "linear"}},
-    "zero_optimization": {"offload_optimizer": {"device": "cpu"}, "overlap_comm": true}})",
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": true,
+                          "offload_optimizer": {"device": "cpu"}}})",
                     "ds.json");
   Settings ours = defaults();
   ours.apply_json(R"({"batch": 3, "accumulate": 2, "clip": 0.5, "dtype": "fp16",
     "initial-scale-power": 12, "optimizer": "lion", "lr": 1e-4, "betas": [0.9, 0.99],
     "schedule": "WarmupLR", "warmup-num-steps": 7, "warmup-type": "linear",
+    "zero-stage": 3, "reduce-bucket-size": 500000000,
     "placement": "params=device,grads=host,optimizer=host"})",
                   "run.json");
   const TrainOptions a = read_train_options(theirs);
@@ -123,6 +125,8 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
   EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
   EXPECT_EQ(a.loss_scale.parameters, b.loss_scale.parameters);
   EXPECT_EQ(to_string(a.placement), to_string(b.placement));
+  EXPECT_EQ(a.zero_stage, b.zero_stage);
+  EXPECT_EQ(a.reduce_bucket_elements, b.reduce_bucket_elements);
   EXPECT_THAT(theirs.notes(), testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
   EXPECT_THAT(complaint([&] {
                 Settings wrong = defaults();
