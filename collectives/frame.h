@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/frame.h: what goes over a socket between two ranks: headers of 80 bytes, each with a
+// collectives/frame.h: what goes over a socket between two ranks: headers of 88 bytes, each with a
 // payload behind it or none.
+//
+// Between ranks of one host that may read each other's memory (collectives/peer_memory.h) nothing
+// large is sent at all: announcements say where it lies, who reads it says when it has (kTaken),
+// and ends the call when it hears that the bytes were still lent by then (kKept).
 //
 // A call is announced to every rank of its communicator by a frame that describes it. Payloads of
 // up to kEagerBytes ride on that frame. Larger ones follow in chunks, and only to ranks that have
@@ -22,7 +26,15 @@ inline constexpr std::size_t kEagerBytes = 16 * 1024;
 inline constexpr std::size_t kChunkBytes = 512 * 1024;  // two of them and a sum fit an L2
 inline constexpr std::size_t kReasonBytes = 4096;       // of an abort
 
-enum class FrameKind : std::uint8_t { kCall, kChunk, kAbort, kBye };
+enum class FrameKind : std::uint8_t {
+  kCall,
+  kChunk,
+  kReady,  ///< a chunk of results that may be read at `address` + offset
+  kTaken,  ///< the part is read
+  kKept,   ///< the part was whole all the while: results are final
+  kAbort,
+  kBye
+};
 
 enum class CallKind : std::uint8_t {
   kAllGather,
@@ -83,15 +95,16 @@ struct FrameHeader {
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
-  std::uint64_t offset = 0;  ///< of this payload in what the rank sends in the call
-  std::uint64_t length = 0;  ///< of this payload, bytes
+  std::uint64_t offset = 0;   ///< of this payload in what the rank sends in the call
+  std::uint64_t length = 0;   ///< of this payload, bytes
+  std::uint64_t address = 0;  ///< of what it lends, kCall and kReady
   std::uint64_t payload_hash = 0;
   std::uint64_t header_hash = 0;  ///< of the bytes before it, under the job's epoch
 
   CallKey key() const noexcept { return {communicator, sequence, lane}; }
   CallSpec spec() const noexcept { return {call, element, op, root, count}; }
 };
-static_assert(sizeof(FrameHeader) == 80);
+static_assert(sizeof(FrameHeader) == 88);
 
 FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const CallSpec& spec);
 /// Fills in the checksum of the header; the last thing done to it.

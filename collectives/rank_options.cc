@@ -107,6 +107,14 @@ RankOptions rank_options(const Environment& environment) {
   } else if (const auto path = environment("ZIGGURAT_SECRET_FILE")) {
     options.secret = secret_of_file(*path);
   }
+  const std::string way = environment("ZIGGURAT_RANKS").value_or("memory");
+  if (way != "memory" && way != "tcp") {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("ZIGGURAT_RANKS={}: must be memory (ranks of a host read each other's "
+                            "memory where they may) or tcp (sockets between all)",
+                            way));
+  }
+  options.through_memory = way == "memory";
   options.without_secret = environment("ZIGGURAT_WITHOUT_SECRET").value_or("") == "1";
   return options;
 }

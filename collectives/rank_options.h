@@ -20,6 +20,7 @@ struct RankOptions {
   std::string secret;  ///< that all ranks of the job know
   /// No secret where others than this machine can reach: anybody there could join.
   bool without_secret = false;
+  bool through_memory = true;  ///< between ranks of a host, where it can be read
   Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
   Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< TcpOptions::timeout
 };
@@ -28,8 +29,8 @@ struct RankOptions {
 /// ZIGGURAT_RENDEZVOUS=HOST:PORT, else MASTER_ADDR and the port after MASTER_PORT (which torchrun
 /// listens on itself), else the first node of SLURM_STEP_NODELIST, else this machine where all
 /// ranks are on it; ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
-/// ZIGGURAT_RANK_TIMEOUT=SECONDS. Errors: kInvalidArgument for what makes no sense, and for several
-/// hosts with no rendezvous.
+/// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=memory|tcp (how those of a host talk). Errors:
+/// kInvalidArgument for what makes no sense, and for several hosts with no rendezvous.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

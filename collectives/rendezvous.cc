@@ -37,6 +37,18 @@ struct Row {
   std::string address;  // as rank 0 sees it; empty: rank 0's own
   std::uint16_t port = 0;
   std::string host;
+  MemoryProbe memory;  // none: ranks of a host use sockets too
+
+  json written() const {
+    return {address, port, host, memory.process, memory.address, memory.value};
+  }
+  static Row read(const json& row) {
+    return {row.at(0).get<std::string>(),
+            row.at(1).get<std::uint16_t>(),
+            row.at(2).get<std::string>(),
+            {row.at(3).get<std::int64_t>(), row.at(4).get<std::uint64_t>(),
+             row.at(5).get<std::uint64_t>()}};
+  }
 };
 
 /// Containers with a network of their own count as hosts.
@@ -73,6 +85,10 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
 
   std::size_t world() const { return static_cast<std::size_t>(options_.world_size); }
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
+  Row own_row() const {
+    return {"", doorman_->address().port(), this_host(),
+            options_.through_memory ? own_memory_probe() : MemoryProbe{}};
+  }
   Introduction as(Errand errand) const {
     return {errand, options_.rank, options_.world_size, epoch_};
   }
@@ -200,7 +216,7 @@ Task<> Meeting::host(const tcp::endpoint& at) {
   const auto door = std::make_shared<Doorman>(reactor_, at, options_.secret);
   const tcp::endpoint any(at.address(), 0);
   doorman_ = std::make_shared<Doorman>(reactor_, any, options_.secret);
-  rows_[0] = {"", doorman_->address().port(), this_host()};
+  rows_[0] = own_row();
   door->open([self = shared_from_this()](SocketPtr socket, Guest guest) {
     return joined(self, std::move(socket), std::move(guest));
   });
@@ -224,7 +240,7 @@ Task<> Meeting::host(const tcp::endpoint& at) {
     epoch_ = random_number();
   } while (epoch_ == 0);
   json rows = json::array();
-  for (const Row& row : rows_) rows.push_back({row.address, row.port, row.host});
+  for (const Row& row : rows_) rows.push_back(row.written());
   const std::string list = json({{"epoch", epoch_}, {"ranks", rows}}).dump();
   for (std::size_t r = 1; r < world(); ++r) {
     co_await write_message(*visitors_[r]->socket, visitors_[r]->conversation, list);
@@ -251,13 +267,12 @@ Task<> Meeting::joined(std::shared_ptr<Meeting> self, SocketPtr socket, Guest gu
     co_await write_message(*socket, visitor->conversation, answer);
     co_return;
   }
-  const json row = json::parse(text);
   error_code error;
   const tcp::endpoint remote = socket->remote_endpoint(error);
   if (error) co_return;
   const auto rank = static_cast<std::size_t>(from.rank);
-  self->rows_[rank] = {remote.address().to_string(), row.at("port").get<std::uint16_t>(),
-                       row.at("host").get<std::string>()};
+  self->rows_[rank] = Row::read(json::parse(text));
+  self->rows_[rank].address = remote.address().to_string();
   self->visitors_[rank] = visitor;
   if (--self->to_come_ == 0) self->all_here_.set();
 }
@@ -268,8 +283,7 @@ Task<> Meeting::join(const tcp::endpoint& at) {
   tcp::endpoint local = socket->local_endpoint();
   local.port(0);
   doorman_ = std::make_shared<Doorman>(reactor_, local, options_.secret);
-  const std::string row =
-      json({{"port", doorman_->address().port()}, {"host", this_host()}}).dump();
+  const std::string row = own_row().written().dump();
   co_await write_message(*socket, conversation, row);
   const auto patience = close_after(
       reactor_, socket, std::max<Nanoseconds>(give_up_ - reactor_.clock().now(), kRetry));
@@ -281,9 +295,7 @@ Task<> Meeting::join(const tcp::endpoint& at) {
   }
   epoch_ = list.at("epoch").get<std::uint64_t>();
   for (std::size_t r = 0; r < world(); ++r) {
-    const json& entry = list.at("ranks").at(r);
-    rows_[r] = {entry.at(0).get<std::string>(), entry.at(1).get<std::uint16_t>(),
-                entry.at(2).get<std::string>()};
+    rows_[r] = Row::read(list.at("ranks").at(r));
   }
   rows_[0].address = at.address().to_string();
 }
@@ -351,6 +363,7 @@ Task<TcpOptions> Meeting::run() {
   connected.peers.resize(world());
   for (std::size_t r = 0; r < world(); ++r) {
     connected.peers[r].host = rows_[r].host;
+    if (options_.through_memory) connected.peers[r].memory = rows_[r].memory;
     if (r == own()) continue;
     connected.peers[r].control = std::make_unique<TcpSocket>(std::move(*sockets_[r][0]));
     connected.peers[r].bulk = std::make_unique<TcpSocket>(std::move(*sockets_[r][1]));

@@ -62,6 +62,8 @@ void TcpCall::begin() {
       state_[place].out_begun = state_[place].out_written = small.size();
     }
     header.length = small.size();
+    header.part = transport_.readable_process((*members_)[place]) != 0;
+    header.address = reinterpret_cast<std::uint64_t>(plan_.out[place].data());
     // On the reactor: fewer bytes than it takes to wake a worker.
     header.payload_hash = wire::payload_hash(small, key_, 0);
     transport_.send_control((*members_)[place], header, small);
@@ -77,9 +79,7 @@ void TcpCall::begin() {
   } else {
     transport_.run_job(shared_from_this(), "copy own slice", copy, [this] { copied_ = true; });
   }
-  if (plan_.sums && state_.size() == 1) {
-    for (std::size_t i = 0; i < chunks_.size(); ++i) sum_chunk(i);
-  }
+  pump_sums();
   settle();
 }
 
@@ -141,6 +141,8 @@ void TcpCall::announced(int rank, const wire::FrameHeader& header,
       member.taken = small.size();
     }
   }
+  member.it_reads = header.part != 0;
+  begin_reading(place, header);
   pump(place);
   settle();
 }
@@ -157,34 +159,51 @@ wire::FrameHeader TcpCall::chunk_header(std::uint8_t part, std::size_t offset,
 void TcpCall::pump(std::size_t place) {
   Member& member = state_[place];
   const std::size_t total = plan_.out[place].size();
+  if (member.it_reads) return;
   while (member.announced && member.out_in_flight < kChunksInFlight && member.out_begun < total) {
     const std::size_t offset = member.out_begun;
     const std::size_t length = chunk_length(offset, total);
     member.out_begun += length;
     ++member.out_in_flight;
-    send_chunk(place, offset, length);
+    hash_chunk(place, offset, length);
   }
 }
 
-void TcpCall::send_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+std::optional<wire::FrameHeader> TcpCall::Ordered::take() {
+  if (ready.empty() || ready.begin()->first != next) return std::nullopt;
+  const wire::FrameHeader header = ready.begin()->second;
+  ready.erase(ready.begin());
+  next += header.length;
+  return header;
+}
+
+void TcpCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+  const auto header = std::make_shared<wire::FrameHeader>(chunk_header(0, offset, length));
   const auto payload = plan_.out[place].subspan(offset, length);
-  const auto hash = std::make_shared<std::uint64_t>(0);
   transport_.run_job(
       shared_from_this(), "hash chunk",
-      [this, payload, offset, hash] { *hash = wire::payload_hash(payload, key_, offset); },
-      [this, place, payload, offset, hash] {
-        auto header = chunk_header(0, offset, payload.size());
-        header.payload_hash = *hash;
-        transport_.send_bulk((*members_)[place], header, payload,
-                             [self = shared_from_this(), place, length = payload.size()] {
-                               Member& member = self->state_[place];
-                               member.out_written += length;
-                               --member.out_in_flight;
-                               self->progress();
-                               self->pump(place);
-                               self->settle();
-                             });
+      [this, payload, header] {
+        header->payload_hash = wire::payload_hash(payload, key_, header->offset);
+      },
+      [this, place, header] {
+        state_[place].hashed.ready.emplace(header->offset, *header);
+        send_hashed(place);
       });
+}
+
+void TcpCall::send_hashed(std::size_t place) {
+  while (const auto header = state_[place].hashed.take()) {
+    transport_.send_bulk((*members_)[place], *header,
+                         plan_.out[place].subspan(header->offset, header->length),
+                         [self = shared_from_this(), place, length = header->length] {
+                           Member& member = self->state_[place];
+                           member.out_written += length;
+                           --member.out_in_flight;
+                           self->progress();
+                           self->pump(place);
+                           self->settle();
+                         });
+  }
 }
 
 std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header) {
@@ -229,7 +248,7 @@ void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
 
 /// On a worker, or where there is little.
 void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
-                     const wire::FrameHeader& header) {
+                     const wire::FrameHeader& header) const {
   if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
   throw Error(ErrorCode::kUnavailable,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
@@ -240,28 +259,49 @@ void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
 void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
   const std::size_t index = offset / kChunkBytes;
   chunks_[index].hashes[place] = hash;
-  if (++chunks_[index].arrived == state_.size() - 1) sum_chunk(index);
+  ++chunks_[index].arrived;
+  pump_sums();
+}
+
+void TcpCall::pump_sums() {
+  while (sums_in_flight_ < kChunksInFlight && next_sum_ < chunks_.size() &&
+         chunks_[next_sum_].arrived == state_.size() - 1) {
+    ++sums_in_flight_;
+    sum_chunk(next_sum_++);
+  }
 }
 
 void TcpCall::sum_chunk(std::size_t index) {
   const std::size_t offset = index * kChunkBytes;
   const std::size_t length = chunk_length(offset, plan_.sum.size());
-  const auto hash = std::make_shared<std::uint64_t>(0);
+  const auto result = std::make_shared<wire::FrameHeader>(chunk_header(1, offset, length));
+  for (std::size_t place = 0; place < state_.size(); ++place) {
+    if (state_[place].is_read) chunks_[index].buffers[place] = transport_.take_buffer();
+  }
   transport_.run_job(
       shared_from_this(), "sum chunk",
-      [this, index, offset, length, hash] {
+      [this, index, offset, length, result] {
         sum_on_worker(chunks_[index], offset, length);
-        if (!plan_.results.empty()) {
-          *hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
-        }
+        if (plan_.results.empty()) return;
+        result->payload_hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
       },
-      [this, index, offset, length, hash] {
+      [this, index, length, result] {
         for (auto& buffer : chunks_[index].buffers) {
           if (buffer) transport_.return_buffer(std::move(buffer));
         }
         summed_ += length;
-        for (Member& member : state_) member.taken += length;
-        if (!plan_.results.empty()) send_result(offset, length, *hash);
+        for (Member& member : state_) {
+          member.taken += length;
+          if (member.is_read) member.landed += length;
+        }
+        for (std::size_t place = 0; summed_ == plan_.sum.size() && place < state_.size(); ++place) {
+          if (state_[place].is_read) tell(place, wire::FrameKind::kTaken, 0);
+        }
+        --sums_in_flight_;
+        pump_sums();
+        if (plan_.results.empty()) return;
+        sums_.ready.emplace(result->offset, *result);
+        send_results();
       });
 }
 
@@ -272,39 +312,54 @@ void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t len
       contributions[place] = plan_.contribution.data() + offset;
       continue;
     }
+    contributions[place] = chunk.buffers[place].get();
+    const Member& member = state_[place];
+    if (member.is_read) {
+      read_from(place, member.address + offset, {chunk.buffers[place].get(), length});
+      continue;
+    }
     auto header = chunk_header(0, offset, length);
     header.payload_hash = chunk.hashes[place];
-    contributions[place] = chunk.buffers[place].get();
     verify(place, {contributions[place], length}, header);
   }
   sum_in_rank_order(contributions, plan_.dtype, length / size_bytes(plan_.dtype),
                     plan_.sum.data() + offset);
 }
 
-void TcpCall::send_result(std::size_t offset, std::size_t length, std::uint64_t hash) {
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) continue;
-    auto header = chunk_header(1, offset, length);
-    header.payload_hash = hash;
-    transport_.send_bulk((*members_)[place], header, plan_.sum.subspan(offset, length),
-                         [self = shared_from_this(), place, length] {
-                           self->state_[place].results_written += length;
-                           self->progress();
-                           self->settle();
-                         });
+void TcpCall::send_results() {
+  while (const auto header = sums_.take()) {
+    for (std::size_t place = 0; place < state_.size(); ++place) {
+      if (is_own(place)) continue;
+      if (state_[place].it_reads) {
+        auto ready = *header;
+        ready.kind = wire::FrameKind::kReady;
+        ready.length = 0;
+        ready.address = reinterpret_cast<std::uint64_t>(plan_.sum.data());
+        transport_.send_control((*members_)[place], ready, {});
+        continue;
+      }
+      transport_.send_bulk((*members_)[place], *header,
+                           plan_.sum.subspan(header->offset, header->length),
+                           [self = shared_from_this(), place, length = header->length] {
+                             self->state_[place].results_written += length;
+                             self->progress();
+                             self->settle();
+                           });
+    }
   }
 }
 
 bool TcpCall::complete() const {
   if (!copied_ || (plan_.sums && summed_ != plan_.sum.size())) return false;
   for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) continue;
     const Member& member = state_[place];
+    if (is_own(place)) continue;
     if (!member.announced || member.out_written != plan_.out[place].size() ||
-        member.taken != expected(place)) {
+        member.taken != expected(place) || !member.kept) {
       return false;
     }
-    if (!plan_.results.empty() && (member.results_taken != plan_.results[place].size() ||
+    if (!plan_.results.empty() && (!member.final_sent || !member.final_came ||
+                                   member.results_taken != plan_.results[place].size() ||
                                    member.results_written != plan_.sum.size())) {
       return false;
     }
@@ -326,6 +381,7 @@ void TcpCall::settle() {
     end();
     return;
   }
+  send_finals();
   if (!complete()) return;
   finishing_ = true;
   if (plan_.finish) {

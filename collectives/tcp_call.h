@@ -4,7 +4,9 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +46,10 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   void announced(int rank, const wire::FrameHeader& header, std::span<const std::byte> small);
   std::span<std::byte> landing(int rank, const wire::FrameHeader& header);
   void chunk_arrived(int rank, const wire::FrameHeader& header);
+  // Between ranks that read each other's memory.
+  void results_ready(int rank, const wire::FrameHeader& header);
+  void was_taken(int rank, std::uint8_t part);
+  void was_kept(int rank, std::uint8_t part);
   /// Ends it when no worker has its buffers any more.
   void fail(std::exception_ptr error);
   void job_begins() { ++jobs_; }
@@ -60,12 +66,26 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::string waiting() const;
 
  private:
+  /// Workers finish chunks in any order; they are sent in the order of offsets.
+  struct Ordered {
+    std::map<std::size_t, wire::FrameHeader> ready;  // by offset
+    std::size_t next = 0;                            // offset
+    /// The next to be sent, if it is ready.
+    std::optional<wire::FrameHeader> take();
+  };
   struct Member {
     bool announced = false;
+    Ordered hashed;
     std::size_t out_begun = 0, out_written = 0, out_in_flight = 0;
     std::size_t landed = 0, taken = 0;  // of contributions, or of what comes in
     std::size_t results_landed = 0, results_taken = 0;
     std::size_t results_written = 0;
+    bool is_read = false;       // its memory, for part 0
+    std::uint64_t address = 0;  // of what it lends
+    bool it_reads = false;      // this rank's memory
+    std::size_t read_begun = 0, reads_in_flight = 0;
+    bool kept = true;                             // what was read of it
+    bool final_sent = false, final_came = false;  // all_reduce
   };
   struct SumChunk {
     std::vector<std::unique_ptr<std::byte[]>> buffers;  // by place
@@ -77,13 +97,20 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::size_t expected(std::size_t place) const;
   bool is_own(std::size_t place) const { return place == own_; }
   void pump(std::size_t place);
-  void send_chunk(std::size_t place, std::size_t offset, std::size_t length);
-  void send_result(std::size_t offset, std::size_t length, std::uint64_t hash);
+  void hash_chunk(std::size_t place, std::size_t offset, std::size_t length);
+  void send_hashed(std::size_t place);
+  void send_results();
   void contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash);
+  void pump_sums();
   void sum_chunk(std::size_t index);
+  void begin_reading(std::size_t place, const wire::FrameHeader& header);
+  void read_ahead(std::size_t place);
+  void tell(std::size_t place, wire::FrameKind kind, std::uint8_t part);
+  void send_finals();
   void sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length);
   void verify(std::size_t place, std::span<const std::byte> payload,
-              const wire::FrameHeader& header);
+              const wire::FrameHeader& header) const;
+  void read_from(std::size_t place, std::uint64_t address, std::span<std::byte> into) const;
   wire::FrameHeader chunk_header(std::uint8_t part, std::size_t offset, std::size_t length) const;
   bool complete() const;
   void progress();
@@ -98,8 +125,9 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::size_t own_ = 0;
   std::vector<Member> state_;
   std::vector<SumChunk> chunks_;
+  Ordered sums_;
+  std::size_t next_sum_ = 0, sums_in_flight_ = 0;  // chunks
   std::size_t summed_ = 0;
-  std::uint64_t result_hash_ = 0;  // of the chunk that a worker just summed
   std::size_t jobs_ = 0;
   bool copied_ = false, finishing_ = false, ended_ = false;
   std::exception_ptr error_;

@@ -26,8 +26,8 @@ std::size_t whole(const error_code& error, std::size_t) {
 }
 
 std::string in_words(const error_code& error) {
-  if (error == asio::error::eof) return "closed its connection without a word";
-  return fmt::format("cannot be reached: {}", errno_text(error.value()));
+  if (error == asio::error::eof) return "is gone: its connection was closed without a word";
+  return fmt::format("is gone: {}", errno_text(error.value()));
 }
 
 }  // namespace

@@ -42,8 +42,8 @@ void keep_alive(TcpSocket& socket) {
   set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
 }
 
-Task<> rethrow(std::exception_ptr error) {
-  std::rethrow_exception(error);
+Task<> failing(Error error) {
+  throw error;
   co_return;
 }
 
@@ -91,6 +91,15 @@ TcpTransport::TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions opt
         std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, epoch_);
     peers_[i].bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, epoch_);
     peers_[i].same_host = from.host == own_host;
+    if (peers_[i].same_host && from.memory.process != 0) {
+      const std::string why_not = why_not_readable(from.memory);
+      if (why_not.empty()) peers_[i].process = from.memory.process;
+      if (!why_not.empty()) {
+        note_degraded("ranks", fmt::format("ranks of this host talk over loopback, not through "
+                                           "memory: rank {}: {}",
+                                           i, why_not));
+      }
+    }
     peers_[i].small.resize(wire::kEagerBytes);
   }
   traffic_.waited.resize(peers_.size());
@@ -122,7 +131,7 @@ void TcpTransport::close() {
     peer.control->finish();
     peer.bulk->finish();
   }
-  failure_ = std::make_exception_ptr(Error(ErrorCode::kCancelled, "the communicator is closed"));
+  failure_ = Error(ErrorCode::kCancelled, "the communicator is closed");
 }
 
 Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
@@ -158,8 +167,6 @@ void TcpTransport::watch() {
   });
 }
 
-Task<> TcpTransport::failed_task() const { return rethrow(failure_); }
-
 Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
                            const wire::CallSpec& spec,
                            std::shared_ptr<const std::vector<int>> members, TcpPlan plan) {
@@ -171,7 +178,11 @@ Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
                        member, rank_, wire::describe(spec)));
     }
   }
-  if (failed()) return failed_task();
+  if (failed()) {
+    return failing(
+        Error(failure_->code(), fmt::format("{}; rank {} called {} after that", failure_->what(),
+                                            rank_, wire::describe(spec))));
+  }
   const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
   const auto call =
       std::make_shared<TcpCall>(*this, key, spec, std::move(members), std::move(plan));
@@ -221,7 +232,7 @@ void TcpTransport::fail(ErrorCode code, const std::string& text) {
 
 void TcpTransport::stop(ErrorCode code, const std::string& text) {
   const std::string full = with_pending(text);
-  failure_ = std::make_exception_ptr(Error(code, full));
+  failure_ = Error(code, full);
   log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
              fmt::join(record_, "; "));
   std::string told = full.substr(0, wire::kReasonBytes);
@@ -238,7 +249,8 @@ void TcpTransport::stop(ErrorCode code, const std::string& text) {
   }
   early_.clear();
   const auto calls = calls_;
-  for (const auto& [key, call] : calls) call->fail(failure_);
+  const std::exception_ptr failure = std::make_exception_ptr(*failure_);
+  for (const auto& [key, call] : calls) call->fail(failure);
 }
 
 Traffic::Sent& TcpTransport::sent_to(int rank) noexcept {
@@ -314,6 +326,9 @@ void TcpTransport::arrived(int from, const FrameHeader& header, std::span<std::b
   switch (header.kind) {
     case FrameKind::kCall: return announced(from, header, payload);
     case FrameKind::kChunk: return calls_.at(header.key())->chunk_arrived(from, header);
+    case FrameKind::kReady:
+    case FrameKind::kTaken:
+    case FrameKind::kKept: return about_memory(from, header);
     case FrameKind::kAbort: return peer_aborted(from, header, payload);
     case FrameKind::kBye:
       peer(from).left = true;
@@ -344,6 +359,17 @@ void TcpTransport::announced(int from, const FrameHeader& header, std::span<std:
   }
   ++early_count_;
   early_[key].push_back({header, {payload.begin(), payload.end()}});
+}
+
+void TcpTransport::about_memory(int from, const FrameHeader& header) {
+  const auto found = calls_.find(header.key());
+  if (found == calls_.end()) {
+    throw Error(ErrorCode::kUnavailable, "speaks of memory of a call that is not under way");
+  }
+  const std::shared_ptr<TcpCall> call = found->second;
+  if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
+  if (header.kind == FrameKind::kTaken) return call->was_taken(from, header.part);
+  call->was_kept(from, header.part);
 }
 
 void TcpTransport::peer_aborted(int from, const FrameHeader& header, std::span<std::byte> payload) {

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <deque>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "base/error.h"
 #include "base/runtime/worker_pool.h"
 #include "collectives/communicator.h"
+#include "collectives/peer_memory.h"
 #include "collectives/tcp_channel.h"
 
 namespace ziggurat {
@@ -28,7 +28,8 @@ struct TcpPlan;
 
 /// Connected by collectives/rendezvous.h.
 struct TcpPeer {
-  std::string host;  ///< of the ranks of one host, the same
+  std::string host;    ///< of the ranks of one host, the same
+  MemoryProbe memory;  ///< of a rank of this host
   std::unique_ptr<TcpSocket> control;
   std::unique_ptr<TcpSocket> bulk;
 };
@@ -61,9 +62,7 @@ class TcpTransport final : public TcpChannel::Events,
                std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
-  /// A Task that throws what ended the transport.
-  Task<> failed_task() const;
-  bool failed() const noexcept { return failure_ != nullptr; }
+  bool failed() const noexcept { return failure_.has_value(); }
 
   // For calls.
   void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
@@ -76,6 +75,12 @@ class TcpTransport final : public TcpChannel::Events,
   void waited(int for_rank, Nanoseconds time) {
     traffic_.waited[static_cast<std::size_t>(for_rank)] += time;
   }
+  /// The process of a rank of this host whose memory can be read; 0: send and receive.
+  std::int64_t readable_process(int rank) const noexcept {
+    return peers_[static_cast<std::size_t>(rank)].process;
+  }
+  /// What `to` read of this rank's memory.
+  void count_taken(int to, std::size_t bytes) { sent_to(to).payload_bytes += bytes; }
   /// wire::kChunkBytes each.
   std::unique_ptr<std::byte[]> take_buffer();
   void return_buffer(std::unique_ptr<std::byte[]> buffer);
@@ -85,6 +90,7 @@ class TcpTransport final : public TcpChannel::Events,
     std::shared_ptr<TcpChannel> control;  // none: this rank
     std::shared_ptr<TcpChannel> bulk;
     bool same_host = false;
+    std::int64_t process = 0;
     bool left = false;             // said goodbye
     std::vector<std::byte> small;  // lands what rides on a frame of control
   };
@@ -103,6 +109,7 @@ class TcpTransport final : public TcpChannel::Events,
   static Task<> close_and_flush(std::shared_ptr<TcpTransport> self);
   void watch();
   void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  void about_memory(int peer, const wire::FrameHeader& header);
   void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
   void fail_calls_without(int peer);
   void stop(ErrorCode code, const std::string& text);
@@ -123,7 +130,7 @@ class TcpTransport final : public TcpChannel::Events,
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
   std::deque<std::string> record_;  // the last calls, for the log
   Traffic traffic_;
-  std::exception_ptr failure_;
+  std::optional<Error> failure_;
 };
 
 }  // namespace ziggurat

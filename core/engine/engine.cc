@@ -140,7 +140,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
 /// mean. Divided in the step's scalars, so that no value is rounded once more.
 double EngineImpl::gradient_divisor(const StepOptions& options) const {
   return static_cast<double>(options.loss_scale.value_or(1.0F)) *
-         static_cast<double>(table_->sharding().world_size);
+         static_cast<double>(table_->sharding().total());
 }
 
 /// A guess can be taken back where the records of the generation before are still in their slots.

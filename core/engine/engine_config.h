@@ -52,6 +52,16 @@ struct EngineConfig {
   /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
   /// change bits; one rank has the whole state whatever it says.
   int zero_stage = 2;
+  /// Ranks that share one copy of the state; the others have copies of their own, kept equal
+  /// (HYBRID_SHARD). Consecutive ranks; must divide their number. 0: all ranks share one.
+  int shard_group = 0;
+  /// Stage 3: ranks of a node, each of which keeps 1 / node_ranks of every unit in host memory once
+  /// it was gathered in a step, so that it is gathered within the node from then on (hpZ).
+  /// Consecutive ranks; must divide those that share a copy of the state. 0: no second partition.
+  int node_ranks = 0;
+  /// Stage 3: every unit stays on the device from forward to backward (FSDP's SHARD_GRAD_OP), or
+  /// the engine does not open; otherwise those that there is room for.
+  bool keep_gathered = false;
   /// Of gradients between the ranks: each rank's are rounded to it once, and so is their sum. The
   /// model's type if not given.
   std::optional<DType> reduce_dtype;

@@ -94,7 +94,10 @@ class EngineImpl final : public Engine {
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   Sharding sharding() const {
-    return {config_.zero_stage, runtime_.ranks->rank(), runtime_.ranks->world_size()};
+    Sharding its = Sharding::of(config_.zero_stage, runtime_.ranks->rank(),
+                                runtime_.ranks->world_size(), config_.shard_group);
+    its.node_ranks = config_.node_ranks;
+    return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;
 

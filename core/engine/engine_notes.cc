@@ -56,10 +56,12 @@ void EngineImpl::describe_ranks() {
   for (const Chunk& chunk : table_->chunks()) updated += chunk.count;
   const auto padding = static_cast<double>(table_->padded_count() - model_.count());
   notes_.push_back(fmt::format(
-      "rank {} of {}, ZeRO stage {}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
+      "rank {} of {}, ZeRO stage {}{}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
       "padding; gradients between ranks in {}",
-      ranks.rank, ranks.world_size, ranks.stage, static_cast<double>(updated) * 1e-6,
-      static_cast<double>(table_->padded_count()) * 1e-6,
+      runtime_.ranks->rank(), ranks.total(), ranks.stage,
+      ranks.replicas > 1 ? fmt::format(" in {} groups of {}", ranks.replicas, ranks.world_size)
+                         : "",
+      static_cast<double>(updated) * 1e-6, static_cast<double>(table_->padded_count()) * 1e-6,
       100 * padding / static_cast<double>(table_->padded_count()), to_string(reduction().dtype)));
 }
 

@@ -24,7 +24,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
             throw Error(ErrorCode::kInvalidArgument,
                         fmt::format("--store {}: no such directory", directory.path));
         }
-        RankChannels channels(*run.ranks);
+        RankChannels channels(*run.ranks, 0, 0);
         auto storage = Storage::open(run, *channels.store, directories);
         const EngineConfig config;
         StripedStore::Environment environment = storage->environment(run, config);
@@ -56,6 +56,27 @@ void EngineImpl::validate() const {
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.zero_stage >= 0 && config_.zero_stage <= 3,
           fmt::format("--zero-stage {}: 0, 1, 2 or 3", config_.zero_stage));
+  const int ranks = runtime_.ranks->world_size();
+  const int group = config_.shard_group;
+  require(group == 0 || (group > 1 && group <= ranks && ranks % group == 0),
+          fmt::format("--shard-group {0}: 2 ranks or more, and {1} ranks are not whole groups of "
+                      "{0}; --zero-stage 0 has a copy on every rank",
+                      group, ranks));
+  require(group == 0 || config_.zero_stage > 0,
+          fmt::format("--shard-group {}: stage 0 shares nothing within a group; give 1, 2 or 3",
+                      group));
+  const int sharers = group == 0 ? ranks : group;
+  const int node = config_.node_ranks;
+  require(
+      node == 0 || (node > 1 && node < sharers && sharers % node == 0),
+      fmt::format("--hpz {0}: 2 ranks or more, and the {1} that share the state are not several "
+                  "whole nodes of {0}",
+                  node, sharers));
+  require(node == 0 || config_.zero_stage == 3,
+          fmt::format("--hpz {}: a second partition of parameters is of stage 3, this is stage {}",
+                      node, config_.zero_stage));
+  require(!config_.keep_gathered || config_.zero_stage == 3,
+          fmt::format("--strategy grad-op: of stage 3, this is stage {}", config_.zero_stage));
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
@@ -74,8 +95,6 @@ void EngineImpl::validate() const {
 }
 
 void EngineImpl::open(const Initializer& initialize) {
-  validate();
-  assign_groups(model_, config_.param_groups);
   runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
     std::exception_ptr error;
     try {
@@ -90,7 +109,10 @@ void EngineImpl::open(const Initializer& initialize) {
 }
 
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
-  channels_ = std::make_unique<RankChannels>(*runtime_.ranks);
+  validate();
+  assign_groups(model_, config_.param_groups);
+  channels_ =
+      std::make_unique<RankChannels>(*runtime_.ranks, config_.shard_group, config_.node_ranks);
   if (!sharding().one_rank()) co_await agree_on_settings();
   co_await open_store();
   co_await build_floors();

@@ -58,6 +58,9 @@ Task<> EngineImpl::agree_on_settings() {
   const std::vector<Fact> facts{
       {"the model", text_hash(ChunkTable(model_, 1, optimizer.state).layout())},
       {"--zero-stage", static_cast<std::uint64_t>(config_.zero_stage)},
+      {"--shard-group", static_cast<std::uint64_t>(config_.shard_group)},
+      {"--hpz", static_cast<std::uint64_t>(config_.node_ranks)},
+      {"--strategy", static_cast<std::uint64_t>(config_.keep_gathered)},
       {"--reduce-dtype", static_cast<std::uint64_t>(reduction().dtype)},
       {"--reduce-bucket-size", config_.reduce_bucket_elements},
       {"--prefetch-bucket-size", config_.prefetch_elements_max},
@@ -114,7 +117,8 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options) {
     for (UnitId u = 0; u < table_->unit_count(); ++u) {
       const UnitChunks& unit = table_->unit(u);
       const std::size_t tiles = unit.slice_count / kTileElements;
-      action(&sums[unit.first_tile + rank * tiles], at, tiles * sizeof(double));
+      const std::size_t slice = rank % static_cast<std::size_t>(table_->sharding().world_size);
+      action(&sums[unit.first_tile + slice * tiles], at, tiles * sizeof(double));
       at += tiles * sizeof(double);
     }
   };
@@ -163,14 +167,17 @@ Task<> EngineImpl::set_gather_region_aside() {
   const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
   const std::uint64_t here = free_bytes > kept_free ? free_bytes - kept_free : 0;
   const std::uint64_t everywhere = co_await storage_->quorum.min(here);
-  if (everywhere < largest_bytes) {
+  const std::uint64_t needed_bytes = config_.keep_gathered ? all_bytes : largest_bytes;
+  if (everywhere < needed_bytes) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--device-memory: stage 3 needs {} for the largest unit beside the "
+                fmt::format("--device-memory: stage 3 needs {} for {} beside the "
                             "trainer's {} and accumulators; the rank with the least has {} (this "
                             "one {}): give {} more",
-                            format_bytes(largest_bytes), format_bytes(config_.trainer_device_bytes),
-                            format_bytes(everywhere), format_bytes(here),
-                            format_bytes(largest_bytes - everywhere)));
+                            format_bytes(needed_bytes),
+                            config_.keep_gathered ? "all units, which --strategy grad-op keeps"
+                                                  : "the largest unit",
+                            format_bytes(config_.trainer_device_bytes), format_bytes(everywhere),
+                            format_bytes(here), format_bytes(needed_bytes - everywhere)));
   }
   DeviceBuffer region = device_.allocate(std::min(everywhere, all_bytes), Purpose::kParams);
   cache_->gather_through(std::make_unique<UnitGather>(*context_, *params_, std::move(region)));

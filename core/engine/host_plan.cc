@@ -72,6 +72,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     const std::uint64_t home_bytes = table.home_count(u) * element_bytes;
     largest_home_bytes = std::max(largest_home_bytes, home_bytes);
     if (placement.params == Tier::kHost) plan.permanent_bytes += lease_bytes(home_bytes);
+    if (const std::uint64_t part_bytes = table.node_part_bytes(u); part_bytes > 0)
+      plan.permanent_bytes += lease_bytes(part_bytes);
   }
   for (const Chunk& chunk : table.chunks()) {
     if (placement.optimizer == Tier::kHost)

@@ -57,7 +57,7 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
       tile_sums_(tile_sums),
       bucket_count_(bucket_count(context.table, settings)),
       buffer_returned_(context.reactor),
-      gather_turn_(context.reactor) {
+      turn_changed_(context.reactor) {
   const std::uint64_t bytes = bucket_bytes(context.table, settings);
   const std::uint64_t sum_bytes = bucket_count_ * size_bytes(settings.dtype);
   memory_ = context.permanent_lease(Purpose::kStaging, kBuckets * bytes, "gradient buckets");
@@ -150,6 +150,13 @@ Task<> GradientReducer::round(const Bucket& bucket) {
 
 Task<> GradientReducer::take_in(Bucket bucket, Task<> sum) {
   co_await std::move(sum);
+  if (context_.ranks.replicas) {
+    co_await turn_of(bucket);
+    Task<> copies = context_.ranks.replicas->all_reduce(
+        bucket.buffer.sum.first(bucket.count * size_bytes(settings_.dtype)), settings_.dtype);
+    next_turn();
+    co_await std::move(copies);
+  }
   co_await convert(bucket);
   if (context_.table.slices_held() > 1) co_await gather(bucket);
   if (error_) co_return;
@@ -192,14 +199,24 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
   co_await context_.workers.run(context_.reactor, "take in gradient", job);
 }
 
-/// Stage 0: every owner's sums, to where each chunk of this rank is. Bucket after bucket: they may
-/// have been summed in another order.
-Task<> GradientReducer::gather(const Bucket& bucket) {
-  while (next_gather_ != bucket.number) {
+/// A bucket's second exchange, of sums, comes in the order of buckets: they may have been summed in
+/// another.
+Task<> GradientReducer::turn_of(const Bucket& bucket) {
+  while (turn_ != bucket.number) {
     if (error_) std::rethrow_exception(error_);
-    gather_turn_.reset();
-    co_await gather_turn_.wait();
+    turn_changed_.reset();
+    co_await turn_changed_.wait();
   }
+}
+
+void GradientReducer::next_turn() {
+  ++turn_;
+  if (!error_) turn_changed_.set();
+}
+
+/// Stage 0: every owner's sums, to where each chunk of this rank is.
+Task<> GradientReducer::gather(const Bucket& bucket) {
+  co_await turn_of(bucket);
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
   const std::uint64_t run_bytes = bucket.count * element_bytes;
@@ -210,8 +227,7 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
   Task<> gathering = context_.ranks.params->all_gather(
       run(table.sharding().rank),
       bucket.buffer.runs.first(static_cast<std::uint64_t>(ranks) * run_bytes));
-  ++next_gather_;
-  if (!error_) gather_turn_.set();
+  next_turn();
   co_await std::move(gathering);
   const std::function<void()> job = [&] {
     for (int slice = 0; slice < ranks; ++slice) {
@@ -228,7 +244,7 @@ void GradientReducer::fail(std::exception_ptr error) {
     for (Signal& signal : reduction->reduced) signal.fail(error);
   }
   buffer_returned_.fail(error);
-  gather_turn_.fail(error);
+  turn_changed_.fail(error);
 }
 
 }  // namespace ziggurat

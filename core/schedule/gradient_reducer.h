@@ -5,7 +5,8 @@
 // Each rank rounds its own sum over micro-batches once, to the type that travels; the owner of an
 // element adds the ranks' values in rank order in fp32 and rounds once. A bucket is the same run of
 // every rank's slice, so that where buckets end changes no bit. In stage 0 the owners' results are
-// gathered again: the same bits on every rank.
+// gathered again: the same bits on every rank. Where groups of ranks each have a copy of the state,
+// the groups' sums of a slice are summed in turn, in their order.
 //
 // One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
 // order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
@@ -77,6 +78,8 @@ class GradientReducer {
   Task<> take_in(Bucket bucket, Task<> sum);
   Task<> convert(const Bucket& bucket);
   Task<> gather(const Bucket& bucket);
+  Task<> turn_of(const Bucket& bucket);
+  void next_turn();
   std::byte* place(const Bucket& bucket, int slice) const;
 
   Context& context_;
@@ -89,8 +92,8 @@ class GradientReducer {
   std::deque<std::shared_ptr<Reduction>> queue_;
   bool draining_ = false;
   std::uint64_t next_number_ = 0;  ///< of the next bucket
-  std::uint64_t next_gather_ = 0;  ///< the bucket whose turn it is (stage 0)
-  Signal gather_turn_;
+  std::uint64_t turn_ = 0;         ///< the bucket whose second exchange is next
+  Signal turn_changed_;
   std::vector<std::shared_ptr<Reduction>> under_way_;
   std::exception_ptr error_;
 };

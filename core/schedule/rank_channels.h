@@ -8,8 +8,8 @@
 // delays a call, and never moves, adds or leaves one out.
 #pragma once
 
+#include <cstddef>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -17,17 +17,35 @@
 namespace ziggurat {
 
 struct RankChannels {
-  explicit RankChannels(Communicator& ranks) {
-    std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
-    std::iota(all.begin(), all.end(), 0);
-    for (auto* channel : {&params, &grads, &steps, &store}) *channel = ranks.split(all);
+  /// `group`: ranks that share a copy of the state (Sharding::of); 0: all. `node_ranks`: of these,
+  /// consecutive ones that have a second partition of parameters; 0: none.
+  RankChannels(Communicator& ranks, int group, int node_ranks) {
+    const int total = ranks.world_size();
+    const int size = group == 0 ? total : group;
+    const int first = ranks.rank() / size * size;
+    params = split(ranks, first, size, 1);
+    grads = split(ranks, first, size, 1);
+    if (size < total) replicas = split(ranks, ranks.rank() % size, total / size, size);
+    if (node_ranks > 0) node = split(ranks, ranks.rank() / node_ranks * node_ranks, node_ranks, 1);
+    steps = split(ranks, 0, total, 1);
+    store = split(ranks, 0, total, 1);
   }
 
-  std::unique_ptr<Communicator> params;  ///< gathers: in the order of use (stage 3) or of units,
-                                         ///< and in stage 0 of reduced gradients
-  std::unique_ptr<Communicator> grads;   ///< reductions, in the order of finish_gradient()
-  std::unique_ptr<Communicator> steps;   ///< one call a step(), with its norm
+  std::unique_ptr<Communicator> params;    ///< gathers: in the order of use (stage 3) or of units,
+                                           ///< and in stage 0 of reduced gradients
+  std::unique_ptr<Communicator> grads;     ///< reductions, in the order of finish_gradient()
+  std::unique_ptr<Communicator> replicas;  ///< the same slice's ranks of all groups, in that order
+  std::unique_ptr<Communicator> node;      ///< gathers within a node, in the order of use (hpZ)
+  std::unique_ptr<Communicator> steps;     ///< one call a step(), with its norm
   std::unique_ptr<Communicator> store;  ///< agreements of the store: at open, then one a generation
+
+ private:
+  static std::unique_ptr<Communicator> split(Communicator& ranks, int first, int count,
+                                             int stride) {
+    std::vector<int> members(static_cast<std::size_t>(count));
+    for (int i = 0; i < count; ++i) members[static_cast<std::size_t>(i)] = first + i * stride;
+    return ranks.split(members);
+  }
 };
 
 }  // namespace ziggurat

@@ -27,6 +27,12 @@ UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region)
       arena_(region_.size_bytes(), kPlaceAlignment),
       idle_(context.reactor) {
   idle_.set();
+  if (!context.ranks.node) return;
+  for (UnitId u = 0; u < context.table.unit_count(); ++u) {
+    parts_.emplace_back(context.reactor);
+    parts_.back().bytes = context.permanent_lease(
+        Purpose::kParams, context.table.node_part_bytes(u), "second partition");
+  }
 }
 
 std::uint64_t UnitGather::place_bytes(const ChunkTable& table, UnitId unit) noexcept {
@@ -42,7 +48,14 @@ std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Si
                                                 .size_bytes = size_bytes,
                                                 .updated = &updated,
                                                 .need = need,
-                                                .done = Signal(context_.reactor)});
+                                                .done = Signal(context_.reactor),
+                                                .vacated = Signal(context_.reactor)});
+  if (!parts_.empty()) {
+    Part& part = parts_[unit];
+    flight->from_node = part.generation == need.generation;
+    if (!flight->from_node) part.there.reset();
+    part.generation = need.generation;
+  }
   order_ = mix_seed(order_, unit + 1);
   queue_.push_back(flight);
   idle_.reset();
@@ -61,34 +74,69 @@ void UnitGather::hurry(Flight& flight) {
 
 /// The only place where a gather begins.
 Task<> UnitGather::drain() {
-  const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
   while (!queue_.empty()) {
     const FlightPtr flight = queue_.front();
     co_await flight->updated->wait();
     // Whoever had this place before may have been dropped while its slices were still coming.
     const std::vector<FlightPtr> before(under_way_.begin(), under_way_.end());
     for (const FlightPtr& other : before) {
-      if (overlap(*flight, *other)) co_await other->done.wait();
+      if (overlap(*flight, *other)) co_await other->vacated.wait();
     }
-    co_await home_.load(flight->unit, flight->memory, flight->need,
-                        flight->wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
-    const std::span<std::byte> whole(flight->memory, table.unit_param_bytes(flight->unit));
-    Task<> gathering = context_.ranks.params->all_gather(
-        whole.subspan(table.own_begin(flight->unit) * element_bytes,
-                      table.unit(flight->unit).slice_count * element_bytes),
-        whole);
-    queue_.pop_front();
-    under_way_.push_back(flight);
-    context_.spawn(land(flight, std::move(gathering)));
+    co_await issue(flight);
   }
   draining_ = false;
 }
 
+Task<> UnitGather::issue(const FlightPtr& flight) {
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::span<std::byte> whole(flight->memory, table.unit_param_bytes(flight->unit));
+  std::span<std::byte> own = whole.subspan(table.own_begin(flight->unit) * element_bytes,
+                                           table.unit(flight->unit).slice_count * element_bytes);
+  Communicator* ranks = context_.ranks.params.get();
+  if (flight->from_node) {
+    Part& part = parts_[flight->unit];
+    co_await part.there.wait();
+    own = part_of(*flight);
+    ranks = context_.ranks.node.get();
+    const Stream::Copy request{.destination = own.data(),
+                               .source = part.bytes.bytes().data(),
+                               .size_bytes = own.size(),
+                               .direction = Stream::Direction::kToDevice};
+    co_await copy(context_.reactor, context_.to_device, request);
+  } else {
+    co_await home_.load(flight->unit, flight->memory, flight->need,
+                        flight->wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+  }
+  Task<> gathering = ranks->all_gather(own, whole);
+  queue_.pop_front();
+  under_way_.push_back(flight);
+  context_.spawn(land(flight, std::move(gathering)));
+}
+
+/// This rank's, where the unit is on the device.
+std::span<std::byte> UnitGather::part_of(const Flight& flight) const {
+  const std::size_t size_bytes = parts_[flight.unit].bytes.bytes().size();
+  const auto rank = static_cast<std::size_t>(context_.ranks.node->rank());
+  return {flight.memory + rank * size_bytes, size_bytes};
+}
+
+Task<> UnitGather::keep_part(const Flight& flight) {
+  Part& part = parts_[flight.unit];
+  const Stream::Copy request{.destination = part.bytes.bytes().data(),
+                             .source = part_of(flight).data(),
+                             .size_bytes = part.bytes.bytes().size(),
+                             .direction = Stream::Direction::kToHost};
+  co_await copy(context_.reactor, context_.to_host, request);
+  part.there.set();
+}
+
 Task<> UnitGather::land(FlightPtr flight, Task<> gathering) {
   co_await std::move(gathering);
-  under_way_.remove(flight);
   flight->done.set();
+  if (!parts_.empty() && !flight->from_node) co_await keep_part(*flight);
+  under_way_.remove(flight);
+  flight->vacated.set();
   if (queue_.empty() && under_way_.empty()) idle_.set();
 }
 
@@ -98,7 +146,11 @@ std::uint64_t UnitGather::take_order() noexcept { return std::exchange(order_, 0
 
 void UnitGather::fail(std::exception_ptr error) {
   for (const FlightPtr& flight : queue_) flight->done.fail(error);
-  for (const FlightPtr& flight : under_way_) flight->done.fail(error);
+  for (const FlightPtr& flight : under_way_) {
+    flight->done.fail(error);
+    flight->vacated.fail(error);
+  }
+  for (Part& part : parts_) part.there.fail(error);
   idle_.fail(error);
 }
 

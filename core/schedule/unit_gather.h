@@ -5,7 +5,11 @@
 // Every rank starts the same gathers in the same order, in memory of its own: a region of one size
 // on all ranks, cut up by the same calls, so that whether a unit fits is the same everywhere and
 // nothing is started that then has to wait for memory. One coroutine makes the gathers; a slow
-// slice delays those behind it. Reactor's thread only.
+// slice delays those behind it.
+//
+// With a second partition (hpZ of ZeRO++, Wang et al. 2023) a unit that was gathered
+// from all ranks once in a generation leaves a part in the host memory of each rank of a node, and
+// is gathered from the node's parts from then on. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +18,8 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
@@ -24,6 +30,7 @@ namespace ziggurat {
 class UnitGather {
  public:
   /// `region`: device memory, as long on every rank.
+  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition.
   UnitGather(Context& context, ParamHome& home, DeviceBuffer region);
 
   /// Bytes of region that `unit` takes.
@@ -36,8 +43,10 @@ class UnitGather {
     std::uint64_t size_bytes;
     Signal* updated;  ///< this rank's slice is at home
     Need need;
-    bool wanted = false;  ///< somebody waits
+    bool wanted = false;     ///< somebody waits
+    bool from_node = false;  ///< gathered from the parts of this node's ranks
     Signal done;
+    Signal vacated;  ///< and nothing is copied from it any more
   };
   /// Starts the gather of `unit` in a place that is free now; nullptr if none is.
   std::shared_ptr<Flight> start(UnitId unit, Need need, Signal& updated);
@@ -53,8 +62,20 @@ class UnitGather {
 
  private:
   using FlightPtr = std::shared_ptr<Flight>;
+  /// What each rank of a node keeps of a unit.
+  struct Part {
+    explicit Part(Reactor& reactor) : there(reactor) {}
+    Lease bytes;
+    std::uint64_t generation = kNone;  ///< that was gathered last, or is being
+    Signal there;                      ///< of that generation
+  };
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+
   Task<> drain();
+  Task<> issue(const FlightPtr& flight);
   Task<> land(FlightPtr flight, Task<> gathering);
+  Task<> keep_part(const Flight& flight);
+  std::span<std::byte> part_of(const Flight& flight) const;
 
   Context& context_;
   ParamHome& home_;
@@ -65,6 +86,7 @@ class UnitGather {
   bool draining_ = false;
   Signal idle_;
   std::uint64_t order_ = 0;
+  std::vector<Part> parts_;  ///< by unit; none without a second partition
 };
 
 }  // namespace ziggurat

@@ -80,13 +80,21 @@ nlohmann::json parsed(const std::string& layout) {
 /// The store of `layout` was made among as many ranks, and each has as much of the state.
 void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   const int ranks = layout.value("ranks", 1);
-  if (ranks != sharding.world_size) {
+  if (ranks != sharding.total()) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made by {0} rank{1}, this run has {2}: give --nproc {0}, "
                     "another --store, or --resume never to replace it; a store is not yet "
                     "cut anew for another number of ranks",
-                    ranks, ranks == 1 ? "" : "s", sharding.world_size));
+                    ranks, ranks == 1 ? "" : "s", sharding.total()));
+  }
+  if (const int group = layout.value("shard_group", ranks); group != sharding.world_size) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
+                    "{1}: give --strategy hybrid --shard-group {0}, or the strategy without "
+                    "groups where that is all of them",
+                    group, sharding.world_size));
   }
   const bool whole = layout.value("slices_held", 1) > 1;
   if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
@@ -166,7 +174,8 @@ std::string ChunkTable::layout() const {
                            {"record", record_format_.text()},
                            {"param", param_text(model_.dtype)}};
   if (!sharding_.one_rank()) {  // a store of one rank says nothing of ranks
-    layout["ranks"] = sharding_.world_size;
+    layout["ranks"] = sharding_.total();
+    if (sharding_.replicas > 1) layout["shard_group"] = sharding_.world_size;
     layout["slices_held"] = slices_held();
   }
   return layout.dump();

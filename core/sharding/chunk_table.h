@@ -85,6 +85,11 @@ class ChunkTable {
   std::uint64_t home_count(UnitId id) const noexcept {
     return sharding_.params_sharded() ? units_[id].slice_count : units_[id].padded_count;
   }
+  /// This rank's part of a unit in the second partition; 0 without one.
+  std::uint64_t node_part_bytes(UnitId id) const noexcept {
+    if (sharding_.node_ranks == 0) return 0;
+    return unit_param_bytes(id) / static_cast<std::uint64_t>(sharding_.node_ranks);
+  }
   /// Where this rank's slice of a unit begins.
   std::uint64_t own_begin(UnitId id) const noexcept {
     return static_cast<std::uint64_t>(sharding_.rank) * units_[id].slice_count;

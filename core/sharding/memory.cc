@@ -104,7 +104,7 @@ class Sum {
     const Strategy& strategy = request_.strategy;
     const Placement& placement = request_.placement;
     add_cut(StateClass::kParams, placement.params, strategy.param_shards());
-    if (strategy.hpz > 1) add_cut(StateClass::kSecondaryParams, placement.params, strategy.hpz);
+    if (strategy.hpz > 0) add_cut(StateClass::kSecondaryParams, Tier::kHost, strategy.hpz);
     add_cut(StateClass::kGradients, placement.grads, strategy.update_shards());
     add_records(placement.optimizer);
   }
@@ -267,7 +267,7 @@ double published_state_bytes(const ModelSize& model, const Recipe& recipe,
   const int grad_shards = strategy.zero_stage == 1 ? 1 : strategy.update_shards();
   double bytes = element / strategy.param_shards() + element / grad_shards +
                  optimizer / strategy.update_shards();
-  if (strategy.hpz > 1) bytes += element / strategy.hpz;
+  if (strategy.hpz > 0) bytes += element / strategy.hpz;
   return bytes * psi;
 }
 

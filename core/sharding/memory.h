@@ -5,7 +5,7 @@
 // mixed-precision Adam), N being the ranks that a class is cut over (core/sharding/strategy.h):
 //
 //   parameters     e / N            e: bytes of the model's type
-//   secondary      e / P            hpZ only (Wang et al. 2023, "ZeRO++", section 4.2)
+//   secondary      e / P            hpZ only, on the host (Wang et al. 2023, "ZeRO++", section 4.2)
 //   gradients      e / N
 //   masters        4 / N            2 where the parameter is the master
 //   moments        the rest of the record's bytes / N   (optimizer/state_format.h)
@@ -63,7 +63,7 @@ inline constexpr std::size_t kLiveUnits = 3;
 struct Recipe {
   DType dtype = DType::kBFloat16;         ///< parameters, and gradients at rest
   DType reduce_dtype = DType::kBFloat16;  ///< gradients between ranks
-  StateKind state;                        ///< masters and moments
+  StateKind state{};                      ///< masters and moments
 };
 
 enum class StateClass : std::uint8_t {
@@ -117,7 +117,7 @@ RankMemory rank_memory(const MemoryRequest& request);
 /// bytes of optimizer state; a hybrid has its group for N):
 ///
 ///   stage 0  (2e + K) Psi      1  2e Psi + K Psi / N      2  e Psi + (e + K) Psi / N
-///   stage 3  (2e + K) Psi / N  grad-op as 3, hpZ e Psi / P more
+///   stage 3  (2e + K) Psi / N, with hpZ e Psi / P more
 ///
 /// In stage 1 it counts whole gradients, which are not kept here.
 double published_state_bytes(const ModelSize& model, const Recipe& recipe,

@@ -22,12 +22,22 @@
 
 namespace ziggurat {
 
-/// Of one rank.
+/// Of one rank. `rank` and `world_size` are those of the ranks that share one copy of the state:
+/// all of them, or a group in each of `replicas` copies (HYBRID_SHARD).
 struct Sharding {
   int stage = 0;
   int rank = 0;
   int world_size = 1;
+  int replicas = 1;
+  /// Ranks of a node that have a second partition of parameters between uses (hpZ); 0: none.
+  int node_ranks = 0;
 
+  /// Rank `rank` of `total` ranks, of which every `group` share a copy; 0: all do.
+  static constexpr Sharding of(int stage, int rank, int total, int group) noexcept {
+    if (group == 0) return {stage, rank, total};
+    return {stage, rank % group, group, total / group};
+  }
+  int total() const noexcept { return world_size * replicas; }
   bool one_rank() const noexcept { return world_size == 1; }
   /// Records and gradients are of this rank's slice only.
   bool optimizer_sharded() const noexcept { return !one_rank() && stage >= 1; }

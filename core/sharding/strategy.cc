@@ -14,13 +14,7 @@ namespace {
 }
 
 /// The stage that a name stands for.
-int stage_of(StrategyName name) noexcept {
-  switch (name) {
-    case StrategyName::kGradOp: return 2;
-    case StrategyName::kNone: return 0;
-    default: return 3;
-  }
-}
+int stage_of(StrategyName name) noexcept { return name == StrategyName::kNone ? 0 : 3; }
 
 void require_stage_fits(StrategyName name, int stage) {
   if (name == StrategyName::kHybrid) {
@@ -64,18 +58,17 @@ Strategy resolve(const StrategyRequest& request, int dp) {
                           .dp = dp,
                           .shard_group = shard_group(request, stage, dp),
                           .hpz = request.hpz};
-  if (strategy.hpz < 1 || dp % strategy.hpz != 0) {
-    refuse(
-        fmt::format("--hpz {0}: {1} data-parallel ranks are not whole groups of {0}; give a "
-                    "divisor of {1}",
-                    strategy.hpz, dp));
+  if (strategy.hpz == 0) return strategy;
+  if (stage != 3) {
+    refuse(fmt::format("--hpz {} with {}: a second cut is of parameters that stage 3 cuts",
+                       strategy.hpz, to_string(Strategy{.zero_stage = stage, .dp = dp})));
   }
-  if (strategy.hpz > 1 && (stage != 3 || strategy.is_hybrid())) {
-    refuse(fmt::format(
-        "--hpz {} with {}: a secondary cut is of parameters that stage 3 cuts over "
-        "all ranks",
-        strategy.hpz,
-        to_string(Strategy{.zero_stage = stage, .dp = dp, .shard_group = strategy.shard_group})));
+  if (strategy.hpz < 2 || strategy.hpz >= strategy.shard_group ||
+      strategy.shard_group % strategy.hpz != 0) {
+    refuse(
+        fmt::format("--hpz {0}: 2 ranks or more, and the {1} that share a state are not several "
+                    "whole groups of {0}",
+                    strategy.hpz, strategy.shard_group));
   }
   return strategy;
 }
@@ -84,7 +77,7 @@ std::string to_string(const Strategy& strategy) {
   std::string text = fmt::format("stage {}", strategy.zero_stage);
   if (strategy.keeps_params_to_backward) text += " (grad-op)";
   if (strategy.is_hybrid()) text += fmt::format(" in groups of {}", strategy.shard_group);
-  if (strategy.hpz > 1) text += fmt::format(", hpz {}", strategy.hpz);
+  if (strategy.hpz > 0) text += fmt::format(", hpz {}", strategy.hpz);
   return text;
 }
 

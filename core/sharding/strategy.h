@@ -6,7 +6,7 @@
 // state (1), gradients too (2), parameters too (3). FSDP's names say the same and one thing more:
 //
 //   full      stage 3: parameters are gathered for each use and dropped after it
-//   grad-op   stage 2 with parameters cut at rest: gathered for forward, kept until backward's end
+//   grad-op   stage 3 with parameters gathered once, for forward, and kept to backward's end
 //   none      stage 0: every rank has everything
 //   hybrid    a stage (3 unless said) within shard groups of G ranks; the groups are replicas
 //
@@ -38,7 +38,7 @@ struct StrategyRequest {
   std::optional<int> zero_stage = std::nullopt;
   std::optional<StrategyName> name = std::nullopt;
   int shard_group = 0;  ///< hybrid's G; 0: not given
-  int hpz = 1;          ///< ranks of a secondary group; 1: none
+  int hpz = 0;          ///< ranks that have a second cut among them; 0: none
 };
 
 /// What it comes to on `dp` data-parallel ranks.
@@ -47,12 +47,10 @@ struct Strategy {
   bool keeps_params_to_backward = false;  ///< grad-op
   int dp = 1;
   int shard_group = 1;  ///< ranks that state is cut over: dp, or a hybrid's G
-  int hpz = 1;
+  int hpz = 0;          ///< 0: no second cut
 
   /// Ranks over which a class is cut at rest; 1: each has all of it.
-  int param_shards() const noexcept {
-    return zero_stage == 3 || keeps_params_to_backward ? shard_group : 1;
-  }
+  int param_shards() const noexcept { return zero_stage == 3 ? shard_group : 1; }
   /// Of gradients and optimizer state.
   int update_shards() const noexcept { return zero_stage >= 1 ? shard_group : 1; }
   /// Equal slices that a unit is padded to; a class cut over fewer ranks keeps several of them.

@@ -81,14 +81,13 @@ class Step {
   StepTraffic total() {
     if (strategy_.zero_stage == 3) {
       add(Exchange::kForwardGather, gather(), request_.passes);
-      add(Exchange::kBackwardGather, backward_gather(), request_.passes);
-    } else if (strategy_.keeps_params_to_backward) {
-      add(Exchange::kForwardGather, gather(), request_.passes);
+      if (!strategy_.keeps_params_to_backward)
+        add(Exchange::kBackwardGather, backward_gather(), request_.passes);
     }
     add(Exchange::kGradients, gradients(), 1);
     if (strategy_.is_hybrid()) add(Exchange::kReplicas, replicas(), 1);
     // In stage 0 what is gathered are the owners' sums: the other half of the all_reduce.
-    if (strategy_.zero_stage < 3 && !strategy_.keeps_params_to_backward) {
+    if (strategy_.zero_stage < 3) {
       const Exchange exchange =
           strategy_.zero_stage == 0 ? Exchange::kGradients : Exchange::kUpdateGather;
       add(exchange, direct(param_bytes_, group_), 1);
@@ -118,8 +117,8 @@ class Step {
 
   /// From the secondary cut, where there is one.
   SentBytes backward_gather() const noexcept {
-    if (strategy_.hpz == 1) return gather();
-    const std::uint64_t slice = slice_ * wide(strategy_.dp / strategy_.hpz);
+    if (strategy_.hpz == 0) return gather();
+    const std::uint64_t slice = slice_ * wide(strategy_.shard_group / strategy_.hpz);
     return direct(slice * size_bytes(request_.recipe.dtype), group_of(strategy_.hpz));
   }
 

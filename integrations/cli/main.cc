@@ -27,6 +27,14 @@ namespace {
 constexpr int kExitWorld = 1;
 constexpr int kExitUsage = 2;
 
+/// One line whatever the message holds: a path or a key may have control characters in it.
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 /// The flags of one command, collected as text; Settings decides what they mean.
 struct Flags {
   std::span<const Setting> table;
@@ -52,7 +60,9 @@ struct Flags {
   }
 
   void add_config_to(CLI::App& command) {
-    command.add_option("--config", config, "JSON file with the same keys; flags win over it")
+    command
+        .add_option("--config", config,
+                    "JSON file with the same keys, or DeepSpeed's; flags win over it")
         ->type_name("FILE");
   }
 
@@ -115,23 +125,25 @@ int run_export(const Settings& settings) {
   return export_model(command);
 }
 
+/// What the settings file has that changes nothing.
+void say_notes(const Settings& settings) {
+  for (const std::string& note : settings.notes())
+    fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
+}
+
 /// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
 /// rank is this program with these arguments.
-int run_train(const TrainOptions& options, int argc, char** argv) {
-  if (options.nproc == 1 || rank_options().world_size > 1) return train(options);
+int run_train(const Settings& settings, int argc, char** argv) {
+  const TrainOptions options = read_train_options(settings);
+  if (options.nproc == 1 || rank_options().world_size > 1) {
+    if (rank_options().rank == 0) say_notes(settings);
+    return train(options);
+  }
   LaunchCommand command;
   command.ranks = options.nproc;
   command.arguments.emplace_back("/proc/self/exe");
   command.arguments.insert(command.arguments.end(), argv + 1, argv + argc);
   return launch(command);
-}
-
-/// One line whatever the message holds: a path or a key may have control characters in it.
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
 }
 
 void complain(const std::string& message) {
@@ -192,9 +204,8 @@ int run(int argc, char** argv) {
       "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
   train_flags.add_to(*train_command);
   train_flags.add_config_to(*train_command);
-  train_command->callback([&] {
-    action = [&] { return run_train(read_train_options(train_flags.settings()), argc, argv); };
-  });
+  train_command->callback(
+      [&] { action = [&] { return run_train(train_flags.settings(), argc, argv); }; });
 
   Flags schedule_flags{train_settings(), {}, {}};
   CLI::App* schedule_command = app.add_subcommand(
@@ -202,7 +213,11 @@ int run(int argc, char** argv) {
   schedule_flags.add_to(*schedule_command);
   schedule_flags.add_config_to(*schedule_command);
   schedule_command->callback([&] {
-    action = [&] { return show_schedule(read_show_schedule(schedule_flags.settings())); };
+    action = [&] {
+      const Settings settings = schedule_flags.settings();
+      say_notes(settings);
+      return show_schedule(read_show_schedule(settings));
+    };
   });
 
   Flags plan_flags{plan_settings(), {}, {}};

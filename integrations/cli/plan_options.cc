@@ -103,7 +103,7 @@ int read_int(const Settings& settings, const std::string& key, std::int64_t min,
 /// The one asked for, or all stages beside each other.
 std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
   StrategyRequest request{.shard_group = read_int(settings, "shard-group", 0, kRanksMax),
-                          .hpz = read_int(settings, "hpz", 1, kRanksMax)};
+                          .hpz = read_int(settings, "hpz", 0, kRanksMax)};
   if (settings.given("zero-stage")) request.zero_stage = read_int(settings, "zero-stage", 0, 3);
   if (settings.given("strategy")) {
     const std::string name = settings.choice("strategy", kStrategyNames);
@@ -111,7 +111,7 @@ std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
         static_cast<StrategyName>(std::ranges::find(kStrategyNames, name) - kStrategyNames.begin());
   }
   const bool asked =
-      request.zero_stage || request.name || request.shard_group > 0 || request.hpz > 1;
+      request.zero_stage || request.name || request.shard_group > 0 || request.hpz > 0;
   try {
     if (asked || dp == 1) return {resolve(request, dp)};
     std::vector<Strategy> stages;
@@ -158,24 +158,19 @@ std::span<const Setting> plan_settings() {
       {"ranks", kInteger, "1", "N", "ranks of the whole job"},
       {"ranks-per-node", kInteger, "8", "P", "ranks on one machine"},
       {"zero-stage", kInteger, "", "0|1|2|3",
-       "what is cut over the data-parallel ranks: nothing (0), optimizer state (1), gradients too "
-       "(2), parameters too (3); neither this nor a strategy: all of them, side by side"},
-      {"strategy", kText, "", "full|grad-op|none|hybrid",
-       "FSDP's names: stage 3; stage 2 that keeps parameters cut at rest; stage 0; a stage within "
-       "groups that are replicas"},
-      {"shard-group", kInteger, "0", "G", "hybrid: ranks that share one state"},
-      {"hpz", kInteger, "1", "P",
-       "stage 3 with a second cut of the parameters over P ranks of a node, for backward"},
+       "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 parameters "
+       "too; neither this nor a strategy: all of them, side by side"},
+      of_train("strategy"),
+      of_train("shard-group"),
+      of_train("hpz"),
       {"tp", kInteger, "1", "T", "tensor-parallel ranks, which divide each layer"},
       {"quantized-weights", kSwitch, "false", "", "stage 3: ranks exchange parameters in 8 bits"},
       {"quantized-gradients", kInteger, "16", "4|8",
        "stage 3: ranks exchange gradients in as many bits"},
       of_train("accumulate"),
-      {"reduce-bucket-size", kInteger, std::to_string(kReduceBucketCount), "N",
-       "elements of gradients that ranks exchange at once"},
+      of_train("reduce-bucket-size"),
       of_train("dtype"),
-      {"reduce-dtype", kText, "", "bf16|fp16|fp32",
-       "of gradients between ranks; left out: the model's"},
+      of_train("reduce-dtype"),
       of_train("optimizer"),
       of_train("state-format"),
       of_train("placement"),

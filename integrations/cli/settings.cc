@@ -9,7 +9,6 @@
 #include <array>
 #include <charconv>
 #include <cmath>
-#include <numeric>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -18,7 +17,7 @@ namespace ziggurat::cli {
 
 Settings::Settings(std::span<const Setting> table) {
   for (const Setting& setting : table)
-    values_[setting.key] = {&setting, setting.default_text, Source::kDefault};
+    values_[setting.key] = {&setting, setting.default_text, Source::kDefault, {}};
 }
 
 const Settings::Value& Settings::value(const std::string& key) const {
@@ -39,7 +38,7 @@ const std::string& Settings::text(const std::string& key) const { return value(k
 std::string Settings::described(const std::string& key) const {
   const Value& entry = value(key);
   if (entry.source == Source::kFile)
-    return fmt::format("\"{}\" in {}: '{}'", key, file_, entry.text);
+    return fmt::format("\"{}\" in {}: '{}'", entry.path, file_, entry.text);
   return fmt::format("--{} {}", key, entry.text.empty() ? "''" : entry.text);
 }
 
@@ -131,29 +130,6 @@ std::string Settings::choice(const std::string& key,
 bool Settings::truth(const std::string& key) const {
   static constexpr std::array<std::string_view, 2> kWords{"true", "false"};
   return choice(key, kWords) == "true";
-}
-
-std::string closest(std::string_view word, std::span<const std::string> words) {
-  std::string best;
-  std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
-  for (const std::string& candidate : words) {
-    // Levenshtein, one row at a time.
-    std::vector<std::size_t> row(candidate.size() + 1);
-    std::iota(row.begin(), row.end(), std::size_t{0});
-    for (std::size_t i = 0; i < word.size(); ++i) {
-      std::size_t diagonal = row[0]++;
-      for (std::size_t j = 0; j < candidate.size(); ++j) {
-        const std::size_t substituted = diagonal + (word[i] == candidate[j] ? 0 : 1);
-        diagonal = row[j + 1];
-        row[j + 1] = std::min({substituted, row[j] + 1, row[j + 1] + 1});
-      }
-    }
-    if (row.back() < best_distance) {
-      best_distance = row.back();
-      best = candidate;
-    }
-  }
-  return best;
 }
 
 std::optional<double> parse_count(const std::string& text) {

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/closest.h"
 #include "base/error.h"
 
 namespace ziggurat::cli {
@@ -50,11 +51,13 @@ class Settings {
  public:
   explicit Settings(std::span<const Setting> table);
 
-  /// Values from a JSON object, for every key no flag has set. Errors: UsageError naming the file,
-  /// the key and what is wrong.
+  /// Values from a JSON object, by our names or DeepSpeed's (core/engine/config_json.h), for every
+  /// key no flag has set. Errors: UsageError naming the file, the key and what is wrong.
   void apply_file(const std::string& path);
   /// The same, of text already read; `name` is what messages call it.
   void apply_json(std::string_view text, const std::string& name);
+  /// What the file has that changes nothing.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// A flag's value. Flags win over the file whichever comes first.
   void apply_flag(const std::string& key, const std::string& value);
 
@@ -90,12 +93,14 @@ class Settings {
     const Setting* setting;
     std::string text;
     Source source = Source::kDefault;
+    std::string path{};  ///< in the file, if from there
   };
   const Value& value(const std::string& key) const;
   double parse_number(const std::string& key, const std::string& text, NumberRange range) const;
 
   std::map<std::string, Value, std::less<>> values_;
   std::string file_;
+  std::vector<std::string> notes_;
 };
 
 /// Gives the text of `key` to a reader of another folder; its complaint becomes one about the
@@ -111,8 +116,5 @@ auto read_with(const Settings& settings, const std::string& key, const Read& rea
 
 /// "7B", "350M", "1.5e9"; nothing if it is no such count.
 std::optional<double> parse_count(const std::string& text);
-
-/// The word of `words` closest to `word`, if it is close enough to be what was meant; else "".
-std::string closest(std::string_view word, std::span<const std::string> words);
 
 }  // namespace ziggurat::cli

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings_file.cc: the JSON file of --config: one flat object with the flags'
-// names as keys.
+// integrations/cli/settings_file.cc: the JSON file of --config: what core/engine/config_json.h
+// reads, as the texts that flags would have.
 //
-// Read as input that may be hostile: limits on size and depth, no key twice, no unknown key, the
-// right type or an error.
+// Read as input that may be hostile: a limit on size, no unknown key, the right type or an error.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -11,8 +10,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
+#include "core/engine/config_json.h"
 #include "integrations/cli/settings.h"
 
 namespace ziggurat::cli {
@@ -21,7 +20,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kFileBytesMax = 1 << 20;
-constexpr int kDepthMax = 4;
 
 std::string read_file(const std::string& path) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rbe"),
@@ -37,25 +35,6 @@ std::string read_file(const std::string& path) {
   }
   text.resize(size);
   return text;
-}
-
-/// Parses with the limits; throws UsageError.
-json parse(std::string_view text, const std::string& name) {
-  std::set<std::string> seen;
-  const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kDepthMax)
-      throw UsageError(fmt::format("{} is nested deeper than {} levels", name, kDepthMax));
-    if (event == json::parse_event_t::key && depth == 1 &&
-        !seen.insert(parsed.get<std::string>()).second) {
-      throw UsageError(fmt::format("{} has the key \"{}\" twice", name, parsed.get<std::string>()));
-    }
-    return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), callback);
-  } catch (const json::parse_error& error) {
-    throw UsageError(fmt::format("{} is not JSON: wrong at byte {}", name, error.byte));
-  }
 }
 
 std::string_view expected(SettingKind kind) {
@@ -132,16 +111,23 @@ std::optional<std::string> as_text(const json& value, SettingKind kind) {
 void Settings::apply_file(const std::string& path) { apply_json(read_file(path), path); }
 
 void Settings::apply_json(std::string_view text, const std::string& name) {
-  const json object = parse(text, name);
-  if (!object.is_object())
-    throw UsageError(fmt::format("{} is not a JSON object, {{\"key\": value, ...}}", name));
+  ConfigFile file;
+  try {
+    file = read_config(text, name);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
   file_ = name;
-  for (const auto& [key, value] : object.items()) {
+  notes_ = std::move(file.notes);
+  for (const auto& [key, value, path] : file.settings) {
     const auto found = values_.find(key);
     if (found == values_.end()) {
       std::vector<std::string> keys;
       for (const auto& [known, unused] : values_) keys.push_back(known);
       const std::string meant = closest(key, keys);
+      if (path != key)
+        throw UsageError(
+            fmt::format("{}: \"{}\" is --{}, which this command does not have", name, path, key));
       throw UsageError(fmt::format("{}: unknown key \"{}\"{}", name, key,
                                    meant.empty() ? "; the keys are the flags' names, see --help"
                                                  : fmt::format("; did you mean \"{}\"?", meant)));
@@ -149,12 +135,13 @@ void Settings::apply_json(std::string_view text, const std::string& name) {
     Value& entry = found->second;
     std::optional<std::string> converted = as_text(value, entry.setting->kind);
     if (!converted) {
-      throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", name, key,
+      throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", name, path,
                                    value.dump().substr(0, 60), expected(entry.setting->kind)));
     }
     if (entry.source == Source::kFlag) continue;
     entry.text = std::move(*converted);
     entry.source = Source::kFile;
+    entry.path = path;
   }
 }
 

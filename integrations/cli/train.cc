@@ -72,8 +72,10 @@ class TrainRun {
   void finish_interrupted();
   void finish_done();
   RunFacts facts();
-  /// Of the state that ranks write: in stage 0 each has the whole.
+  /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
   std::uint64_t copies() const {
+    if (options_.shard_group > 0)
+      return static_cast<std::uint64_t>(ranks_->count() / options_.shard_group);
     return options_.zero_stage == 0 ? static_cast<std::uint64_t>(ranks_->count()) : 1;
   }
   /// Of all ranks.
@@ -152,6 +154,9 @@ EngineConfig TrainRun::engine_config() {
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.speculation = options_.speculation;
   config.zero_stage = options_.zero_stage;
+  config.keep_gathered = options_.keep_gathered;
+  config.shard_group = options_.shard_group;
+  config.node_ranks = options_.node_ranks;
   config.reduce_dtype = options_.reduce_dtype;
   config.reduce_bucket_elements = options_.reduce_bucket_elements;
   config.prefetch_elements_max = options_.prefetch_elements;

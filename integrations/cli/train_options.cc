@@ -74,6 +74,14 @@ std::span<const Setting> train_settings() {
             {"zero-stage", kInteger, "2", "0|1|2|3",
              "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
              "parameters too"},
+            {"strategy", kText, "", "full|grad-op|none|hybrid",
+             "FSDP's names: stage 3; stage 3 with units kept from forward to backward; stage 0; "
+             "stage 3 (or 1 or 2) in groups that each have a copy of the state"},
+            {"shard-group", kInteger, "0", "G", "ranks of a group, with --strategy hybrid"},
+            {"hpz", kInteger, "0", "P",
+             "stage 3: each P ranks (of a machine) keep parts of the parameters they have "
+             "gathered, "
+             "so that backward gathers among them; 2 / P bytes of host memory a parameter"},
             {"reduce-dtype", kText, "", "bf16|fp16|fp32",
              "of gradients between ranks (default: --dtype)"},
             {"reduce-bucket-size", kInteger, "4194304", "ELEMENTS",
@@ -112,9 +120,30 @@ gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model
   return shape;
 }
 
+void read_strategy(const Settings& settings, TrainOptions& options) {
+  static constexpr std::array<std::string_view, 4> kStrategies{"full", "grad-op", "none", "hybrid"};
+  const std::string strategy = settings.choice("strategy", kStrategies);
+  const int stage = strategy == "none" ? 0 : 3;
+  const bool may_be_another = strategy == "hybrid" && options.zero_stage > 0;
+  if (settings.given("zero-stage") && options.zero_stage != stage) {
+    if (may_be_another) return;
+    throw UsageError(fmt::format("{} is stage {}, and {} says another",
+                                 settings.described("strategy"), stage,
+                                 settings.described("zero-stage")));
+  }
+  options.zero_stage = stage;
+  options.keep_gathered = strategy == "grad-op";
+}
+
 void read_ranks(const Settings& settings, TrainOptions& options) {
   options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
   options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
+  constexpr Settings::IntegerRange kGroup{.min = 0, .max = 1 << 20};
+  options.shard_group = static_cast<int>(settings.integer("shard-group", kGroup));
+  options.node_ranks = static_cast<int>(settings.integer("hpz", kGroup));
+  if (settings.given("strategy")) read_strategy(settings, options);
+  if ((options.shard_group > 0) != (settings.text("strategy") == "hybrid"))
+    throw UsageError("--strategy hybrid and --shard-group G go together");
   if (settings.given("reduce-dtype"))
     options.reduce_dtype = parse_dtype(settings.choice("reduce-dtype", kDTypeNames));
   constexpr Settings::IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};

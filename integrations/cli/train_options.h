@@ -46,6 +46,9 @@ struct TrainOptions {
   std::size_t threads = 0;  ///< 0: one per physical core
   int nproc = 1;            ///< ranks that this machine runs
   int zero_stage = 2;
+  bool keep_gathered = false;
+  int shard_group = 0;
+  int node_ranks = 0;
   std::optional<DType> reduce_dtype;  ///< the model's if not given
   std::uint64_t reduce_bucket_elements = 0;
   std::uint64_t prefetch_elements = 0;

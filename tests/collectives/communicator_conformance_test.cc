@@ -40,15 +40,27 @@ Ranks create_self(Reactor&, int) {
   return ranks;
 }
 
-Ranks create_tcp(Reactor& reactor, int world_size) {
+Ranks create_connected(Reactor& reactor, int world_size, std::size_t ranks_per_host) {
   static WorkerPool workers({.threads = 2, .cpus = {}});
   const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
   Ranks ranks;
-  for (TcpOptions& options : connected_options(reactors)) {
+  for (TcpOptions& options : connected_options(reactors, ranks_per_host)) {
     ranks.push_back(std::make_unique<TcpCommunicator>(
         TcpTransport::create(reactor, workers, std::move(options))));
   }
   return ranks;
+}
+
+Ranks create_tcp(Reactor& reactor, int world_size) {
+  return create_connected(reactor, world_size, 0);
+}
+/// Ranks of one host, reading each other's memory.
+Ranks create_memory(Reactor& reactor, int world_size) {
+  return create_connected(reactor, world_size, 64);
+}
+/// Hosts of two ranks.
+Ranks create_mixed(Reactor& reactor, int world_size) {
+  return create_connected(reactor, world_size, 2);
 }
 
 /// Nodes of two ranks.
@@ -64,6 +76,11 @@ const Backend kBackends[] = {{"self", 1, create_self},
                              {"tcp", 2, create_tcp},
                              {"tcp", 3, create_tcp},
                              {"tcp", 4, create_tcp},
+                             {"memory", 2, create_memory},
+                             {"memory", 3, create_memory},
+                             {"memory", 4, create_memory},
+                             {"mixed", 3, create_mixed},
+                             {"mixed", 4, create_mixed},
                              {"simulated", 1, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 2, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 5, create_simulated, Clock::Kind::kVirtual}};

@@ -28,7 +28,9 @@ std::vector<TcpOptions> connected_options(const std::vector<Reactor*>& reactors,
     options[r].epoch = kTestEpoch;
     options[r].peers.resize(world);
     for (std::size_t p = 0; p < world; ++p) {
+      if (ranks_per_host == 0) continue;
       options[r].peers[p].host = fmt::format("host {}", p / ranks_per_host);
+      options[r].peers[p].memory = own_memory_probe();
     }
   }
   for (std::size_t r = 0; r < world; ++r) {

@@ -103,6 +103,7 @@ class PlainTraining {
 
   float loss_scale = 1;
   int world_size = 1;                 ///< ranks whose gradients are averaged
+  int shard_group = 0;                ///< ranks summed by themselves first; 0: all of them
   std::optional<DType> reduce_dtype;  ///< of each one's and their sum, where there are several
 
   /// For other settings than the engine's defaults.
@@ -168,6 +169,8 @@ class PlainTraining {
   std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) {
     const TypedSpan<std::byte> all = all_params(unit);
     const DType travels = reduce_dtype.value_or(table_.dtype());
+    const int group = shard_group == 0 ? world_size : shard_group;
+    std::vector<float> total;
     std::vector<float> sum(all.count(), 0.0F);
     for (int rank = 0; rank < world_size; ++rank) {
       std::vector<float> accumulator(all.count(), 0.0F);
@@ -176,9 +179,17 @@ class PlainTraining {
             loss_scale * loudness * gradient_of(value_at(all, i), unit, i, step, rank);
       if (world_size == 1) return accumulator;
       const std::vector<float> sent = rounded_to(travels, accumulator);
-      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = rank == 0 ? sent[i] : sum[i] + sent[i];
+      const bool first = rank % group == 0;
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = first ? sent[i] : sum[i] + sent[i];
+      if (rank % group != group - 1) continue;
+      const std::vector<float> of_group = rounded_to(travels, sum);
+      if (total.empty()) {
+        total = of_group;
+      } else {
+        for (std::size_t i = 0; i < sum.size(); ++i) total[i] += of_group[i];
+      }
     }
-    return rounded_to(travels, sum);
+    return rounded_to(travels, total);
   }
 
   static std::vector<float> rounded_to(DType dtype, const std::vector<float>& values) {

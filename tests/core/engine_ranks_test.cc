@@ -32,6 +32,8 @@ struct World {
   std::optional<DType> reduce_dtype{};
   std::uint64_t device_bytes = 8 * kMiB;
   EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
+  int shard_group = 0;
+  int node_ranks = 0;
 };
 
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
@@ -47,6 +49,8 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     config.reduce_bucket_elements = world.bucket_elements;
     config.reduce_dtype = world.reduce_dtype;
     config.speculation = world.speculation;
+    config.shard_group = world.shard_group;
+    config.node_ranks = world.node_ranks;
     return config;
   }
   ModelSpec model() const {
@@ -58,6 +62,7 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     PlainTraining plain(model(), GetParam().clip_norm);
     plain.world_size = GetParam().ranks;
     plain.reduce_dtype = GetParam().reduce_dtype;
+    plain.shard_group = GetParam().shard_group;
     return plain;
   }
   const ScratchDirectory directory_;
@@ -109,6 +114,27 @@ INSTANTIATE_TEST_SUITE_P(
               .stage = 3,
               .placement = "all=nvme",
               .speculation = kGuess},
+        World{.name = "TwoGroupsOfTwoStage3", .ranks = 4, .stage = 3, .shard_group = 2},
+        World{.name = "TwoGroupsOfTwoStage2OneTileBuckets",
+              .ranks = 4,
+              .stage = 2,
+              .bucket_elements = 1,
+              .shard_group = 2},
+        World{.name = "TwoGroupsOfTwoNvmeGuessesWrong",
+              .ranks = 4,
+              .stage = 3,
+              .placement = "all=nvme",
+              .speculation = kGuess,
+              .shard_group = 2},
+        World{.name = "OneGroupOfAll", .ranks = 2, .stage = 3, .shard_group = 2},
+        World{.name = "TwoNodesOfTwo", .ranks = 4, .stage = 3, .node_ranks = 2},
+        World{.name = "TwoNodesOfTwoGuessWrong",
+              .ranks = 4,
+              .stage = 3,
+              .placement = "all=nvme",
+              .device_bytes = 5 * kMiB / 2,
+              .speculation = kGuess,
+              .node_ranks = 2},
         World{.name = "ThreeRanksStage0", .ranks = 3, .stage = 0},
         World{.name = "ThreeRanksStage2", .ranks = 3, .stage = 2, .bucket_elements = 1},
         World{.name = "FourRanksStage3", .ranks = 4, .stage = 3, .bucket_elements = 100'000},
@@ -210,6 +236,90 @@ TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
     }
   }
   expect_none(open_with(2));
+}
+
+Traffic traffic_of(Runtime& runtime) {
+  return runtime.reactor.block_on(
+      [](Communicator& ranks) -> Task<Traffic> { co_return ranks.traffic(); }(*runtime.ranks));
+}
+
+/// Payload that this rank has sent so far.
+std::uint64_t sent_bytes(Runtime& runtime) {
+  const Traffic traffic = traffic_of(runtime);
+  return traffic.same_host.payload_bytes + traffic.other_hosts.payload_bytes;
+}
+
+// Rajbhandari et al. 2020, section 7: of P parameters, 2 P (N - 1) / N elements a step in stages 0
+// to 2, half of them gradients, and 3 P (N - 1) / N in stage 3, which gathers for forward and
+// backward; here less by what the device keeps from one to the other.
+TEST(EngineRanksTraffic, IsThatOfTheFormulasAfterPadding) {
+  constexpr int kWorld = 3;
+  constexpr std::uint64_t kSteps = 3;
+  const ModelSpec model = small_model();
+  for (const int stage : {0, 1, 2, 3}) {
+    const ScratchDirectory directory;
+    EngineConfig config = small_config(directory.path());
+    config.zero_stage = stage;
+    config.max_reuse_distance = 0;  // what backward needs again is gathered again
+    const auto runtimes = connected_runtimes(kWorld, 1);
+    const auto errors = run_ranks(kWorld, [&](int rank) {
+      Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+      RankRig rig(runtime, model, config);
+      train_step(*rig.engine, model, 0, kLearningRate, {}, 1.0F, rank);
+      rig.engine->make_durable();
+      const std::uint64_t before = sent_bytes(runtime);
+      for (std::uint64_t step = 1; step <= kSteps; ++step)
+        train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+      rig.engine->make_durable();
+      const ChunkTable table(model, 1000, {}, {stage, rank, kWorld});
+      const std::uint64_t slice_bytes = table.padded_count() / kWorld * sizeof(bf16);
+      const std::uint64_t times = stage == 3 ? 3 : 2;
+      const auto sent = static_cast<double>(sent_bytes(runtime) - before) / kSteps;
+      const auto formula = static_cast<double>(times * (kWorld - 1) * slice_bytes);
+      const auto norm = static_cast<double>((kWorld - 1) * table.tile_count() / kWorld * 8);
+      EXPECT_NEAR(sent, formula + norm, 256) << "stage " << stage << ", rank " << rank;
+    });
+    expect_none(errors);
+  }
+}
+
+// ZeRO++'s hpZ: of stage 3's three times P (N - 1) / N, the gather for backward stays in the node.
+TEST(EngineRanksTraffic, OfASecondPartitionLeavesTheNodeForForwardAndGradientsOnly) {
+  constexpr int kWorld = 4;
+  constexpr int kNode = 2;
+  constexpr std::uint64_t kSteps = 2;
+  const ModelSpec model = small_model();
+  const ScratchDirectory directory;
+  EngineConfig config = small_config(directory.path());
+  config.zero_stage = 3;
+  config.node_ranks = kNode;
+  config.max_reuse_distance = 0;
+  const auto runtimes = connected_runtimes(kWorld, 1, std::chrono::minutes(1), kNode);
+  const auto errors = run_ranks(kWorld, [&](int rank) {
+    Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+    RankRig rig(runtime, model, config);
+    train_step(*rig.engine, model, 0, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+    const Traffic before = traffic_of(runtime);
+    for (std::uint64_t step = 1; step <= kSteps; ++step)
+      train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+    const Traffic after = traffic_of(runtime);
+    const ChunkTable table(model, 1000, {}, {3, rank, kWorld});
+    const auto slice = static_cast<double>(table.padded_count() / kWorld * sizeof(bf16));
+    const auto norm = static_cast<double>(table.tile_count() / kWorld * 8);
+    const auto sent = [&](auto member) {
+      return static_cast<double>((after.*member).payload_bytes - (before.*member).payload_bytes) /
+             kSteps;
+    };
+    constexpr int kAway = kWorld - kNode;
+    EXPECT_NEAR(sent(&Traffic::other_hosts), 2 * kAway * slice + kAway * norm, 256);
+    // Within it, a part for backward is that of kWorld / kNode slices.
+    constexpr int kNear = kNode - 1;
+    EXPECT_NEAR(sent(&Traffic::same_host), (2 + kWorld / kNode) * kNear * slice + kNear * norm,
+                256);
+  });
+  expect_none(errors);
 }
 
 /// Two ranks in `stage`, whose second does a step of its own kind; what each threw.

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "base/bytes.h"
 #include "core/sharding/memory.h"
 
@@ -24,9 +26,32 @@ std::uint64_t set_aside(const HostPlan& plan) {
   return total + (kWorkItemsWanted - 1) * plan.item_bytes;
 }
 
-/// What the engine sets aside against what was said of it, over every stage, number of ranks,
-/// placement and format.
-TEST(HostPlan, IsWhatThePlannerSays) {
+/// Ranks, and how they share a state.
+struct World {
+  int ranks;
+  StrategyRequest request;
+
+  Sharding sharding() const {
+    const Strategy strategy = resolve(request, ranks);
+    Sharding sharding = Sharding::of(strategy.zero_stage, 0, ranks, request.shard_group);
+    sharding.node_ranks = strategy.hpz;
+    return sharding;
+  }
+};
+
+std::vector<World> worlds() {
+  std::vector<World> all;
+  for (const int ranks : {1, 2, 3, 8}) {
+    for (int stage = 0; stage <= 3; ++stage) all.push_back({ranks, {.zero_stage = stage}});
+  }
+  all.push_back({8, {.hpz = 2}});
+  for (const int stage : {1, 2, 3})
+    all.push_back({8, {.zero_stage = stage, .name = StrategyName::kHybrid, .shard_group = 4}});
+  all.push_back({8, {.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 2}});
+  return all;
+}
+
+TEST(HostPlan, IsWhatThePlannerSaysOfEveryStrategyPlacementAndFormat) {
   const ModelSpec model = model_of({900'000, 2'359'296, 2'359'296, 70'000});
   const ReductionSettings reduction{.dtype = DType::kBFloat16,
                                     .bucket_elements = kReduceBucketCount};
@@ -35,20 +60,19 @@ TEST(HostPlan, IsWhatThePlannerSays) {
         "params=device,grads=host,optimizer=host", "params=nvme,grads=device,optimizer=nvme"}) {
     const Placement placement = parse_placement(text);
     for (const StateFormat format : {StateFormat::kFp32, StateFormat::k8Bit, StateFormat::kBf16}) {
-      for (const int ranks : {1, 2, 3, 8}) {
-        for (int stage = 0; stage <= 3; ++stage) {
-          const StateKind state{.format = format};
-          const ChunkTable table(model, kChunkTilesMax, state,
-                                 {.stage = stage, .rank = 0, .world_size = ranks});
-          const HostPlan plan = plan_host(table, placement, reduction, 64 * kMiB);
-          const RankMemory memory = rank_memory({.model = model_size(model, 1),
-                                                 .recipe = {.state = state},
-                                                 .strategy = resolve({.zero_stage = stage}, ranks),
-                                                 .placement = placement});
-          const auto said = static_cast<double>(memory.bytes(Tier::kHost));
-          EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.01)
-              << text << ", " << to_string(format) << ", stage " << stage << " on " << ranks;
-        }
+      for (const World& world : worlds()) {
+        const StateKind state{.format = format};
+        const Strategy strategy = resolve(world.request, world.ranks);
+        const ChunkTable table(model, kChunkTilesMax, state, world.sharding());
+        const HostPlan plan = plan_host(table, placement, reduction, 64 * kMiB);
+        const RankMemory memory = rank_memory({.model = model_size(model, 1),
+                                               .recipe = {.state = state},
+                                               .strategy = strategy,
+                                               .placement = placement});
+        const auto said = static_cast<double>(memory.bytes(Tier::kHost));
+        EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.01)
+            << text << ", " << to_string(format) << ", " << to_string(strategy) << " of "
+            << world.ranks;
       }
     }
   }

@@ -20,16 +20,18 @@
 
 namespace ziggurat::testing {
 
-/// The runtimes of all ranks, connected. `timeout`: for a rank that does not come.
+/// The runtimes of all ranks, connected. `timeout`: for a rank that does not come. Traffic counts
+/// every `ranks_per_host` of them as on one host.
 inline std::vector<std::unique_ptr<Runtime>> connected_runtimes(
-    int world_size, std::size_t threads, Nanoseconds timeout = std::chrono::minutes(1)) {
+    int world_size, std::size_t threads, Nanoseconds timeout = std::chrono::minutes(1),
+    std::size_t ranks_per_host = 64) {
   std::vector<std::unique_ptr<Runtime>> runtimes;
   std::vector<Reactor*> reactors;
   for (int rank = 0; rank < world_size; ++rank) {
     runtimes.push_back(Runtime::create({.threads = threads, .trace_path = ""}));
     reactors.push_back(&runtimes.back()->reactor);
   }
-  std::vector<TcpOptions> options = connected_options(reactors);
+  std::vector<TcpOptions> options = connected_options(reactors, ranks_per_host);
   for (std::size_t rank = 0; rank < runtimes.size(); ++rank) {
     Runtime& runtime = *runtimes[rank];
     options[rank].timeout = timeout;

@@ -47,7 +47,7 @@ TEST(Strategy, GradOpCutsParametersAtRestAndKeepsThemThroughBackward) {
   const Strategy strategy = resolve({.name = StrategyName::kGradOp}, 8);
   EXPECT_EQ(shards(strategy), (std::array{8, 8}));
   EXPECT_TRUE(strategy.keeps_params_to_backward);
-  EXPECT_EQ(to_string(strategy), "stage 2 (grad-op)");
+  EXPECT_EQ(to_string(strategy), "stage 3 (grad-op)");
 }
 
 TEST(Strategy, AHybridCutsWithinItsGroupAndRepeatsAcross) {
@@ -67,6 +67,11 @@ TEST(Strategy, HpzCutsOverTheWholeWorldAndOnceMore) {
   EXPECT_EQ(to_string(strategy), "stage 3, hpz 4");
 }
 
+TEST(Strategy, AHybridsGroupMayHaveASecondCut) {
+  const Strategy strategy = resolve({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 2}, 8);
+  EXPECT_EQ(to_string(strategy), "stage 3 in groups of 4, hpz 2");
+}
+
 TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
   EXPECT_THAT(refusal({.zero_stage = 3, .name = StrategyName::kNone}, 8),
               HasSubstr("--strategy none is --zero-stage 0, not 3"));
@@ -77,10 +82,10 @@ TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
               HasSubstr("8 data-parallel ranks are not whole groups of 3"));
   EXPECT_THAT(refusal({.zero_stage = 0, .name = StrategyName::kHybrid, .shard_group = 2}, 8),
               HasSubstr("nothing is cut"));
-  EXPECT_THAT(refusal({.hpz = 3}, 8), HasSubstr("not whole groups of 3"));
+  EXPECT_THAT(refusal({.hpz = 3}, 8), HasSubstr("not several whole groups of 3"));
   EXPECT_THAT(refusal({.zero_stage = 2, .hpz = 4}, 8), HasSubstr("--hpz 4 with stage 2"));
-  EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 2}, 8),
-              HasSubstr("stage 3 in groups of 4"));
+  EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 8}, 8),
+              HasSubstr("the 4 that share a state are not several whole groups of 8"));
 }
 
 }  // namespace

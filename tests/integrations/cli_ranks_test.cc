@@ -71,6 +71,19 @@ TEST_F(CliRanks, HaveTheSameBitsInEveryStagePlacementAndBucketSize) {
   }
 }
 
+TEST_F(CliRanks, InGroupsHaveTheSameBitsWhereverStateIs) {
+  const Arguments hybrid{"--nproc",       "4", "--strategy",   "hybrid",
+                         "--shard-group", "2", "--accumulate", "1"};
+  const auto expected = bits(hybrid);
+  EXPECT_EQ(bits(hybrid + Arguments{"--placement", "all=nvme"}), expected);
+  const Arguments four{"--nproc", "4", "--accumulate", "1"};
+  const auto full = bits(four + Arguments{"--strategy", "none"});
+  EXPECT_EQ(bits(four + Arguments{"--strategy", "full", "--hpz", "2"}), full);
+  EXPECT_EQ(bits(four + Arguments{"--strategy", "grad-op", "--placement", "all=nvme"}), full);
+  for (const auto& [step, its] : full)
+    EXPECT_NEAR(loss_of(expected.at(step)), loss_of(its), 0.005 * loss_of(its)) << "step " << step;
+}
+
 TEST_F(CliRanks, ShowOneLineForAllAndWhatTheySentAndWaitedFor) {
   const Output output = run("store", kSteps, {"--nproc", "2", "--zero-stage", "3"});
   EXPECT_THAT(output.out, HasSubstr("2 ranks in ZeRO stage 3"));

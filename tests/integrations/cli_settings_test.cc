@@ -96,6 +96,46 @@ TEST(CliSettings, FlagsWinOverTheFileInEitherOrder) {
   }
 }
 
+// The same run in DeepSpeed's words and in ours.
+TEST(CliSettings, AFileMayBeDeepSpeeds) {
+  Settings theirs = defaults();
+  theirs.apply_json(R"({
+    "train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5,
+    "fp16": {"enabled": true, "initial_scale_power": 12},
+    "optimizer": {"type": "Lion", "params": {"lr": 1e-4, "betas": [0.9, 0.99]}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7, "warmup_type": "linear"}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": true,
+                          "offload_optimizer": {"device": "cpu"}}})",
+                    "ds.json");
+  Settings ours = defaults();
+  ours.apply_json(R"({"batch": 3, "accumulate": 2, "clip": 0.5, "dtype": "fp16",
+    "initial-scale-power": 12, "optimizer": "lion", "lr": 1e-4, "betas": [0.9, 0.99],
+    "schedule": "WarmupLR", "warmup-num-steps": 7, "warmup-type": "linear",
+    "zero-stage": 3, "reduce-bucket-size": 500000000,
+    "placement": "params=device,grads=host,optimizer=host"})",
+                  "run.json");
+  const TrainOptions a = read_train_options(theirs);
+  const TrainOptions b = read_train_options(ours);
+  EXPECT_EQ(a.model, b.model);
+  EXPECT_EQ(a.shape.batch, b.shape.batch);
+  EXPECT_EQ(a.shape.accumulate, b.shape.accumulate);
+  EXPECT_EQ(a.clip_norm, b.clip_norm);
+  EXPECT_EQ(a.optimizer.state, b.optimizer.state);
+  EXPECT_EQ(a.optimizer.beta2, b.optimizer.beta2);
+  EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
+  EXPECT_EQ(a.loss_scale.parameters, b.loss_scale.parameters);
+  EXPECT_EQ(to_string(a.placement), to_string(b.placement));
+  EXPECT_EQ(a.zero_stage, b.zero_stage);
+  EXPECT_EQ(a.reduce_bucket_elements, b.reduce_bucket_elements);
+  EXPECT_THAT(theirs.notes(), testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
+  EXPECT_THAT(complaint([&] {
+                Settings wrong = defaults();
+                wrong.apply_json(R"({"train_micro_batch_size_per_gpu": 0})", "ds.json");
+                read_train_options(wrong);
+              }),
+              HasSubstr("\"train_micro_batch_size_per_gpu\" in ds.json: '0'"));
+}
+
 TEST(CliSettings, EveryKeyCanBeInTheFile) {
   for (const Setting& setting : train_settings()) {
     Settings settings(train_settings());

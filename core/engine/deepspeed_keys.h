@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here. A table.
+// Private to config_json.cc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ziggurat {
+
+struct DeepSpeedKey {
+  enum class Use : std::uint8_t {
+    kAs,         ///< `ours`, with the same value
+    kUnlessOne,  ///< the same, but that 1 means none there
+    kNoted,      ///< nothing; `text` says why
+    kOnlyAs,     ///< the value `ours` (JSON) is fine, another would change results: `text`
+    kOptimizer,  ///< an optimizer's name
+    kDevice,     ///< where a class of state is
+    kEnabled,    ///< a type's switch
+  };
+  std::string_view path;
+  Use use;
+  std::string_view ours{};
+  std::string_view text{};
+};
+
+/// By path: "zero_optimization.stage". Every stage3_x is x too, as in DeepSpeed. nullptr: unknown.
+const DeepSpeedKey* find_deepspeed_key(std::string_view path);
+/// "zero_optimization", "zero_optimization.offload_param", ..; "optimizer" only as an object, for a
+/// flat file has one too.
+bool is_deepspeed_section(std::string_view path, bool is_object);
+/// The keys of a section, without it.
+std::vector<std::string> deepspeed_keys_in(std::string_view section);
+
+}  // namespace ziggurat
