@@ -24,7 +24,11 @@ namespace ziggurat::wire {
 
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
 inline constexpr std::size_t kChunkBytes = 512 * 1024;  // two of them and a sum fit an L2
-inline constexpr std::size_t kReasonBytes = 4096;       // of an abort
+/// Of the chunk at `offset` of `total` bytes.
+constexpr std::size_t chunk_length(std::size_t offset, std::size_t total) noexcept {
+  return offset + kChunkBytes < total ? kChunkBytes : total - offset;
+}
+inline constexpr std::size_t kReasonBytes = 4096;  // of an abort
 
 enum class FrameKind : std::uint8_t {
   kCall,

@@ -10,20 +10,12 @@
 #include <utility>
 
 #include "base/check.h"
-#include "collectives/rank_sum.h"
 
 namespace ziggurat {
 namespace {
 
 using wire::kChunkBytes;
 using wire::kEagerBytes;
-
-/// Of one member: one on the wire, the rest being hashed.
-constexpr std::size_t kChunksInFlight = 4;
-
-std::size_t chunk_length(std::size_t offset, std::size_t total) {
-  return std::min(kChunkBytes, total - offset);
-}
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
 
@@ -160,9 +152,9 @@ void TcpCall::pump(std::size_t place) {
   Member& member = state_[place];
   const std::size_t total = plan_.out[place].size();
   if (member.it_reads) return;
-  while (member.announced && member.out_in_flight < kChunksInFlight && member.out_begun < total) {
+  while (member.announced && member.out_in_flight < kInFlight && member.out_begun < total) {
     const std::size_t offset = member.out_begun;
-    const std::size_t length = chunk_length(offset, total);
+    const std::size_t length = wire::chunk_length(offset, total);
     member.out_begun += length;
     ++member.out_in_flight;
     hash_chunk(place, offset, length);
@@ -215,7 +207,7 @@ std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header)
   std::size_t& landed = result ? member.results_landed : member.landed;
   // Its announcement went by the other socket, and may be read later.
   if (!spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
-      header.offset != landed || header.length != chunk_length(landed, total)) {
+      header.offset != landed || header.length != wire::chunk_length(landed, total)) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("sent {} bytes for offset {} of {}, where {} of {} are to come",
                             header.length, header.offset, describe(), total - landed, total));
@@ -254,99 +246,6 @@ void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
                           "on the way",
                           (*members_)[place], describe(), header.offset));
-}
-
-void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
-  const std::size_t index = offset / kChunkBytes;
-  chunks_[index].hashes[place] = hash;
-  ++chunks_[index].arrived;
-  pump_sums();
-}
-
-void TcpCall::pump_sums() {
-  while (sums_in_flight_ < kChunksInFlight && next_sum_ < chunks_.size() &&
-         chunks_[next_sum_].arrived == state_.size() - 1) {
-    ++sums_in_flight_;
-    sum_chunk(next_sum_++);
-  }
-}
-
-void TcpCall::sum_chunk(std::size_t index) {
-  const std::size_t offset = index * kChunkBytes;
-  const std::size_t length = chunk_length(offset, plan_.sum.size());
-  const auto result = std::make_shared<wire::FrameHeader>(chunk_header(1, offset, length));
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (state_[place].is_read) chunks_[index].buffers[place] = transport_.take_buffer();
-  }
-  transport_.run_job(
-      shared_from_this(), "sum chunk",
-      [this, index, offset, length, result] {
-        sum_on_worker(chunks_[index], offset, length);
-        if (plan_.results.empty()) return;
-        result->payload_hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
-      },
-      [this, index, length, result] {
-        for (auto& buffer : chunks_[index].buffers) {
-          if (buffer) transport_.return_buffer(std::move(buffer));
-        }
-        summed_ += length;
-        for (Member& member : state_) {
-          member.taken += length;
-          if (member.is_read) member.landed += length;
-        }
-        for (std::size_t place = 0; summed_ == plan_.sum.size() && place < state_.size(); ++place) {
-          if (state_[place].is_read) tell(place, wire::FrameKind::kTaken, 0);
-        }
-        --sums_in_flight_;
-        pump_sums();
-        if (plan_.results.empty()) return;
-        sums_.ready.emplace(result->offset, *result);
-        send_results();
-      });
-}
-
-void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length) {
-  std::vector<const std::byte*> contributions(state_.size());
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) {
-      contributions[place] = plan_.contribution.data() + offset;
-      continue;
-    }
-    contributions[place] = chunk.buffers[place].get();
-    const Member& member = state_[place];
-    if (member.is_read) {
-      read_from(place, member.address + offset, {chunk.buffers[place].get(), length});
-      continue;
-    }
-    auto header = chunk_header(0, offset, length);
-    header.payload_hash = chunk.hashes[place];
-    verify(place, {contributions[place], length}, header);
-  }
-  sum_in_rank_order(contributions, plan_.dtype, length / size_bytes(plan_.dtype),
-                    plan_.sum.data() + offset);
-}
-
-void TcpCall::send_results() {
-  while (const auto header = sums_.take()) {
-    for (std::size_t place = 0; place < state_.size(); ++place) {
-      if (is_own(place)) continue;
-      if (state_[place].it_reads) {
-        auto ready = *header;
-        ready.kind = wire::FrameKind::kReady;
-        ready.length = 0;
-        ready.address = reinterpret_cast<std::uint64_t>(plan_.sum.data());
-        transport_.send_control((*members_)[place], ready, {});
-        continue;
-      }
-      transport_.send_bulk((*members_)[place], *header,
-                           plan_.sum.subspan(header->offset, header->length),
-                           [self = shared_from_this(), place, length = header->length] {
-                             self->state_[place].results_written += length;
-                             self->progress();
-                             self->settle();
-                           });
-    }
-  }
 }
 
 bool TcpCall::complete() const {

@@ -66,6 +66,9 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   std::string waiting() const;
 
  private:
+  /// Chunks of one member, or sums: one on the wire, the rest with workers.
+  static constexpr std::size_t kInFlight = 4;
+
   /// Workers finish chunks in any order; they are sent in the order of offsets.
   struct Ordered {
     std::map<std::size_t, wire::FrameHeader> ready;  // by offset

@@ -13,12 +13,6 @@
 #include "collectives/tcp_call.h"
 
 namespace ziggurat {
-namespace {
-
-constexpr std::size_t kReadsInFlight = 4;  // chunks of one member
-
-}  // namespace
-
 void TcpCall::tell(std::size_t place, wire::FrameKind kind, std::uint8_t part) {
   auto header = wire::make_header(kind, transport_.rank(), key_, spec_);
   header.part = part;
@@ -40,9 +34,9 @@ void TcpCall::begin_reading(std::size_t place, const wire::FrameHeader& header) 
 void TcpCall::read_ahead(std::size_t place) {
   Member& member = state_[place];
   const std::span<std::byte> in = plan_.in[place];
-  while (member.reads_in_flight < kReadsInFlight && member.read_begun < in.size()) {
+  while (member.reads_in_flight < kInFlight && member.read_begun < in.size()) {
     const std::size_t offset = member.read_begun;
-    const auto into = in.subspan(offset, std::min(wire::kChunkBytes, in.size() - offset));
+    const auto into = in.subspan(offset, wire::chunk_length(offset, in.size()));
     member.read_begun += into.size();
     ++member.reads_in_flight;
     transport_.run_job(
@@ -79,8 +73,8 @@ void TcpCall::results_ready(int rank, const wire::FrameHeader& header) {
                 fmt::format("lends results at offset {} of {}, where {} of {} are to come",
                             header.offset, describe(), total - member.results_landed, total));
   }
-  const auto into = plan_.results[place].subspan(
-      header.offset, std::min(wire::kChunkBytes, total - header.offset));
+  const auto into =
+      plan_.results[place].subspan(header.offset, wire::chunk_length(header.offset, total));
   member.results_landed += into.size();
   progress();
   transport_.run_job(

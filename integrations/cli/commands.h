@@ -91,6 +91,15 @@ std::span<const Setting> bench_optimizer_settings();
 BenchOptimizerCommand read_bench_optimizer(const Settings& settings);
 int bench_optimizer(const BenchOptimizerCommand& command);
 
+struct BenchCollectivesCommand {
+  int ranks = 2;
+  std::uint64_t largest_bytes = 0;
+  int rounds = 7;
+};
+std::span<const Setting> bench_collectives_settings();
+BenchCollectivesCommand read_bench_collectives(const Settings& settings);
+int bench_collectives(const BenchCollectivesCommand& command);
+
 struct ProfileCommand {
   std::string file;  ///< empty: the default
   std::string path;  ///< empty: all

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,6 +21,8 @@
 #include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
 #include "base/topology/topology.h"
+#include "collectives/peer_memory.h"
+#include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/gpt/trainer.h"
 #include "optimizer/simd_target.h"
@@ -92,6 +97,51 @@ void show_memory() {
                             disabled < 0 ? "is not there" : fmt::format("= {}", disabled)));
 }
 
+/// The entries of a folder of /sys, in order; none where it is not there.
+std::vector<std::filesystem::path> devices_in(const char* folder) {
+  std::vector<std::filesystem::path> found;
+  std::error_code absent;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, absent)) {
+    found.push_back(entry.path());
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+/// One word of a file of /sys; empty where the device has none.
+std::string word_of(const std::filesystem::path& file) {
+  std::string word;
+  std::ifstream(file) >> word;
+  return word;
+}
+
+void show_ranks() {
+  const RankOptions ranks = rank_options();
+  say("ranks",
+      ranks.world_size == 1
+          ? "one: no launcher's variables (torchrun, mpirun, srun, ziggurat launch)"
+          : fmt::format("rank {} of {} ({}), who meet at {} ({}), {}", ranks.rank, ranks.world_size,
+                        ranks.source, ranks.rendezvous, ranks.rendezvous_source,
+                        ranks.secret.empty() ? "without a secret" : "with a secret"));
+  const std::string why_not = why_not_readable(own_memory_probe());
+  say("  transport",
+      fmt::format("between hosts TCP; on this one {}; ZIGGURAT_RANKS=tcp forces sockets",
+                  why_not.empty() ? "each other's memory (process_vm_readv)"
+                                  : "TCP over loopback: " + why_not));
+  for (const auto& device : devices_in("/sys/class/net")) {
+    const std::string speed = word_of(device / "speed");
+    say("  interface",
+        fmt::format("{}: {}{}", device.filename().string(), word_of(device / "operstate"),
+                    speed.empty() || speed == "-1" ? "" : ", " + speed + " Mbit/s"));
+  }
+  const auto rdma = devices_in("/sys/class/infiniband");
+  for (const auto& device : rdma) {
+    say("  RDMA",
+        fmt::format("{}: not used, TCP over its interface is", device.filename().string()));
+  }
+  if (rdma.empty()) say("  RDMA", "no device");
+}
+
 /// An unnamed file, opened as the store would be, written and read back by the probe.
 void show_storage(const std::string& path) {
   const std::string folder = nearest_existing(path);
@@ -126,6 +176,7 @@ int doctor(const std::vector<std::string>& paths) {
   look("compute", [] { say("compute", gpt::numerics_fingerprint()); });
   look("GPU", show_gpus);
   look("memory", show_memory);
+  look("ranks", show_ranks);
   for (const std::string& path : paths) {
     look("path", [&] { show_storage(path); });
   }

@@ -264,6 +264,17 @@ int run(int argc, char** argv) {
     };
   });
 
+  Flags bench_collectives_flags{bench_collectives_settings(), {}, {}};
+  CLI::App* bench_collectives_command = bench_command->add_subcommand(
+      "collectives",
+      "how fast ranks exchange: each operation and size, beside plain sockets and plain copies");
+  bench_collectives_flags.add_to(*bench_collectives_command);
+  bench_collectives_command->callback([&] {
+    action = [&] {
+      return bench_collectives(read_bench_collectives(bench_collectives_flags.settings()));
+    };
+  });
+
   LaunchCommand launch_command;
   CLI::App* launch_app = app.add_subcommand(
       "launch", "start the ranks of a job on this machine: launch --nproc N -- COMMAND...");

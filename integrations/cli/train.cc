@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train.cc: `ziggurat train`: opens what a run needs, runs its steps, and reports.
+// integrations/cli/train.cc: `ziggurat train`: runs its steps, and reports.
 //
 // The order at the end of a step is a promise: the loss line is flushed before Engine::step() is
 // called, so a generation that is durable has its line, and a run that was killed and resumed has
@@ -14,29 +14,14 @@
 #include <optional>
 
 #include "base/bytes.h"
-#include "collectives/rendezvous.h"
-#include "core/engine/engine.h"
-#include "core/engine/runtime.h"
 #include "integrations/cli/commands.h"
-#include "integrations/cli/console.h"
 #include "integrations/cli/interrupt.h"
-#include "integrations/cli/json_report.h"
 #include "integrations/cli/memory_advice.h"
-#include "integrations/cli/report.h"
-#include "integrations/cli/run_state.h"
-#include "integrations/cli/step_log.h"
 #include "integrations/cli/store_paths.h"
-#include "integrations/cli/train_ranks.h"
-#include "integrations/gpt/text.h"
-#include "integrations/gpt/trainer.h"
-#include "optimizer/loss_scale.h"
-#include "optimizer/simd_target.h"
-#include "tiers/host_device.h"
+#include "integrations/cli/train_run.h"
 
 namespace ziggurat::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 /// Held-out sequences that an evaluation reads at most: the same ones each time.
 constexpr std::uint64_t kEvaluationSequencesMax = 32;
@@ -47,197 +32,7 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-class TrainRun {
- public:
-  explicit TrainRun(const TrainOptions& options) : options_(options) {}
-
-  int run();
-  std::size_t threads() const noexcept {
-    return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
-  }
-  /// What is durable, for the end of an error message.
-  std::optional<std::string> safe() const;
-
- private:
-  void open();
-  void connect();
-  EngineConfig engine_config();
-  void announce();
-  std::vector<StoreDirectory> measured_store();
-  void resume();
-  StepRecord step(bool interrupted);
-  RunState state_after(std::uint64_t step) const;
-  double held_out_loss();
-  void show(const StepRecord& record);
-  void finish_interrupted();
-  void finish_done();
-  RunFacts facts();
-  /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
-  std::uint64_t copies() const {
-    if (options_.shard_group > 0)
-      return static_cast<std::uint64_t>(ranks_->count() / options_.shard_group);
-    return options_.zero_stage == 0 ? static_cast<std::uint64_t>(ranks_->count()) : 1;
-  }
-  /// Of all ranks.
-  std::uint64_t tokens_per_step() const {
-    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * ranks_->count());
-  }
-
-  const TrainOptions& options_;
-  Console console_;
-  std::unique_ptr<gpt::Text> text_;
-  std::unique_ptr<Runtime> runtime_;
-  std::unique_ptr<TrainRanks> ranks_;
-  std::unique_ptr<HostDevice> device_;
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<gpt::Trainer> trainer_;
-  std::unique_ptr<JsonReport> json_;
-  ChangeableSettings settings_;
-  std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;  // at steps, skipped ones included: the data cursor
-  bool interrupted_ = false;    // some rank was asked to end
-  StepLog log_;
-  CounterSnapshot at_first_step_;
-};
-
-void TrainRun::open() {
-  const ModelSpec spec = gpt::make_spec(options_.model);
-  text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
-  connect();
-  require_device_budget(options_, threads());
-  settings_ = changeable_settings(options_, threads());
-  device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
-                               &runtime_->metrics);
-  announce();
-
-  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_,
-                         gpt::make_initializer(options_.model, options_.seed));
-  for (const std::string& line : engine_->description()) console_.line("  " + line);
-  if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
-  if (engine_->resumed()) resume();
-  if (scaler_) {
-    console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
-                              scaler_->dynamic() ? " for now: it is dynamic" : ""));
-  }
-  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
-                                            options_.shape);
-}
-
-/// This rank's runtime, and the others, if a launcher made us one of several.
-void TrainRun::connect() {
-  const RankOptions world = rank_options();
-  if (options_.nproc > 1 && world.world_size != options_.nproc) {
-    throw UsageError(
-        fmt::format("--nproc {}: {} says that there are {} ranks: give that, or no "
-                    "--nproc under a launcher",
-                    options_.nproc, world.source, world.world_size));
-  }
-  std::string trace_path = options_.trace_path;
-  if (world.rank > 0) {
-    console_.silence();
-    if (!trace_path.empty()) trace_path += fmt::format(".rank{}", world.rank);
-  }
-  runtime_ = Runtime::create({.threads = options_.threads, .trace_path = trace_path});
-  runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
-  ranks_ = std::make_unique<TrainRanks>(*runtime_);
-}
-
-EngineConfig TrainRun::engine_config() {
-  EngineConfig config;
-  config.store = measured_store();
-  config.placement = options_.placement;
-  config.host_budget_bytes = options_.host_bytes;
-  config.trainer_device_bytes =
-      gpt::Trainer::workspace_bytes(options_.model, options_.shape, threads());
-  config.optimizer = options_.optimizer;
-  config.param_groups = options_.param_groups;
-  config.clip_norm = static_cast<float>(options_.clip_norm);
-  config.speculation = options_.speculation;
-  config.zero_stage = options_.zero_stage;
-  config.keep_gathered = options_.keep_gathered;
-  config.shard_group = options_.shard_group;
-  config.node_ranks = options_.node_ranks;
-  config.reduce_dtype = options_.reduce_dtype;
-  config.reduce_bucket_elements = options_.reduce_bucket_elements;
-  config.prefetch_elements_max = options_.prefetch_elements;
-  config.slots = options_.slots;
-  config.resume = options_.resume;
-  config.run_identity = RunIdentity{.model = options_.model,
-                                    .data_hash = text_->hash(),
-                                    .seed = options_.seed,
-                                    .batch = options_.shape.batch,
-                                    .accumulate = options_.shape.accumulate,
-                                    .context = options_.shape.context}
-                            .text();
-  config.numerics_fingerprint = gpt::numerics_fingerprint();
-  config.progress = [this](const char* what, std::uint64_t done, std::uint64_t total) {
-    console_.progress(what, done, total);
-  };
-  return config;
-}
-
-/// Several directories share a new store in proportion to their drives' speed, where it is known;
-/// each drive is given as much at once as it was measured to need.
-std::vector<StoreDirectory> TrainRun::measured_store() {
-  std::vector<StoreDirectory> store = options_.store_directories;
-  const auto profile = read_default_profile();
-  if (!apply_profile(store, profile.value_or(MachineProfile{})) && store.size() > 1)
-    console_.line(
-        "  a new store is shared equally by its directories: their speeds are not in the machine "
-        "profile (`ziggurat bench io --path DIR --path DIR2` measures them)");
-  return store;
-}
-
-void TrainRun::announce() {
-  const ModelSpec spec = gpt::make_spec(options_.model);
-  console_.line(fmt::format("{}: {:.1f} M parameters in {}, {} of training state; {} of text in {}",
-                            spec.name, static_cast<double>(spec.count()) / 1e6,
-                            to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
-                            format_bytes(text_->size_bytes()), options_.data));
-  if (ranks_->count() > 1) {
-    console_.line(
-        fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
-                    "micro-batches of a step",
-                    ranks_->count(), options_.zero_stage, options_.shape.accumulate));
-  }
-  console_.line(
-      fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
-                  to_string(options_.placement), format_bytes(options_.device_bytes),
-                  format_bytes(options_.host_bytes), threads(), simd_target()));
-  const bool fresh =
-      options_.resume == EngineConfig::Resume::kNever || !store_exists(options_.store_directories);
-  if (!fresh) return;  // the rest of the steps are known once the store is open
-  const WritePlan plan = write_plan(options_) * copies();
-  console_.line(fmt::format(
-      "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
-      gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
-      options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
-      plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
-      free_space(options_.store_directories)));
-}
-
-void TrainRun::resume() {
-  const std::uint64_t generation = engine_->generation();
-  if (!engine_->resumed_blob().empty()) {
-    const RunState before = RunState::decode(engine_->resumed_blob());
-    if (before.steps_done != generation) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("--store {}: generation {} carries the trainer's state of step {}",
-                              options_.store, generation, before.steps_done));
-    }
-    attempts_ = before.attempts;
-    if (scaler_ && before.loss_scale)
-      scaler_.emplace(*options_.loss_scale.config, *before.loss_scale);
-    for (const std::string& line : differences(before.settings, settings_))
-      console_.line("  changed: " + line);
-  }
-  const WritePlan plan = write_plan(options_) * copies();
-  const std::uint64_t left = options_.steps - std::min(options_.steps, generation);
-  console_.line(fmt::format(
-      "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
-      gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
-      free_space(options_.store_directories)));
-}
+}  // namespace
 
 /// One attempt at the next step. Micro-batches are dealt out to the ranks in turn, so that N ranks
 /// with K each see what one rank with N K sees.
@@ -412,10 +207,12 @@ void TrainRun::finish_done() {
   engine_->make_durable();  // nothing that other ranks wait for is left under way
   report.durable_generation = engine_->durable_generation();
   for (const std::string& line : table(report)) console_.line(line);
-  console_.line(
-      fmt::format("generation {} is durable in {}; more --steps go on from there, `ziggurat sample "
-                  "--store {}` speaks",
-                  report.durable_generation, options_.store, options_.store));
+  // `sample` and `export` read what one process wrote.
+  const std::string speaks =
+      ranks_->count() == 1 ? fmt::format(", `ziggurat sample --store {}` speaks", options_.store)
+                           : "";
+  console_.line(fmt::format("generation {} is durable in {}; more --steps go on from there{}",
+                            report.durable_generation, options_.store, speaks));
   if (json_) json_->finish(to_json(report));
   ranks_->part();
 }
@@ -458,8 +255,6 @@ std::optional<std::string> TrainRun::safe() const {
   return fmt::format("generation {} in {} is durable: the same command goes on from there",
                      engine_->durable_generation(), options_.store);
 }
-
-}  // namespace
 
 int train(const TrainOptions& options) {
   TrainRun run(options);

@@ -87,5 +87,16 @@ TEST(CliLaunch, SeveralMachinesNeedAPlaceToMeet) {
   EXPECT_THAT(output.err, HasSubstr("--rendezvous"));
 }
 
+TEST(CliLaunch, BenchCollectivesStartsItsOwnRanks) {
+  const TemporaryFolder folder;
+  const Output output = ziggurat(folder.path(), {"bench", "collectives", "--nproc", "3",
+                                                 "--largest", "64KiB", "--rounds", "1"});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  for (const char* operation : {"memory   all_reduce", "tcp      all_reduce", "reduce_scatter",
+                                "all_gather", "all_to_all", "send", "barrier"}) {
+    EXPECT_THAT(output.out, HasSubstr(operation));
+  }
+}
+
 }  // namespace
 }  // namespace ziggurat::test

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/train_run.h: one run of `ziggurat train`, on one rank. Private to train.cc, its
+// steps and reports, and train_open.cc, what they need.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/engine/runtime.h"
+#include "integrations/cli/console.h"
+#include "integrations/cli/json_report.h"
+#include "integrations/cli/report.h"
+#include "integrations/cli/run_state.h"
+#include "integrations/cli/step_log.h"
+#include "integrations/cli/train_options.h"
+#include "integrations/cli/train_ranks.h"
+#include "integrations/gpt/text.h"
+#include "integrations/gpt/trainer.h"
+#include "optimizer/loss_scale.h"
+#include "tiers/host_device.h"
+
+namespace ziggurat::cli {
+
+class TrainRun {
+ public:
+  explicit TrainRun(const TrainOptions& options) : options_(options) {}
+
+  int run();
+  std::size_t threads() const noexcept {
+    return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
+  }
+  /// What is durable, for the end of an error message.
+  std::optional<std::string> safe() const;
+
+ private:
+  // train_open.cc
+  void open();
+  void connect();
+  EngineConfig engine_config();
+  void announce();
+  std::vector<StoreDirectory> measured_store();
+  void resume();
+
+  // train.cc
+  StepRecord step(bool interrupted);
+  RunState state_after(std::uint64_t step) const;
+  double held_out_loss();
+  void show(const StepRecord& record);
+  void finish_interrupted();
+  void finish_done();
+  RunFacts facts();
+  /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
+  std::uint64_t copies() const {
+    if (options_.shard_group > 0)
+      return static_cast<std::uint64_t>(ranks_->count() / options_.shard_group);
+    return options_.zero_stage == 0 ? static_cast<std::uint64_t>(ranks_->count()) : 1;
+  }
+  /// Of all ranks.
+  std::uint64_t tokens_per_step() const {
+    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * ranks_->count());
+  }
+
+  const TrainOptions& options_;
+  Console console_;
+  std::unique_ptr<gpt::Text> text_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<TrainRanks> ranks_;
+  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<gpt::Trainer> trainer_;
+  std::unique_ptr<JsonReport> json_;
+  ChangeableSettings settings_;
+  std::optional<LossScaler> scaler_;
+  std::uint64_t attempts_ = 0;  // at steps, skipped ones included: the data cursor
+  bool interrupted_ = false;    // some rank was asked to end
+  StepLog log_;
+  CounterSnapshot at_first_step_;
+};
+
+}  // namespace ziggurat::cli
