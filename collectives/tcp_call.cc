@@ -242,7 +242,7 @@ void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
 void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
                      const wire::FrameHeader& header) const {
   if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
-  throw Error(ErrorCode::kUnavailable,
+  throw Error(ErrorCode::kDataLoss,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
                           "on the way",
                           (*members_)[place], describe(), header.offset));

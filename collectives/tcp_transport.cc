@@ -277,15 +277,20 @@ void TcpTransport::run_job(const std::shared_ptr<TcpCall>& call, const char* nam
   call->job_begins();
   auto self = shared_from_this();
   workers_.submit(name, [self, call, work = std::move(work), then = std::move(then)]() mutable {
-    std::string fault;
+    std::optional<Error> fault;
     try {
       work();
     } catch (const Error& error) {
-      fault = error.what();
+      fault = error;
     }
     self->reactor_.post([self, call, fault = std::move(fault), then = std::move(then)] {
-      if (!fault.empty()) self->fail(ErrorCode::kUnavailable, fault);
-      if (!self->failed()) then();
+      if (fault && fault->code() == ErrorCode::kDataLoss) {
+        self->fail(ErrorCode::kUnavailable, fault->what());
+      } else if (fault) {
+        self->fail_after_last_words(fault->what());
+      } else if (!self->failed()) {
+        then();
+      }
       call->job_ends();
     });
   });
@@ -390,6 +395,13 @@ void TcpTransport::bad_frame(int from, const std::string& how) {
   fail(ErrorCode::kUnavailable, fmt::format("rank {} {}", from, how));
 }
 
+/// Of a peer that is not what it was: why, if it is known at all, is said on control.
+void TcpTransport::fail_after_last_words(const std::string& text) {
+  reactor_.clock().after(kLastWords, [weak = weak_from_this(), text] {
+    if (const auto self = weak.lock()) self->fail(ErrorCode::kUnavailable, text);
+  });
+}
+
 void TcpTransport::disconnected(int from, const TcpChannel& channel, const std::string& how) {
   if (failed()) return;
   const std::string text = fmt::format("rank {} {}", from, how);
@@ -397,7 +409,7 @@ void TcpTransport::disconnected(int from, const TcpChannel& channel, const std::
     if (!peer(from).left) fail(ErrorCode::kUnavailable, text);
     return;
   }
-  // Why, if it is known at all, is said on control.
+  // Its goodbye, too, comes on control.
   reactor_.clock().after(kLastWords, [weak = weak_from_this(), from, text] {
     const auto self = weak.lock();
     if (!self || self->failed()) return;

@@ -112,6 +112,7 @@ class TcpTransport final : public TcpChannel::Events,
   void about_memory(int peer, const wire::FrameHeader& header);
   void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
   void fail_calls_without(int peer);
+  void fail_after_last_words(const std::string& text);
   void stop(ErrorCode code, const std::string& text);
   std::string with_pending(const std::string& text) const;
   Traffic::Sent& sent_to(int rank) noexcept;
