@@ -36,8 +36,9 @@ EngineImpl::~EngineImpl() { runtime_.reactor.block_on(close()); }
 Task<> EngineImpl::close() {
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
-  // What make_durable() has waited for ends by itself; the rest has peers that would wait for it.
-  if (tasks_ && tasks_->count() > 0 && !error_) tell_ranks(closed);
+  // What make_durable() has waited for ends by itself, and others may still be in the last of its
+  // calls; anything else has peers that would wait for it.
+  if (tasks_ && tasks_->count() > 0 && !error_ && !at_rest_) tell_ranks(closed);
   fail_here(closed);
   if (tasks_) {
     try {
@@ -77,6 +78,7 @@ void EngineImpl::fail_here(const std::exception_ptr& error) {
 }
 
 TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
+  at_rest_ = false;
   return runtime_.reactor.block_on(cache_->acquire(unit));
 }
 
@@ -90,6 +92,7 @@ std::span<float> EngineImpl::gradient(UnitId unit) {
 }
 
 void EngineImpl::finish_gradient(UnitId unit) {
+  at_rest_ = false;
   runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
     const std::uint64_t making = self.generation_ + 1;
@@ -236,6 +239,7 @@ void EngineImpl::make_durable() {
     if (self.records_->resident())
       co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
   }(*this));
+  at_rest_ = true;
 }
 
 void EngineImpl::read_master(

@@ -145,6 +145,7 @@ class EngineImpl final : public Engine {
   SpeculationWatch watch_;
   std::vector<std::byte> step_messages_;  // of all ranks, in step()
   std::exception_ptr error_;
+  bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
 };
