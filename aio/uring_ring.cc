@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
@@ -34,6 +35,10 @@ constexpr std::size_t kRegisteredChunkBytes = kGiB;  // the kernel takes no larg
 constexpr unsigned kReapBatch = 32;
 constexpr int kRefusalsMax = 1000;
 constexpr std::chrono::milliseconds kRefusalDelay{1};
+
+/// A ring's memory may lie where another thread's ring was. The kernel orders the one's end before
+/// the other's beginning; who looks for data races sees only what is written here.
+std::atomic<std::uint64_t> rings_ended = 0;
 
 std::string memlock_limit() {
   rlimit limit{};
@@ -59,7 +64,13 @@ UringEngine::Ring::Ring(Reactor& reactor, const UringEngine& engine, std::uint32
 }
 
 UringEngine::Ring::~Ring() {
-  if (ring_made_) io_uring_queue_exit(&ring_);
+  if (ring_made_) end_ring();
+}
+
+void UringEngine::Ring::end_ring() {
+  io_uring_queue_exit(&ring_);
+  ring_made_ = false;
+  rings_ended.fetch_add(1, std::memory_order_release);
 }
 
 void UringEngine::Ring::set_up() {
@@ -72,6 +83,7 @@ void UringEngine::Ring::set_up() {
     result = io_uring_queue_init(queue_depth_, &ring_, flags_);
   }
   if (result != 0) throw system_error(-result, "io_uring_setup");
+  static_cast<void>(rings_ended.load(std::memory_order_acquire));
   const auto check = [this](int registered, const char* what) {
     if (registered >= 0) return;
     io_uring_queue_exit(&ring_);
@@ -388,8 +400,7 @@ void UringEngine::Ring::drain() {
 // its requests by itself, some time later; the last thing it lets go of are the registered files,
 // which the pipe's other end notices.
 void UringEngine::Ring::abandon() {
-  io_uring_queue_exit(&ring_);
-  ring_made_ = false;
+  end_ring();
   char end = 0;
   ssize_t count = 0;
   do {

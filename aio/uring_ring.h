@@ -57,6 +57,7 @@ class UringEngine::Ring : public std::enable_shared_from_this<UringEngine::Ring>
   bool register_chunk(std::span<std::byte> chunk);
   void reap();
   void abandon();
+  void end_ring();
   void leave(IoOp& op, std::int32_t result);
   void finish(IoOp& op, std::int32_t result);
   bool on_ring_thread() const noexcept;

@@ -276,14 +276,18 @@ void TcpTransport::run_job(const std::shared_ptr<TcpCall>& call, const char* nam
                            std::function<void()> work, std::function<void()> then) {
   call->job_begins();
   auto self = shared_from_this();
-  workers_.submit(name, [self, call, work = std::move(work), then = std::move(then)]() mutable {
+  workers_.submit(name, [self = std::move(self), call = call, work = std::move(work),
+                         then = std::move(then)]() mutable {
     std::optional<Error> fault;
     try {
       work();
     } catch (const Error& error) {
       fault = error;
     }
-    self->reactor_.post([self, call, fault = std::move(fault), then = std::move(then)] {
+    // Nothing stays with the worker: what ends here ends on the reactor's thread.
+    Reactor& reactor = self->reactor_;
+    reactor.post([self = std::move(self), call = std::move(call), work = std::move(work),
+                  fault = std::move(fault), then = std::move(then)] {
       if (fault && fault->code() == ErrorCode::kDataLoss) {
         self->fail(ErrorCode::kUnavailable, fault->what());
       } else if (fault) {
