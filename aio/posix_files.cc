@@ -131,10 +131,11 @@ bool make_direct(const UniqueFd& fd, const std::string& path) {
   return false;
 }
 
-void require_regular(const UniqueFd& fd, const std::string& path) {
+/// Or a block device, where nothing is to be written.
+void require_regular(const UniqueFd& fd, const std::string& path, bool writable) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) throw system_error(errno, "fstat " + path);
-  if (!S_ISREG(status.st_mode)) {
+  if (!S_ISREG(status.st_mode) && (writable || !S_ISBLK(status.st_mode))) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("open {}: not a regular file", path));
   }
 }
@@ -183,7 +184,7 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
   UniqueFd fd;
   for (int opens = 0;; ++opens) {
     fd = options.unnamed ? open_unnamed(path) : open_named(path, options);
-    require_regular(fd, path);
+    require_regular(fd, path, options.writable);
     if (!options.lock) break;
     lock_file(fd, path, options, deadline);
     if (options.unnamed || still_named(fd, path)) break;

@@ -8,11 +8,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
+#include <string>
+#include <string_view>
 
 #include "core/plan/machine_profile.h"
 #include "integrations/bench/result.h"
@@ -359,6 +363,44 @@ TEST(BenchCommand, ARawDeviceIsRefused) {
       ziggurat(folder.path(), quick(folder) + Arguments{"--path", device, "--allow-raw-device"});
   EXPECT_EQ(written.exit_code, 1);
   EXPECT_THAT(written.err, HasSubstr("nothing is ever written"));
+}
+
+/// A loop device over `image`, for reading; empty where there is none to be had.
+class LoopDevice {
+ public:
+  explicit LoopDevice(const std::string& image) {
+    std::FILE* const made =
+        ::popen(("losetup --read-only --find --show " + image + " 2>/dev/null").c_str(), "r");
+    std::array<char, 64> line{};
+    if (made != nullptr && std::fgets(line.data(), line.size(), made) != nullptr)
+      path_.assign(line.data(), std::string_view(line.data()).find('\n'));
+    if (made != nullptr) ::pclose(made);
+  }
+  ~LoopDevice() {
+    if (!path_.empty()) static_cast<void>(std::system(("losetup --detach " + path_).c_str()));
+  }
+  LoopDevice(const LoopDevice&) = delete;
+  LoopDevice& operator=(const LoopDevice&) = delete;
+  const std::string& path() const noexcept { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(BenchCommand, ARawDeviceIsReadWhereThatIsAllowed) {
+  const TemporaryFolder folder;
+  const std::string image = folder / "image";
+  std::string content(32 << 20, '\0');
+  std::mt19937_64 random(1);
+  for (char& c : content) c = static_cast<char>(random());
+  std::ofstream(image, std::ios::binary) << content;
+  const LoopDevice device(image);
+  if (device.path().empty()) GTEST_SKIP() << "no loop device to be had: it takes root";
+  const Output output = ziggurat(
+      folder.path(),
+      quick(folder) + Arguments{"--file", device.path(), "--rows", "read", "--allow-raw-device"});
+  EXPECT_EQ(output.exit_code, 0) << output.err;
+  EXPECT_TRUE(contents(image) == content) << "it was written to";
 }
 
 TEST(BenchCommand, HelpNamesEveryFlag) {
