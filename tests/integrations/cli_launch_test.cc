@@ -60,9 +60,10 @@ TEST(CliLaunch, ARankThatIsKilledEndsTheOthers) {
 TEST(CliLaunch, AnInterruptReachesEveryRankOnce) {
   const TemporaryFolder folder;
   Process process(folder.path(), launched(2,
-                                          "trap 'echo told; exit 130' INT; echo ready; "
+                                          "trap 'echo told; exit 130' INT; echo $RANK is ready; "
                                           "while :; do sleep 0.05; done"));
-  ASSERT_TRUE(process.wait_for_output("[rank 1] ready"));
+  ASSERT_TRUE(process.wait_for_output("0 is ready"));
+  ASSERT_TRUE(process.wait_for_output("1 is ready"));
   process.signal(SIGINT);
   const Output output = process.wait();
   EXPECT_EQ(output.exit_code, 130);
