@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "core/sharding/memory.h"
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
 #include "optimizer/state_format.h"
@@ -67,7 +68,7 @@ struct EngineConfig {
   std::optional<DType> reduce_dtype;
   /// Elements of a gradient that are reduced at once, of all ranks' slices together; three such
   /// buckets are set aside in host memory. Never changes bits.
-  std::uint64_t reduce_bucket_elements = std::uint64_t{4} << 20;
+  std::uint64_t reduce_bucket_elements = kReduceBucketCount;
   /// Elements of parameters that are loaded, or in stage 3 gathered, ahead of the trainer.
   std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
 

@@ -65,7 +65,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   const std::uint64_t element_bytes = size_bytes(table.dtype());
   if (!table.sharding().one_rank()) {
     plan.permanent_bytes +=
-        lease_bytes(GradientReducer::kBuckets * GradientReducer::bucket_bytes(table, reduction));
+        lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));
   }
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {

@@ -60,8 +60,8 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
       turn_changed_(context.reactor) {
   const std::uint64_t bytes = bucket_bytes(context.table, settings);
   const std::uint64_t sum_bytes = bucket_count_ * size_bytes(settings.dtype);
-  memory_ = context.permanent_lease(Purpose::kStaging, kBuckets * bytes, "gradient buckets");
-  for (std::size_t i = 0; i < kBuckets; ++i) {
+  memory_ = context.permanent_lease(Purpose::kStaging, kReduceBuckets * bytes, "gradient buckets");
+  for (std::size_t i = 0; i < kReduceBuckets; ++i) {
     const std::span<std::byte> memory = memory_.bytes().subspan(i * bytes, bytes);
     free_.push_back({.runs = memory.first(bytes - sum_bytes), .sum = memory.last(sum_bytes)});
   }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "core/sharding/memory.h"
 
 namespace ziggurat {
 
@@ -34,13 +35,11 @@ struct ReductionSettings {
 
 class GradientReducer {
  public:
-  /// Buckets under way: one being rounded, one between the ranks, one being taken in.
-  static constexpr std::size_t kBuckets = 3;
   /// Host memory for one bucket: every rank's run, and the sum.
   static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
-  /// Takes kBuckets of host memory for good. `tile_sums`: of the whole model; those of this rank's
-  /// slices are written. Errors: kResourceExhausted.
+  /// Takes kReduceBuckets of host memory for good. `tile_sums`: of the whole model; those of this
+  /// rank's slices are written. Errors: kResourceExhausted.
   GradientReducer(Context& context, const ReductionSettings& settings, std::span<double> tile_sums);
 
   /// Of one unit. Its accumulator is the reduction's until the last chunk is reduced.

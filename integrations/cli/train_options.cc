@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/bytes.h"
+#include "core/sharding/strategy.h"
 #include "integrations/cli/group_options.h"
 #include "integrations/cli/store_paths.h"
 
@@ -121,8 +122,7 @@ gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model
 }
 
 void read_strategy(const Settings& settings, TrainOptions& options) {
-  static constexpr std::array<std::string_view, 4> kStrategies{"full", "grad-op", "none", "hybrid"};
-  const std::string strategy = settings.choice("strategy", kStrategies);
+  const std::string strategy = settings.choice("strategy", kStrategyNames);
   const int stage = strategy == "none" ? 0 : 3;
   const bool may_be_another = strategy == "hybrid" && options.zero_stage > 0;
   if (settings.given("zero-stage") && options.zero_stage != stage) {
