@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <random>
 #include <thread>
@@ -110,6 +112,15 @@ std::vector<pid_t> ranks_of(pid_t launcher) {
   return children;
 }
 
+/// Lines of ranks that say why they end.
+std::size_t error_lines(const std::string& err) {
+  std::size_t count = 0;
+  for (std::size_t at = err.find("ziggurat: error: "); at != std::string::npos;
+       at = err.find("ziggurat: error: ", at + 1))
+    ++count;
+  return count;
+}
+
 struct Killed {
   const char* name;
   Arguments more;
@@ -136,13 +147,22 @@ TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished)
   std::uniform_real_distribution<double> delay(0.1, 0.8 * whole_time.count());
   std::map<int, std::string> seen;
   int previous = 0;
+  int hits = 0;
+  std::chrono::duration<double> longest{};
   for (int kill = 0; kill < kKills; ++kill) {
     Process process(folder.path(), tiny_train(folder, "killed", kRunSteps) + more);
     std::this_thread::sleep_for(std::chrono::duration<double>(delay(random)));
     const std::vector<pid_t> ranks = ranks_of(process.pid());
     const bool hit = !ranks.empty() && ::kill(ranks[random() % ranks.size()], SIGKILL) == 0;
+    const auto killed = std::chrono::steady_clock::now();
     const Output output = process.wait(std::chrono::seconds(60));
     EXPECT_EQ(output.signal, 0) << "the rest did not end: " << output.err;
+    if (hit && output.exit_code == 128 + SIGKILL) {
+      ++hits;
+      longest = std::max<std::chrono::duration<double>>(longest,
+                                                        std::chrono::steady_clock::now() - killed);
+      EXPECT_EQ(error_lines(output.err), ranks.size() - 1) << output.err;
+    }
     const auto found = loss_bits(output.out);
     for (const auto& [step, its] : found) EXPECT_EQ(its, expected.at(step)) << "step " << step;
     seen.insert(found.begin(), found.end());
@@ -162,11 +182,15 @@ TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished)
     seen[step] = its;
   }
   EXPECT_EQ(seen, expected);
+  std::printf("%d ranks killed; the slowest survivor had ended after %.1f s\n", hits,
+              longest.count());
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, CliRanksKill,
-    testing::Values(Killed{"Stage0", {"--zero-stage", "0"}}, Killed{"Stage2", {}},
+    testing::Values(Killed{"Stage0", {"--zero-stage", "0"}},
+                    Killed{"Stage1", {"--zero-stage", "1", "--placement", "all=host"}},
+                    Killed{"Stage2", {}},
                     Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
                     Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}}),
     [](const auto& one) { return std::string(one.param.name); });
