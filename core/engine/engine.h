@@ -28,6 +28,7 @@
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
+#include "core/sharding/shard.h"
 #include "optimizer/schedule.h"
 #include "optimizer/typed_span.h"
 #include "tiers/device.h"
@@ -65,6 +66,8 @@ struct StoreInfo {
   std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
   StateKind state;  ///< OptimizerConfig::state
+  /// That the store's ranks open it with: of the ZeRO stages that hold as much, 0 or 3.
+  Sharding sharding;
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
 };

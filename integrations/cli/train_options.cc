@@ -94,6 +94,7 @@ std::span<const Setting> train_settings() {
             {"trace", kText, "", "FILE",
              "write a trace of the run (Chrome format, for ui.perfetto.dev)"},
             {"json", kText, "", "FILE", "write the figures of every step and of the whole run"},
+            {"per-rank", kSwitch, "false", "", "a line for each rank in the table at the end"},
             {"print-loss-bits", kSwitch, "false", "", "print the bits of every step's fp32 loss"},
         });
     return all;
@@ -223,6 +224,7 @@ TrainOptions read_train_options(const Settings& settings) {
   options.trace_path = settings.text("trace");
   options.json_path = settings.text("json");
   options.print_loss_bits = settings.on("print-loss-bits");
+  options.per_rank = settings.on("per-rank");
   return options;
 }
 
