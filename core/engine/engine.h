@@ -100,7 +100,8 @@ class Engine {
   virtual std::span<float> gradient(UnitId unit) = 0;
   /// `unit`'s gradient of this step is complete: rounds it once to the model's type and sends it on
   /// its way; the span is gone. The unit's parameters may change from now on: they are not acquired
-  /// again before step().
+  /// again before step(). Not needed of a unit whose parameters are all frozen
+  /// (ParamGroup::frozen): ranks do not exchange its gradient.
   virtual void finish_gradient(UnitId unit) = 0;
 
   /// Optional, before the step's first finish_gradient(): with the step's options known, updates

@@ -47,9 +47,9 @@ std::span<const Setting> train_settings() {
             {"weight-decay", kNumber, "0.1", "X",
              "on matrices only; decoupled in adamw and lion, else added to the gradient"},
             {"param-groups", kGroups, "", "PATTERN:KEY=X,..;..",
-             "parameters with their own lr-scale, weight-decay, beta1, beta2, eps: the first group "
-             "whose "
-             "pattern (* and ?) is a parameter's name has it; names as in the exported file"},
+             "parameters with their own lr-scale, weight-decay, beta1, beta2, eps, or frozen: the "
+             "first group whose pattern (* and ?) is a parameter's name has it; names as in the "
+             "exported file"},
             {"clip", kNumber, "1.0", "NORM",
              "largest global 2-norm of the gradient; 0 turns clipping off"},
             {"speculate", kText, "auto", "auto|never|always",
