@@ -79,17 +79,14 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   // In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
-  WorkGroup clears(context_.reactor);
+  std::vector<std::function<void()>> clears;
   for (std::uint64_t begin = 0; begin < size_bytes; begin += kClearBytes) {
-    const std::function<void()> job = [data = buffer.data() + begin,
-                                       count = std::min(kClearBytes, size_bytes - begin)] {
-      std::memset(data, 0, count);
-    };
-    clears.spawn([](Context& context, std::function<void()> clear) -> Task<> {
-      co_await context.workers.run(context.reactor, "clear accumulator", clear);
-    }(context_, job));
+    clears.emplace_back(
+        [data = buffer.data() + begin, count = std::min(kClearBytes, size_bytes - begin)] {
+          std::memset(data, 0, count);
+        });
   }
-  co_await clears.wait_idle();
+  co_await context_.run_all("clear accumulator", clears);
   co_return buffer.as<float>().first(chunks.count);
 }
 
