@@ -84,6 +84,29 @@ inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64
   return engine.step({.learning_rate = learning_rate, .blob = blob});
 }
 
+/// A step of `passes` equal micro-batches, each through the whole model; gradients are finished in
+/// the last.
+inline StepResult train_passes(Engine& engine, const ModelSpec& model, std::uint64_t step,
+                               int passes, int rank = 0) {
+  engine.prepare_step({.learning_rate = 0.01F, .blob = {}});
+  const auto units = static_cast<UnitId>(model.units.size());
+  for (int pass = 0; pass < passes; ++pass) {
+    for (UnitId u = 0; u < units; ++u) {
+      engine.acquire(u);
+      engine.release(u);
+    }
+    for (UnitId u = units; u-- > 0;) {
+      const auto params = engine.acquire(u);
+      const auto gradient = engine.gradient(u);
+      for (std::size_t i = 0; i < params.count(); ++i)
+        gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
+      engine.release(u);
+      if (pass == passes - 1) engine.finish_gradient(u);
+    }
+  }
+  return engine.step({.learning_rate = 0.01F, .blob = {}});
+}
+
 inline constexpr std::uint64_t kRoundingSeed = 5;
 
 /// The same in plain arrays: what every placement must equal, bit for bit.

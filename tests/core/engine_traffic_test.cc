@@ -67,29 +67,6 @@ EngineConfig config_of(const World& world, const ScratchDirectory& directory) {
   return config;
 }
 
-/// A step of `passes` micro-batches, each through the whole model; the gradients of all of them are
-/// finished in the last.
-void train_passes(Engine& engine, const ModelSpec& model, std::uint64_t step, int passes,
-                  int rank) {
-  engine.prepare_step({.learning_rate = 0.01F, .blob = {}});
-  const auto units = static_cast<UnitId>(model.units.size());
-  for (int pass = 0; pass < passes; ++pass) {
-    for (UnitId u = 0; u < units; ++u) {
-      engine.acquire(u);
-      engine.release(u);
-    }
-    for (UnitId u = units; u-- > 0;) {
-      const auto params = engine.acquire(u);
-      const auto gradient = engine.gradient(u);
-      for (std::size_t i = 0; i < params.count(); ++i)
-        gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
-      engine.release(u);
-      if (pass == passes - 1) engine.finish_gradient(u);
-    }
-  }
-  engine.step({.learning_rate = 0.01F, .blob = {}});
-}
-
 /// What each rank sent in a step, on average over kSteps, all of it done.
 std::vector<SentBytes> sent_in_a_step(const World& world) {
   const ScratchDirectory directory;
