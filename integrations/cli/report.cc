@@ -99,9 +99,12 @@ void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
   if (facts.ranks == 1) return;
   const std::size_t steps = std::max<std::size_t>(1, report.steps);
   lines.push_back(fmt::format(
-      "{} ranks in ZeRO stage {}, gradients between them in {}: a step of rank 0 sends {} within "
+      "{} ranks in ZeRO stage {}, gradients between them in {}{}: a step of rank 0 sends {} within "
       "its host{}",
-      facts.ranks, facts.zero_stage, to_string(facts.reduce_dtype),
+      facts.ranks, facts.zero_stage,
+      facts.quantization.gradients() ? fmt::format("{} bits", facts.quantization.gradient_bits)
+                                     : std::string(to_string(facts.reduce_dtype)),
+      facts.quantization.weights ? ", parameters in 8 bits" : "",
       format_bytes(facts.sent_here_bytes / steps),
       facts.sent_away_bytes > 0
           ? fmt::format(" and {} to others", format_bytes(facts.sent_away_bytes / steps))

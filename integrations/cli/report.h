@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "core/plan/step_bound.h"
 #include "core/sharding/placement.h"
+#include "core/sharding/quantization.h"
 #include "integrations/cli/step_log.h"
 #include "optimizer/state_format.h"
 #include "tiers/account.h"
@@ -34,6 +35,7 @@ struct RunFacts {
   int ranks = 1;
   int zero_stage = 0;
   DType reduce_dtype = DType::kBFloat16;
+  Quantization quantization;
   std::uint64_t sent_here_bytes = 0;
   std::uint64_t sent_away_bytes = 0;
   std::vector<double> waited_for_s{};

@@ -170,6 +170,7 @@ RunFacts TrainRun::facts() {
   facts.tokens_per_step = tokens_per_step();
   facts.ranks = ranks_->count();
   facts.zero_stage = options_.zero_stage;
+  facts.quantization = options_.quantization;
   facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
   const TrainRanks::Talk talk = ranks_->talk();
   facts.sent_here_bytes = talk.sent_here_bytes;
