@@ -145,6 +145,29 @@ TEST(EngineQuantizedOverflow, SkipsTheStepOnAllRanks) {
   expect_none(errors);
 }
 
+// Whoever waits for a buffer, a turn or a peer is told; nobody waits on.
+TEST(EngineQuantizedDeath, OfARankInBackwardIsAnErrorOnTheOthers) {
+  const World world{.name = "death", .node_ranks = 2, .bucket_elements = 1};
+  const ScratchDirectory directory;
+  const ModelSpec model = model_of(world);
+  const auto runtimes = connected_runtimes(world.ranks, 1);
+  const auto errors = run_ranks(world.ranks, [&](int rank) {
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config_of(world, directory));
+    train_step(*rig.engine, model, 0, kLearningRate, {}, 1.0F, rank);
+    if (rank == 3) {
+      pass_step(*rig.engine, model, 1, kLearningRate, 1.0F, 2, rank);
+      throw Error(ErrorCode::kInvalidArgument, "the trainer's own");
+    }
+    train_step(*rig.engine, model, 1, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const Error error = error_in(errors[static_cast<std::size_t>(rank)]);
+    EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(error.what(), HasSubstr("rank 3"));
+  }
+}
+
 /// What `ranks` ranks are told that open with small settings in stage 3, but for `edit`'s.
 template <class Edit>
 std::string refusal_of(int ranks, const Edit& edit) {
