@@ -131,12 +131,16 @@ TypedSpan<std::byte> GradientReducer::chunk_place(const Bucket& bucket) const {
           {chunk + bucket.first * element_bytes, bucket.count * element_bytes}};
 }
 
-/// Of the bucket's tiles in this rank's slice.
-double* GradientReducer::tile_sums(const Bucket& bucket) const {
+/// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
+/// its squares to the norm. On a worker.
+void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
+                               std::span<const float> values, TypedSpan<std::byte> out) {
   const std::byte* const chunk = place(bucket, context_.table.sharding().rank);
-  const auto begin = static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
-  return &tile_sums_[context_.table.unit(bucket.of->unit).first_tile +
-                     (begin + bucket.first) / kTileElements];
+  const auto chunk_begin =
+      static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
+  const std::uint64_t in_unit = chunk_begin + bucket.first + first;
+  tile_sums_[context_.table.unit(bucket.of->unit).first_tile + in_unit / kTileElements] =
+      round_gradient(values, out);
 }
 
 /// Where nothing is quantized: room for every slice's run, of either type, and then the sum.
@@ -198,13 +202,12 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
     const auto own = static_cast<std::uint64_t>(table.sharding().rank);
     out.bytes = bucket.buffer.subspan(own * out.bytes.size(), out.bytes.size());
   }
-  double* const sums = tile_sums(bucket);
   const TypedSpan<const std::byte> sum{settings_.dtype, parts(bucket).sum};
   const std::function<void()> job = [&] {
     Tile values;
     for (std::uint64_t begin = 0; begin < bucket.count; begin += kTileElements) {
       widen(sum.subspan(begin, kTileElements), values);
-      sums[begin / kTileElements] = round_gradient(values, out.subspan(begin, kTileElements));
+      put_tile(bucket, begin, values, out.subspan(begin, kTileElements));
     }
   };
   co_await context_.workers.run(context_.reactor, "take in gradient", job);

@@ -87,7 +87,8 @@ class GradientReducer {
   Buffer parts(const Bucket& bucket) const;
   std::byte* place(const Bucket& bucket, int slice) const;
   TypedSpan<std::byte> chunk_place(const Bucket& bucket) const;
-  double* tile_sums(const Bucket& bucket) const;
+  void put_tile(const Bucket& bucket, std::uint64_t first, std::span<const float> values,
+                TypedSpan<std::byte> out);
 
   // quantized_reduction.cc
   Task<> encode(const Bucket& bucket);

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "core/schedule/gradient_reducer.h"
-#include "optimizer/gradient.h"
 #include "optimizer/quantize.h"
 #include "tiers/record_hash.h"
 
@@ -140,14 +139,13 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   const int addends = twice ? nodes.nodes : table.sharding().world_size;
   const Runs came = Codes(bucket, table.sharding()).came;
   const TypedSpan<std::byte> out = chunk_place(bucket);
-  double* const sums = tile_sums(bucket);
   std::vector<std::function<void()>> jobs;
   each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
-    jobs.emplace_back([=] {
+    jobs.emplace_back([=, this, &bucket] {
       Tile sum;
       for (std::uint64_t first = begin; first < end; first += kTileElements) {
         sum_tile(came, 0, 1, addends, first, sum);
-        sums[first / kTileElements] = round_gradient(sum, out.subspan(first, kTileElements));
+        put_tile(bucket, first, sum, out.subspan(first, kTileElements));
       }
     });
   });

@@ -10,9 +10,12 @@
 
 #include <cstddef>
 #include <memory>
+#include <numeric>
+#include <span>
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "collectives/mesh.h"
 #include "core/sharding/quantization.h"
 
 namespace ziggurat {
@@ -29,8 +32,10 @@ struct RankChannels {
     grads = split(ranks, first, size, 1);
     if (size < total) replicas = split(ranks, ranks.rank() % size, total / size, size);
     if (node_ranks > 0) node = split(ranks, ranks.rank() / node_ranks * node_ranks, node_ranks, 1);
-    quantized_params = by_node(ranks, exchanges);
-    quantized_grads = by_node(ranks, exchanges);
+    std::vector<int> all(static_cast<std::size_t>(total));
+    std::iota(all.begin(), all.end(), 0);
+    quantized_params = by_node(ranks, all, exchanges);
+    quantized_grads = by_node(ranks, all, exchanges);
     steps = split(ranks, 0, total, 1);
     store = split(ranks, 0, total, 1);
   }
@@ -52,11 +57,11 @@ struct RankChannels {
   std::unique_ptr<Communicator> store;  ///< agreements of the store: at open, then one a generation
 
  private:
-  static ByNode by_node(Communicator& ranks, NodeGrid grid) {
-    const int first = ranks.rank() / grid.within * grid.within;
+  static ByNode by_node(Communicator& ranks, std::span<const int> members, NodeGrid grid) {
+    const SubGroups groups = in_runs_of(grid.within, ranks.rank(), members);
     ByNode its;
-    if (grid.within > 1) its.within = split(ranks, first, grid.within, 1);
-    if (grid.nodes > 1) its.across = split(ranks, ranks.rank() - first, grid.nodes, grid.within);
+    if (grid.within > 1) its.within = ranks.split(groups.inner);
+    if (grid.nodes > 1) its.across = ranks.split(groups.outer);
     return its;
   }
   static std::unique_ptr<Communicator> split(Communicator& ranks, int first, int count,
