@@ -48,7 +48,8 @@ struct EngineConfig {
   Placement placement;
   std::uint64_t host_budget_bytes = 0;
 
-  /// Device memory that the trainer will take for itself; the engine leaves it free.
+  /// Device memory that the trainer will take for itself; the engine leaves it free. In stage 3
+  /// also what all accumulators take, where micro-batches run through the whole model.
   std::uint64_t trainer_device_bytes = 0;
 
   /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
