@@ -119,7 +119,6 @@ void TcpTransport::start() {
     peer.control->start(*this);
     peer.bulk->start(*this);
   }
-  watch();
 }
 
 void TcpTransport::close() {
@@ -149,12 +148,16 @@ Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
   }
 }
 
-// Of calls that stand still; peers that are gone are the kernel's to notice.
+// Of calls that stand still; peers that are gone are the kernel's to notice. No timer while there
+// is no call: a reactor on which nothing else is to come must be able to see that.
 void TcpTransport::watch() {
+  if (watching_ || calls_.empty()) return;
+  watching_ = true;
   const Nanoseconds period = std::min<Nanoseconds>(std::chrono::seconds(1), timeout_ / 4);
   reactor_.clock().after(period, [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self || self->failed()) return;
+    self->watching_ = false;
     const Nanoseconds now = self->reactor_.clock().now();
     for (const auto& [key, call] : self->calls_) {
       if (now - call->last_progress() < self->timeout_) continue;
@@ -189,6 +192,7 @@ Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
   record_.push_back(call->describe());
   if (record_.size() > kRecordMax) record_.pop_front();
   calls_.emplace(key, call);
+  watch();
   reactor_.external_begin();
   Task<> ended = TcpCall::wait(call);
   call->begin();

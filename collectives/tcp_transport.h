@@ -125,6 +125,7 @@ class TcpTransport final : public TcpChannel::Events,
   Nanoseconds timeout_;
   std::vector<Peer> peers_;
   std::map<wire::CallKey, std::shared_ptr<TcpCall>> calls_;
+  bool watching_ = false;
   std::map<wire::CallKey, std::vector<Early>> early_;
   std::size_t early_count_ = 0;
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> next_sequence_;

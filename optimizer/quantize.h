@@ -40,6 +40,12 @@ constexpr std::uint64_t quantized_bytes(QuantizedBits bits, std::uint64_t count)
          (rest == 0 ? 0 : sizeof(float) + codes(rest));
 }
 
+/// The largest error of an element, of its block's largest magnitude; beside it the rounding to the
+/// type of the values.
+constexpr double quantization_error(QuantizedBits bits) noexcept {
+  return (0.5 + 0x1p-12) / (bits == QuantizedBits::k8 ? 127 : 7);
+}
+
 /// `values` into blocks; `blocks` is quantized_bytes() long. They do not overlap.
 void quantize(QuantizedBits bits, TypedSpan<const std::byte> values,
               std::span<std::byte> blocks) noexcept;

@@ -112,6 +112,10 @@ class Translation {
       case kUnlessOne:
         if (value != 1) add(std::string(known.ours), as_whole(value), path);
         return;
+      case kWhereTrue:
+        if (!value.is_boolean()) refuse(quoted(path) + " must be true or false");
+        if (value.get<bool>()) add(std::string(known.ours), json::parse(known.text), path);
+        return;
       case kNoted: file_.notes.push_back(fmt::format("{} {}", quoted(path), known.text)); return;
       case kOnlyAs:
         if (as_whole(value) == json::parse(known.ours)) return;

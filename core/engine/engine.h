@@ -10,6 +10,10 @@
 //       engine.release(u); engine.finish_gradient(u)
 //     engine.step({.learning_rate = ..., .blob = cursor})
 //
+// Micro-batches of a step come best as K of a unit, then the next unit. Each may run through the
+// whole model instead: gradient() gives the same accumulator until finish_gradient(), called in the
+// last; all accumulators are then on the device at once, and stage 3 gathers 2K times.
+//
 // Called from one thread, the trainer's; calls block until what they promise is true.
 // integrations/gpt is the worked example.
 #pragma once

@@ -13,6 +13,7 @@
 #include "core/sharding/memory.h"
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
+#include "core/sharding/quantization.h"
 #include "optimizer/state_format.h"
 
 namespace ziggurat {
@@ -47,7 +48,8 @@ struct EngineConfig {
   Placement placement;
   std::uint64_t host_budget_bytes = 0;
 
-  /// Device memory that the trainer will take for itself; the engine leaves it free.
+  /// Device memory that the trainer will take for itself; the engine leaves it free. In stage 3
+  /// also what all accumulators take, where micro-batches run through the whole model.
   std::uint64_t trainer_device_bytes = 0;
 
   /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
@@ -63,8 +65,15 @@ struct EngineConfig {
   /// Stage 3: every unit stays on the device from forward to backward (FSDP's SHARD_GRAD_OP), or
   /// the engine does not open; otherwise those that there is room for.
   bool keep_gathered = false;
+  /// Stage 3 over all ranks: parameters in int8, gradients in 8 or 4 bits between the ranks
+  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of optimizer/quantize.h. Part of
+  /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
+  Quantization quantization;
+  /// Ranks of a node by which quantized exchanges go: consecutive ones. What gradient bits come to
+  /// depends on it. 0: all.
+  int ranks_per_node = 0;
   /// Of gradients between the ranks: each rank's are rounded to it once, and so is their sum. The
-  /// model's type if not given.
+  /// model's type if not given. Not with quantized ones.
   std::optional<DType> reduce_dtype;
   /// Elements of a gradient that are reduced at once, of all ranks' slices together; three such
   /// buckets are set aside in host memory. Never changes bits.

@@ -86,6 +86,7 @@ class EngineImpl final : public Engine {
   // engine_notes.cc
   void describe();
   void describe_ranks();
+  void describe_quantization();
 
   // engine_ranks.cc
   Task<> agree_on_settings();
@@ -93,10 +94,14 @@ class EngineImpl final : public Engine {
   Task<> set_gather_region_aside();
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
+  NodeGrid exchanges() const;
+  void validate_quantization() const;
   Sharding sharding() const {
     Sharding its = Sharding::of(config_.zero_stage, runtime_.ranks->rank(),
                                 runtime_.ranks->world_size(), config_.shard_group);
     its.node_ranks = config_.node_ranks;
+    its.quantization = config_.quantization;
+    its.ranks_per_node = config_.ranks_per_node;
     return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;

@@ -2,8 +2,11 @@
 // core/engine/engine_notes.cc: what was chosen at open, in the lines that begin a run.
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "base/bytes.h"
 #include "core/engine/engine_impl.h"
+#include "optimizer/quantize.h"
 
 namespace ziggurat {
 
@@ -48,6 +51,29 @@ void EngineImpl::describe() {
   }
 }
 
+/// What travels in fewer bits, and how far off it then is.
+void EngineImpl::describe_quantization() {
+  const auto within = [](QuantizedBits bits) {
+    return fmt::format("each within {:.2f} % of the largest of its block of {}",
+                       std::ceil(1e4 * quantization_error(bits)) / 1e2, kQuantizedBlock);
+  };
+  const Quantization& quantization = config_.quantization;
+  if (quantization.weights) {
+    notes_.push_back(fmt::format("parameters between ranks in 8 bits: {}, on every rank alike",
+                                 within(QuantizedBits::k8)));
+  }
+  if (!quantization.gradients()) return;
+  const NodeGrid nodes = table_->sharding().nodes();
+  const std::string way =
+      nodes.within > 1 && nodes.nodes > 1
+          ? fmt::format("those of the {} ranks of a node, and again the sums of {} nodes",
+                        nodes.within, nodes.nodes)
+          : "once";
+  notes_.push_back(
+      fmt::format("gradients between ranks in {} bits: {}; {}", quantization.gradient_bits,
+                  within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
+}
+
 /// Among how many ranks the state is divided, and what making slices equal costs.
 void EngineImpl::describe_ranks() {
   const Sharding& ranks = table_->sharding();
@@ -57,12 +83,16 @@ void EngineImpl::describe_ranks() {
   const auto padding = static_cast<double>(table_->padded_count() - model_.count());
   notes_.push_back(fmt::format(
       "rank {} of {}, ZeRO stage {}{}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
-      "padding; gradients between ranks in {}",
+      "padding{}",
       runtime_.ranks->rank(), ranks.total(), ranks.stage,
       ranks.replicas > 1 ? fmt::format(" in {} groups of {}", ranks.replicas, ranks.world_size)
                          : "",
       static_cast<double>(updated) * 1e-6, static_cast<double>(table_->padded_count()) * 1e-6,
-      100 * padding / static_cast<double>(table_->padded_count()), to_string(reduction().dtype)));
+      100 * padding / static_cast<double>(table_->padded_count()),
+      config_.quantization.gradients()
+          ? ""
+          : fmt::format("; gradients between ranks in {}", to_string(reduction().dtype))));
+  describe_quantization();
 }
 
 }  // namespace ziggurat

@@ -78,6 +78,7 @@ void EngineImpl::validate() const {
                       node, config_.zero_stage));
   require(!config_.keep_gathered || config_.zero_stage == 3,
           fmt::format("--strategy grad-op: of stage 3, this is stage {}", config_.zero_stage));
+  validate_quantization();
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
@@ -112,8 +113,8 @@ void EngineImpl::open(const Initializer& initialize) {
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
-  channels_ =
-      std::make_unique<RankChannels>(*runtime_.ranks, config_.shard_group, config_.node_ranks);
+  channels_ = std::make_unique<RankChannels>(*runtime_.ranks, config_.shard_group,
+                                             config_.node_ranks, exchanges());
   if (!sharding().one_rank()) co_await agree_on_settings();
   co_await open_store();
   co_await build_floors();

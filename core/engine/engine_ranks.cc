@@ -61,6 +61,9 @@ Task<> EngineImpl::agree_on_settings() {
       {"--shard-group", static_cast<std::uint64_t>(config_.shard_group)},
       {"--hpz", static_cast<std::uint64_t>(config_.node_ranks)},
       {"--strategy", static_cast<std::uint64_t>(config_.keep_gathered)},
+      {"--quantized-weights", static_cast<std::uint64_t>(config_.quantization.weights)},
+      {"--quantized-gradients", static_cast<std::uint64_t>(config_.quantization.gradient_bits)},
+      {"--ranks-per-node", static_cast<std::uint64_t>(exchanges().within)},
       {"--reduce-dtype", static_cast<std::uint64_t>(reduction().dtype)},
       {"--reduce-bucket-size", config_.reduce_bucket_elements},
       {"--prefetch-bucket-size", config_.prefetch_elements_max},
@@ -196,6 +199,27 @@ std::uint64_t EngineImpl::small_accumulator_bytes() const {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, small.size()); ++i) total += small[i];
   return total;
+}
+
+void EngineImpl::validate_quantization() const {
+  const Quantization& quantization = config_.quantization;
+  const int ranks = runtime_.ranks->world_size();
+  const int per_node = config_.ranks_per_node;
+  const Strategy strategy{.zero_stage = config_.zero_stage,
+                          .dp = ranks,
+                          .shard_group = config_.shard_group == 0 ? ranks : config_.shard_group};
+  require_quantizable(quantization, strategy, per_node == 0 ? ranks : per_node);
+  if (quantization.gradients() && config_.reduce_dtype) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--reduce-dtype {} and --quantized-gradients {}: gradients travel as "
+                            "one or the other; give one of them",
+                            to_string(*config_.reduce_dtype), quantization.gradient_bits));
+  }
+}
+
+/// The nodes by which quantized exchanges go; no grid where nothing is quantized.
+NodeGrid EngineImpl::exchanges() const {
+  return config_.quantization.any() ? sharding().nodes() : NodeGrid{};
 }
 
 ReductionSettings EngineImpl::reduction() const {

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "core/schedule/quantized_gather.h"
 #include "core/sharding/memory.h"
 #include "tiers/arena.h"
 
@@ -67,6 +68,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     plan.permanent_bytes +=
         lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));
   }
+  if (table.sharding().quantization.weights)
+    plan.permanent_bytes += lease_bytes(kQuantizedGathers * QuantizedGather::buffer_bytes(table));
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     const std::uint64_t home_bytes = table.home_count(u) * element_bytes;

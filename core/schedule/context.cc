@@ -13,6 +13,12 @@ namespace ziggurat {
 
 void Context::spawn(Task<> task) { tasks.spawn(guarded(std::move(task))); }
 
+Task<> Context::run_all(const char* name, const std::vector<std::function<void()>>& jobs) {
+  WorkGroup group(reactor);
+  for (const std::function<void()>& job : jobs) group.spawn(workers.run(reactor, name, job));
+  co_await group.wait_idle();
+}
+
 Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder) {
   Lease lease = pool.try_acquire(
       {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});

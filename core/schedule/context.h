@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <vector>
 
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
@@ -41,6 +42,9 @@ struct Context {
 
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
+  /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
+  /// rethrows what the first that failed threw.
+  Task<> run_all(const char* name, const std::vector<std::function<void()>>& jobs);
   /// Host memory that is kept for the whole run. Errors: kResourceExhausted with the account.
   Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "optimizer/gradient.h"
@@ -45,19 +46,33 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
 /// for the whole backward).
 Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (size_bytes * 2 <= largest_bytes)
-    co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  if (size_bytes * 2 <= largest_bytes) co_return co_await one_more(size_bytes);
   while (spare_.empty()) {
     if (error_) std::rethrow_exception(error_);
-    if (units_under_way_ == 0) {  // the trainer itself holds them all
-      co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
-    }
+    if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // the trainer holds all
     spare_returned_.reset();
     co_await spare_returned_.wait();
   }
   DeviceBuffer buffer = std::move(spare_.back());
   spare_.pop_back();
   co_return buffer;
+}
+
+/// Beside those set aside.
+Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
+  try {
+    co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    const auto held = std::ranges::count(stages_, Stage::kAccumulating);
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("{}; {} units have unfinished gradients, and another was asked for: a trainer "
+                    "that runs each micro-batch through the whole model keeps every unit's, {} in "
+                    "all (in stage 3 EngineConfig::trainer_device_bytes leaves room for them)",
+                    error.what(), held,
+                    format_bytes(context_.table.padded_count() * sizeof(float))));
+  }
 }
 
 Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
@@ -79,17 +94,14 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   // In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
-  WorkGroup clears(context_.reactor);
+  std::vector<std::function<void()>> clears;
   for (std::uint64_t begin = 0; begin < size_bytes; begin += kClearBytes) {
-    const std::function<void()> job = [data = buffer.data() + begin,
-                                       count = std::min(kClearBytes, size_bytes - begin)] {
-      std::memset(data, 0, count);
-    };
-    clears.spawn([](Context& context, std::function<void()> clear) -> Task<> {
-      co_await context.workers.run(context.reactor, "clear accumulator", clear);
-    }(context_, job));
+    clears.emplace_back(
+        [data = buffer.data() + begin, count = std::min(kClearBytes, size_bytes - begin)] {
+          std::memset(data, 0, count);
+        });
   }
-  co_await clears.wait_idle();
+  co_await context_.run_all("clear accumulator", clears);
   co_return buffer.as<float>().first(chunks.count);
 }
 

@@ -56,6 +56,7 @@ class GradientFlow {
   Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need, Signal* reduced);
   Task<> round(ChunkId chunk, std::byte* accumulator);
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
+  Task<DeviceBuffer> one_more(std::uint64_t size_bytes);
 
   enum class Stage : std::uint8_t { kNone, kAccumulating, kFinished };
   Context& context_;

@@ -9,6 +9,7 @@
 
 #include "base/float16.h"
 #include "optimizer/gradient.h"
+#include "optimizer/quantize.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -47,6 +48,10 @@ std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
                                             const ReductionSettings& settings) {
   const auto runs = static_cast<std::uint64_t>(table.sharding().world_size);
   const std::uint64_t count = bucket_count(table, settings);
+  if (const Quantization& quantization = table.sharding().quantization; quantization.gradients()) {
+    const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
+    return 2 * runs * quantized_bytes(bits, count);
+  }
   return count * (runs * widest(table, settings) + size_bytes(settings.dtype));
 }
 
@@ -56,16 +61,9 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
       settings_(settings),
       tile_sums_(tile_sums),
       bucket_count_(bucket_count(context.table, settings)),
-      buffer_returned_(context.reactor),
-      turn_changed_(context.reactor) {
-  const std::uint64_t bytes = bucket_bytes(context.table, settings);
-  const std::uint64_t sum_bytes = bucket_count_ * size_bytes(settings.dtype);
-  memory_ = context.permanent_lease(Purpose::kStaging, kReduceBuckets * bytes, "gradient buckets");
-  for (std::size_t i = 0; i < kReduceBuckets; ++i) {
-    const std::span<std::byte> memory = memory_.bytes().subspan(i * bytes, bytes);
-    free_.push_back({.runs = memory.first(bytes - sum_bytes), .sum = memory.last(sum_bytes)});
-  }
-}
+      quantized_(context.table.sharding().quantization.gradients()),
+      buffers_(context, kReduceBuckets, bucket_bytes(context.table, settings), "gradient buckets"),
+      turns_(context.reactor) {}
 
 std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
                                                                     std::byte* accumulator) {
@@ -94,29 +92,24 @@ Task<> GradientReducer::drain() {
                       .first = first,
                       .count = std::min(bucket_count_, chunks[i].count - first),
                       .number = next_number_++};
-        bucket.buffer = co_await free_buffer();
-        co_await round(bucket);
-        const auto ranks = static_cast<std::uint64_t>(context_.table.sharding().world_size);
-        const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
-        Task<> sum = context_.ranks.grads->reduce_scatter(
-            bucket.buffer.runs.first(ranks * run_bytes), bucket.buffer.sum.first(run_bytes),
-            settings_.dtype);
-        context_.spawn(take_in(std::move(bucket), std::move(sum)));
+        bucket.buffer = co_await buffers_.take();
+        if (quantized_)
+          co_await encode(bucket);
+        else
+          co_await round(bucket);
+        Task<> sent = send(bucket);
+        context_.spawn(take_in(std::move(bucket), std::move(sent)));
       }
     }
   }
   draining_ = false;
 }
 
-Task<GradientReducer::Buffer> GradientReducer::free_buffer() {
-  while (free_.empty()) {
-    if (error_) std::rethrow_exception(error_);
-    buffer_returned_.reset();
-    co_await buffer_returned_.wait();
-  }
-  const Buffer buffer = free_.back();
-  free_.pop_back();
-  co_return buffer;
+/// The first exchange, begun at once.
+Task<> GradientReducer::send(const Bucket& bucket) {
+  if (quantized_) return send_codes(bucket);
+  const Buffer buffer = parts(bucket);
+  return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, settings_.dtype);
 }
 
 /// Where the bucket's chunk begins in slice `slice` of the accumulator.
@@ -128,40 +121,60 @@ std::byte* GradientReducer::place(const Bucket& bucket, int slice) const {
          (static_cast<std::uint64_t>(slice) * slice_count + in_slice) * sizeof(float);
 }
 
+/// Of this rank's chunk, where its gradient goes in the model's type. It overwrites fp32 values of
+/// this bucket and of those before it, which were rounded already: element i of a chunk ends at
+/// most where its fp32 value ended.
+TypedSpan<std::byte> GradientReducer::chunk_place(const Bucket& bucket) const {
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  std::byte* const chunk = place(bucket, context_.table.sharding().rank);
+  return {context_.table.dtype(),
+          {chunk + bucket.first * element_bytes, bucket.count * element_bytes}};
+}
+
+/// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
+/// its squares to the norm. On a worker.
+void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
+                               std::span<const float> values, TypedSpan<std::byte> out) {
+  const std::byte* const chunk = place(bucket, context_.table.sharding().rank);
+  const auto chunk_begin =
+      static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
+  const std::uint64_t in_unit = chunk_begin + bucket.first + first;
+  tile_sums_[context_.table.unit(bucket.of->unit).first_tile + in_unit / kTileElements] =
+      round_gradient(values, out);
+}
+
+/// Where nothing is quantized: room for every slice's run, of either type, and then the sum.
+GradientReducer::Buffer GradientReducer::parts(const Bucket& bucket) const {
+  const auto ranks = static_cast<std::uint64_t>(context_.table.sharding().world_size);
+  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  return {.runs = bucket.buffer.first(ranks * run_bytes), .sum = bucket.buffer.last(run_bytes)};
+}
+
 /// Every slice's run of the accumulator, rounded, side by side; a job a slice.
 Task<> GradientReducer::round(const Bucket& bucket) {
-  WorkGroup jobs(context_.reactor);
+  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  std::vector<std::function<void()>> jobs;
   for (int slice = 0; slice < context_.table.sharding().world_size; ++slice) {
     const float* values = reinterpret_cast<const float*>(place(bucket, slice)) + bucket.first;
     const TypedSpan<std::byte> out{
-        settings_.dtype, bucket.buffer.runs.subspan(static_cast<std::uint64_t>(slice) *
-                                                        bucket.count * size_bytes(settings_.dtype),
-                                                    bucket.count * size_bytes(settings_.dtype))};
-    const std::function<void()> job = [values, out] {
+        settings_.dtype,
+        bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes)};
+    jobs.emplace_back([values, out] {
       for (std::size_t begin = 0; begin < out.count(); begin += kTileElements)
         round_gradient({values + begin, kTileElements}, out.subspan(begin, kTileElements));
-    };
-    jobs.spawn([](Context& context, std::function<void()> one) -> Task<> {
-      co_await context.workers.run(context.reactor, "round gradient", one);
-    }(context_, job));
+    });
   }
-  co_await jobs.wait_idle();
+  co_await context_.run_all("round gradient", jobs);
 }
 
-Task<> GradientReducer::take_in(Bucket bucket, Task<> sum) {
-  co_await std::move(sum);
-  if (context_.ranks.replicas) {
-    co_await turn_of(bucket);
-    Task<> copies = context_.ranks.replicas->all_reduce(
-        bucket.buffer.sum.first(bucket.count * size_bytes(settings_.dtype)), settings_.dtype);
-    next_turn();
-    co_await std::move(copies);
-  }
-  co_await convert(bucket);
-  if (context_.table.slices_held() > 1) co_await gather(bucket);
+Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
+  co_await std::move(sent);
+  if (quantized_)
+    co_await take_in_codes(bucket);
+  else
+    co_await take_in_sum(bucket);
   if (error_) co_return;
-  free_.push_back(bucket.buffer);
-  buffer_returned_.set();
+  buffers_.give_back(bucket.buffer);
   Reduction& of = *bucket.of;
   of.missing[bucket.chunk] -= bucket.count;
   if (of.missing[bucket.chunk] > 0) co_return;
@@ -169,65 +182,51 @@ Task<> GradientReducer::take_in(Bucket bucket, Task<> sum) {
   if (--of.chunks_left == 0) std::erase(under_way_, bucket.of);
 }
 
+Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
+  if (context_.ranks.replicas) {
+    co_await turns_.wait(bucket.number);
+    Task<> copies = context_.ranks.replicas->all_reduce(parts(bucket).sum, settings_.dtype);
+    turns_.next();
+    co_await std::move(copies);
+  }
+  co_await convert(bucket);
+  if (context_.table.slices_held() > 1) co_await gather(bucket);
+}
+
 /// The sum in the model's type, its squares added tile by tile: in its chunk's place, or, where all
 /// slices are wanted, in its place among the runs.
-///
-/// In the chunk's place it overwrites fp32 values of this bucket and of those before it, which
-/// were rounded already: element i of a chunk ends at most where its fp32 value ended.
 Task<> GradientReducer::convert(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
-  const int own = table.sharding().rank;
-  const std::size_t element_bytes = size_bytes(table.dtype());
-  std::byte* const to = table.slices_held() > 1
-                            ? bucket.buffer.runs.data() +
-                                  static_cast<std::uint64_t>(own) * bucket.count * element_bytes
-                            : place(bucket, own) + bucket.first * element_bytes;
-  const auto chunk_begin =
-      static_cast<std::uint64_t>(place(bucket, own) - bucket.of->accumulator) / sizeof(float);
-  double* const sums = &tile_sums_[table.unit(bucket.of->unit).first_tile +
-                                   (chunk_begin + bucket.first) / kTileElements];
-  const TypedSpan<const std::byte> sum{
-      settings_.dtype, bucket.buffer.sum.first(bucket.count * size_bytes(settings_.dtype))};
+  TypedSpan<std::byte> out = chunk_place(bucket);
+  if (table.slices_held() > 1) {
+    const auto own = static_cast<std::uint64_t>(table.sharding().rank);
+    out.bytes = bucket.buffer.subspan(own * out.bytes.size(), out.bytes.size());
+  }
+  const TypedSpan<const std::byte> sum{settings_.dtype, parts(bucket).sum};
   const std::function<void()> job = [&] {
     Tile values;
     for (std::uint64_t begin = 0; begin < bucket.count; begin += kTileElements) {
       widen(sum.subspan(begin, kTileElements), values);
-      sums[begin / kTileElements] = round_gradient(
-          values, {table.dtype(), {to + begin * element_bytes, kTileElements * element_bytes}});
+      put_tile(bucket, begin, values, out.subspan(begin, kTileElements));
     }
   };
   co_await context_.workers.run(context_.reactor, "take in gradient", job);
 }
 
-/// A bucket's second exchange, of sums, comes in the order of buckets: they may have been summed in
-/// another.
-Task<> GradientReducer::turn_of(const Bucket& bucket) {
-  while (turn_ != bucket.number) {
-    if (error_) std::rethrow_exception(error_);
-    turn_changed_.reset();
-    co_await turn_changed_.wait();
-  }
-}
-
-void GradientReducer::next_turn() {
-  ++turn_;
-  if (!error_) turn_changed_.set();
-}
-
 /// Stage 0: every owner's sums, to where each chunk of this rank is.
 Task<> GradientReducer::gather(const Bucket& bucket) {
-  co_await turn_of(bucket);
+  co_await turns_.wait(bucket.number);
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
   const std::uint64_t run_bytes = bucket.count * element_bytes;
   const int ranks = table.sharding().world_size;
   const auto run = [&](int slice) {
-    return bucket.buffer.runs.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
+    return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
   };
   Task<> gathering = context_.ranks.params->all_gather(
       run(table.sharding().rank),
-      bucket.buffer.runs.first(static_cast<std::uint64_t>(ranks) * run_bytes));
-  next_turn();
+      bucket.buffer.first(static_cast<std::uint64_t>(ranks) * run_bytes));
+  turns_.next();
   co_await std::move(gathering);
   const std::function<void()> job = [&] {
     for (int slice = 0; slice < ranks; ++slice) {
@@ -243,8 +242,8 @@ void GradientReducer::fail(std::exception_ptr error) {
   for (const auto& reduction : under_way_) {
     for (Signal& signal : reduction->reduced) signal.fail(error);
   }
-  buffer_returned_.fail(error);
-  turn_changed_.fail(error);
+  buffers_.fail(error);
+  turns_.fail(error);
 }
 
 }  // namespace ziggurat

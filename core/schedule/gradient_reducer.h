@@ -6,7 +6,8 @@
 // element adds the ranks' values in rank order in fp32 and rounds once. A bucket is the same run of
 // every rank's slice, so that where buckets end changes no bit. In stage 0 the owners' results are
 // gathered again: the same bits on every rank. Where groups of ranks each have a copy of the state,
-// the groups' sums of a slice are summed in turn, in their order.
+// the groups' sums of a slice are summed in turn, in their order. Quantized gradients go node by
+// node (quantized_reduction.cc): those bits depend on how many ranks a node has, too.
 //
 // One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
 // order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
@@ -22,12 +23,14 @@
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "core/schedule/spare_buffers.h"
+#include "core/schedule/turns.h"
 #include "core/sharding/memory.h"
 
 namespace ziggurat {
 
 struct ReductionSettings {
-  DType dtype = DType::kBFloat16;  ///< of the values that ranks send
+  DType dtype = DType::kBFloat16;  ///< of the values that ranks send, unless they are quantized
   /// Elements of one bucket, all slices together, rounded to whole tiles of each; a bucket ends
   /// with its chunk.
   std::uint64_t bucket_elements = 0;
@@ -35,7 +38,8 @@ struct ReductionSettings {
 
 class GradientReducer {
  public:
-  /// Host memory for one bucket: every rank's run, and the sum.
+  /// Host memory for one bucket: every rank's run, and the sum; or the codes that are sent and
+  /// those that come.
   static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
   /// Takes kReduceBuckets of host memory for good. `tile_sums`: of the whole model; those of this
@@ -57,42 +61,51 @@ class GradientReducer {
   void fail(std::exception_ptr error);
 
  private:
-  struct Buffer {
-    std::span<std::byte> runs;  ///< every rank's, then in stage 0 every rank's sums
-    std::span<std::byte> sum;
-  };
   struct Bucket {
     std::shared_ptr<Reduction> of;
     std::size_t chunk = 0;    ///< of the slice
     std::uint64_t first = 0;  ///< element of the chunk
     std::uint64_t count = 0;
     std::uint64_t number = 0;  ///< of all buckets
-    Buffer buffer{};
+    std::span<std::byte> buffer{};
   };
+  /// A bucket's buffer where nothing is quantized.
+  struct Buffer {
+    std::span<std::byte> runs;  ///< every rank's, then in stage 0 every rank's sums
+    std::span<std::byte> sum;
+  };
+  struct Codes;
   static std::uint64_t bucket_count(const ChunkTable& table, const ReductionSettings& settings);
 
   Task<> drain();
-  Task<Buffer> free_buffer();
   Task<> round(const Bucket& bucket);
-  Task<> take_in(Bucket bucket, Task<> sum);
+  Task<> send(const Bucket& bucket);
+  Task<> take_in(Bucket bucket, Task<> sent);
+  Task<> take_in_sum(const Bucket& bucket);
   Task<> convert(const Bucket& bucket);
   Task<> gather(const Bucket& bucket);
-  Task<> turn_of(const Bucket& bucket);
-  void next_turn();
+  Buffer parts(const Bucket& bucket) const;
   std::byte* place(const Bucket& bucket, int slice) const;
+  TypedSpan<std::byte> chunk_place(const Bucket& bucket) const;
+  void put_tile(const Bucket& bucket, std::uint64_t first, std::span<const float> values,
+                TypedSpan<std::byte> out);
+
+  // quantized_reduction.cc
+  Task<> encode(const Bucket& bucket);
+  Task<> send_codes(const Bucket& bucket);
+  Task<> send_node_sums(const Bucket& bucket);
+  Task<> take_in_codes(const Bucket& bucket);
 
   Context& context_;
   ReductionSettings settings_;
   std::span<double> tile_sums_;
   std::uint64_t bucket_count_;  ///< elements of a slice in one bucket
-  Lease memory_;
-  std::vector<Buffer> free_;
-  Signal buffer_returned_;
+  bool quantized_;
+  SpareBuffers buffers_;
+  Turns turns_;  ///< of second exchanges
   std::deque<std::shared_ptr<Reduction>> queue_;
   bool draining_ = false;
   std::uint64_t next_number_ = 0;  ///< of the next bucket
-  std::uint64_t turn_ = 0;         ///< the bucket whose second exchange is next
-  Signal turn_changed_;
   std::vector<std::shared_ptr<Reduction>> under_way_;
   std::exception_ptr error_;
 };

@@ -27,6 +27,8 @@ UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region)
       arena_(region_.size_bytes(), kPlaceAlignment),
       idle_(context.reactor) {
   idle_.set();
+  if (context.table.sharding().quantization.weights)
+    quantized_ = std::make_unique<QuantizedGather>(context);
   if (!context.ranks.node) return;
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
     parts_.emplace_back(context.reactor);
@@ -87,7 +89,29 @@ Task<> UnitGather::drain() {
   draining_ = false;
 }
 
+Task<> UnitGather::load_own(const Flight& flight) {
+  co_await home_.load(flight.unit, flight.memory, flight.need,
+                      flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+}
+
+Task<> UnitGather::issue_quantized(const FlightPtr& flight) {
+  co_await load_own(*flight);
+  const QuantizedGather::Codes codes = co_await quantized_->encode(flight->unit, flight->memory);
+  under_way(flight, quantized_->begin(codes), codes);
+}
+
+void UnitGather::under_way(const FlightPtr& flight, Task<> gathering,
+                           QuantizedGather::Codes codes) {
+  queue_.pop_front();
+  under_way_.push_back(flight);
+  context_.spawn(land(flight, std::move(gathering), codes));
+}
+
 Task<> UnitGather::issue(const FlightPtr& flight) {
+  if (quantized_ && !flight->from_node) {
+    co_await issue_quantized(flight);
+    co_return;
+  }
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
   const std::span<std::byte> whole(flight->memory, table.unit_param_bytes(flight->unit));
@@ -105,13 +129,9 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
                                .direction = Stream::Direction::kToDevice};
     co_await copy(context_.reactor, context_.to_device, request);
   } else {
-    co_await home_.load(flight->unit, flight->memory, flight->need,
-                        flight->wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+    co_await load_own(*flight);
   }
-  Task<> gathering = ranks->all_gather(own, whole);
-  queue_.pop_front();
-  under_way_.push_back(flight);
-  context_.spawn(land(flight, std::move(gathering)));
+  under_way(flight, ranks->all_gather(own, whole), {});
 }
 
 /// This rank's, where the unit is on the device.
@@ -131,8 +151,9 @@ Task<> UnitGather::keep_part(const Flight& flight) {
   part.there.set();
 }
 
-Task<> UnitGather::land(FlightPtr flight, Task<> gathering) {
+Task<> UnitGather::land(FlightPtr flight, Task<> gathering, QuantizedGather::Codes codes) {
   co_await std::move(gathering);
+  if (!codes.buffer.empty()) co_await quantized_->finish(codes, flight->memory);
   flight->done.set();
   if (!parts_.empty() && !flight->from_node) co_await keep_part(*flight);
   under_way_.remove(flight);
@@ -151,6 +172,7 @@ void UnitGather::fail(std::exception_ptr error) {
     flight->vacated.fail(error);
   }
   for (Part& part : parts_) part.there.fail(error);
+  if (quantized_) quantized_->fail(error);
   idle_.fail(error);
 }
 

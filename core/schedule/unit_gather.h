@@ -9,7 +9,8 @@
 //
 // With a second partition (hpZ of ZeRO++, Wang et al. 2023) a unit that was gathered
 // from all ranks once in a generation leaves a part in the host memory of each rank of a node, and
-// is gathered from the node's parts from then on. Reactor's thread only.
+// is gathered from the node's parts from then on: the same values, quantized before or not.
+// Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@
 
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
+#include "core/schedule/quantized_gather.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -30,7 +32,8 @@ namespace ziggurat {
 class UnitGather {
  public:
   /// `region`: device memory, as long on every rank.
-  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition.
+  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition, or
+  /// the codes of quantized units.
   UnitGather(Context& context, ParamHome& home, DeviceBuffer region);
 
   /// Bytes of region that `unit` takes.
@@ -73,7 +76,10 @@ class UnitGather {
 
   Task<> drain();
   Task<> issue(const FlightPtr& flight);
-  Task<> land(FlightPtr flight, Task<> gathering);
+  Task<> load_own(const Flight& flight);
+  Task<> issue_quantized(const FlightPtr& flight);
+  void under_way(const FlightPtr& flight, Task<> gathering, QuantizedGather::Codes codes);
+  Task<> land(FlightPtr flight, Task<> gathering, QuantizedGather::Codes codes);
   Task<> keep_part(const Flight& flight);
   std::span<std::byte> part_of(const Flight& flight) const;
 
@@ -86,7 +92,8 @@ class UnitGather {
   bool draining_ = false;
   Signal idle_;
   std::uint64_t order_ = 0;
-  std::vector<Part> parts_;  ///< by unit; none without a second partition
+  std::vector<Part> parts_;                     ///< by unit; none without a second partition
+  std::unique_ptr<QuantizedGather> quantized_;  ///< if parameters travel so
 };
 
 }  // namespace ziggurat

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "core/sharding/shard.h"
+#include "optimizer/quantize.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {
@@ -145,15 +146,24 @@ class Sum {
       chunk =
           std::max(chunk, Cut(slice_elements(unit, slices), request_.chunk_tiles_max).largest());
     if (strategy.dp > 1) add(StateClass::kBucket, Tier::kHost, bucket_bytes(chunk));
+    if (request_.quantization.weights) {
+      add(StateClass::kQuantizedParams, Tier::kHost,
+          kQuantizedGathers * static_cast<std::uint64_t>(slices) *
+              quantized_bytes(QuantizedBits::k8, slice));
+    }
     add(StateClass::kWorkItems, Tier::kHost, work_item_bytes(slice, chunk));
   }
 
-  /// Whole tiles of the same run of every slice, and their sum; a bucket ends with its chunk
-  /// (core/schedule/gradient_reducer.h).
+  /// Whole tiles of the same run of every slice, and their sum; or what is sent and what comes,
+  /// quantized. A bucket ends with its chunk (core/schedule/gradient_reducer.h).
   std::uint64_t bucket_bytes(std::uint64_t chunk) const noexcept {
     const auto slices = static_cast<std::uint64_t>(request_.strategy.slices());
     const std::uint64_t tiles = request_.reduce_bucket_count / slices / kTileElements;
     const std::uint64_t count = std::min(std::max<std::uint64_t>(1, tiles) * kTileElements, chunk);
+    if (const Quantization& quantization = request_.quantization; quantization.gradients()) {
+      const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
+      return kReduceBuckets * 2 * slices * quantized_bytes(bits, count);
+    }
     const std::uint64_t sum = size_bytes(request_.recipe.reduce_dtype);
     const std::uint64_t run = std::max<std::uint64_t>(sum, size_bytes(request_.recipe.dtype));
     return kReduceBuckets * count * (slices * run + sum);
@@ -225,6 +235,7 @@ std::string_view to_string(StateClass kind) noexcept {
     case StateClass::kLiveParams: return "parameters in use";
     case StateClass::kAccumulator: return "gradient accumulator";
     case StateClass::kBucket: return "gradient bucket";
+    case StateClass::kQuantizedParams: return "quantized parameters";
     case StateClass::kWorkItems: return "on the way from and to NVMe";
   }
   return "?";

@@ -11,8 +11,8 @@
 //   moments        the rest of the record's bytes / N   (optimizer/state_format.h)
 //
 // Beside it while a step runs: on the device the parameters in use and one fp32 accumulator of the
-// largest unit; on the host, among ranks, buckets of gradients under way, and what is on its way
-// from and to NVMe.
+// largest unit; on the host, among ranks, buckets of gradients and quantized parameters under way,
+// and what is on its way from and to NVMe.
 //
 // Pure functions; any thread. Not counted: activations and the trainer's workspace, and what a
 // budget is spent on beyond need (kept records, more units in flight).
@@ -24,6 +24,7 @@
 
 #include "core/sharding/model_spec.h"
 #include "core/sharding/placement.h"
+#include "core/sharding/quantization.h"
 #include "core/sharding/strategy.h"
 #include "optimizer/state_format.h"
 
@@ -76,7 +77,8 @@ enum class StateClass : std::uint8_t {
   kLiveParams,  ///< gathered or loaded for use
   kAccumulator,
   kBucket,
-  kWorkItems,  ///< leases of the optimizer's sweep, and of loads from NVMe
+  kQuantizedParams,  ///< between ranks
+  kWorkItems,        ///< leases of the optimizer's sweep, and of loads from NVMe
 };
 std::string_view to_string(StateClass kind) noexcept;
 /// At rest between steps; else it is there while a step runs.
@@ -86,6 +88,7 @@ struct MemoryRequest {
   ModelSize model;
   Recipe recipe;
   Strategy strategy;
+  Quantization quantization{};
   Placement placement;
   int slots = 2;  ///< of records on NVMe
   /// Elements of gradients that ranks exchange at once, of all slices together.

@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "base/bytes.h"
+#include "core/sharding/quantization.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -31,6 +32,10 @@ struct Sharding {
   int replicas = 1;
   /// Ranks of a node that have a second partition of parameters between uses (hpZ); 0: none.
   int node_ranks = 0;
+  /// Stage 3 without replicas: what travels in fewer bits, and the ranks of a node by which it does
+  /// (0: all).
+  Quantization quantization{};
+  int ranks_per_node = 0;
 
   /// Rank `rank` of `total` ranks, of which every `group` share a copy; 0: all do.
   static constexpr Sharding of(int stage, int rank, int total, int group) noexcept {
@@ -38,6 +43,9 @@ struct Sharding {
     return {stage, rank % group, group, total / group};
   }
   int total() const noexcept { return world_size * replicas; }
+  NodeGrid nodes() const noexcept {
+    return node_grid(world_size, ranks_per_node == 0 ? world_size : ranks_per_node);
+  }
   bool one_rank() const noexcept { return world_size == 1; }
   /// Records and gradients are of this rank's slice only.
   bool optimizer_sharded() const noexcept { return !one_rank() && stage >= 1; }

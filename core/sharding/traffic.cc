@@ -2,11 +2,8 @@
 // core/sharding/traffic.cc: slices times receivers.
 #include "core/sharding/traffic.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "base/error.h"
 #include "core/sharding/shard.h"
 #include "optimizer/quantize.h"
 
@@ -43,31 +40,6 @@ std::uint64_t slice_sum(const ModelSize& model, int slices) noexcept {
   return sum;
 }
 
-void require_possible(const TrafficRequest& request) {
-  const auto refuse = [](const std::string& message) {
-    throw Error(ErrorCode::kInvalidArgument, message);
-  };
-  const Strategy& strategy = request.strategy;
-  const Quantization& quantization = request.quantization;
-  const int bits = quantization.gradient_bits;
-  if (bits != 4 && bits != 8 && bits != 16)
-    refuse(fmt::format("--quantized-gradients {}: give 4 or 8", bits));
-  if (!quantization.weights && bits == 16) return;
-  if (strategy.zero_stage != 3 || strategy.is_hybrid()) {
-    refuse(
-        fmt::format("--quantized-weights and --quantized-gradients with {}: they are for stage 3 "
-                    "over all ranks",
-                    to_string(strategy)));
-  }
-  const int on_node = std::min(strategy.dp, request.dp_ranks_per_node);
-  if (strategy.dp % on_node != 0) {
-    refuse(
-        fmt::format("--quantized-weights and --quantized-gradients go node by node: {} ranks "
-                    "are not whole nodes of {}",
-                    strategy.dp, on_node));
-  }
-}
-
 class Step {
  public:
   explicit Step(const TrafficRequest& request)
@@ -80,7 +52,10 @@ class Step {
 
   StepTraffic total() {
     if (strategy_.zero_stage == 3) {
-      add(Exchange::kForwardGather, gather(), request_.passes);
+      // A second cut lasts as long as the parameters do.
+      const int gathers = strategy_.hpz == 0 ? request_.passes : 1;
+      add(Exchange::kForwardGather, gather(), gathers);
+      add(Exchange::kForwardGather, backward_gather(), request_.passes - gathers);
       if (!strategy_.keeps_params_to_backward)
         add(Exchange::kBackwardGather, backward_gather(), request_.passes);
     }
@@ -123,10 +98,10 @@ class Step {
   }
 
   SentBytes gradients() const noexcept {
-    const int bits = request_.quantization.gradient_bits;
-    if (bits == 16) return direct(grad_bytes_, group_);
-    const auto kind = bits == 8 ? QuantizedBits::k8 : QuantizedBits::k4;
-    return by_node(quantized_bytes(kind, slice_), group_);
+    const Quantization& quantization = request_.quantization;
+    if (!quantization.gradients()) return direct(grad_bytes_, group_);
+    const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
+    return by_node(quantized_bytes(bits, slice_), group_);
   }
 
   /// Of this rank's slice, among those who hold the same one: whole groups apart.
@@ -181,7 +156,7 @@ SentBytes StepTraffic::sent() const noexcept {
 }
 
 StepTraffic step_traffic(const TrafficRequest& request) {
-  require_possible(request);
+  require_quantizable(request.quantization, request.strategy, request.dp_ranks_per_node);
   return Step(request).total();
 }
 

@@ -17,7 +17,7 @@
 //
 // K is 1 where all micro-batches of a unit run before the next unit, and the number of
 // micro-batches where each runs through the whole model. Gradients are accumulated first, and sent
-// once a step.
+// once a step. With hpZ only the first pass gathers from all ranks.
 //
 // A direct exchange sends a slice to every rank of another node: V (n-p)/n for p ranks on a node.
 // By node, it crosses to one rank of each other node, which passes it on: V (1/p - 1/n), and the
@@ -34,14 +34,10 @@
 #include <vector>
 
 #include "core/sharding/memory.h"
+#include "core/sharding/quantization.h"
 #include "core/sharding/strategy.h"
 
 namespace ziggurat {
-
-struct Quantization {
-  bool weights = false;    ///< qwZ: int8
-  int gradient_bits = 16;  ///< qgZ: 8 or 4; 16: as they are
-};
 
 struct TrafficRequest {
   ModelSize model;
@@ -79,8 +75,7 @@ struct StepTraffic {
   SentBytes sent() const noexcept;
 };
 
-/// Of rank 0. Errors: kInvalidArgument for quantized exchanges in another stage than 3 of all
-/// ranks, other bits than 4, 8 or 16, or nodes that do not hold as many ranks each.
+/// Of rank 0. Errors: require_quantizable()'s.
 StepTraffic step_traffic(const TrafficRequest& request);
 
 }  // namespace ziggurat

@@ -18,11 +18,11 @@ namespace {
 constexpr std::array kTiers{Tier::kDevice, Tier::kHost, Tier::kNvme};
 constexpr std::array kExchanges{Exchange::kForwardGather, Exchange::kBackwardGather,
                                 Exchange::kGradients, Exchange::kReplicas, Exchange::kUpdateGather};
-constexpr std::array kClasses{StateClass::kParams,     StateClass::kSecondaryParams,
-                              StateClass::kGradients,  StateClass::kMasters,
-                              StateClass::kMoments,    StateClass::kSecondSlot,
-                              StateClass::kLiveParams, StateClass::kAccumulator,
-                              StateClass::kBucket,     StateClass::kWorkItems};
+constexpr std::array kClasses{
+    StateClass::kParams,          StateClass::kSecondaryParams, StateClass::kGradients,
+    StateClass::kMasters,         StateClass::kMoments,         StateClass::kSecondSlot,
+    StateClass::kLiveParams,      StateClass::kAccumulator,     StateClass::kBucket,
+    StateClass::kQuantizedParams, StateClass::kWorkItems};
 
 /// "1,234,567".
 std::string grouped(std::uint64_t value) {
@@ -77,6 +77,7 @@ std::vector<RankMemory> memories(const PlanCommand& command) {
     all.push_back(rank_memory({.model = command.model.size,
                                .recipe = command.recipe,
                                .strategy = strategy,
+                               .quantization = command.quantization,
                                .placement = command.placement,
                                .slots = command.slots,
                                .reduce_bucket_count = command.reduce_bucket_count}));

@@ -101,9 +101,12 @@ void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
   const std::size_t steps = std::max<std::size_t>(1, report.steps);
   const RankFigures& first = facts.ranks.front();
   lines.push_back(fmt::format(
-      "{} ranks in ZeRO stage {}, gradients between them in {}: a step of rank 0 sends {} within "
+      "{} ranks in ZeRO stage {}, gradients between them in {}{}: a step of rank 0 sends {} within "
       "its host{}",
-      facts.ranks.size(), facts.zero_stage, to_string(facts.reduce_dtype),
+      facts.ranks.size(), facts.zero_stage,
+      facts.quantization.gradients() ? fmt::format("{} bits", facts.quantization.gradient_bits)
+                                     : std::string(to_string(facts.reduce_dtype)),
+      facts.quantization.weights ? ", parameters in 8 bits" : "",
       format_bytes(first.sent_here_bytes / steps),
       first.sent_away_bytes > 0
           ? fmt::format(" and {} to others", format_bytes(first.sent_away_bytes / steps))

@@ -11,6 +11,7 @@
 #include "base/dtype.h"
 #include "core/plan/step_bound.h"
 #include "core/sharding/placement.h"
+#include "core/sharding/quantization.h"
 #include "integrations/cli/step_log.h"
 #include "optimizer/state_format.h"
 #include "tiers/account.h"
@@ -49,6 +50,7 @@ struct RunFacts {
   std::vector<RankFigures> ranks{};
   int zero_stage = 0;
   DType reduce_dtype = DType::kBFloat16;
+  Quantization quantization;
   std::vector<double> waited_for_s{};
   Account device{0};
   Account host{0};

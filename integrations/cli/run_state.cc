@@ -72,6 +72,8 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
       {"host-memory", format_bytes(options.host_bytes)},
       {"placement", to_string(options.placement)},
       {"threads", fmt::format("{}", threads)},
+      {"quantized-weights", fmt::format("{}", options.quantization.weights)},
+      {"quantized-gradients", fmt::format("{}", options.quantization.gradient_bits)},
   };
   settings.insert(options.schedule.parameters.begin(), options.schedule.parameters.end());
   settings.insert(options.loss_scale.parameters.begin(), options.loss_scale.parameters.end());

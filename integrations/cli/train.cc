@@ -171,6 +171,7 @@ RunFacts TrainRun::facts() {
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = tokens_per_step();
   facts.zero_stage = options_.zero_stage;
+  facts.quantization = options_.quantization;
   facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
   facts.kept_record_bytes = engine_->kept_record_bytes();

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
+#include "base/topology/core_budget.h"
 #include "collectives/rendezvous.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
@@ -69,6 +70,9 @@ EngineConfig TrainRun::engine_config() {
   config.keep_gathered = options_.keep_gathered;
   config.shard_group = options_.shard_group;
   config.node_ranks = options_.node_ranks;
+  config.quantization = options_.quantization;
+  config.ranks_per_node =
+      options_.ranks_per_node > 0 ? options_.ranks_per_node : static_cast<int>(local_rank().count);
   config.reduce_dtype = options_.reduce_dtype;
   config.reduce_bucket_elements = options_.reduce_bucket_elements;
   config.prefetch_elements_max = options_.prefetch_elements;

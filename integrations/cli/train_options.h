@@ -49,6 +49,8 @@ struct TrainOptions {
   bool keep_gathered = false;
   int shard_group = 0;
   int node_ranks = 0;
+  Quantization quantization;
+  int ranks_per_node = 0;             ///< for it; 0: as the launcher says
   std::optional<DType> reduce_dtype;  ///< the model's if not given
   std::uint64_t reduce_bucket_elements = 0;
   std::uint64_t prefetch_elements = 0;

@@ -139,9 +139,9 @@ TEST(ConfigJson, DeepSpeedsAdamDecouplesDecay) {
 }
 
 TEST(ConfigJson, WhatWouldChangeResultsAndIsNotBuiltIsRefusedByPath) {
-  EXPECT_THAT(refusal(R"({"zero_optimization": {"zero_quantized_weights": true}})"),
-              AllOf(HasSubstr("zero_optimization.zero_quantized_weights"), HasSubstr("not built")));
-  EXPECT_EQ(settings(R"({"zero_optimization": {"zero_quantized_weights": false}})"), Settings{});
+  EXPECT_THAT(refusal(R"({"zero_optimization": {"zero_quantized_nontrainable_weights": true}})"),
+              AllOf(HasSubstr("zero_optimization.zero_quantized_nontrainable_weights"),
+                    HasSubstr("not built")));
   EXPECT_THAT(refusal(R"({"bf16": {"bf16_optimizer_states": true}})"), HasSubstr("state-format"));
 }
 
@@ -152,6 +152,17 @@ TEST(ConfigJson, AnUnknownKeyIsNamedByItsPathWithWhatWasMeant) {
   EXPECT_THAT(refusal(R"({"zero_optimization": {"offload_param": {"devise": "cpu"}}})"),
               HasSubstr("did you mean \"device\"?"));
   EXPECT_THAT(refusal(R"({"fp16": true})"), HasSubstr("\"fp16\" must be an object"));
+}
+
+TEST(ConfigJson, QuantizedGradientsHaveFourBitsAsTheyHaveThere) {
+  EXPECT_EQ(settings(R"({"zero_optimization": {"zero_quantized_weights": true,
+                                               "zero_quantized_gradients": true}})"),
+            (Settings{{"quantized-gradients", "4"}, {"quantized-weights", "true"}}));
+  EXPECT_EQ(settings(R"({"zero_optimization": {"zero_quantized_weights": false,
+                                               "zero_quantized_gradients": false}})"),
+            Settings{});
+  EXPECT_THAT(refusal(R"({"zero_optimization": {"zero_quantized_gradients": 8}})"),
+              AllOf(HasSubstr("zero_quantized_gradients"), HasSubstr("true or false")));
 }
 
 TEST(ConfigJson, ASecondPartitionOfOneIsNone) {

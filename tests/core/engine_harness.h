@@ -16,6 +16,7 @@
 #include "core/engine/engine.h"
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
+#include "optimizer/quantize.h"
 #include "optimizer/update.h"
 #include "tests/support/typed_values.h"
 #include "tiers/host_device.h"
@@ -83,6 +84,29 @@ inline StepResult train_step(Engine& engine, const ModelSpec& model, std::uint64
   return engine.step({.learning_rate = learning_rate, .blob = blob});
 }
 
+/// A step of `passes` equal micro-batches, each through the whole model; gradients are finished in
+/// the last.
+inline StepResult train_passes(Engine& engine, const ModelSpec& model, std::uint64_t step,
+                               int passes, int rank = 0) {
+  engine.prepare_step({.learning_rate = 0.01F, .blob = {}});
+  const auto units = static_cast<UnitId>(model.units.size());
+  for (int pass = 0; pass < passes; ++pass) {
+    for (UnitId u = 0; u < units; ++u) {
+      engine.acquire(u);
+      engine.release(u);
+    }
+    for (UnitId u = units; u-- > 0;) {
+      const auto params = engine.acquire(u);
+      const auto gradient = engine.gradient(u);
+      for (std::size_t i = 0; i < params.count(); ++i)
+        gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
+      engine.release(u);
+      if (pass == passes - 1) engine.finish_gradient(u);
+    }
+  }
+  return engine.step({.learning_rate = 0.01F, .blob = {}});
+}
+
 inline constexpr std::uint64_t kRoundingSeed = 5;
 
 /// The same in plain arrays: what every placement must equal, bit for bit.
@@ -98,6 +122,7 @@ class PlainTraining {
       write_record(state.optimizer, state.format, masters, records_.back());
       params_.emplace_back(masters.size() * size_bytes(table_.dtype()));
       round_params(masters, all_params(u));
+      seen_.push_back(params_.back());
     }
   }
 
@@ -105,6 +130,8 @@ class PlainTraining {
   int world_size = 1;                 ///< ranks whose gradients are averaged
   int shard_group = 0;                ///< ranks summed by themselves first; 0: all of them
   std::optional<DType> reduce_dtype;  ///< of each one's and their sum, where there are several
+  Quantization quantization;          ///< of what they send each other
+  int ranks_per_node = 1;             ///< by which quantized gradients go
 
   /// For other settings than the engine's defaults.
   std::function<StepScalars(OptimizerStep::Settings)> make_scalars =
@@ -117,11 +144,11 @@ class PlainTraining {
     std::vector<std::vector<std::byte>> gradients;
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
-      const TypedSpan<std::byte> all = all_params(u);
+      see_params(u);
       std::vector<float> accumulator = sum_over_ranks(u, step, loudness);
       clear_frozen(u, accumulator);
-      gradients.emplace_back(all.bytes.size());
-      const TypedSpan<std::byte> rounded{all.dtype, gradients.back()};
+      gradients.emplace_back(params_[u].size());
+      const TypedSpan<std::byte> rounded{table_.dtype(), gradients.back()};
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
         sum += round_gradient(std::span(accumulator).subspan(begin, kTileElements),
                               rounded.subspan(begin, kTileElements));
@@ -148,12 +175,14 @@ class PlainTraining {
                             .param = all_params(u),
                             .first_element = table_.first_element(table_.unit(u).first_chunk)};
       update_record(scalars, view, table_.decay_runs(table_.unit(u).first_chunk));
+      see_params(u);
     }
     return norm;
   }
 
+  /// What a trainer computes with.
   TypedSpan<const std::byte> params(UnitId unit) const {
-    const TypedSpan<const std::byte> all{table_.dtype(), params_[unit]};
+    const TypedSpan<const std::byte> all{table_.dtype(), seen_[unit]};
     return all.subspan(0, table_.unit(unit).count);
   }
   std::vector<float> master(UnitId unit) const {
@@ -173,18 +202,58 @@ class PlainTraining {
   }
   TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(), params_[unit]}; }
 
+  /// The parameters, or what their 8-bit codes stand for.
+  void see_params(UnitId unit) {
+    seen_[unit] = params_[unit];
+    if (!quantization.weights) return;
+    const TypedSpan<std::byte> values{table_.dtype(), seen_[unit]};
+    std::vector<std::byte> codes(quantized_bytes(QuantizedBits::k8, values.count()));
+    quantize(QuantizedBits::k8, values, codes);
+    dequantize(QuantizedBits::k8, codes, values);
+  }
+
+  /// What this rank adds to its accumulator, which begins with zeros.
+  std::vector<float> gradients_of(int rank, UnitId unit, std::uint64_t step, float loudness) const {
+    const TypedSpan<const std::byte> all{table_.dtype(), seen_[unit]};
+    std::vector<float> accumulator(all.count(), 0.0F);
+    for (std::size_t i = 0; i < table_.unit(unit).count; ++i)
+      accumulator[i] += loss_scale * loudness * gradient_of(value_at(all, i), unit, i, step, rank);
+    return accumulator;
+  }
+
+  /// Sums of a node's ranks of what their codes stand for, and then of the nodes' of what theirs
+  /// do: in order, in fp32.
+  std::vector<float> quantized_sum(UnitId unit, std::uint64_t step, float loudness) const {
+    const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
+    const auto add = [&](std::vector<float>& sum, const std::vector<float>& values) {
+      std::vector<std::byte> codes(quantized_bytes(bits, values.size()));
+      quantize(bits, as_typed(std::span(values)), codes);
+      add_dequantized(bits, codes, sum);
+    };
+    const std::size_t count = table_.unit(unit).padded_count;
+    std::vector<float> sum(count, 0.0F);
+    for (int first = 0; first < world_size; first += ranks_per_node) {
+      std::vector<float> of_node(count, 0.0F);
+      for (int rank = first; rank < first + ranks_per_node; ++rank)
+        add(of_node, gradients_of(rank, unit, step, loudness));
+      if (ranks_per_node == world_size) return of_node;
+      if (ranks_per_node == 1)
+        add(sum, gradients_of(first, unit, step, loudness));
+      else
+        add(sum, of_node);
+    }
+    return sum;
+  }
+
   /// Of each rank's own, rounded once to what travels; in rank order in fp32, rounded once.
-  std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) {
-    const TypedSpan<std::byte> all = all_params(unit);
+  std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) const {
+    if (quantization.gradients()) return quantized_sum(unit, step, loudness);
     const DType travels = reduce_dtype.value_or(table_.dtype());
     const int group = shard_group == 0 ? world_size : shard_group;
     std::vector<float> total;
-    std::vector<float> sum(all.count(), 0.0F);
+    std::vector<float> sum(table_.unit(unit).padded_count, 0.0F);
     for (int rank = 0; rank < world_size; ++rank) {
-      std::vector<float> accumulator(all.count(), 0.0F);
-      for (std::size_t i = 0; i < table_.unit(unit).count; ++i)
-        accumulator[i] +=
-            loss_scale * loudness * gradient_of(value_at(all, i), unit, i, step, rank);
+      const std::vector<float> accumulator = gradients_of(rank, unit, step, loudness);
       if (world_size == 1) return accumulator;
       const std::vector<float> sent = rounded_to(travels, accumulator);
       const bool first = rank % group == 0;
@@ -215,6 +284,7 @@ class PlainTraining {
   Rounding rounding_;
   std::vector<std::vector<std::byte>> records_;
   std::vector<std::vector<std::byte>> params_;
+  std::vector<std::vector<std::byte>> seen_;
 };
 
 /// A directory that is gone afterwards.

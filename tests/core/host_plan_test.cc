@@ -30,11 +30,13 @@ std::uint64_t set_aside(const HostPlan& plan) {
 struct World {
   int ranks;
   StrategyRequest request;
+  Quantization quantization{};
 
   Sharding sharding() const {
     const Strategy strategy = resolve(request, ranks);
     Sharding sharding = Sharding::of(strategy.zero_stage, 0, ranks, request.shard_group);
     sharding.node_ranks = strategy.hpz;
+    sharding.quantization = quantization;
     return sharding;
   }
 };
@@ -48,6 +50,9 @@ std::vector<World> worlds() {
   for (const int stage : {1, 2, 3})
     all.push_back({8, {.zero_stage = stage, .name = StrategyName::kHybrid, .shard_group = 4}});
   all.push_back({8, {.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 2}});
+  all.push_back({3, {}, {.weights = true}});
+  all.push_back({8, {}, {.gradient_bits = 8}});
+  all.push_back({8, {.hpz = 4}, {.weights = true, .gradient_bits = 4}});
   return all;
 }
 
@@ -68,6 +73,7 @@ TEST(HostPlan, IsWhatThePlannerSaysOfEveryStrategyPlacementAndFormat) {
         const RankMemory memory = rank_memory({.model = model_size(model, 1),
                                                .recipe = {.state = state},
                                                .strategy = strategy,
+                                               .quantization = world.quantization,
                                                .placement = placement});
         const auto said = static_cast<double>(memory.bytes(Tier::kHost));
         EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.01)

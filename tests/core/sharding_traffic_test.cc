@@ -116,6 +116,17 @@ TEST(ShardingTraffic, GoingByNodeSendsAsMuchInAllAndLessBetweenNodes) {
               byte_ratio / 8, 1e-9);
 }
 
+// The second cut lasts from the first pass of a step to its last.
+TEST(ShardingTraffic, PassesAfterTheFirstGatherFromTheSecondCut) {
+  TrafficRequest one = request({.hpz = 8}, 32, 8);
+  const SentBytes once = step_traffic(one).sent();
+  const SentBytes backward = step_traffic(one).sent(Exchange::kBackwardGather);
+  one.passes = 3;
+  const SentBytes thrice = step_traffic(one).sent();
+  EXPECT_EQ(thrice.other_nodes, once.other_nodes);
+  EXPECT_EQ(thrice.same_node, once.same_node + 4 * backward.same_node);
+}
+
 TEST(ShardingTraffic, WhatCannotBeQuantizedIsRefused) {
   const auto refusal = [](TrafficRequest one, Quantization quantization) -> std::string {
     one.quantization = quantization;
@@ -127,7 +138,13 @@ TEST(ShardingTraffic, WhatCannotBeQuantizedIsRefused) {
     return "accepted";
   };
   EXPECT_THAT(refusal(request({.zero_stage = 2}, 8, 8), {.weights = true}),
-              testing::HasSubstr("with stage 2: they are for stage 3"));
+              testing::HasSubstr("--quantized-weights with stage 2: for stage 3 over all"));
+  const StrategyRequest groups{.name = StrategyName::kHybrid, .shard_group = 4};
+  EXPECT_THAT(refusal(request(groups, 8, 8), {.weights = true, .gradient_bits = 4}),
+              testing::HasSubstr("--quantized-weights and --quantized-gradients 4 with stage 3 in "
+                                 "groups of 4"));
+  EXPECT_THAT(refusal(request({}, 1, 8), {.gradient_bits = 8}),
+              testing::HasSubstr("--quantized-gradients 8 with one rank"));
   EXPECT_THAT(refusal(request({}, 8, 8), {.gradient_bits = 5}), testing::HasSubstr("give 4 or 8"));
   EXPECT_THAT(refusal(request({}, 12, 8), {.gradient_bits = 8}),
               testing::HasSubstr("12 ranks are not whole nodes of 8"));

@@ -86,6 +86,43 @@ TEST_F(CliRanks, InGroupsHaveTheSameBitsWhereverStateIs) {
     EXPECT_NEAR(loss_of(expected.at(step)), loss_of(its), 0.005 * loss_of(its)) << "step " << step;
 }
 
+// Each exchange's error is a fraction of its block's largest value: the loss follows that of exact
+// exchanges to 1 %, in the bits of the layout of ranks and nodes, wherever state is.
+TEST_F(CliRanks, HaveTheLossOfExactExchangesWithQuantizedOnesToOnePercent) {
+  const Arguments four{"--nproc", "4", "--accumulate", "1", "--zero-stage", "3"};
+  const Arguments nodes = four + Arguments{"--ranks-per-node", "2"};
+  const auto exact = bits(four);
+  ASSERT_EQ(exact.size(), static_cast<std::size_t>(kSteps));
+  for (const Arguments& how :
+       {Arguments{"--quantized-weights"}, Arguments{"--quantized-gradients", "8"},
+        Arguments{"--quantized-weights", "--quantized-gradients", "4"}}) {
+    const auto quantized = bits(nodes + how);
+    EXPECT_NE(quantized, exact) << testing::PrintToString(how);
+    for (const auto& [step, its] : exact) {
+      EXPECT_NEAR(loss_of(quantized.at(step)), loss_of(its), 0.01 * loss_of(its))
+          << testing::PrintToString(how) << ", step " << step;
+    }
+  }
+  const Arguments both = nodes + Arguments{"--quantized-weights", "--quantized-gradients", "4"};
+  EXPECT_EQ(bits(both + Arguments{"--hpz", "2", "--placement", "all=nvme"}),
+            bits(both + Arguments{"--reduce-bucket-size", "1", "--placement", "all=host"}));
+}
+
+TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
+  const Output output =
+      run("store", 2, {"--nproc", "2", "--zero-stage", "3", "--quantized-gradients", "8"});
+  EXPECT_THAT(output.out, HasSubstr("gradients between ranks in 8 bits: each within 0.40 %"));
+  EXPECT_THAT(output.out, HasSubstr("gradients between them in 8 bits"));
+  const auto refusal = [&](const Arguments& more) {
+    const Output refused = ziggurat(folder_.path(), tiny_train(folder_, "none", 2) + more);
+    EXPECT_NE(refused.exit_code, 0);
+    return refused.err;
+  };
+  EXPECT_THAT(refusal({"--quantized-weights"}), HasSubstr("one rank"));
+  EXPECT_THAT(refusal({"--nproc", "2", "--quantized-weights"}), HasSubstr("with stage 2"));
+  EXPECT_THAT(refusal({"--ranks-per-node", "2"}), HasSubstr("--quantized-weights"));
+}
+
 TEST_F(CliRanks, ShowOneLineForAllAndWhatTheySentAndWaitedFor) {
   const Output output = run("store", kSteps, {"--nproc", "2", "--zero-stage", "3", "--per-rank"});
   EXPECT_THAT(output.out, HasSubstr("2 ranks in ZeRO stage 3"));

@@ -19,8 +19,6 @@ using testing::OffsetArray;
 constexpr QuantizedBits kBoth[] = {QuantizedBits::k8, QuantizedBits::k4};
 constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
 
-double most(QuantizedBits bits) { return bits == QuantizedBits::k8 ? 127 : 7; }
-
 std::vector<float> ordinary(std::size_t count, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -89,7 +87,7 @@ TEST(Quantize, AnErrorIsAtMostHalfAStep) {
         double largest = 0;
         for (std::size_t i = begin; i < end; ++i)
           largest = std::max(largest, std::abs(static_cast<double>(values[i])));
-        const double bound = largest / most(bits) * (0.5 + 0x1p-12);
+        const double bound = largest * quantization_error(bits);
         for (std::size_t i = begin; i < end; ++i) {
           const double error =
               std::abs(static_cast<double>(values[i]) - static_cast<double>(back[i]));

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/spare_buffers.h: a few buffers of host memory that are a pipeline's own for good:
+// what is under way at once is as much as they hold. Reactor's thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+#include <vector>
+
+#include "core/schedule/context.h"
+
+namespace ziggurat {
+
+class SpareBuffers {
+ public:
+  /// `holder` is what an account calls them. Errors: kResourceExhausted.
+  SpareBuffers(Context& context, std::size_t count, std::uint64_t size_bytes, const char* holder)
+      : memory_(context.permanent_lease(Purpose::kStaging, count * size_bytes, holder)),
+        returned_(context.reactor) {
+    for (std::size_t i = 0; i < count; ++i)
+      spare_.push_back(memory_.bytes().subspan(i * size_bytes, size_bytes));
+  }
+
+  /// Waits for one.
+  Task<std::span<std::byte>> take() {
+    while (spare_.empty()) {
+      if (error_) std::rethrow_exception(error_);
+      returned_.reset();
+      co_await returned_.wait();
+    }
+    const std::span<std::byte> buffer = spare_.back();
+    spare_.pop_back();
+    co_return buffer;
+  }
+  void give_back(std::span<std::byte> buffer) {
+    spare_.push_back(buffer);
+    if (!error_) returned_.set();
+  }
+  /// Everyone who waits, now and later, gets `error`.
+  void fail(std::exception_ptr error) {
+    error_ = error;
+    returned_.fail(error);
+  }
+
+ private:
+  Lease memory_;
+  std::vector<std::span<std::byte>> spare_;
+  Signal returned_;
+  std::exception_ptr error_;
+};
+
+}  // namespace ziggurat
