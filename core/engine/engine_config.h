@@ -50,7 +50,11 @@ struct EngineConfig {
   /// Device memory that the trainer will take for itself; the engine leaves it free.
   std::uint64_t trainer_device_bytes = 0;
 
-  /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
+  /// Ranks that divide each layer among them: neighbours in Runtime::ranks (collectives/mesh.h);
+  /// the ModelSpec is this rank's part (core/sharding/tensor_part.h). Must divide the number of
+  /// ranks; all that follows is among the data-parallel ranks, which have the same part.
+  int tensor_parallel = 1;
+  /// ZeRO stage over the data-parallel ranks (core/sharding/shard.h), 0 to 3. Stages never
   /// change bits; one rank has the whole state whatever it says.
   int zero_stage = 2;
   /// Ranks that share one copy of the state; the others have copies of their own, kept equal

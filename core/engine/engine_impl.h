@@ -94,9 +94,12 @@ class EngineImpl final : public Engine {
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   Sharding sharding() const {
-    Sharding its = Sharding::of(config_.zero_stage, runtime_.ranks->rank(),
-                                runtime_.ranks->world_size(), config_.shard_group);
+    const int parts = config_.tensor_parallel;
+    const int rank = runtime_.ranks->rank();
+    Sharding its = Sharding::of(config_.zero_stage, rank / parts,
+                                runtime_.ranks->world_size() / parts, config_.shard_group);
     its.node_ranks = config_.node_ranks;
+    its.tensor = {.rank = rank % parts, .ranks = parts};
     return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;

@@ -51,10 +51,10 @@ std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
 }
 
 GradientReducer::GradientReducer(Context& context, const ReductionSettings& settings,
-                                 std::span<double> tile_sums)
+                                 GradientNorm& norm)
     : context_(context),
       settings_(settings),
-      tile_sums_(tile_sums),
+      norm_(norm),
       bucket_count_(bucket_count(context.table, settings)),
       buffer_returned_(context.reactor),
       turn_changed_(context.reactor) {
@@ -184,16 +184,14 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
                             : place(bucket, own) + bucket.first * element_bytes;
   const auto chunk_begin =
       static_cast<std::uint64_t>(place(bucket, own) - bucket.of->accumulator) / sizeof(float);
-  double* const sums = &tile_sums_[table.unit(bucket.of->unit).first_tile +
-                                   (chunk_begin + bucket.first) / kTileElements];
   const TypedSpan<const std::byte> sum{
       settings_.dtype, bucket.buffer.sum.first(bucket.count * size_bytes(settings_.dtype))};
   const std::function<void()> job = [&] {
     Tile values;
     for (std::uint64_t begin = 0; begin < bucket.count; begin += kTileElements) {
       widen(sum.subspan(begin, kTileElements), values);
-      sums[begin / kTileElements] = round_gradient(
-          values, {table.dtype(), {to + begin * element_bytes, kTileElements * element_bytes}});
+      norm_.round(bucket.of->unit, chunk_begin + bucket.first + begin, values,
+                  {table.dtype(), {to + begin * element_bytes, kTileElements * element_bytes}});
     }
   };
   co_await context_.workers.run(context_.reactor, "take in gradient", job);

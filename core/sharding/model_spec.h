@@ -21,6 +21,8 @@ struct ParamSpec {
   std::uint32_t group = 0;  ///< the engine's: assign_groups()
   /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
   int tp_dim = -1;
+  /// Parameters that are fused along it, each divided by itself: 3 where columns are q | k | v
+  int tp_sections = 1;
 
   std::uint64_t count() const {
     return std::accumulate(

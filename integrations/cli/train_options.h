@@ -23,7 +23,7 @@ namespace ziggurat::cli {
 std::span<const Setting> train_settings();
 
 struct TrainOptions {
-  gpt::ModelConfig model;
+  gpt::ModelConfig model;  ///< part.ranks is --tp; which of them this is, is not known yet
   std::string data;
   std::string store;                              ///< as given, for messages
   std::vector<StoreDirectory> store_directories;  ///< what it names
