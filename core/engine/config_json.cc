@@ -110,7 +110,7 @@ class Translation {
     switch (known.use) {
       case kAs: return add(std::string(known.ours), as_whole(value), path);
       case kUnlessOne:
-        if (value != 1) add(std::string(known.ours), as_whole(value), path);
+        if (value != 0 && value != 1) add(std::string(known.ours), as_whole(value), path);
         return;
       case kNoted: file_.notes.push_back(fmt::format("{} {}", quoted(path), known.text)); return;
       case kOnlyAs:

@@ -111,22 +111,6 @@ namespace {
 
 constexpr std::uint64_t kBudgetBytesMin = kMiB;
 
-gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model) {
-  gpt::RunShape shape;
-  shape.batch = settings.integer("batch", {.min = 1, .max = 65'536});
-  shape.accumulate = settings.integer("accumulate", {.min = 1, .max = 65'536});
-  shape.context = settings.integer("context", {.min = 1, .max = 1 << 20});
-  if (shape.context > model.context_max) {
-    throw UsageError(fmt::format("{} is longer than the model's {} positions: give at most that",
-                                 settings.described("context"), model.context_max));
-  }
-  static constexpr std::array<std::string_view, 2> kWords{"block", "off"};
-  shape.checkpointing = settings.choice("activation-checkpointing", kWords) == "off"
-                            ? gpt::ActivationCheckpointing::kOff
-                            : gpt::ActivationCheckpointing::kBlock;
-  return shape;
-}
-
 void read_strategy(const Settings& settings, TrainOptions& options) {
   const std::string strategy = settings.choice("strategy", kStrategyNames);
   const int stage = strategy == "none" ? 0 : 3;
@@ -152,7 +136,6 @@ void read_tensor_parallel(const Settings& settings, TrainOptions& options) {
   read_with(settings, "tp",
             [&](const std::string&) { gpt::require_divisible(options.model, ranks); });
   options.model.part.ranks = ranks;
-  options.shape.sequence_parallel = settings.on("sp");
   if (!options.shape.sequence_parallel) return;
   if (ranks == 1) throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
   const std::int64_t rows = options.shape.rows();
@@ -218,6 +201,19 @@ OptimizerConfig read_optimizer(const Settings& settings, DType dtype, std::uint6
 
 }  // namespace
 
+gpt::RunShape read_run_shape(const Settings& settings) {
+  gpt::RunShape shape;
+  shape.batch = settings.integer("batch", {.min = 1, .max = 65'536});
+  shape.accumulate = settings.integer("accumulate", {.min = 1, .max = 65'536});
+  shape.context = settings.integer("context", {.min = 1, .max = 1 << 20});
+  static constexpr std::array<std::string_view, 2> kWords{"block", "off"};
+  shape.checkpointing = settings.choice("activation-checkpointing", kWords) == "off"
+                            ? gpt::ActivationCheckpointing::kOff
+                            : gpt::ActivationCheckpointing::kBlock;
+  shape.sequence_parallel = settings.on("sp");
+  return shape;
+}
+
 TrainOptions read_train_options(const Settings& settings) {
   TrainOptions options;
   options.model =
@@ -228,7 +224,11 @@ TrainOptions read_train_options(const Settings& settings) {
   options.store_directories = parse_store(options.store);
   options.steps =
       static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 1'000'000'000}));
-  options.shape = read_shape(settings, options.model);
+  options.shape = read_run_shape(settings);
+  if (options.shape.context > options.model.context_max) {
+    throw UsageError(fmt::format("{} is longer than the model's {} positions: give at most that",
+                                 settings.described("context"), options.model.context_max));
+  }
 
   options.schedule = read_schedule(settings, options.steps);
   options.loss_scale = read_loss_scale(settings, options.model.dtype);

@@ -60,6 +60,10 @@ struct TrainOptions {
   bool print_loss_bits = false;
 };
 
+/// Batch, context, micro-batches of a step, what is kept of activations and who has which rows.
+/// Errors: UsageError.
+gpt::RunShape read_run_shape(const Settings& settings);
+
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
 TrainOptions read_train_options(const Settings& settings);
 

@@ -47,21 +47,21 @@ class CliTensor : public testing::Test {
   int runs_ = 0;
 };
 
-// In fp32 sums of products are cut and ordered otherwise, no more: seen over 30 steps, at most 3e-7
-// of the loss. In bf16 each part's sum is rounded before ranks add them up, half a step of 2^-8 of
-// what the residual stream then takes in: seen, at most 2e-4 of the loss.
+// In fp32 products are cut, and so rounded, at other places, no more: over 30 steps the loss was
+// seen to differ by 9e-8, its last bit. In bf16 each rank's part of a layer's output is rounded, to
+// one part in 2^9, before they are added: 7e-5 of the loss was seen, in fp16 7e-6.
 TEST_F(CliTensor, HasTheLossOfOneRank) {
   constexpr int kSteps = 30;
   const Arguments fp32{"--dtype", "fp32", "--accumulate", "2"};
   const Bits one = bits(kSteps, fp32);
   EXPECT_LT(loss_of(one.at(kSteps)), 0.95 * loss_of(one.at(1)));
   const Arguments two{"--nproc", "2", "--tp", "2"};
-  expect_near(bits(kSteps, fp32 + two), one, 2e-6);
-  expect_near(bits(kSteps, fp32 + two + Arguments{"--sp"}), one, 2e-6);
+  expect_near(bits(kSteps, fp32 + two), one, 1e-6);
+  expect_near(bits(kSteps, fp32 + two + Arguments{"--sp"}), one, 1e-6);
   const Arguments bf16{"--accumulate", "2"};
   const Bits rounded = bits(kSteps, bf16);
-  expect_near(bits(kSteps, bf16 + two), rounded, 2e-3);
-  expect_near(bits(kSteps, bf16 + two + Arguments{"--sp"}), rounded, 2e-3);
+  expect_near(bits(kSteps, bf16 + two), rounded, 5e-4);
+  expect_near(bits(kSteps, bf16 + two + Arguments{"--sp"}), rounded, 5e-4);
 }
 
 TEST_F(CliTensor, HasTheSameBitsInEveryStagePlacementAndBucketSize) {
