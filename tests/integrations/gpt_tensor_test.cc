@@ -9,6 +9,7 @@
 #include <barrier>
 #include <cmath>
 
+#include "core/sharding/traffic.h"
 #include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/tensor_traffic.h"
 #include "tests/core/ranks_harness.h"
@@ -220,6 +221,71 @@ INSTANTIATE_TEST_SUITE_P(
                         .checkpointing = kOff,
                         .sequence_parallel = true}}),
     [](const auto& one) { return std::string(one.param.name); });
+
+/// What rank 0 of 2 data-parallel x 2 tensor-parallel ranks sends in a step, on average.
+double sent_in_a_step(const ModelConfig& model, const RunShape& shape, int stage) {
+  constexpr int kRanks = 4;
+  constexpr std::uint64_t kSteps = 2;
+  const auto runtimes = connected_runtimes(kRanks, 1);
+  const testing::ScratchDirectory directory;
+  EngineConfig config = testing::small_config(directory.path());
+  config.tensor_parallel = model.part.ranks;
+  config.zero_stage = stage;
+  config.host_budget_bytes = 32 * kMiB;
+  config.max_reuse_distance = 0;  // a unit goes after each use
+  config.trainer_device_bytes = Trainer::workspace_bytes(model, shape, 1);
+  double sent = 0;
+  std::barrier<> all_done(kRanks);
+  const auto errors = run_ranks(kRanks, [&](int rank) {
+    Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
+    TensorRanks ranks(runtime, model.part.ranks);
+    ModelConfig part = model;
+    part.part = ranks.part();
+    const auto device = HostDevice::create(runtime.reactor, 32 * kMiB);
+    const auto engine =
+        Engine::open(make_spec(part), config, runtime, *device, make_initializer(part, kSeed));
+    Trainer trainer(*engine, *device, *runtime.workers, part, shape, &ranks);
+    const auto steps = [&](std::uint64_t count) {
+      for (std::uint64_t step = 0; step < count; ++step) {
+        trainer.forward_backward(batches_of(shape));
+        engine->step({.learning_rate = 1e-3F, .blob = {}});
+      }
+      engine->make_durable();
+      all_done.arrive_and_wait();
+      return sent_bytes(runtime);
+    };
+    const std::uint64_t before = steps(1);
+    const std::uint64_t after = steps(kSteps);
+    if (rank == 0) sent = static_cast<double>(after - before) / kSteps;
+  });
+  expect_none(errors);
+  return sent;
+}
+
+// Norms and agreements come on top, 8 bytes a tile and some words.
+TEST(GptTensorTraffic, OfWholeStepsIsWhatWasPlannedInEveryStage) {
+  for (const bool sequence_parallel : {false, true}) {
+    const ModelConfig model = model_of("2x64x4", DType::kBFloat16, {.ranks = 2});
+    const RunShape shape{
+        .batch = 2, .accumulate = 2, .context = 24, .sequence_parallel = sequence_parallel};
+    const TensorTraffic tensor = tensor_traffic(model, shape);
+    for (const int stage : {0, 2, 3}) {
+      const TrafficRequest request{.model = model_size(make_spec(model.whole()), 2),
+                                   .recipe = {},
+                                   .strategy = resolve({.zero_stage = stage}, 2),
+                                   .dp_ranks_per_node = 2,
+                                   .tensor = {.forward = tensor.forward_bytes,
+                                              .again = tensor.again_bytes,
+                                              .backward = tensor.backward_bytes,
+                                              .shared_gradients = tensor.shared_gradient_bytes},
+                                   .tensor_ranks_per_node = 2};
+      const auto planned = static_cast<double>(step_traffic(request).sent().total());
+      const double sent = sent_in_a_step(model, shape, stage);
+      EXPECT_GE(sent, planned) << "stage " << stage;
+      EXPECT_LE(sent, 1.005 * planned) << "stage " << stage;
+    }
+  }
+}
 
 // Which rank has which rows changes no sum, only that of gradients over rows.
 TEST(GptTensorRows, DividedOrNotGiveTheSameLossAndMatrices) {
