@@ -168,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
     Stages, CliRanksKill,
     testing::Values(Killed{"Stage0", {"--zero-stage", "0"}}, Killed{"Stage2", {}},
                     Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
-                    Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}}),
+                    Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}},
+                    Killed{"DividedLayers", {"--tp", "2", "--sp"}}),
     [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace
