@@ -110,7 +110,7 @@ class Translation {
     switch (known.use) {
       case kAs: return add(std::string(known.ours), as_whole(value), path);
       case kUnlessOne:
-        if (value != 1) add(std::string(known.ours), as_whole(value), path);
+        if (value != 0 && value != 1) add(std::string(known.ours), as_whole(value), path);
         return;
       case kWhereTrue:
         if (!value.is_boolean()) refuse(quoted(path) + " must be true or false");

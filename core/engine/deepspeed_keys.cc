@@ -26,6 +26,7 @@ constexpr DeepSpeedKey kTop[] = {
      "changes nothing: it is micro-batch x accumulation x ranks, and those are read"},
     {"gradient_clipping", kAs, "clip"},
     {"communication_data_type", kAs, "reduce-dtype"},
+    {"tensor_parallel.autotp_size", kUnlessOne, "tp"},
     {"steps_per_print", kNoted, "", kReports},
     {"wall_clock_breakdown", kNoted, "", kReports},
     {"memory_breakdown", kNoted, "", kReports},
@@ -169,6 +170,7 @@ constexpr DeepSpeedKey kAio[] = {
 };
 
 constexpr std::string_view kSections[] = {
+    "tensor_parallel",
     "zero_optimization",
     "zero_optimization.offload_param",
     "zero_optimization.offload_optimizer",

@@ -13,7 +13,7 @@ namespace ziggurat {
 struct DeepSpeedKey {
   enum class Use : std::uint8_t {
     kAs,         ///< `ours`, with the same value
-    kUnlessOne,  ///< the same, but that 1 means none there
+    kUnlessOne,  ///< the same, but that 0 and 1 mean none there
     kWhereTrue,  ///< true: `ours` with the value `text` (JSON); false: nothing
     kNoted,      ///< nothing; `text` says why
     kOnlyAs,     ///< the value `ours` (JSON) is fine, another would change results: `text`

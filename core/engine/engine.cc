@@ -210,9 +210,9 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("step {}: a loss scale of {:g}", generation_ + 1, *options.loss_scale));
   }
-  if (!table_->sharding().one_rank()) co_await agree_on_step(options);
+  if (table_->sharding().ranks() > 1) co_await agree_on_step(options);
   const double divisor = gradient_divisor(options);
-  const double norm = std::sqrt(flow_->norm_squared()) / divisor;
+  const double norm = std::sqrt(flow_->norm().squared()) / divisor;
   const float coefficient = clip_coefficient(norm, config_.clip_norm);
   watch_.observe(coefficient == 1.0F && std::isfinite(norm));
   if (!std::isfinite(norm)) {

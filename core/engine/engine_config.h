@@ -52,7 +52,11 @@ struct EngineConfig {
   /// also what all accumulators take, where micro-batches run through the whole model.
   std::uint64_t trainer_device_bytes = 0;
 
-  /// ZeRO stage over the ranks of Runtime::ranks (core/sharding/shard.h), 0 to 3. Stages never
+  /// Ranks that divide each layer among them: neighbours in Runtime::ranks (collectives/mesh.h);
+  /// the ModelSpec is this rank's part (core/sharding/tensor_part.h). Must divide the number of
+  /// ranks; all that follows is among the data-parallel ranks, which have the same part.
+  int tensor_parallel = 1;
+  /// ZeRO stage over the data-parallel ranks (core/sharding/shard.h), 0 to 3. Stages never
   /// change bits; one rank has the whole state whatever it says.
   int zero_stage = 2;
   /// Ranks that share one copy of the state; the others have copies of their own, kept equal
@@ -69,8 +73,8 @@ struct EngineConfig {
   /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of optimizer/quantize.h. Part of
   /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
   Quantization quantization;
-  /// Ranks of a node by which quantized exchanges go: consecutive ones. What gradient bits come to
-  /// depends on it. 0: all.
+  /// Data-parallel ranks of a node by which quantized exchanges go: consecutive ones. What gradient
+  /// bits come to depends on it. 0: all.
   int ranks_per_node = 0;
   /// Of gradients between the ranks: each rank's are rounded to it once, and so is their sum. The
   /// model's type if not given. Not with quantized ones.

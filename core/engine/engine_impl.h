@@ -97,11 +97,14 @@ class EngineImpl final : public Engine {
   NodeGrid exchanges() const;
   void validate_quantization() const;
   Sharding sharding() const {
-    Sharding its = Sharding::of(config_.zero_stage, runtime_.ranks->rank(),
-                                runtime_.ranks->world_size(), config_.shard_group);
+    const int parts = config_.tensor_parallel;
+    const int rank = runtime_.ranks->rank();
+    Sharding its = Sharding::of(config_.zero_stage, rank / parts,
+                                runtime_.ranks->world_size() / parts, config_.shard_group);
     its.node_ranks = config_.node_ranks;
     its.quantization = config_.quantization;
     its.ranks_per_node = config_.ranks_per_node;
+    its.tensor = {.rank = rank % parts, .ranks = parts};
     return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;

@@ -77,14 +77,17 @@ void EngineImpl::describe_quantization() {
 /// Among how many ranks the state is divided, and what making slices equal costs.
 void EngineImpl::describe_ranks() {
   const Sharding& ranks = table_->sharding();
-  if (ranks.one_rank()) return;
+  if (ranks.ranks() == 1) return;
   std::uint64_t updated = 0;
   for (const Chunk& chunk : table_->chunks()) updated += chunk.count;
   const auto padding = static_cast<double>(table_->padded_count() - model_.count());
+  const TensorPart part = ranks.tensor;
   notes_.push_back(fmt::format(
-      "rank {} of {}, ZeRO stage {}{}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
+      "rank {} of {}{}, ZeRO stage {}{}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
       "padding{}",
-      runtime_.ranks->rank(), ranks.total(), ranks.stage,
+      runtime_.ranks->rank(), ranks.ranks(),
+      part.ranks > 1 ? fmt::format(" (part {} of {} of every layer)", part.rank, part.ranks) : "",
+      ranks.stage,
       ranks.replicas > 1 ? fmt::format(" in {} groups of {}", ranks.replicas, ranks.world_size)
                          : "",
       static_cast<double>(updated) * 1e-6, static_cast<double>(table_->padded_count()) * 1e-6,

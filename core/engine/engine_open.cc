@@ -24,7 +24,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
             throw Error(ErrorCode::kInvalidArgument,
                         fmt::format("--store {}: no such directory", directory.path));
         }
-        RankChannels channels(*run.ranks, 0, 0);
+        RankChannels channels(*run.ranks, {});
         auto storage = Storage::open(run, *channels.store, directories);
         const EngineConfig config;
         StripedStore::Environment environment = storage->environment(run, config);
@@ -57,12 +57,15 @@ void EngineImpl::validate() const {
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.zero_stage >= 0 && config_.zero_stage <= 3,
           fmt::format("--zero-stage {}: 0, 1, 2 or 3", config_.zero_stage));
-  const int ranks = runtime_.ranks->world_size();
+  require(config_.tensor_parallel >= 1, fmt::format("--tp {}: 1 or more", config_.tensor_parallel));
+  const int ranks =
+      with_dp_of_world({.tp = config_.tensor_parallel}, runtime_.ranks->world_size()).dp;
   const int group = config_.shard_group;
-  require(group == 0 || (group > 1 && group <= ranks && ranks % group == 0),
-          fmt::format("--shard-group {0}: 2 ranks or more, and {1} ranks are not whole groups of "
-                      "{0}; --zero-stage 0 has a copy on every rank",
-                      group, ranks));
+  require(
+      group == 0 || (group > 1 && group <= ranks && ranks % group == 0),
+      fmt::format("--shard-group {0}: 2 ranks or more, and {1} data-parallel ranks are not whole "
+                  "groups of {0}; --zero-stage 0 has a copy on every rank",
+                  group, ranks));
   require(group == 0 || config_.zero_stage > 0,
           fmt::format("--shard-group {}: stage 0 shares nothing within a group; give 1, 2 or 3",
                       group));
@@ -113,9 +116,12 @@ void EngineImpl::open(const Initializer& initialize) {
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
-  channels_ = std::make_unique<RankChannels>(*runtime_.ranks, config_.shard_group,
-                                             config_.node_ranks, exchanges());
-  if (!sharding().one_rank()) co_await agree_on_settings();
+  channels_ = std::make_unique<RankChannels>(*runtime_.ranks,
+                                             RankChannels::Groups{.tensor = config_.tensor_parallel,
+                                                                  .shard = config_.shard_group,
+                                                                  .node = config_.node_ranks,
+                                                                  .exchanges = exchanges()});
+  if (sharding().ranks() > 1) co_await agree_on_settings();
   co_await open_store();
   co_await build_floors();
   if (resumed_) {

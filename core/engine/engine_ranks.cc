@@ -57,6 +57,7 @@ Task<> EngineImpl::agree_on_settings() {
   const OptimizerConfig& optimizer = config_.optimizer;
   const std::vector<Fact> facts{
       {"the model", text_hash(ChunkTable(model_, 1, optimizer.state).layout())},
+      {"--tp", static_cast<std::uint64_t>(config_.tensor_parallel)},
       {"--zero-stage", static_cast<std::uint64_t>(config_.zero_stage)},
       {"--shard-group", static_cast<std::uint64_t>(config_.shard_group)},
       {"--hpz", static_cast<std::uint64_t>(config_.node_ranks)},
@@ -103,34 +104,19 @@ Task<> EngineImpl::agree_on_settings() {
 /// before anything is updated.
 Task<> EngineImpl::agree_on_step(const StepOptions& options) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
-  const std::span<double> sums = flow_->tile_sums();
+  GradientNorm& norm = flow_->norm();
   const auto ranks = static_cast<std::size_t>(channels_->steps->world_size());
-  std::size_t own_tiles = 0;
-  for (UnitId u = 0; u < table_->unit_count(); ++u)
-    own_tiles += table_->unit(u).slice_count / kTileElements;
-  const std::size_t size_bytes = sizeof(StepFacts) + own_tiles * sizeof(double);
+  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
   step_messages_.resize(ranks * size_bytes);
   const std::span<std::byte> messages(step_messages_);
   const auto message = [&](std::size_t rank) {
     return messages.subspan(rank * size_bytes, size_bytes);
   };
 
-  const auto each_unit = [&](std::size_t rank, auto&& action) {
-    std::byte* at = message(rank).data() + sizeof(StepFacts);
-    for (UnitId u = 0; u < table_->unit_count(); ++u) {
-      const UnitChunks& unit = table_->unit(u);
-      const std::size_t tiles = unit.slice_count / kTileElements;
-      const std::size_t slice = rank % static_cast<std::size_t>(table_->sharding().world_size);
-      action(&sums[unit.first_tile + slice * tiles], at, tiles * sizeof(double));
-      at += tiles * sizeof(double);
-    }
-  };
   const auto own = static_cast<std::size_t>(channels_->steps->rank());
   const StepFacts facts{generation_ + 1, options_hash(options), cache_->take_order()};
   std::memcpy(message(own).data(), &facts, sizeof(facts));
-  each_unit(own, [](const double* tiles, std::byte* at, std::size_t bytes) {
-    std::memcpy(at, tiles, bytes);
-  });
+  norm.write_message(message(own).subspan(sizeof(facts)));
   co_await channels_->steps->all_gather(message(own), messages);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     StepFacts theirs{};
@@ -146,9 +132,7 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options) {
                               "calls; nothing was updated, generation {} stands",
                               facts.generation, rank, differs, own, durable_generation()));
     }
-    each_unit(rank, [](double* tiles, const std::byte* at, std::size_t bytes) {
-      std::memcpy(tiles, at, bytes);
-    });
+    norm.read_message(static_cast<int>(rank), message(rank).subspan(sizeof(theirs)));
   }
 }
 
@@ -203,7 +187,7 @@ std::uint64_t EngineImpl::small_accumulator_bytes() const {
 
 void EngineImpl::validate_quantization() const {
   const Quantization& quantization = config_.quantization;
-  const int ranks = runtime_.ranks->world_size();
+  const int ranks = sharding().total();
   const int per_node = config_.ranks_per_node;
   const Strategy strategy{.zero_stage = config_.zero_stage,
                           .dp = ranks,

@@ -42,8 +42,8 @@ struct Runtime {
   std::unique_ptr<Trace> trace;  ///< may be null
   Reactor reactor;
   std::unique_ptr<WorkerPool> workers;
-  /// The data-parallel ranks, this one among them; never null. One rank unless it is put in its
-  /// place before an engine is opened. Reactor's thread.
+  /// All ranks of the run, this one among them; never null. One rank unless it is put in its place
+  /// before an engine is opened. Reactor's thread.
   std::unique_ptr<Communicator> ranks;
   IoEngineFactory io_engine;  ///< never empty
 };

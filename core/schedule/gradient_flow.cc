@@ -10,8 +10,6 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
-#include "optimizer/gradient.h"
-#include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
@@ -29,7 +27,7 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
       spare_returned_(context.reactor),
-      tile_sums_(context.table.tile_count(), 0.0),
+      norm_(context.table),
       idle_(context.reactor) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
     arrived_.emplace_back(context.reactor);
@@ -39,7 +37,7 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
     spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
   }
   if (!context.table.sharding().one_rank())
-    reducer_ = std::make_unique<GradientReducer>(context, reduction, tile_sums_);
+    reducer_ = std::make_unique<GradientReducer>(context, reduction, norm_);
 }
 
 /// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays
@@ -156,12 +154,7 @@ Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {
   const std::function<void()> round = [&] {
     const auto* values = reinterpret_cast<const float*>(accumulator);
     const TypedSpan<std::byte> rounded{context_.table.dtype(), {accumulator, chunk.param_bytes()}};
-    double* sums =
-        &tile_sums_[context_.table.unit(chunk.unit).first_tile + chunk.begin / kTileElements];
-    for (std::uint64_t begin = 0; begin < chunk.count; begin += kTileElements) {
-      *sums++ =
-          round_gradient({values + begin, kTileElements}, rounded.subspan(begin, kTileElements));
-    }
+    norm_.round(chunk.unit, chunk.begin, {values, chunk.count}, rounded);
   };
   co_await context_.workers.run(context_.reactor, "round gradient", round);
 }
@@ -178,12 +171,6 @@ Task<> GradientFlow::all_arrived() {
   }
   co_await idle_.wait();
   if (error_) std::rethrow_exception(error_);
-}
-
-double GradientFlow::norm_squared() const noexcept {
-  double sum = 0;
-  for (const double tile : tile_sums_) sum += tile;
-  return sum;
 }
 
 void GradientFlow::begin_step() {

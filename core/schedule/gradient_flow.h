@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "core/schedule/gradient_norm.h"
 #include "core/schedule/gradient_reducer.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/param_cache.h"
@@ -38,11 +39,9 @@ class GradientFlow {
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();
-  /// Sums of squares of the rounded gradients, a tile of the model each; after all_arrived() those
-  /// of this rank's slices are there. Those of other ranks are for the caller to put in.
-  std::span<double> tile_sums() noexcept { return tile_sums_; }
-  /// Their sum, tile by tile in order of the model: of all gradients.
-  double norm_squared() const noexcept;
+  /// After all_arrived() it has this rank's slices. Those of other ranks are for the caller to put
+  /// in.
+  GradientNorm& norm() noexcept { return norm_; }
   /// Set once `chunk`'s gradient is at home in this step.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
 
@@ -66,8 +65,8 @@ class GradientFlow {
   std::vector<DeviceBuffer> buffers_;  // per unit
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
-  std::vector<Signal> arrived_;               // per chunk
-  std::vector<double> tile_sums_;             // of the whole model
+  std::vector<Signal> arrived_;  // per chunk
+  GradientNorm norm_;
   std::unique_ptr<GradientReducer> reducer_;  // among several ranks
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;

@@ -56,10 +56,10 @@ std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
 }
 
 GradientReducer::GradientReducer(Context& context, const ReductionSettings& settings,
-                                 std::span<double> tile_sums)
+                                 GradientNorm& norm)
     : context_(context),
       settings_(settings),
-      tile_sums_(tile_sums),
+      norm_(norm),
       bucket_count_(bucket_count(context.table, settings)),
       quantized_(context.table.sharding().quantization.gradients()),
       buffers_(context, kReduceBuckets, bucket_bytes(context.table, settings), "gradient buckets"),
@@ -138,9 +138,7 @@ void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
   const std::byte* const chunk = place(bucket, context_.table.sharding().rank);
   const auto chunk_begin =
       static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
-  const std::uint64_t in_unit = chunk_begin + bucket.first + first;
-  tile_sums_[context_.table.unit(bucket.of->unit).first_tile + in_unit / kTileElements] =
-      round_gradient(values, out);
+  norm_.round(bucket.of->unit, chunk_begin + bucket.first + first, values, out);
 }
 
 /// Where nothing is quantized: room for every slice's run, of either type, and then the sum.

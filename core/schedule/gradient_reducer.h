@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/schedule/context.h"
+#include "core/schedule/gradient_norm.h"
 #include "core/schedule/spare_buffers.h"
 #include "core/schedule/turns.h"
 #include "core/sharding/memory.h"
@@ -42,9 +43,9 @@ class GradientReducer {
   /// those that come.
   static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
-  /// Takes kReduceBuckets of host memory for good. `tile_sums`: of the whole model; those of this
-  /// rank's slices are written. Errors: kResourceExhausted.
-  GradientReducer(Context& context, const ReductionSettings& settings, std::span<double> tile_sums);
+  /// Takes kReduceBuckets of host memory for good. `norm` gets the sums of this rank's
+  /// slices. Errors: kResourceExhausted.
+  GradientReducer(Context& context, const ReductionSettings& settings, GradientNorm& norm);
 
   /// Of one unit. Its accumulator is the reduction's until the last chunk is reduced.
   struct Reduction {
@@ -98,7 +99,7 @@ class GradientReducer {
 
   Context& context_;
   ReductionSettings settings_;
-  std::span<double> tile_sums_;
+  GradientNorm& norm_;
   std::uint64_t bucket_count_;  ///< elements of a slice in one bucket
   bool quantized_;
   SpareBuffers buffers_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/rank_channels.h: the data-parallel ranks, a communicator for each thing that they
+// core/schedule/rank_channels.h: the ranks, a communicator for each thing that they
 // talk about.
 //
 // Calls of one communicator are made in the same order by every rank; calls of two need no order
@@ -8,7 +8,6 @@
 // delays a call, and never moves, adds or leaves one out.
 #pragma once
 
-#include <cstddef>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -21,23 +20,29 @@
 namespace ziggurat {
 
 struct RankChannels {
-  /// `group`: ranks that share a copy of the state (Sharding::of); 0: all. `node_ranks`: of these,
-  /// consecutive ones that have a second partition of parameters; 0: none.
-  /// `exchanges`: the nodes by which quantized exchanges go; none by default.
-  RankChannels(Communicator& ranks, int group, int node_ranks, NodeGrid exchanges = {}) {
+  /// Counted in data-parallel ranks, which have the same part of each layer.
+  struct Groups {
+    int tensor = 1;  ///< ranks that divide each layer: neighbours (Mesh)
+    int shard = 0;   ///< that share a copy of the state (Sharding::of); 0: all
+    int node = 0;    ///< of these, consecutive ones with a second partition of parameters; 0: none
+    NodeGrid exchanges{};  ///< the nodes by which quantized exchanges go
+  };
+  RankChannels(Communicator& ranks, const Groups& groups) {
     const int total = ranks.world_size();
-    const int size = group == 0 ? total : group;
-    const int first = ranks.rank() / size * size;
-    params = split(ranks, first, size, 1);
-    grads = split(ranks, first, size, 1);
-    if (size < total) replicas = split(ranks, ranks.rank() % size, total / size, size);
-    if (node_ranks > 0) node = split(ranks, ranks.rank() / node_ranks * node_ranks, node_ranks, 1);
+    const MeshShape shape = with_dp_of_world({.tp = groups.tensor}, total);
+    const std::vector<int> data = Mesh(shape, {.ranks = total}).group(ranks.rank(), Axis::kData);
+    const int size = groups.shard == 0 ? shape.dp : groups.shard;
+    const SubGroups shard = in_runs_of(size, ranks.rank(), data);
+    params = ranks.split(shard.inner);
+    grads = ranks.split(shard.inner);
+    if (size < shape.dp) replicas = ranks.split(shard.outer);
+    if (groups.node > 0) node = ranks.split(in_runs_of(groups.node, ranks.rank(), data).inner);
+    quantized_params = by_node(ranks, data, groups.exchanges);
+    quantized_grads = by_node(ranks, data, groups.exchanges);
     std::vector<int> all(static_cast<std::size_t>(total));
     std::iota(all.begin(), all.end(), 0);
-    quantized_params = by_node(ranks, all, exchanges);
-    quantized_grads = by_node(ranks, all, exchanges);
-    steps = split(ranks, 0, total, 1);
-    store = split(ranks, 0, total, 1);
+    steps = ranks.split(all);
+    store = ranks.split(all);
   }
 
   std::unique_ptr<Communicator> params;    ///< gathers: in the order of use (stage 3) or of units,
@@ -53,8 +58,8 @@ struct RankChannels {
   };
   ByNode quantized_params;  ///< of what is quantized, in place of `params`: across, then within
   ByNode quantized_grads;   ///< in place of `grads`: within, then across
-  std::unique_ptr<Communicator> steps;  ///< one call a step(), with its norm
-  std::unique_ptr<Communicator> store;  ///< agreements of the store: at open, then one a generation
+  std::unique_ptr<Communicator> steps;  ///< of all: one call a step(), with its norm
+  std::unique_ptr<Communicator> store;  ///< of all: the store's, at open, then one a generation
 
  private:
   static ByNode by_node(Communicator& ranks, std::span<const int> members, NodeGrid grid) {
@@ -63,12 +68,6 @@ struct RankChannels {
     if (grid.within > 1) its.within = ranks.split(groups.inner);
     if (grid.nodes > 1) its.across = ranks.split(groups.outer);
     return its;
-  }
-  static std::unique_ptr<Communicator> split(Communicator& ranks, int first, int count,
-                                             int stride) {
-    std::vector<int> members(static_cast<std::size_t>(count));
-    for (int i = 0; i < count; ++i) members[static_cast<std::size_t>(i)] = first + i * stride;
-    return ranks.split(members);
   }
 };
 

@@ -40,12 +40,15 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::ui
   return runs;
 }
 
-nlohmann::json to_json(const ModelSpec& model) {
+nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitSpec& unit : model.units) {
     nlohmann::json params = nlohmann::json::array();
     for (const ParamSpec& param : unit.params) {
       params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
+      if (part.ranks == 1 || param.tp_dim < 0) continue;
+      params.back()["tp_dim"] = param.tp_dim;
+      params.back()["tp_sections"] = param.tp_sections;
     }
     units.push_back({{"name", unit.name}, {"params", params}});
   }
@@ -80,15 +83,23 @@ nlohmann::json parsed(const std::string& layout) {
 /// The store of `layout` was made among as many ranks, and each has as much of the state.
 void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   const int ranks = layout.value("ranks", 1);
-  if (ranks != sharding.total()) {
+  const int parts = layout.value("tensor_parallel", 1);
+  if (ranks != sharding.ranks() || parts != sharding.tensor.ranks) {
+    const auto flags = [](int nproc, int tp) {
+      return fmt::format("--nproc {}{}", nproc, tp > 1 ? fmt::format(" --tp {}", tp) : "");
+    };
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made by {0} rank{1}, this run has {2}: give --nproc {0}, "
+        fmt::format("the store was made by {} rank{}{}, this run has {}{}: give {}, "
                     "another --store, or --resume never to replace it; a store is not yet "
                     "cut anew for another number of ranks",
-                    ranks, ranks == 1 ? "" : "s", sharding.total()));
+                    ranks, ranks == 1 ? "" : "s",
+                    parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
+                    flags(sharding.ranks(), sharding.tensor.ranks),
+                    parts > 1 && sharding.tensor.ranks == 1 ? " and no --tp" : "",
+                    flags(ranks, parts)));
   }
-  if (const int group = layout.value("shard_group", ranks); group != sharding.world_size) {
+  if (const int group = layout.value("shard_group", ranks / parts); group != sharding.world_size) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
@@ -120,7 +131,11 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
   if (model.units.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
   }
-  for (const UnitSpec& unit : model.units) add_unit(unit, chunk_tiles_max);
+  for (const UnitSpec& unit : model.units) {
+    add_unit(unit, chunk_tiles_max);
+    shared_runs_.push_back(sharding.tensor.ranks > 1 ? ziggurat::shared_runs(unit)
+                                                     : std::vector<ElementRun>{});
+  }
 }
 
 void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
@@ -166,15 +181,16 @@ void ChunkTable::add_slice(const UnitSpec& unit, std::uint64_t begin,
 
 std::string ChunkTable::layout() const {
   nlohmann::json layout = {{"model", model_.name},
-                           {"units", to_json(model_)},
+                           {"units", to_json(model_, sharding_.tensor)},
                            {"tile_elements", kTileElements},
                            {"chunk_tiles_max", chunk_tiles_max_},
                            {"optimizer", to_string(state_.optimizer)},
                            {"state_format", to_string(state_.format)},
                            {"record", record_format_.text()},
                            {"param", param_text(model_.dtype)}};
-  if (!sharding_.one_rank()) {  // a store of one rank says nothing of ranks
-    layout["ranks"] = sharding_.total();
+  if (sharding_.ranks() > 1) {  // a store of one rank says nothing of ranks
+    layout["ranks"] = sharding_.ranks();
+    if (sharding_.tensor.ranks > 1) layout["tensor_parallel"] = sharding_.tensor.ranks;
     if (sharding_.replicas > 1) layout["shard_group"] = sharding_.world_size;
     layout["slices_held"] = slices_held();
   }
@@ -211,15 +227,20 @@ StateKind ChunkTable::state_of(const std::string& layout) {
 Sharding ChunkTable::sharding_of(const std::string& layout) {
   const nlohmann::json json = parsed(layout);
   const int ranks = json.value("ranks", 1);
-  const int group = json.value("shard_group", ranks);
+  const int parts = json.value("tensor_parallel", 1);
+  const int data = parts > 0 ? ranks / parts : 0;
+  const int group = json.value("shard_group", data);
   const int held = json.value("slices_held", 1);
-  if (ranks < 1 || group < 1 || ranks % group != 0 || (held != 1 && held != group)) {
+  if (data < 1 || ranks != data * parts || group < 1 || data % group != 0 ||
+      (held != 1 && held != group)) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store says that of {} ranks {} share the state, and each has {} "
-                            "slices of it",
-                            ranks, group, held));
+                fmt::format("the store says that of {} ranks {} divide each layer and {} share the "
+                            "state, and each has {} slices of it",
+                            ranks, parts, group, held));
   }
-  return Sharding::of(held > 1 ? 0 : 3, 0, ranks, group == ranks ? 0 : group);
+  Sharding its = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
+  its.tensor.ranks = parts;
+  return its;
 }
 
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,

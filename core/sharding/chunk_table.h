@@ -21,6 +21,7 @@
 
 #include "core/sharding/model_spec.h"
 #include "core/sharding/shard.h"
+#include "core/sharding/tensor_part.h"
 #include "optimizer/state_format.h"
 #include "optimizer/update.h"
 #include "tiers/state_store.h"
@@ -57,8 +58,9 @@ class ChunkTable {
   /// `sharding` is not that of `layout`, saying where they differ. Stages 1 to 3 have one layout.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
                                 StateKind state = {}, Sharding sharding = {});
-  /// Canonical JSON: the model's units, names and shapes, the chunk size, the formats, and among
-  /// how many ranks.
+  /// Canonical JSON: the model's units, names and shapes, the chunk size, the formats, among how
+  /// many ranks, and where layers are divided, how: with this rank's place among `ranks`, enough to
+  /// put the model together (tensor_part.h).
   std::string layout() const;
   /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
@@ -127,6 +129,9 @@ class ChunkTable {
   /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
   /// too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
+  /// Where layers are divided among ranks: what of a unit is not, so that every part has it whole;
+  /// in order. Empty where nothing is divided.
+  std::span<const ElementRun> shared_runs(UnitId id) const noexcept { return shared_runs_[id]; }
   const ModelSpec& model() const noexcept { return model_; }
   DType dtype() const noexcept { return model_.dtype; }
 
@@ -143,6 +148,7 @@ class ChunkTable {
   std::vector<UnitChunks> units_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<DecayRun>> decay_runs_;
+  std::vector<std::vector<ElementRun>> shared_runs_;
   std::uint64_t tile_count_ = 0;
 };
 

@@ -23,6 +23,8 @@ struct ParamSpec {
   bool frozen = false;      ///< the engine's too: its group is
   /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
   int tp_dim = -1;
+  /// Parameters that are fused along it, each divided by itself: 3 where columns are q | k | v
+  int tp_sections = 1;
 
   std::uint64_t count() const {
     return std::accumulate(

@@ -19,12 +19,14 @@
 
 #include "base/bytes.h"
 #include "core/sharding/quantization.h"
+#include "core/sharding/tensor_part.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 
-/// Of one rank. `rank` and `world_size` are those of the ranks that share one copy of the state:
-/// all of them, or a group in each of `replicas` copies (HYBRID_SHARD).
+/// Of one rank. `rank` and `world_size` are those of the data-parallel ranks that share one copy of
+/// the state: all of them, or a group in each of `replicas` copies (HYBRID_SHARD). Where layers are
+/// divided, all of this is among the ranks that have the same part of them.
 struct Sharding {
   int stage = 0;
   int rank = 0;
@@ -36,16 +38,21 @@ struct Sharding {
   /// (0: all).
   Quantization quantization{};
   int ranks_per_node = 0;
+  /// The part of each layer that this rank has.
+  TensorPart tensor{};
 
-  /// Rank `rank` of `total` ranks, of which every `group` share a copy; 0: all do.
+  /// Rank `rank` of `total` data-parallel ranks, of which every `group` share a copy; 0: all do.
   static constexpr Sharding of(int stage, int rank, int total, int group) noexcept {
     if (group == 0) return {stage, rank, total};
     return {stage, rank % group, group, total / group};
   }
+  /// Data-parallel ranks.
   int total() const noexcept { return world_size * replicas; }
   NodeGrid nodes() const noexcept {
     return node_grid(world_size, ranks_per_node == 0 ? world_size : ranks_per_node);
   }
+  /// All ranks of the run.
+  int ranks() const noexcept { return total() * tensor.ranks; }
   bool one_rank() const noexcept { return world_size == 1; }
   /// Records and gradients are of this rank's slice only.
   bool optimizer_sharded() const noexcept { return !one_rank() && stage >= 1; }

@@ -67,6 +67,10 @@ class Step {
           strategy_.zero_stage == 0 ? Exchange::kGradients : Exchange::kUpdateGather;
       add(exchange, direct(param_bytes_, group_), 1);
     }
+    add(Exchange::kTensorForward, within_tensor(request_.tensor.forward), 1);
+    add(Exchange::kTensorAgain, within_tensor(request_.tensor.again), 1);
+    add(Exchange::kTensorBackward, within_tensor(request_.tensor.backward), 1);
+    add(Exchange::kTensorShared, within_tensor(request_.tensor.shared_gradients), 1);
     return std::move(traffic_);
   }
 
@@ -104,6 +108,14 @@ class Step {
     return by_node(quantized_bytes(bits, slice_), group_);
   }
 
+  /// As much to each of the others.
+  SentBytes within_tensor(std::uint64_t size_bytes) const noexcept {
+    const int others = std::max(1, request_.model.tp - 1);
+    const int near = std::min(request_.model.tp, request_.tensor_ranks_per_node) - 1;
+    const std::uint64_t same_node = size_bytes / wide(others) * wide(near);
+    return {.same_node = same_node, .other_nodes = size_bytes - same_node};
+  }
+
   /// Of this rank's slice, among those who hold the same one: whole groups apart.
   SentBytes replicas() const noexcept {
     const int ranks = strategy_.replicas();
@@ -131,6 +143,10 @@ std::string_view to_string(Exchange exchange) noexcept {
     case Exchange::kGradients: return "gradients";
     case Exchange::kReplicas: return "gradients across groups";
     case Exchange::kUpdateGather: return "new parameters";
+    case Exchange::kTensorForward: return "layers' sums, forward";
+    case Exchange::kTensorAgain: return "layers' sums, made again";
+    case Exchange::kTensorBackward: return "layers' sums, backward";
+    case Exchange::kTensorShared: return "gradients not divided";
   }
   return "?";
 }

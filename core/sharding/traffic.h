@@ -26,7 +26,8 @@
 // and with hpZ backward gathers within a node: Psi / 2 + Psi / 4 between nodes in place of 3 Psi.
 //
 // Pure functions; any thread. Not counted: frames around payloads, norms and agreements (8 bytes a
-// tile of 16,384 elements), tensor parallelism's own exchanges.
+// tile of 16,384 elements). What tensor-parallel ranks exchange depends on the trainer: it says how
+// much (TrafficRequest::tensor).
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,14 @@
 
 namespace ziggurat {
 
+/// Bytes that a rank sends to those with which it divides every layer, in a step.
+struct TensorBytes {
+  std::uint64_t forward = 0;
+  std::uint64_t again = 0;  ///< what backward makes again
+  std::uint64_t backward = 0;
+  std::uint64_t shared_gradients = 0;  ///< of parameters that are not divided
+};
+
 struct TrafficRequest {
   ModelSize model;
   Recipe recipe;
@@ -46,14 +55,20 @@ struct TrafficRequest {
   Quantization quantization{};
   int dp_ranks_per_node = 1;  ///< data-parallel neighbours that share a node
   int passes = 1;             ///< K above
+  TensorBytes tensor{};
+  int tensor_ranks_per_node = 1;  ///< of those that divide a layer
 };
 
 enum class Exchange : std::uint8_t {
   kForwardGather,
   kBackwardGather,
   kGradients,
-  kReplicas,      ///< a hybrid's gradients across groups
-  kUpdateGather,  ///< of new parameters, where every rank keeps all of them
+  kReplicas,       ///< a hybrid's gradients across groups
+  kUpdateGather,   ///< of new parameters, where every rank keeps all of them
+  kTensorForward,  ///< activations of divided layers
+  kTensorAgain,
+  kTensorBackward,  ///< and their gradients
+  kTensorShared,    ///< gradients of what is not divided
 };
 std::string_view to_string(Exchange exchange) noexcept;
 

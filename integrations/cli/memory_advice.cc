@@ -153,7 +153,7 @@ void require_device_budget(const TrainOptions& options, std::size_t threads) {
 }
 
 std::uint64_t training_state_bytes(const TrainOptions& options) {
-  const ModelSizes sizes = sizes_of(options.model);
+  const ModelSizes sizes = sizes_of(options.model.whole());
   return 2 * sizes.values_bytes + record_bytes(options, sizes.count);
 }
 

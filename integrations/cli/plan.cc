@@ -16,8 +16,10 @@ namespace ziggurat::cli {
 namespace {
 
 constexpr std::array kTiers{Tier::kDevice, Tier::kHost, Tier::kNvme};
-constexpr std::array kExchanges{Exchange::kForwardGather, Exchange::kBackwardGather,
-                                Exchange::kGradients, Exchange::kReplicas, Exchange::kUpdateGather};
+constexpr std::array kExchanges{
+    Exchange::kForwardGather, Exchange::kBackwardGather, Exchange::kGradients,
+    Exchange::kReplicas,      Exchange::kUpdateGather,   Exchange::kTensorForward,
+    Exchange::kTensorAgain,   Exchange::kTensorBackward, Exchange::kTensorShared};
 constexpr std::array kClasses{
     StateClass::kParams,          StateClass::kSecondaryParams, StateClass::kGradients,
     StateClass::kMasters,         StateClass::kMoments,         StateClass::kSecondSlot,
@@ -190,7 +192,12 @@ void print_traffic(const PlanCommand& command) {
             each(columns, [](const StepTraffic& column) { return column.sent().same_node; }));
   table.row("  to other nodes", "",
             each(columns, [](const StepTraffic& column) { return column.sent().other_nodes; }));
-  if (command.accumulate == 1) return;
+  if (command.mesh.tp > 1 && !command.model.config) {
+    fmt::print(
+        "Not in it: what tensor-parallel ranks exchange in every layer (a mere count has no "
+        "layers: give LAYERSxWIDTHxHEADS).\n");
+  }
+  if (command.accumulate == 1 || command.mesh.dp == 1) return;
   table.row(fmt::format("sum, {} passes over the model", command.accumulate), "",
             each(traffics(command, command.accumulate),
                  [](const StepTraffic& column) { return column.sent().total(); }));
@@ -284,7 +291,7 @@ int plan(const PlanCommand& command) {
     print_memory(command, columns);
     print_limits(command);
   }
-  if (command.traffic && command.mesh.dp > 1) print_traffic(command);
+  if (command.traffic && command.world.ranks > 1) print_traffic(command);
   return 0;
 }
 

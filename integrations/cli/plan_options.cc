@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "core/sharding/placement.h"
 #include "integrations/cli/train_options.h"
+#include "integrations/gpt/tensor_traffic.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -143,11 +144,23 @@ Quantization read_quantization(const Settings& settings, const PlanCommand& comm
 
 TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
                                const Quantization& quantization) {
-  return {.model = command.model.size,
-          .recipe = command.recipe,
-          .strategy = strategy,
-          .quantization = quantization,
-          .dp_ranks_per_node = std::max(1, command.world.ranks_per_node / command.mesh.tp)};
+  TrafficRequest request{
+      .model = command.model.size,
+      .recipe = command.recipe,
+      .strategy = strategy,
+      .quantization = quantization,
+      .dp_ranks_per_node = std::max(1, command.world.ranks_per_node / command.mesh.tp),
+      .tensor_ranks_per_node = std::min(command.mesh.tp, command.world.ranks_per_node)};
+  if (command.model.config) {
+    gpt::ModelConfig part = *command.model.config;
+    part.part.ranks = command.mesh.tp;
+    const gpt::TensorTraffic sent = gpt::tensor_traffic(part, command.shape);
+    request.tensor = {.forward = sent.forward_bytes,
+                      .again = sent.again_bytes,
+                      .backward = sent.backward_bytes,
+                      .shared_gradients = sent.shared_gradient_bytes};
+  }
+  return request;
 }
 
 std::span<const Setting> plan_settings() {
@@ -164,6 +177,10 @@ std::span<const Setting> plan_settings() {
       of_train("shard-group"),
       of_train("hpz"),
       {"tp", kInteger, "1", "T", "tensor-parallel ranks, which divide each layer"},
+      of_train("sp"),
+      of_train("batch"),
+      of_train("context"),
+      of_train("activation-checkpointing"),
       of_train("quantized-weights"),
       of_train("quantized-gradients"),
       of_train("accumulate"),
@@ -202,8 +219,11 @@ PlanCommand read_plan(const Settings& settings) {
   command.reduce_bucket_count =
       static_cast<std::uint64_t>(settings.integer("reduce-bucket-size", {.min = 1}));
   command.strategies = read_strategies(settings, command.mesh.dp);
-  command.quantization = read_quantization(settings, command);
   command.accumulate = read_int(settings, "accumulate", 1, 65'536);
+  command.shape = read_run_shape(settings);
+  if (command.shape.sequence_parallel && tp == 1)
+    throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
+  command.quantization = read_quantization(settings, command);
   command.memory = settings.on("memory") || !settings.on("traffic");
   command.traffic = settings.on("traffic") || !settings.on("memory");
   command.json_path = settings.text("json");

@@ -14,6 +14,7 @@
 #include "core/sharding/traffic.h"
 #include "integrations/cli/settings.h"
 #include "integrations/gpt/model.h"
+#include "integrations/gpt/trainer.h"
 
 namespace ziggurat::cli {
 
@@ -37,6 +38,7 @@ struct PlanCommand {
   std::uint64_t reduce_bucket_count = 0;
   std::vector<Strategy> strategies;  ///< one asked for, or all stages
   Quantization quantization;
+  gpt::RunShape shape;    ///< what tensor-parallel ranks exchange depends on
   int accumulate = 1;     ///< micro-batches in a step
   bool memory = true;     ///< show bytes held
   bool traffic = true;    ///< show bytes sent

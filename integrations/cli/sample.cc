@@ -12,6 +12,13 @@ int sample(const SampleCommand& command) {
   Console console;
   StoredRun run =
       StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
+  if (run.parts > 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--store {}: its {} tensor-parallel ranks have a part of each layer, "
+                            "and only whole ones speak: `ziggurat export --store {} --to FILE` "
+                            "puts them together",
+                            command.store, run.parts, command.store));
+  }
   const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
   gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape);
   gpt::SampleOptions options;

@@ -28,9 +28,19 @@ std::uint64_t smallest_device_bytes(const ModelSpec& spec, const Sharding& shard
   return round_up(padded * (accumulators * sizeof(float) + gathered), kMiB) + 2 * kMiB;
 }
 
+void give_masters(StoredRun& run, UnitId unit) {
+  const auto give = [&](std::span<const float> values) {
+    const std::uint64_t count = values.size();
+    run.ranks->send(std::as_bytes(std::span(&count, 1)), 0);
+    if (count > 0) run.ranks->send(std::as_bytes(values), 0);
+  };
+  run.engine->read_master(unit,
+                          [&](std::uint64_t, std::span<const float> values) { give(values); });
+  give({});
+}
+
 /// Run by run, until an empty one.
-void take_masters(TrainRanks& ranks, int from,
-                  const std::function<void(std::span<const float>)>& consume) {
+void take_masters(TrainRanks& ranks, int from, const StoredRun::Consume& consume) {
   std::vector<float> values;
   for (;;) {
     std::uint64_t count = 0;
@@ -39,6 +49,18 @@ void take_masters(TrainRanks& ranks, int from,
     values.resize(count);
     ranks.recv(std::as_writable_bytes(std::span(values)), from);
     consume(values);
+  }
+}
+
+/// Of rank 0: what the ranks of tensor-parallel part `part` have of `unit`.
+void take_part(StoredRun& run, UnitId unit, int part, const StoredRun::Consume& consume) {
+  for (int slice = 0; slice < run.slices; ++slice) {
+    const int from = slice * run.parts + part;
+    if (from > 0)
+      take_masters(*run.ranks, from, consume);
+    else
+      run.engine->read_master(
+          unit, [&](std::uint64_t, std::span<const float> values) { consume(values); });
   }
 }
 
@@ -59,7 +81,7 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   const StoreInfo info = Engine::inspect(*run.runtime, store);
   run.identity = RunIdentity::parse(info.run_identity);
   run.identity.model.dtype = info.dtype;
-  run.spec = gpt::make_spec(run.identity.model);
+  run.spec = gpt::make_spec(run.identity.model.whole());
   const std::uint64_t device_bytes = budgets.device_bytes != 0
                                          ? budgets.device_bytes
                                          : smallest_device_bytes(run.spec, info.sharding);
@@ -69,6 +91,9 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   config.zero_stage = info.sharding.stage;
   if (info.sharding.replicas > 1) config.shard_group = info.sharding.world_size;
   if (info.sharding.params_sharded()) run.slices = info.sharding.world_size;
+  run.parts = info.sharding.tensor.ranks;
+  config.tensor_parallel = run.parts;
+  run.identity.model.part = {.rank = run.ranks->rank() % run.parts, .ranks = run.parts};
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
   config.optimizer.state = info.state;
@@ -77,28 +102,30 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {
     console.progress(what, done, total);
   };
-  run.engine = Engine::open(run.spec, config, *run.runtime, *run.device,
+  run.engine = Engine::open(gpt::make_spec(run.identity.model), config, *run.runtime, *run.device,
                             gpt::make_initializer(run.identity.model, run.identity.seed));
   return run;
 }
 
-void StoredRun::read_masters(UnitId unit,
-                             const std::function<void(std::span<const float>)>& consume) {
+void StoredRun::read_masters(UnitId unit, const Consume& consume) {
   const int own = ranks->rank();
-  if (own >= slices) return;  // another copy's
-  if (own == 0) {
-    engine->read_master(unit,
-                        [&](std::uint64_t, std::span<const float> values) { consume(values); });
-    for (int rank = 1; rank < slices; ++rank) take_masters(*ranks, rank, consume);
-    return;
+  if (own / parts >= slices) return;  // another copy's
+  if (own > 0) return give_masters(*this, unit);
+  if (parts == 1) return take_part(*this, unit, 0, consume);
+  // Whole at once: its parts lie between each other.
+  const UnitSpec part = part_of(spec.units[unit], parts);
+  std::vector<float> whole(spec.units[unit].count());
+  std::vector<float> values;
+  for (int rank = 0; rank < parts; ++rank) {
+    values.clear();
+    take_part(*this, unit, rank, [&](std::span<const float> more) {
+      values.insert(values.end(), more.begin(), more.end());
+    });
+    for_each_run(part, {.rank = rank, .ranks = parts}, 0, values.size(), [&](const PartRun& run) {
+      std::copy_n(values.data() + run.begin, run.count, whole.data() + run.whole_begin);
+    });
   }
-  const auto give = [&](std::span<const float> values) {
-    const std::uint64_t count = values.size();
-    ranks->send(std::as_bytes(std::span(&count, 1)), 0);
-    if (count > 0) ranks->send(std::as_bytes(values), 0);
-  };
-  engine->read_master(unit, [&](std::uint64_t, std::span<const float> values) { give(values); });
-  give({});
+  consume(whole);
 }
 
 void StoredRun::part() {

@@ -32,13 +32,15 @@ struct StoredRun {
 
   /// Of rank 0: `unit`'s fp32 masters in element order, whichever rank has them. Every rank calls
   /// it for the same units.
-  void read_masters(UnitId unit, const std::function<void(std::span<const float>)>& consume);
+  using Consume = std::function<void(std::span<const float>)>;
+  void read_masters(UnitId unit, const Consume& consume);
   /// No rank needs another any more.
   void part();
 
   RunIdentity identity;
-  ModelSpec spec;
-  int slices = 1;  ///< ranks among which each unit lies, 0 first
+  ModelSpec spec;  ///< of the whole model
+  int slices = 1;  ///< data-parallel ranks among which each unit lies, 0 first
+  int parts = 1;   ///< tensor-parallel ranks that divide each layer: neighbours
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<TrainRanks> ranks;
   std::unique_ptr<HostDevice> device;

@@ -34,8 +34,8 @@ double now_s() {
 
 }  // namespace
 
-/// One attempt at the next step. Micro-batches are dealt out to the ranks in turn, so that N ranks
-/// with K each see what one rank with N K sees.
+/// One attempt at the next step. Micro-batches are dealt out to the data-parallel ranks in turn, so
+/// that N ranks with K each see what one rank with N K sees.
 StepRecord TrainRun::step(bool interrupted) {
   const std::uint64_t index = engine_->generation();
   StepTimes times;
@@ -45,7 +45,7 @@ StepRecord TrainRun::step(bool interrupted) {
     batches.push_back(text_->training_batch(
         {.seed = options_.seed,
          .step = attempts_,
-         .micro = static_cast<std::uint64_t>(micro * ranks_->count() + ranks_->rank())},
+         .micro = static_cast<std::uint64_t>(micro * data_ranks() + data_rank())},
         options_.shape.batch));
   }
   const double data_end = now_s();
@@ -117,12 +117,12 @@ RunState TrainRun::state_after(std::uint64_t step) const {
 double TrainRun::held_out_loss() {
   const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
   const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
-  const auto ranks = static_cast<std::uint64_t>(ranks_->count());
+  const auto ranks = static_cast<std::uint64_t>(data_ranks());
   // Dealt out to the ranks in turn, to each as many.
   const std::uint64_t turns = (std::max<std::uint64_t>(1, sequences / batch) + ranks - 1) / ranks;
   std::vector<gpt::Batch> batches;
   for (std::uint64_t turn = 0; turn < turns; ++turn) {
-    const std::uint64_t index = turn * ranks + static_cast<std::uint64_t>(ranks_->rank());
+    const std::uint64_t index = turn * ranks + static_cast<std::uint64_t>(data_rank());
     batches.push_back(text_->held_out_batch(index, options_.shape.batch));
   }
   return ranks_->mean(trainer_->evaluate(batches));
@@ -164,8 +164,8 @@ RunFacts TrainRun::facts() {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.state = options_.optimizer.state;
-  facts.parameters = gpt::make_spec(options_.model).count() * copies() /
-                     static_cast<std::uint64_t>(ranks_->count());
+  facts.parameters =
+      gpt::make_spec(model_).count() * copies() / static_cast<std::uint64_t>(ranks_->count());
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
@@ -235,13 +235,14 @@ int TrainRun::run() {
   Interrupt interrupt(Interrupt::Mode::kExit);
   open();
   if (!options_.json_path.empty() && ranks_->first()) {
-    const nlohmann::json run{{"model", gpt::make_spec(options_.model).name},
+    const nlohmann::json run{{"model", to_string(model_)},
                              {"dtype", to_string(options_.model.dtype)},
                              {"settings", settings_},
                              {"optimizer", to_string(options_.optimizer.state.optimizer)},
                              {"state_format", to_string(options_.optimizer.state.format)},
                              {"tokens_per_step", tokens_per_step()},
                              {"ranks", ranks_->count()},
+                             {"tensor_parallel", model_.part.ranks},
                              {"resumed_at", engine_->generation()},
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);

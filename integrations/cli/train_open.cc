@@ -14,7 +14,6 @@
 namespace ziggurat::cli {
 
 void TrainRun::open() {
-  const ModelSpec spec = gpt::make_spec(options_.model);
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
   connect();
   require_device_budget(options_, threads());
@@ -23,8 +22,8 @@ void TrainRun::open() {
                                &runtime_->metrics);
   announce();
 
-  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_,
-                         gpt::make_initializer(options_.model, options_.seed));
+  engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
+                         gpt::make_initializer(model_, options_.seed));
   for (const std::string& line : engine_->description()) console_.line("  " + line);
   if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
   if (engine_->resumed()) resume();
@@ -32,8 +31,8 @@ void TrainRun::open() {
     console_.line(fmt::format("  loss scale {}{}", scaler_->scale(),
                               scaler_->dynamic() ? " for now: it is dynamic" : ""));
   }
-  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, options_.model,
-                                            options_.shape);
+  trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, model_,
+                                            options_.shape, tensor_ranks_.get());
 }
 
 /// This rank's runtime, and the others, if a launcher made us one of several.
@@ -53,6 +52,10 @@ void TrainRun::connect() {
   runtime_ = Runtime::create({.threads = options_.threads, .trace_path = trace_path});
   runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
   ranks_ = std::make_unique<TrainRanks>(*runtime_);
+  model_ = options_.model;
+  if (model_.part.ranks == 1) return;
+  tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, model_.part.ranks);
+  model_.part = tensor_ranks_->part();
 }
 
 EngineConfig TrainRun::engine_config() {
@@ -60,19 +63,20 @@ EngineConfig TrainRun::engine_config() {
   config.store = measured_store();
   config.placement = options_.placement;
   config.host_budget_bytes = options_.host_bytes;
-  config.trainer_device_bytes =
-      gpt::Trainer::workspace_bytes(options_.model, options_.shape, threads());
+  config.trainer_device_bytes = gpt::Trainer::workspace_bytes(model_, options_.shape, threads());
   config.optimizer = options_.optimizer;
   config.param_groups = options_.param_groups;
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.speculation = options_.speculation;
+  config.tensor_parallel = model_.part.ranks;
   config.zero_stage = options_.zero_stage;
   config.keep_gathered = options_.keep_gathered;
   config.shard_group = options_.shard_group;
   config.node_ranks = options_.node_ranks;
   config.quantization = options_.quantization;
-  config.ranks_per_node =
+  const int per_node =
       options_.ranks_per_node > 0 ? options_.ranks_per_node : static_cast<int>(local_rank().count);
+  config.ranks_per_node = std::max(1, per_node / model_.part.ranks);
   config.reduce_dtype = options_.reduce_dtype;
   config.reduce_bucket_elements = options_.reduce_bucket_elements;
   config.prefetch_elements_max = options_.prefetch_elements;
@@ -105,12 +109,18 @@ std::vector<StoreDirectory> TrainRun::measured_store() {
 }
 
 void TrainRun::announce() {
-  const ModelSpec spec = gpt::make_spec(options_.model);
+  const ModelSpec spec = gpt::make_spec(model_.whole());
   console_.line(fmt::format("{}: {:.1f} M parameters in {}, {} of training state; {} of text in {}",
                             spec.name, static_cast<double>(spec.count()) / 1e6,
                             to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
                             format_bytes(text_->size_bytes()), options_.data));
-  if (ranks_->count() > 1) {
+  if (model_.part.ranks > 1) {
+    console_.line(fmt::format(
+        "  {} data-parallel x {} tensor-parallel ranks{}, ZeRO stage {}, each with these budgets; "
+        "{} micro-batches of a step for each part's rank",
+        data_ranks(), model_.part.ranks, options_.shape.sequence_parallel ? " (sequence too)" : "",
+        options_.zero_stage, options_.shape.accumulate));
+  } else if (ranks_->count() > 1) {
     console_.line(
         fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
                     "micro-batches of a step",

@@ -72,6 +72,12 @@ std::span<const Setting> train_settings() {
             {"nproc", kInteger, "1", "N",
              "ranks on this machine, each with these budgets, a slice of the state and "
              "--accumulate micro-batches of its own; started here unless a launcher did"},
+            {"tp", kInteger, "1", "T",
+             "tensor-parallel ranks, which divide each layer among them: T neighbours, and nproc / "
+             "T "
+             "data-parallel ranks of each part, to which all that follows applies"},
+            {"sp", kSwitch, "false", "",
+             "sequence parallelism: tensor-parallel ranks also divide the rows between layers"},
             {"zero-stage", kInteger, "2", "0|1|2|3",
              "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
              "parameters too"},
@@ -114,22 +120,6 @@ namespace {
 
 constexpr std::uint64_t kBudgetBytesMin = kMiB;
 
-gpt::RunShape read_shape(const Settings& settings, const gpt::ModelConfig& model) {
-  gpt::RunShape shape;
-  shape.batch = settings.integer("batch", {.min = 1, .max = 65'536});
-  shape.accumulate = settings.integer("accumulate", {.min = 1, .max = 65'536});
-  shape.context = settings.integer("context", {.min = 1, .max = 1 << 20});
-  if (shape.context > model.context_max) {
-    throw UsageError(fmt::format("{} is longer than the model's {} positions: give at most that",
-                                 settings.described("context"), model.context_max));
-  }
-  static constexpr std::array<std::string_view, 2> kWords{"block", "off"};
-  shape.checkpointing = settings.choice("activation-checkpointing", kWords) == "off"
-                            ? gpt::ActivationCheckpointing::kOff
-                            : gpt::ActivationCheckpointing::kBlock;
-  return shape;
-}
-
 void read_strategy(const Settings& settings, TrainOptions& options) {
   const std::string strategy = settings.choice("strategy", kStrategyNames);
   const int stage = strategy == "none" ? 0 : 3;
@@ -157,8 +147,31 @@ void read_quantization(const Settings& settings, TrainOptions& options) {
   }
 }
 
+/// How many ranks there are is known once they have met; then it must divide them.
+void read_tensor_parallel(const Settings& settings, TrainOptions& options) {
+  const auto ranks = static_cast<int>(settings.integer("tp", {.min = 1, .max = 1024}));
+  if (options.nproc > 1 && options.nproc % ranks != 0) {
+    throw UsageError(fmt::format("{} does not divide {}: {} would be left over",
+                                 settings.described("tp"), settings.described("nproc"),
+                                 options.nproc % ranks));
+  }
+  read_with(settings, "tp",
+            [&](const std::string&) { gpt::require_divisible(options.model, ranks); });
+  options.model.part.ranks = ranks;
+  if (!options.shape.sequence_parallel) return;
+  if (ranks == 1) throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
+  const std::int64_t rows = options.shape.rows();
+  if (rows % ranks != 0) {
+    throw UsageError(fmt::format(
+        "--sp: {} x {} = {} rows, which {} ranks cannot divide evenly: {} "
+        "would be left over",
+        settings.described("batch"), settings.described("context"), rows, ranks, rows % ranks));
+  }
+}
+
 void read_ranks(const Settings& settings, TrainOptions& options) {
   options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
+  read_tensor_parallel(settings, options);
   options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
   constexpr Settings::IntegerRange kGroup{.min = 0, .max = 1 << 20};
   options.shard_group = static_cast<int>(settings.integer("shard-group", kGroup));
@@ -211,6 +224,19 @@ OptimizerConfig read_optimizer(const Settings& settings, DType dtype, std::uint6
 
 }  // namespace
 
+gpt::RunShape read_run_shape(const Settings& settings) {
+  gpt::RunShape shape;
+  shape.batch = settings.integer("batch", {.min = 1, .max = 65'536});
+  shape.accumulate = settings.integer("accumulate", {.min = 1, .max = 65'536});
+  shape.context = settings.integer("context", {.min = 1, .max = 1 << 20});
+  static constexpr std::array<std::string_view, 2> kWords{"block", "off"};
+  shape.checkpointing = settings.choice("activation-checkpointing", kWords) == "off"
+                            ? gpt::ActivationCheckpointing::kOff
+                            : gpt::ActivationCheckpointing::kBlock;
+  shape.sequence_parallel = settings.on("sp");
+  return shape;
+}
+
 TrainOptions read_train_options(const Settings& settings) {
   TrainOptions options;
   options.model =
@@ -221,7 +247,11 @@ TrainOptions read_train_options(const Settings& settings) {
   options.store_directories = parse_store(options.store);
   options.steps =
       static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 1'000'000'000}));
-  options.shape = read_shape(settings, options.model);
+  options.shape = read_run_shape(settings);
+  if (options.shape.context > options.model.context_max) {
+    throw UsageError(fmt::format("{} is longer than the model's {} positions: give at most that",
+                                 settings.described("context"), options.model.context_max));
+  }
 
   options.schedule = read_schedule(settings, options.steps);
   options.loss_scale = read_loss_scale(settings, options.model.dtype);

@@ -23,7 +23,7 @@ namespace ziggurat::cli {
 std::span<const Setting> train_settings();
 
 struct TrainOptions {
-  gpt::ModelConfig model;
+  gpt::ModelConfig model;  ///< part.ranks is --tp; which of them this is, is not known yet
   std::string data;
   std::string store;                              ///< as given, for messages
   std::vector<StoreDirectory> store_directories;  ///< what it names
@@ -62,6 +62,10 @@ struct TrainOptions {
   bool print_loss_bits = false;
   bool per_rank = false;  ///< in the table at the end
 };
+
+/// Batch, context, micro-batches of a step, what is kept of activations and who has which rows.
+/// Errors: UsageError.
+gpt::RunShape read_run_shape(const Settings& settings);
 
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
 TrainOptions read_train_options(const Settings& settings);

@@ -19,6 +19,7 @@
 #include "integrations/cli/step_log.h"
 #include "integrations/cli/train_options.h"
 #include "integrations/cli/train_ranks.h"
+#include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/text.h"
 #include "integrations/gpt/trainer.h"
 #include "optimizer/loss_scale.h"
@@ -55,15 +56,20 @@ class TrainRun {
   void finish_done();
   RunFacts facts();
   RankFigures own_figures(const RunFacts& facts);
-  /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
+  /// Of one rank's part of the model, in the state that ranks write: in stage 0 each has the whole
+  /// of it, with groups each of those.
   std::uint64_t copies() const {
-    if (options_.shard_group > 0)
-      return static_cast<std::uint64_t>(ranks_->count() / options_.shard_group);
-    return options_.zero_stage == 0 ? static_cast<std::uint64_t>(ranks_->count()) : 1;
+    const int data = options_.shard_group > 0   ? data_ranks() / options_.shard_group
+                     : options_.zero_stage == 0 ? data_ranks()
+                                                : 1;
+    return static_cast<std::uint64_t>(data * model_.part.ranks);
   }
+  /// Tensor-parallel ranks read the same batches.
+  int data_ranks() const { return ranks_->count() / model_.part.ranks; }
+  int data_rank() const { return ranks_->rank() / model_.part.ranks; }
   /// Of all ranks.
   std::uint64_t tokens_per_step() const {
-    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * ranks_->count());
+    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * data_ranks());
   }
 
   const TrainOptions& options_;
@@ -71,6 +77,8 @@ class TrainRun {
   std::unique_ptr<gpt::Text> text_;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<TrainRanks> ranks_;
+  gpt::ModelConfig model_;  // this rank's part of it
+  std::unique_ptr<gpt::TensorRanks> tensor_ranks_;
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<gpt::Trainer> trainer_;

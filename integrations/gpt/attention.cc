@@ -24,9 +24,9 @@ struct Shapes {
 Shapes shapes_of(const ModelConfig& model, std::int64_t context, std::int64_t rows,
                  std::int64_t keys) {
   const std::int64_t d = model.head_width();
-  const Layout qkv{3 * model.width, false};
-  const Layout qkv_transposed{3 * model.width, true};
-  const Layout out{model.width, false};
+  const Layout qkv{3 * model.part_width(), false};
+  const Layout qkv_transposed{3 * model.part_width(), true};
+  const Layout out{model.part_width(), false};
   const Layout square{scores_leading(context), false};
   const Layout square_transposed{scores_leading(context), true};
   Shapes shapes{
@@ -70,7 +70,7 @@ Shapes shapes_of(const ModelConfig& model, std::int64_t context, std::int64_t ro
 
 Attention::Attention(const ModelConfig& model, std::int64_t context, std::size_t workers)
     : context_(context),
-      width_(model.width),
+      width_(model.part_width()),
       head_width_(model.head_width()),
       leading_(scores_leading(context)) {
   for (std::int64_t first = 0; first < context; first += kQueryBlock) {

@@ -18,7 +18,7 @@
 namespace ziggurat::gpt {
 
 /// One sequence of one head: where its rows start. Queries, keys and values lie in one matrix of 3
-/// x width columns.
+/// x the heads' columns.
 struct HeadView {
   Array queries;
   Array keys;
@@ -34,7 +34,8 @@ class Attention {
                     WorkerScratch& scratch);
   static WideElements wide_scratch(const ModelConfig& model, std::int64_t context);
 
-  /// out = softmax(q k^T / sqrt(head width)) v; rows of `out` are `width` apart.
+  /// out = softmax(q k^T / sqrt(head width)) v; rows of `out` are as far apart as all heads are
+  /// wide that this rank has.
   void forward(std::size_t worker, const HeadView& head, Array out,
                const WorkerScratch& scratch) const;
   /// Replaces queries, keys and values by their gradients. `out` as forward left it, `d_out` its

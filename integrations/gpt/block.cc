@@ -48,16 +48,16 @@ MatmulShape weight_gradient(const Linear& l) {
 }
 
 Linear qkv(const ModelConfig& model, std::int64_t rows) {
-  return {rows, model.width, 3 * model.width, model.dtype};
+  return {rows, model.width, 3 * model.part_width(), model.dtype};
 }
 Linear attention_projection(const ModelConfig& model, std::int64_t rows) {
-  return {rows, model.width, model.width, model.dtype};
+  return {rows, model.part_width(), model.width, model.dtype};
 }
 Linear fc(const ModelConfig& model, std::int64_t rows) {
-  return {rows, model.width, model.hidden(), model.dtype};
+  return {rows, model.width, model.part_hidden(), model.dtype};
 }
 Linear mlp_projection(const ModelConfig& model, std::int64_t rows) {
-  return {rows, model.hidden(), model.width, model.dtype};
+  return {rows, model.part_hidden(), model.width, model.dtype};
 }
 
 // The tile of `out` that this tile of the product belongs to.
@@ -97,41 +97,44 @@ auto bias_gradient_loop(ConstArray d_output, std::int64_t rows, std::int64_t col
 
 }  // namespace
 
-BlockActivations BlockActivations::carve(const ModelConfig& model, std::int64_t rows,
+BlockActivations BlockActivations::carve(const ModelConfig& model, const RowShare& rows,
                                          Carver& carver) {
-  const std::int64_t wide = rows * model.width;
+  const std::int64_t wide = rows.all * model.width;
+  const std::int64_t part = rows.all * model.part_width();
   BlockActivations a{};
   a.ln_1 = carver.take(model.dtype, wide);
-  a.qkv = carver.take(model.dtype, 3 * wide);
-  a.attention = carver.take(model.dtype, wide);
-  a.middle = carver.take(model.dtype, wide);
+  a.qkv = carver.take(model.dtype, 3 * part);
+  a.attention = carver.take(model.dtype, part);
+  a.middle = carver.take(model.dtype, rows.own * model.width);
   a.ln_2 = carver.take(model.dtype, wide);
-  a.before_gelu = carver.take(model.dtype, 4 * wide);
-  a.gelu = carver.take(model.dtype, 4 * wide);
-  a.ln_1_stats = carver.take<kernels::RowStats>(rows);
-  a.softmax_stats = carver.take<kernels::RowStats>(rows * model.heads);
-  a.ln_2_stats = carver.take<kernels::RowStats>(rows);
+  a.before_gelu = carver.take(model.dtype, rows.all * model.part_hidden());
+  a.gelu = carver.take(model.dtype, rows.all * model.part_hidden());
+  a.ln_1_stats = carver.take<kernels::RowStats>(rows.own);
+  a.softmax_stats = carver.take<kernels::RowStats>(rows.all * model.part_heads());
+  a.ln_2_stats = carver.take<kernels::RowStats>(rows.own);
   return a;
 }
 
 Block::Block(const ModelConfig& model, const Shape& shape, std::size_t workers)
     : model_(model),
       shape_(shape),
-      rows_(shape.batch * shape.context),
+      rows_(shape.rows),
       at_(model),
       attention_(model, shape.context, workers),
-      qkv_(product(qkv(model, rows_)), workers),
-      attention_projection_(product(attention_projection(model, rows_)), workers),
-      fc_(product(fc(model, rows_)), workers),
-      mlp_projection_(product(mlp_projection(model, rows_)), workers),
-      d_qkv_input_(input_gradient(qkv(model, rows_)), workers),
-      d_attention_projection_input_(input_gradient(attention_projection(model, rows_)), workers),
-      d_fc_input_(input_gradient(fc(model, rows_)), workers),
-      d_mlp_projection_input_(input_gradient(mlp_projection(model, rows_)), workers),
-      d_qkv_weight_(weight_gradient(qkv(model, rows_)), workers),
-      d_attention_projection_weight_(weight_gradient(attention_projection(model, rows_)), workers),
-      d_fc_weight_(weight_gradient(fc(model, rows_)), workers),
-      d_mlp_projection_weight_(weight_gradient(mlp_projection(model, rows_)), workers) {}
+      qkv_(product(qkv(model, rows_.all)), workers),
+      attention_projection_(product(attention_projection(model, rows_.all)), workers),
+      fc_(product(fc(model, rows_.all)), workers),
+      mlp_projection_(product(mlp_projection(model, rows_.all)), workers),
+      d_qkv_input_(input_gradient(qkv(model, rows_.all)), workers),
+      d_attention_projection_input_(input_gradient(attention_projection(model, rows_.all)),
+                                    workers),
+      d_fc_input_(input_gradient(fc(model, rows_.all)), workers),
+      d_mlp_projection_input_(input_gradient(mlp_projection(model, rows_.all)), workers),
+      d_qkv_weight_(weight_gradient(qkv(model, rows_.all)), workers),
+      d_attention_projection_weight_(weight_gradient(attention_projection(model, rows_.all)),
+                                     workers),
+      d_fc_weight_(weight_gradient(fc(model, rows_.all)), workers),
+      d_mlp_projection_weight_(weight_gradient(mlp_projection(model, rows_.all)), workers) {}
 
 WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
   const std::int64_t rows = shape.batch * shape.context;
@@ -149,91 +152,143 @@ WideElements Block::wide_scratch(const ModelConfig& model, const Shape& shape) {
 
 // Heads are numbered sequence by sequence.
 HeadView Block::head(const BlockActivations& activations, std::size_t index) const {
-  const auto sequence = static_cast<std::int64_t>(index) / model_.heads;
-  const auto number = static_cast<std::int64_t>(index) % model_.heads;
+  const std::int64_t width = model_.part_width();
+  const auto sequence = static_cast<std::int64_t>(index) / model_.part_heads();
+  const auto number = static_cast<std::int64_t>(index) % model_.part_heads();
   const Array first =
-      activations.qkv + sequence * shape_.context * 3 * model_.width + number * model_.head_width();
+      activations.qkv + sequence * shape_.context * 3 * width + number * model_.head_width();
   return {.queries = first,
-          .keys = first + model_.width,
-          .values = first + 2 * model_.width,
+          .keys = first + width,
+          .values = first + 2 * width,
           .stats = activations.softmax_stats + static_cast<std::int64_t>(index) * shape_.context};
 }
 
-void Block::forward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params,
-                    ConstArray x, const BlockActivations& a, Keep keep, Array y) const {
+// Where a head's columns of its sequence start in a matrix of all this rank's heads.
+std::int64_t Block::head_begin(std::size_t index) const {
+  const auto sequence = static_cast<std::int64_t>(index) / model_.part_heads();
+  const auto number = static_cast<std::int64_t>(index) % model_.part_heads();
+  return sequence * shape_.context * model_.part_width() + number * model_.head_width();
+}
+
+void Block::forward(Team& team, std::span<const WorkerScratch> scratch, const Forward& pass) const {
+  norm_1(team, pass);
+  attend(team, scratch, pass);
+  norm_2(team, pass);
+  mlp(team, scratch, pass);
+}
+
+void Block::norm_1(Team& team, const Forward& pass) const {
   const std::int64_t width = model_.width;
-  const auto norm = [&](ConstArray in, std::int64_t weight, std::int64_t bias, Array out,
-                        kernels::RowStats* stats) {
-    return Loop{piece_count(rows_, kRowPiece), [=, this](std::size_t i) {
-                  const Piece p = piece(i, rows_, kRowPiece);
-                  kernels::layernorm(in + p.begin * width, p.count, width,
-                                     {params + weight, params + bias}, out + p.begin * width,
-                                     stats + p.begin);
-                }};
-  };
+  const BlockActivations& a = pass.activations;
+  team.for_each(piece_count(rows_.own, kRowPiece), [&](std::size_t i) {
+    const Piece p = piece(i, rows_.own, kRowPiece);
+    kernels::layernorm(pass.x + p.begin * width, p.count, width,
+                       {pass.params + at_.ln_1_weight, pass.params + at_.ln_1_bias},
+                       a.ln_1 + (rows_.first + p.begin) * width, a.ln_1_stats + p.begin);
+  });
+}
 
-  together(team, norm(x, at_.ln_1_weight, at_.ln_1_bias, a.ln_1, a.ln_1_stats));
-
+void Block::attend(Team& team, std::span<const WorkerScratch> scratch, const Forward& pass) const {
+  const std::int64_t width = model_.width;
+  const ConstArray params = pass.params;
+  const BlockActivations& a = pass.activations;
   const auto add_bias = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
-    kernels::store_bias(values, params + at_.qkv_bias + t.column, at_tile(a.qkv, 3 * width, t));
+    kernels::store_bias(values, params + at_.qkv_bias + t.column,
+                        at_tile(a.qkv, 3 * model_.part_width(), t));
   };
   together(team, product_loop(team, scratch, qkv_, a.ln_1, params + at_.qkv_weight, add_bias));
 
-  team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
-    const auto sequence = static_cast<std::int64_t>(i) / model_.heads;
-    const auto number = static_cast<std::int64_t>(i) % model_.heads;
-    const Array out =
-        a.attention + sequence * shape_.context * width + number * model_.head_width();
-    attention_.forward(team.index(), head(a, i), out, scratch[team.index()]);
+  team.for_each(static_cast<std::size_t>(shape_.batch * model_.part_heads()), [&](std::size_t i) {
+    attention_.forward(team.index(), head(a, i), a.attention + head_begin(i),
+                       scratch[team.index()]);
   });
 
   const auto add_to_x = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    if (divided()) return kernels::store(values, at_tile(pass.partial, width, t));
     kernels::store_bias_residual(values, params + at_.attention_projection_bias + t.column,
-                                 {x + t.row * width + t.column, width},
+                                 {pass.x + t.row * width + t.column, width},
                                  at_tile(a.middle, width, t));
   };
   together(team, product_loop(team, scratch, attention_projection_, a.attention,
                               params + at_.attention_projection_weight, add_to_x));
+}
 
-  together(team, norm(a.middle, at_.ln_2_weight, at_.ln_2_bias, a.ln_2, a.ln_2_stats));
+void Block::norm_2(Team& team, const Forward& pass) const {
+  const std::int64_t width = model_.width;
+  const ConstArray params = pass.params;
+  const BlockActivations& a = pass.activations;
+  team.for_each(piece_count(rows_.own, kRowPiece), [&](std::size_t i) {
+    const Piece p = piece(i, rows_.own, kRowPiece);
+    const Array middle = a.middle + p.begin * width;
+    if (divided()) {
+      kernels::add_bias_residual(pass.partial + (rows_.first + p.begin) * width,
+                                 params + at_.attention_projection_bias, pass.x + p.begin * width,
+                                 p.count, width, middle);
+    }
+    kernels::layernorm(middle, p.count, width, {params + at_.ln_2_weight, params + at_.ln_2_bias},
+                       a.ln_2 + (rows_.first + p.begin) * width, a.ln_2_stats + p.begin);
+  });
+}
 
-  const std::int64_t hidden = model_.hidden();
+void Block::mlp(Team& team, std::span<const WorkerScratch> scratch, const Forward& pass) const {
+  const std::int64_t width = model_.width;
+  const std::int64_t hidden = model_.part_hidden();
+  const ConstArray params = pass.params;
+  const BlockActivations& a = pass.activations;
   const auto gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
-    const Rows before = keep == Keep::kAll ? at_tile(a.before_gelu, hidden, t) : Rows{};
+    const Rows before = pass.keep == Keep::kAll ? at_tile(a.before_gelu, hidden, t) : Rows{};
     kernels::store_bias_gelu(values, params + at_.fc_bias + t.column, before,
                              at_tile(a.gelu, hidden, t));
   };
   together(team, product_loop(team, scratch, fc_, a.ln_2, params + at_.fc_weight, gelu));
 
-  if (!y) return;
+  if (!pass.y) return;
   const auto add_to_middle = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    if (divided()) return kernels::store(values, at_tile(pass.partial, width, t));
     kernels::store_bias_residual(values, params + at_.mlp_projection_bias + t.column,
                                  {a.middle + t.row * width + t.column, width},
-                                 at_tile(y, width, t));
+                                 at_tile(pass.y, width, t));
   };
   together(team, product_loop(team, scratch, mlp_projection_, a.gelu,
                               params + at_.mlp_projection_weight, add_to_middle));
 }
 
+void Block::add_mlp(Team& team, const Forward& pass) const {
+  const std::int64_t width = model_.width;
+  team.for_each(piece_count(rows_.own, kRowPiece), [&](std::size_t i) {
+    const Piece p = piece(i, rows_.own, kRowPiece);
+    kernels::add_bias_residual(
+        pass.partial + (rows_.first + p.begin) * width, pass.params + at_.mlp_projection_bias,
+        pass.activations.middle + p.begin * width, p.count, width, pass.y + p.begin * width);
+  });
+}
+
 void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
                      const Backward& pass) const {
+  mlp_backward(team, scratch, pass);
+  norm_2_backward(team, pass);
+  attention_backward(team, scratch, pass);
+  norm_1_backward(team, pass);
+}
+
+// y = middle + gelu W + b. Longest tiles first, so that the short column sums fill the end of a
+// phase.
+void Block::mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
+                         const Backward& pass) const {
   const std::int64_t width = model_.width;
-  const std::int64_t hidden = model_.hidden();
+  const std::int64_t hidden = model_.part_hidden();
   const ConstArray params = pass.params;
   float* d_params = pass.d_params;
   const BlockActivations& a = pass.activations;
-
-  // Longest tiles first, so that the short column sums fill the end of a phase.
-  // y = middle + gelu W + b
   const auto through_gelu = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
     kernels::store_gelu_backward(values, at_tile(a.before_gelu, hidden, t));
   };
   together(team,
-           weight_gradient_loop(team, scratch, d_mlp_projection_weight_, a.gelu, pass.gradient,
+           weight_gradient_loop(team, scratch, d_mlp_projection_weight_, a.gelu, pass.all_gradient,
                                 d_params + at_.mlp_projection_weight),
-           product_loop(team, scratch, d_mlp_projection_input_, pass.gradient,
+           product_loop(team, scratch, d_mlp_projection_input_, pass.all_gradient,
                         params + at_.mlp_projection_weight, through_gelu),
-           bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.mlp_projection_bias));
+           bias_gradient_loop(pass.gradient, rows_.own, width, d_params + at_.mlp_projection_bias));
   const ConstArray d_hidden = a.before_gelu;  // what it became
 
   const auto to_rows = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
@@ -243,53 +298,73 @@ void Block::backward(Team& team, std::span<const WorkerScratch> scratch,
       team,
       weight_gradient_loop(team, scratch, d_fc_weight_, a.ln_2, d_hidden, d_params + at_.fc_weight),
       product_loop(team, scratch, d_fc_input_, d_hidden, params + at_.fc_weight, to_rows),
-      bias_gradient_loop(d_hidden, rows_, hidden, d_params + at_.fc_bias));
+      bias_gradient_loop(d_hidden, rows_.all, hidden, d_params + at_.fc_bias));
+}
 
-  const auto norm = [&](ConstArray in, const kernels::RowStats* stats, std::int64_t weight) {
-    return Loop{piece_count(rows_, kRowPiece), [=, this, &pass](std::size_t i) {
-                  const Piece p = piece(i, rows_, kRowPiece);
+// d_rows, own rows, through a norm of `in`: added to the gradient.
+void Block::norm_backward(Team& team, const Norm& norm, ConstArray in, const Backward& pass) const {
+  const std::int64_t width = model_.width;
+  const ConstArray d_out = pass.d_rows + rows_.first * width;
+  together(team,
+           Loop{piece_count(rows_.own, kRowPiece),
+                [&](std::size_t i) {
+                  const Piece p = piece(i, rows_.own, kRowPiece);
                   const Array gradient = pass.gradient + p.begin * width;
-                  kernels::layernorm_backward(pass.d_rows + p.begin * width, in + p.begin * width,
-                                              stats + p.begin, params + weight, p.count, width,
-                                              gradient, gradient);
-                }};
-  };
-  const auto norm_params = [&](ConstArray in, const kernels::RowStats* stats, std::int64_t weight,
-                               std::int64_t bias) {
-    return Loop{piece_count(width, kColumnPiece), [=, this, &pass](std::size_t i) {
+                  kernels::layernorm_backward(d_out + p.begin * width, in + p.begin * width,
+                                              norm.stats + p.begin, pass.params + norm.weight,
+                                              p.count, width, gradient, gradient);
+                }},
+           Loop{piece_count(width, kColumnPiece), [&](std::size_t i) {
                   const Piece p = piece(i, width, kColumnPiece);
                   kernels::layernorm_backward_columns(
-                      {pass.d_rows + p.begin, width}, {in + p.begin, width}, stats, rows_, p.count,
-                      d_params + weight + p.begin, d_params + bias + p.begin);
-                }};
+                      {d_out + p.begin, width}, {in + p.begin, width}, norm.stats, rows_.own,
+                      p.count, pass.d_params + norm.weight + p.begin,
+                      pass.d_params + norm.bias + p.begin);
+                }});
+}
+
+void Block::norm_2_backward(Team& team, const Backward& pass) const {
+  norm_backward(team, {at_.ln_2_weight, at_.ln_2_bias, pass.activations.ln_2_stats},
+                pass.activations.middle, pass);
+}
+
+// middle = x + attention W + b
+void Block::attention_backward(Team& team, std::span<const WorkerScratch> scratch,
+                               const Backward& pass) const {
+  const std::int64_t width = model_.width;
+  const std::int64_t heads_width = model_.part_width();
+  const ConstArray params = pass.params;
+  float* d_params = pass.d_params;
+  const BlockActivations& a = pass.activations;
+  const auto to_heads = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store(values, at_tile(pass.d_rows, heads_width, t));
   };
-  together(team, norm(a.middle, a.ln_2_stats, at_.ln_2_weight),
-           norm_params(a.middle, a.ln_2_stats, at_.ln_2_weight, at_.ln_2_bias));
+  together(team,
+           weight_gradient_loop(team, scratch, d_attention_projection_weight_, a.attention,
+                                pass.all_gradient, d_params + at_.attention_projection_weight),
+           product_loop(team, scratch, d_attention_projection_input_, pass.all_gradient,
+                        params + at_.attention_projection_weight, to_heads),
+           bias_gradient_loop(pass.gradient, rows_.own, width,
+                              d_params + at_.attention_projection_bias));
 
-  // middle = x + attention W + b
-  together(
-      team,
-      weight_gradient_loop(team, scratch, d_attention_projection_weight_, a.attention,
-                           pass.gradient, d_params + at_.attention_projection_weight),
-      product_loop(team, scratch, d_attention_projection_input_, pass.gradient,
-                   params + at_.attention_projection_weight, to_rows),
-      bias_gradient_loop(pass.gradient, rows_, width, d_params + at_.attention_projection_bias));
-
-  team.for_each(static_cast<std::size_t>(shape_.batch * model_.heads), [&](std::size_t i) {
-    const auto sequence = static_cast<std::int64_t>(i) / model_.heads;
-    const auto number = static_cast<std::int64_t>(i) % model_.heads;
-    const std::int64_t at = sequence * shape_.context * width + number * model_.head_width();
+  team.for_each(static_cast<std::size_t>(shape_.batch * model_.part_heads()), [&](std::size_t i) {
+    const std::int64_t at = head_begin(i);
     attention_.backward(team.index(), head(a, i), a.attention + at, pass.d_rows + at,
                         scratch[team.index()]);
   });
 
+  const auto to_rows = [&](const TiledMatmul::Tile& t, const kernels::Tile& values) {
+    kernels::store(values, at_tile(pass.d_rows, width, t));
+  };
   together(
       team,
       weight_gradient_loop(team, scratch, d_qkv_weight_, a.ln_1, a.qkv, d_params + at_.qkv_weight),
       product_loop(team, scratch, d_qkv_input_, a.qkv, params + at_.qkv_weight, to_rows),
-      bias_gradient_loop(a.qkv, rows_, 3 * width, d_params + at_.qkv_bias));
-  together(team, norm(pass.x, a.ln_1_stats, at_.ln_1_weight),
-           norm_params(pass.x, a.ln_1_stats, at_.ln_1_weight, at_.ln_1_bias));
+      bias_gradient_loop(a.qkv, rows_.all, 3 * heads_width, d_params + at_.qkv_bias));
+}
+
+void Block::norm_1_backward(Team& team, const Backward& pass) const {
+  norm_backward(team, {at_.ln_1_weight, at_.ln_1_bias, pass.activations.ln_1_stats}, pass.x, pass);
 }
 
 }  // namespace ziggurat::gpt

@@ -4,6 +4,10 @@
 //
 // Phases of a team region: products tile by tile with their elementwise tail applied while the tile
 // is in cache, then the row-wise kernels. The residual stream has the model's type.
+//
+// Where tensor-parallel ranks divide the block, each has some heads and some hidden columns, makes
+// their part of attention's and the MLP's output, and the ranks add these up (Shoeybi et al. 2019,
+// section 3); backward, the same of the gradients of what went in. Such a sum ends a phase.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +18,28 @@
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/matmul.h"
 #include "integrations/gpt/model.h"
+#include "integrations/gpt/row_share.h"
 #include "integrations/gpt/workspace.h"
 
 namespace ziggurat::gpt {
 
-/// What forward leaves for backward: 15 x rows x width elements, and statistics.
+/// What forward leaves for backward: 15 x rows x width elements, and statistics; of a part less.
 struct BlockActivations {
-  Array ln_1, qkv, attention, middle, ln_2, before_gelu, gelu;
-  kernels::RowStats *ln_1_stats, *softmax_stats, *ln_2_stats;
+  // Of all rows.
+  Array ln_1, qkv, attention, ln_2, before_gelu, gelu;
+  kernels::RowStats* softmax_stats;
+  // Of the rank's own rows.
+  Array middle;
+  kernels::RowStats *ln_1_stats, *ln_2_stats;
 
-  static BlockActivations carve(const ModelConfig& model, std::int64_t rows, Carver& carver);
+  static BlockActivations carve(const ModelConfig& model, const RowShare& rows, Carver& carver);
 };
 
 class Block {
  public:
   struct Shape {
     std::int64_t batch, context;
+    RowShare rows = RowShare::whole(batch * context);
   };
   Block(const ModelConfig& model, const Shape& shape, std::size_t workers);
 
@@ -39,26 +49,55 @@ class Block {
     kNothing,  ///< for the output alone
     kAll,      ///< for backward; without an output, what only the output needs is left out
   };
-  /// y = block(x), both rows x width. All workers of the team call it, with the same arguments.
-  void forward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params, ConstArray x,
-               const BlockActivations& activations, Keep keep, Array y) const;
+  struct Forward {
+    ConstArray params;
+    ConstArray x;  ///< own rows x width
+    const BlockActivations& activations;
+    Keep keep;
+    Array y;             ///< own rows x width; may be null
+    Array partial = {};  ///< rows x width, where ranks divide the block: what they add up
+  };
+  /// y = block(x). All workers of the team call it, with the same arguments. For a block that one
+  /// rank has whole: elsewhere it is these phases, with what ranks exchange after each.
+  void forward(Team& team, std::span<const WorkerScratch> scratch, const Forward& pass) const;
+  void norm_1(Team& team, const Forward& pass) const;  ///< then ln_1 of all rows
+  void attend(Team& team, std::span<const WorkerScratch> scratch,
+              const Forward& pass) const;              ///< then the sum of partial, own rows
+  void norm_2(Team& team, const Forward& pass) const;  ///< then ln_2 of all rows
+  void mlp(Team& team, std::span<const WorkerScratch> scratch,
+           const Forward& pass) const;                  ///< then the sum of partial, own rows
+  void add_mlp(Team& team, const Forward& pass) const;  ///< nothing
 
   struct Backward {
     ConstArray params;
     ConstArray x;
     const BlockActivations& activations;  ///< as forward with Keep::kAll left them; consumed
-    Array gradient;                       ///< in: d loss / d y; out: d loss / d x
+    Array gradient;                       ///< own rows; in: d loss / d y; out: d loss / d x
+    ConstArray all_gradient;              ///< of all rows: `gradient` where that has them
     Array d_rows;                         ///< scratch, rows x width
-    float* d_params;                      ///< added to
+    float* d_params;                      ///< added to; what is not divided, over own rows
   };
   void backward(Team& team, std::span<const WorkerScratch> scratch, const Backward& pass) const;
+  void mlp_backward(Team& team, std::span<const WorkerScratch> scratch,
+                    const Backward& pass) const;  ///< then the sum of d_rows, own rows
+  void norm_2_backward(Team& team, const Backward& pass) const;  ///< then all_gradient
+  void attention_backward(Team& team, std::span<const WorkerScratch> scratch,
+                          const Backward& pass) const;  ///< then the sum of d_rows, own rows
+  void norm_1_backward(Team& team, const Backward& pass) const;  ///< nothing
 
  private:
+  struct Norm {
+    std::int64_t weight, bias;
+    const kernels::RowStats* stats;
+  };
+  void norm_backward(Team& team, const Norm& norm, ConstArray in, const Backward& pass) const;
   HeadView head(const BlockActivations& activations, std::size_t index) const;
+  std::int64_t head_begin(std::size_t index) const;
+  bool divided() const noexcept { return model_.part.ranks > 1; }
 
   ModelConfig model_;
   Shape shape_;
-  std::int64_t rows_;
+  RowShare rows_;
   BlockLayout at_;
   Attention attention_;
   TiledMatmul qkv_, attention_projection_, fc_, mlp_projection_;

@@ -7,7 +7,6 @@
 #include "hwy/highway.h"
 #include "integrations/gpt/kernels.h"
 #include "integrations/gpt/lanes-inl.h"
-#include "integrations/gpt/random.h"
 
 #if defined(ZIGGURAT_GPT_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_GPT_KERNELS_INL_H_
@@ -78,6 +77,21 @@ void store_bias_residual(const Tile& tile, ConstArray biases, ConstRows residual
     auto* to = row_of<E>(out, row);
     for (std::int64_t c = 0; c < tile.columns; c += kLanes) {
       const Vec product = hn::Add(hn::LoadU(F32(), from + c), E::load(bias + c));
+      E::store(hn::Add(E::load(base + c), product), to + c);
+    }
+  }
+}
+
+template <class E>
+void add_bias_residual(ConstArray sums, ConstArray biases, ConstArray residuals, std::int64_t rows,
+                       std::int64_t width, Array out) {
+  const auto* sum = typed<E>(sums);
+  const auto* bias = typed<E>(biases);
+  const auto* base = typed<E>(residuals);
+  auto* to = typed<E>(out);
+  for (std::int64_t row = 0; row < rows; ++row, sum += width, base += width, to += width) {
+    for (std::int64_t c = 0; c < width; c += kLanes) {
+      const Vec product = hn::Add(E::load(sum + c), E::load(bias + c));
       E::store(hn::Add(E::load(base + c), product), to + c);
     }
   }
@@ -349,73 +363,6 @@ void row_dots(ConstRows a, ConstRows b, std::int64_t rows, std::int64_t columns,
     sum.to_array(lanes);
     for (; c < columns; ++c) lanes[c % kBlock] += E::widen(x[c]) * E::widen(y[c]);
     dots[row] = Lanes16::tree_sum(lanes);
-  }
-}
-
-template <class E>
-void embed(const std::uint8_t* tokens, std::int64_t rows, std::int64_t width, std::int64_t context,
-           std::int64_t first, ConstArray wte, ConstArray wpe, Array out) {
-  auto* x = typed<E>(out);
-  for (std::int64_t row = 0; row < rows; ++row, x += width) {
-    const auto* token = typed<E>(wte) + tokens[row] * width;
-    const auto* position = typed<E>(wpe) + (first + row) % context * width;
-    for (std::int64_t c = 0; c < width; c += kLanes)
-      E::store(hn::Add(E::load(token + c), E::load(position + c)), x + c);
-  }
-}
-
-template <class E>
-void embed_backward_columns(const std::uint8_t* tokens, std::int64_t rows, std::int64_t width,
-                            std::int64_t context, ConstArray d_out, std::int64_t columns,
-                            float* d_wte, float* d_wpe) {
-  const F32 d;
-  const auto* dx = typed<E>(d_out);
-  for (std::int64_t row = 0; row < rows; ++row, dx += width) {
-    float* token = d_wte + tokens[row] * width;
-    float* position = d_wpe + row % context * width;
-    for (std::int64_t c = 0; c < columns; c += kLanes) {
-      const Vec g = E::load(dx + c);
-      hn::StoreU(hn::Add(hn::LoadU(d, token + c), g), d, token + c);
-      hn::StoreU(hn::Add(hn::LoadU(d, position + c), g), d, position + c);
-    }
-  }
-}
-
-template <class E>
-void cross_entropy(const float* logits, const std::uint8_t* targets, std::int64_t rows,
-                   std::int64_t vocabulary, float scale, float* losses, Array d_out) {
-  const F32 d;
-  auto* d_logits = typed<E>(d_out);
-  for (std::int64_t row = 0; row < rows; ++row, logits += vocabulary) {
-    Lanes16 best;
-    best.fill(-3.0e38F);
-    for (std::int64_t c = 0; c < vocabulary; c += kBlock) {
-      for (std::size_t i = 0; i < kVectors; ++i)
-        best.v[i] = hn::Max(best.v[i], hn::LoadU(d, logits + c + i * kLanes));
-    }
-    const Vec maximum = hn::Set(d, best.max());
-    Lanes16 sum;
-    sum.fill(0.0F);
-    for (std::int64_t c = 0; c < vocabulary; c += kBlock) {
-      for (std::size_t i = 0; i < kVectors; ++i) {
-        sum.v[i] =
-            hn::Add(sum.v[i], exp_clamped(hn::Sub(hn::LoadU(d, logits + c + i * kLanes), maximum)));
-      }
-    }
-    const float total = sum.sum();
-    const std::int64_t target = targets[row];
-    losses[row] = static_cast<float>(portable_log(static_cast<double>(total))) +
-                  (hn::GetLane(maximum) - logits[target]);
-    if (d_logits == nullptr) continue;
-    const Vec factor = hn::Set(d, scale / total);
-    for (std::int64_t c = 0; c < vocabulary; c += kLanes) {
-      E::store(hn::Mul(exp_clamped(hn::Sub(hn::LoadU(d, logits + c), maximum)), factor),
-               d_logits + c);
-    }
-    // exp_clamped of the target once more, in the lane arithmetic above, less the one.
-    const Vec e = exp_clamped(hn::Sub(hn::Set(d, logits[target]), maximum));
-    d_logits[target] = E::narrow(hn::GetLane(e) * (scale / total) - scale);
-    d_logits += vocabulary;
   }
 }
 

@@ -14,6 +14,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "integrations/gpt/kernels-inl.h"
+#include "integrations/gpt/vocabulary-inl.h"
 
 // (name, element type, parameters, arguments) of each.
 #define ZIGGURAT_GPT_KERNELS(KERNEL)                                                               \
@@ -23,6 +24,10 @@
   KERNEL(store_bias_residual, bias.dtype,                                                          \
          (const Tile& tile, ConstArray bias, ConstRows residual, Rows out),                        \
          (tile, bias, residual, out))                                                              \
+  KERNEL(add_bias_residual, bias.dtype,                                                            \
+         (ConstArray sum, ConstArray bias, ConstArray residual, std::int64_t rows,                 \
+          std::int64_t width, Array out),                                                          \
+         (sum, bias, residual, rows, width, out))                                                  \
   KERNEL(store_bias_gelu, bias.dtype, (const Tile& tile, ConstArray bias, Rows before, Rows out),  \
          (tile, bias, before, out))                                                                \
   KERNEL(store_gelu_backward, before.data.dtype, (const Tile& tile, Rows before), (tile, before))  \
@@ -59,6 +64,30 @@
          (const std::uint8_t* tokens, std::int64_t rows, std::int64_t width, std::int64_t context, \
           ConstArray dx, std::int64_t columns, float* d_wte, float* d_wpe),                        \
          (tokens, rows, width, context, dx, columns, d_wte, d_wpe))                                \
+  KERNEL(embed_tokens, x.dtype,                                                                    \
+         (const std::uint8_t* tokens, std::int64_t rows, std::int64_t width, TokenRange range,     \
+          ConstArray wte, Array x),                                                                \
+         (tokens, rows, width, range, wte, x))                                                     \
+  KERNEL(add_positions, x.dtype,                                                                   \
+         (std::int64_t rows, std::int64_t width, std::int64_t context, std::int64_t first,         \
+          ConstArray wpe, ConstArray sum, Array x),                                                \
+         (rows, width, context, first, wpe, sum, x))                                               \
+  KERNEL(embed_tokens_backward_columns, dx.dtype,                                                  \
+         (const std::uint8_t* tokens, std::int64_t rows, std::int64_t width, TokenRange range,     \
+          ConstArray dx, std::int64_t columns, float* d_wte),                                      \
+         (tokens, rows, width, range, dx, columns, d_wte))                                         \
+  KERNEL(add_positions_backward_columns, dx.dtype,                                                 \
+         (std::int64_t rows, std::int64_t width, std::int64_t context, std::int64_t first,         \
+          ConstArray dx, std::int64_t columns, float* d_wpe),                                      \
+         (rows, width, context, first, dx, columns, d_wpe))                                        \
+  KERNEL(softmax_part, DType::kFloat32,                                                            \
+         (const float* logits, const std::uint8_t* targets, std::int64_t rows, TokenRange range,   \
+          LogitsPart* parts),                                                                      \
+         (logits, targets, rows, range, parts))                                                    \
+  KERNEL(cross_entropy_of_parts, d_logits.dtype,                                                   \
+         (const float* logits, const LogitsParts& all, const std::uint8_t* targets,                \
+          std::int64_t rows, TokenRange range, float scale, float* losses, Array d_logits),        \
+         (logits, all, targets, rows, range, scale, losses, d_logits))                             \
   KERNEL(cross_entropy, d_logits.dtype,                                                            \
          (const float* logits, const std::uint8_t* targets, std::int64_t rows,                     \
           std::int64_t vocabulary, float scale, float* losses, Array d_logits),                    \

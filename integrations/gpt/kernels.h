@@ -49,6 +49,9 @@ void widen(ConstArray from, std::int64_t count, float* to);  // any count
 void store(const Tile& tile, Rows out);  // any columns
 void store_bias(const Tile& tile, ConstArray bias, Rows out);
 void store_bias_residual(const Tile& tile, ConstArray bias, ConstRows residual, Rows out);
+/// The last of these where `sum` was rounded before: out = residual + (sum + bias), row by row.
+void add_bias_residual(ConstArray sum, ConstArray bias, ConstArray residual, std::int64_t rows,
+                       std::int64_t width, Array out);
 /// out = gelu(round(tile + bias)), tanh form; the rounded argument goes to `before` unless its data
 /// is null.
 void store_bias_gelu(const Tile& tile, ConstArray bias, Rows before, Rows out);
@@ -102,10 +105,47 @@ void embed_backward_columns(const std::uint8_t* tokens, std::int64_t rows, std::
                             std::int64_t context, ConstArray dx, std::int64_t columns, float* d_wte,
                             float* d_wpe);
 
+/// A run of a vocabulary.
+struct TokenRange {
+  std::int64_t first;
+  std::int64_t count;
+};
+/// The same in two steps where a rank has some tokens' vectors only: 0 for the others' tokens, and
+/// once ranks have added these up, x = sum + wpe[position].
+void embed_tokens(const std::uint8_t* tokens, std::int64_t rows, std::int64_t width,
+                  TokenRange range, ConstArray wte, Array x);
+void add_positions(std::int64_t rows, std::int64_t width, std::int64_t context, std::int64_t first,
+                   ConstArray wpe, ConstArray sum, Array x);
+void embed_tokens_backward_columns(const std::uint8_t* tokens, std::int64_t rows,
+                                   std::int64_t width, TokenRange range, ConstArray dx,
+                                   std::int64_t columns, float* d_wte);
+void add_positions_backward_columns(std::int64_t rows, std::int64_t width, std::int64_t context,
+                                    std::int64_t first, ConstArray dx, std::int64_t columns,
+                                    float* d_wpe);
+
 /// losses[r] = -log softmax(logits[r])[targets[r]]; d_logits = scale * (softmax - one hot) unless
 /// null.
 void cross_entropy(const float* logits, const std::uint8_t* targets, std::int64_t rows,
                    std::int64_t vocabulary, float scale, float* losses, Array d_logits);
+
+/// What a rank's columns of a row of logits say of its softmax.
+struct LogitsPart {
+  float maximum;
+  float sum;     ///< of exp(logit - maximum)
+  float target;  ///< the target's logit; 0 where another rank has it
+};
+void softmax_part(const float* logits, const std::uint8_t* targets, std::int64_t rows,
+                  TokenRange range, LogitsPart* parts);
+/// The parts of all ranks for the same rows: rank r's of row 0 is parts[r * stride].
+struct LogitsParts {
+  const LogitsPart* parts;
+  std::int64_t stride;
+  std::int64_t ranks;
+};
+/// As cross_entropy(), with `range`'s columns of the logits; ranks are added in their order.
+void cross_entropy_of_parts(const float* logits, const LogitsParts& all,
+                            const std::uint8_t* targets, std::int64_t rows, TokenRange range,
+                            float scale, float* losses, Array d_logits);
 
 /// Target names that this CPU runs, best first, and forcing one (empty: the best again). For tests:
 /// no bit may change.

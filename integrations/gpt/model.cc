@@ -31,19 +31,30 @@ struct NamedParam {
   Init init;
 };
 
-/// How tensor parallelism would divide a parameter. Matrices are [in, out]: a column-parallel
+/// How tensor parallelism divides a parameter. Matrices are [in, out]: a column-parallel
 /// layer divides `out` and its bias, a row-parallel one `in` (Shoeybi et al. 2019, "Megatron-LM",
 /// section 3).
 constexpr int kColumns = 1;
 constexpr int kRows = 0;
 constexpr int kBias = 0;
 
-ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, int tp_dim = -1) {
-  return {.name = std::move(name), .shape = {rows, columns}, .tp_dim = tp_dim};
+/// c_attn: each rank has the queries, keys and values of its heads.
+constexpr int kQkv = 3;
+
+ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t columns, int tp_dim = -1,
+                 int tp_sections = 1) {
+  return {.name = std::move(name),
+          .shape = {rows, columns},
+          .tp_dim = tp_dim,
+          .tp_sections = tp_sections};
 }
 
-ParamSpec vector(std::string name, std::int64_t count, int tp_dim = -1) {
-  return {.name = std::move(name), .shape = {count}, .decay = false, .tp_dim = tp_dim};
+ParamSpec vector(std::string name, std::int64_t count, int tp_dim = -1, int tp_sections = 1) {
+  return {.name = std::move(name),
+          .shape = {count},
+          .decay = false,
+          .tp_dim = tp_dim,
+          .tp_sections = tp_sections};
 }
 
 // The one table that spec, layout and initial values are read from.
@@ -56,13 +67,13 @@ std::vector<NamedParam> embedding_params(const ModelConfig& c) {
 
 std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
   const std::string h = fmt::format("h.{}.", block);
-  return {{matrix(h + "attn.c_attn.weight", c.width, 3 * c.width, kColumns), Init::kNormal},
+  return {{matrix(h + "attn.c_attn.weight", c.width, 3 * c.width, kColumns, kQkv), Init::kNormal},
           {matrix(h + "attn.c_proj.weight", c.width, c.width, kRows), Init::kResidualNormal},
           {matrix(h + "mlp.c_fc.weight", c.width, c.hidden(), kColumns), Init::kNormal},
           {matrix(h + "mlp.c_proj.weight", c.hidden(), c.width, kRows), Init::kResidualNormal},
           {vector(h + "ln_1.weight", c.width), Init::kOne},
           {vector(h + "ln_1.bias", c.width), Init::kZero},
-          {vector(h + "attn.c_attn.bias", 3 * c.width, kBias), Init::kZero},
+          {vector(h + "attn.c_attn.bias", 3 * c.width, kBias, kQkv), Init::kZero},
           {vector(h + "attn.c_proj.bias", c.width), Init::kZero},
           {vector(h + "ln_2.weight", c.width), Init::kOne},
           {vector(h + "ln_2.bias", c.width), Init::kZero},
@@ -70,17 +81,27 @@ std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
           {vector(h + "mlp.c_proj.bias", c.width), Init::kZero}};
 }
 
+/// Of the whole model.
 std::vector<NamedParam> unit_params(const ModelConfig& c, UnitId unit) {
   return unit == kEmbeddingUnit ? embedding_params(c)
                                 : block_params(c, static_cast<std::int64_t>(unit) - 1);
 }
 
-std::vector<std::int64_t> offsets(const std::vector<NamedParam>& params) {
+/// Of config.part.
+UnitSpec unit_spec(const ModelConfig& config, UnitId unit) {
+  UnitSpec whole{
+      .name = unit == kEmbeddingUnit ? std::string("embedding") : fmt::format("h.{}", unit - 1),
+      .params = {}};
+  for (NamedParam& param : unit_params(config, unit)) whole.params.push_back(std::move(param.spec));
+  return part_of(whole, config.part.ranks);
+}
+
+std::vector<std::int64_t> offsets(const UnitSpec& unit) {
   std::vector<std::int64_t> result;
   std::int64_t next = 0;
-  for (const NamedParam& param : params) {
+  for (const ParamSpec& param : unit.params) {
     result.push_back(next);
-    next += static_cast<std::int64_t>(param.spec.count());
+    next += static_cast<std::int64_t>(param.count());
   }
   return result;
 }
@@ -155,6 +176,24 @@ ModelConfig parse_model(std::string_view text) {
   return config;
 }
 
+void require_divisible(const ModelConfig& model, int ranks) {
+  const auto require = [&](bool good, const char* what, std::int64_t count, const char* into) {
+    if (good) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--tp {}: model {} has {} {}, and {} ranks cannot divide them{}: {} / "
+                            "{} = {} each, {} left over",
+                            ranks, to_string(model), count, what, ranks, into, count, ranks,
+                            count / ranks, count % ranks));
+  };
+  // Kernels take 16 columns at a time.
+  const auto in_sixteens = [&](std::int64_t count) {
+    return count % ranks == 0 && count / ranks % 16 == 0;
+  };
+  require(model.heads % ranks == 0, "heads", model.heads, " evenly");
+  require(in_sixteens(model.width), "columns", model.width, " into multiples of 16");
+  require(in_sixteens(model.vocabulary), "symbols", model.vocabulary, " into multiples of 16");
+}
+
 std::string to_string(const ModelConfig& config) {
   return fmt::format("{}x{}x{}", config.layers, config.width, config.heads);
 }
@@ -162,16 +201,14 @@ std::string to_string(const ModelConfig& config) {
 ModelSpec make_spec(const ModelConfig& config) {
   ModelSpec spec{.name = to_string(config), .units = {}, .dtype = config.dtype};
   for (std::int64_t unit = 0; unit <= config.layers; ++unit) {
-    UnitSpec unit_spec{.name = unit == 0 ? std::string("embedding") : fmt::format("h.{}", unit - 1),
-                       .params = {}};
-    for (NamedParam& param : unit_params(config, static_cast<UnitId>(unit)))
-      unit_spec.params.push_back(std::move(param.spec));
-    spec.units.push_back(std::move(unit_spec));
+    spec.units.push_back(unit_spec(config, static_cast<UnitId>(unit)));
   }
   return spec;
 }
 
-Initializer make_initializer(const ModelConfig& config, std::uint64_t seed) {
+namespace {
+
+Initializer make_whole_initializer(const ModelConfig& config, std::uint64_t seed) {
   // All blocks share one table: only the key differs.
   const auto embedding =
       std::make_shared<const std::vector<Segment>>(segments(config, kEmbeddingUnit));
@@ -189,8 +226,24 @@ Initializer make_initializer(const ModelConfig& config, std::uint64_t seed) {
   };
 }
 
+}  // namespace
+
+Initializer make_initializer(const ModelConfig& config, std::uint64_t seed) {
+  Initializer whole = make_whole_initializer(config, seed);
+  if (config.part.ranks == 1) return whole;
+  const auto embedding = std::make_shared<const UnitSpec>(unit_spec(config, kEmbeddingUnit));
+  const auto block = std::make_shared<const UnitSpec>(unit_spec(config, block_unit(0)));
+  return [whole = std::move(whole), embedding, block, part = config.part](
+             UnitId unit, std::uint64_t first, std::span<float> values) {
+    for_each_run(unit == kEmbeddingUnit ? *embedding : *block, part, first, values.size(),
+                 [&](const PartRun& run) {
+                   whole(unit, run.whole_begin, values.subspan(run.begin - first, run.count));
+                 });
+  };
+}
+
 EmbeddingLayout::EmbeddingLayout(const ModelConfig& config) {
-  const auto at = offsets(embedding_params(config));
+  const auto at = offsets(unit_spec(config, kEmbeddingUnit));
   wte = at[0];
   wpe = at[1];
   ln_f_weight = at[2];
@@ -198,7 +251,7 @@ EmbeddingLayout::EmbeddingLayout(const ModelConfig& config) {
 }
 
 BlockLayout::BlockLayout(const ModelConfig& config) {
-  const auto at = offsets(block_params(config, 0));
+  const auto at = offsets(unit_spec(config, block_unit(0)));
   qkv_weight = at[0];
   attention_projection_weight = at[1];
   fc_weight = at[2];

@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "core/engine/engine.h"
 #include "core/sharding/model_spec.h"
+#include "core/sharding/tensor_part.h"
 
 namespace ziggurat::gpt {
 
@@ -22,9 +23,24 @@ struct ModelConfig {
   std::int64_t vocabulary = 256;
   std::int64_t context_max = 1024;  ///< rows of the learned positions
   DType dtype = DType::kBFloat16;   ///< of parameters and activations; sums are fp32
+  /// What one rank computes of each layer, where several divide them: attention's heads, the MLP's
+  /// hidden columns, rows of the vocabulary (Shoeybi et al. 2019, "Megatron-LM", section 3).
+  TensorPart part{};
 
   std::int64_t head_width() const { return width / heads; }
   std::int64_t hidden() const { return 4 * width; }
+  ModelConfig whole() const {
+    ModelConfig all = *this;
+    all.part = {};
+    return all;
+  }
+  // Of this part.
+  std::int64_t part_heads() const { return heads / part.ranks; }
+  std::int64_t part_width() const { return width / part.ranks; }  ///< of its heads, side by side
+  std::int64_t part_hidden() const { return hidden() / part.ranks; }
+  std::int64_t part_vocabulary() const { return vocabulary / part.ranks; }
+  std::int64_t first_token() const { return part.rank * part_vocabulary(); }
+
   bool operator==(const ModelConfig&) const = default;
 };
 
@@ -32,6 +48,9 @@ struct ModelConfig {
 /// The dtype is bf16. Errors: kInvalidArgument naming what is wrong; the width must be a multiple
 /// of 16 and of the heads.
 ModelConfig parse_model(std::string_view text);
+/// Errors: kInvalidArgument, with the arithmetic, unless `ranks` divide the heads, the width (into
+/// multiples of 16) and the vocabulary (the same).
+void require_divisible(const ModelConfig& model, int ranks);
 /// "12x768x12".
 std::string to_string(const ModelConfig& config);
 
@@ -39,15 +58,16 @@ std::string to_string(const ModelConfig& config);
 /// in each unit.
 inline constexpr UnitId kEmbeddingUnit = 0;
 constexpr UnitId block_unit(std::int64_t block) { return static_cast<UnitId>(1 + block); }
-/// The spec's name is to_string(config): parse_model() reads it back, but for the dtype.
+/// Of config.part. The spec's name is to_string(config), the whole's: parse_model() reads it back,
+/// but for the dtype.
 ModelSpec make_spec(const ModelConfig& config);
 
 /// Normal(0, 0.02), residual projections by another 1/sqrt(2 layers); biases 0; norms 1. A value is
-/// a function of (seed, unit, element) alone and uses no libm, so any range comes out the same on
-/// every machine. Thread-safe.
+/// a function of (seed, unit, element of the whole unit) alone and uses no libm, so any range comes
+/// out the same on every machine, and parts have the values of the whole. Thread-safe.
 Initializer make_initializer(const ModelConfig& config, std::uint64_t seed);
 
-/// Where each parameter of unit 0 starts in the unit's flat span, in elements.
+/// Where each parameter of unit 0 starts in the flat span of config.part, in elements.
 struct EmbeddingLayout {
   explicit EmbeddingLayout(const ModelConfig& config);
   std::int64_t wte, wpe, ln_f_weight, ln_f_bias;

@@ -22,7 +22,8 @@ constexpr std::int64_t kWindowStep = 64;
 // Compute for windows of one length.
 struct Window {
   Window(const ModelConfig& model, std::int64_t length, std::size_t workers)
-      : block(model, {.batch = 1, .context = length}, workers), head(model, length, workers) {}
+      : block(model, {.batch = 1, .context = length}, workers),
+        head(model, RowShare::whole(length), workers) {}
   Block block;
   Head head;
 };
@@ -80,8 +81,12 @@ std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model
             if (unit == kEmbeddingUnit) {
               window.head.embed(team, params, tokens, padded, x);
             } else {
-              window.block.forward(team, space.scratch, params, x, space.activations,
-                                   Block::Keep::kNothing, y);
+              window.block.forward(team, space.scratch,
+                                   {.params = params,
+                                    .x = x,
+                                    .activations = space.activations,
+                                    .keep = Block::Keep::kNothing,
+                                    .y = y});
             }
           },
           "sample");
@@ -90,7 +95,10 @@ std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model
     }
     const ConstArray params = engine.acquire(kEmbeddingUnit);
     workers.run_team(
-        [&](Team& team) { window.head.logits(team, space.scratch, params, x, space.head); },
+        [&](Team& team) {
+          window.head.norm(team, params, x, space.head);
+          window.head.logits(team, space.scratch, params, space.head);
+        },
         "sample");
     engine.release(kEmbeddingUnit);
 

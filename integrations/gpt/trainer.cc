@@ -6,14 +6,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "integrations/gpt/block.h"
 #include "integrations/gpt/head.h"
+#include "integrations/gpt/regions.h"
 #include "integrations/gpt/sampler.h"
+#include "integrations/gpt/tensor_passes.h"
+#include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/trainer_space.h"
 
 namespace ziggurat::gpt {
@@ -49,6 +52,16 @@ void check_shape(const ModelConfig& model, const RunShape& shape) {
     refuse(fmt::format("context {}: 1 to {}, the model's positions", shape.context,
                        model.context_max));
   }
+  if (!shape.sequence_parallel) return;
+  const int ranks = model.part.ranks;
+  if (ranks == 1)
+    refuse("sequence parallelism is of ranks that divide the layers, and here is one");
+  if (shape.rows() % ranks != 0) {
+    refuse(
+        fmt::format("sequence parallelism: batch {} x context {} = {} rows, which {} ranks "
+                    "cannot divide evenly: {} would be left over",
+                    shape.batch, shape.context, shape.rows(), ranks, shape.rows() % ranks));
+  }
 }
 
 }  // namespace
@@ -56,17 +69,19 @@ void check_shape(const ModelConfig& model, const RunShape& shape) {
 class Trainer::Impl {
  public:
   Impl(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
-       const RunShape& shape)
+       const RunShape& shape, TensorRanks* tensor)
       : engine_(engine),
         workers_(workers),
+        regions_(workers),
         model_(model),
         shape_(shape),
         memory_(device.allocate(workspace_bytes(model, shape, workers.threads()),
                                 Purpose::kActivations)),
-        block_(model, {shape.batch, shape.context}, workers.threads()),
-        head_(model, shape.rows(), workers.threads()) {
+        block_(model, {shape.batch, shape.context, shape.row_share(model)}, workers.threads()),
+        head_(model, shape.row_share(model), workers.threads()) {
     Carver carver(memory_.data());
     space_ = TrainerSpace::carve(model, shape, workers.threads(), carver);
+    if (tensor) divided_.emplace(model, shape, block_, head_, space_, regions_, *tensor);
   }
 
   double forward_backward(std::span<const Batch> batches, float loss_scale) {
@@ -90,6 +105,11 @@ class Trainer::Impl {
   }
 
   std::string sample(const std::string& prompt, const SampleOptions& options) {
+    if (divided_) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a rank that has a part of every layer cannot sample alone: export the whole "
+                  "model, and sample from that");
+    }
     const SamplerSpace space{.context = shape_.context,
                              .scratch = space_.scratch,
                              .x = space_.stream[0][0],
@@ -101,19 +121,26 @@ class Trainer::Impl {
 
   void check(std::span<const Batch> batches) const;
   const RunShape& shape() const noexcept { return shape_; }
-  ComputeSeconds seconds() const noexcept { return seconds_; }
+  ComputeSeconds seconds() const noexcept { return regions_.seconds(); }
 
  private:
   static constexpr float kNoGradient = 0;
+  static constexpr auto kForward = &ComputeSeconds::forward;
+  static constexpr auto kBackward = &ComputeSeconds::backward;
 
   void forward(std::span<const Batch> batches) {
     {
       const AcquiredUnit unit(engine_, kEmbeddingUnit, model_.dtype);
-      compute("embed", seconds_.forward, [&](Team& team) {
-        for (std::size_t k = 0; k < batches.size(); ++k) {
-          head_.embed(team, unit.params(), batches[k].inputs, shape_.context, space_.stream[0][k]);
-        }
-      });
+      for (std::size_t k = 0; divided_ && k < batches.size(); ++k)
+        divided_->embed(unit.params(), batches[k], space_.stream[0][k]);
+      if (!divided_) {
+        regions_.run("embed", kForward, [&](Team& team) {
+          for (std::size_t k = 0; k < batches.size(); ++k) {
+            head_.embed(team, unit.params(), batches[k].inputs, shape_.context,
+                        space_.stream[0][k]);
+          }
+        });
+      }
     }
     for (std::int64_t block = 0; block < model_.layers; ++block)
       forward_block(block, batches.size());
@@ -124,11 +151,19 @@ class Trainer::Impl {
     const auto i = static_cast<std::size_t>(block);
     const AcquiredUnit unit(engine_, block_unit(block), model_.dtype);
     const auto keep = checkpointing() ? Block::Keep::kNothing : Block::Keep::kAll;
-    compute("forward", seconds_.forward, [&](Team& team) {
-      for (std::size_t k = 0; k < micro_batches; ++k) {
-        block_.forward(team, space_.scratch, unit.params(), space_.stream[i][k],
-                       space_.activations[i][k], keep, space_.stream[i + 1][k]);
-      }
+    const auto pass = [&](std::size_t k) {
+      return Block::Forward{.params = unit.params(),
+                            .x = space_.stream[i][k],
+                            .activations = space_.activations[i][k],
+                            .keep = keep,
+                            .y = space_.stream[i + 1][k],
+                            .partial = space_.d_rows};
+    };
+    for (std::size_t k = 0; divided_ && k < micro_batches; ++k)
+      divided_->forward(pass(k), kForward);
+    if (divided_) return;
+    regions_.run("forward", kForward, [&](Team& team) {
+      for (std::size_t k = 0; k < micro_batches; ++k) block_.forward(team, space_.scratch, pass(k));
     });
   }
 
@@ -142,11 +177,18 @@ class Trainer::Impl {
     double sum = 0;
     for (std::size_t k = 0; k < batches.size(); ++k) {
       const Array x = space_.stream.back()[k];
-      compute("head", seconds_.forward, [&](Team& team) {
-        head_.logits(team, space_.scratch, unit.params(), x, space_.head);
-        head_.loss(team, batches[k].targets, scale, space_.head);
-        if (backward) head_.backward(team, space_.scratch, unit.params(), x, space_.head, gradient);
-      });
+      if (divided_) {
+        divided_->head(unit.params(), batches[k], scale, x, gradient);
+      } else {
+        regions_.run("head", kForward, [&](Team& team) {
+          head_.norm(team, unit.params(), x, space_.head);
+          head_.logits(team, space_.scratch, unit.params(), space_.head);
+          head_.loss(team, batches[k].targets, scale, space_.head);
+          if (!backward) return;
+          head_.logits_backward(team, space_.scratch, unit.params(), space_.head, gradient);
+          head_.norm_backward(team, unit.params(), x, space_.head, gradient);
+        });
+      }
       for (std::int64_t row = 0; row < shape_.rows(); ++row)
         sum += static_cast<double>(space_.head.losses[row]);
     }
@@ -158,24 +200,38 @@ class Trainer::Impl {
     const UnitId id = block_unit(block);
     {
       const AcquiredUnit unit(engine_, id, model_.dtype);
-      float* d_params = engine_.gradient(id).data();
-      compute("backward", seconds_.backward, [&](Team& team) {
+      const std::span<float> gradient = engine_.gradient(id);
+      const auto again = [&](std::size_t k) {
+        return Block::Forward{.params = unit.params(),
+                              .x = space_.stream[i][k],
+                              .activations = space_.activations[i][k],
+                              .keep = Block::Keep::kAll,
+                              .y = {},
+                              .partial = space_.d_rows};
+      };
+      const auto pass = [&](std::size_t k) {
+        return Block::Backward{.params = unit.params(),
+                               .x = space_.stream[i][k],
+                               .activations = space_.activations[i][k],
+                               .gradient = space_.stream.back()[k],
+                               .all_gradient = space_.stream.back()[k],
+                               .d_rows = space_.d_rows,
+                               .d_params = gradient.data()};
+      };
+      if (divided_) {
         for (std::size_t k = 0; k < micro_batches; ++k) {
-          const Array x = space_.stream[i][k];
-          const BlockActivations& activations = space_.activations[i][k];
-          if (checkpointing()) {
-            block_.forward(team, space_.scratch, unit.params(), x, activations, Block::Keep::kAll,
-                           {});
-          }
-          block_.backward(team, space_.scratch,
-                          {.params = unit.params(),
-                           .x = x,
-                           .activations = activations,
-                           .gradient = space_.stream.back()[k],
-                           .d_rows = space_.d_rows,
-                           .d_params = d_params});
+          if (checkpointing()) divided_->forward(again(k), kBackward);
+          divided_->backward(pass(k));
         }
-      });
+        divided_->sum_shared(id, gradient);
+      } else {
+        regions_.run("backward", kBackward, [&](Team& team) {
+          for (std::size_t k = 0; k < micro_batches; ++k) {
+            if (checkpointing()) block_.forward(team, space_.scratch, again(k));
+            block_.backward(team, space_.scratch, pass(k));
+          }
+        });
+      }
     }
     engine_.finish_gradient(id);
   }
@@ -183,20 +239,20 @@ class Trainer::Impl {
   // The embedding's gradient needs no parameters; unit 0's accumulator has been open since the
   // head.
   void embed_backward(std::span<const Batch> batches) {
-    float* d_params = engine_.gradient(kEmbeddingUnit).data();
-    compute("embed backward", seconds_.backward, [&](Team& team) {
-      for (std::size_t k = 0; k < batches.size(); ++k) {
-        head_.embed_backward(team, batches[k].inputs, shape_.context, space_.stream.back()[k],
-                             d_params);
-      }
-    });
+    const std::span<float> gradient = engine_.gradient(kEmbeddingUnit);
+    if (divided_) {
+      for (std::size_t k = 0; k < batches.size(); ++k)
+        divided_->embed_backward(batches[k], space_.stream.back()[k], gradient.data());
+      divided_->sum_shared(kEmbeddingUnit, gradient);
+    } else {
+      regions_.run("embed backward", kBackward, [&](Team& team) {
+        for (std::size_t k = 0; k < batches.size(); ++k) {
+          const ConstArray dx = space_.stream.back()[k];
+          head_.embed_backward(team, batches[k].inputs, shape_.context, dx, dx, gradient.data());
+        }
+      });
+    }
     engine_.finish_gradient(kEmbeddingUnit);
-  }
-
-  void compute(const char* name, double& seconds, const std::function<void(Team&)>& region) {
-    const auto start = std::chrono::steady_clock::now();
-    workers_.run_team(region, name);
-    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
   bool checkpointing() const noexcept {
@@ -205,13 +261,14 @@ class Trainer::Impl {
 
   Engine& engine_;
   WorkerPool& workers_;
+  Regions regions_;
   ModelConfig model_;
   RunShape shape_;
   DeviceBuffer memory_;
   TrainerSpace space_;
   Block block_;
   Head head_;
-  ComputeSeconds seconds_;
+  std::optional<TensorPasses> divided_;  // where tensor-parallel ranks divide the layers
 };
 
 void Trainer::Impl::check(std::span<const Batch> batches) const {
@@ -228,15 +285,18 @@ void Trainer::Impl::check(std::span<const Batch> batches) const {
 }
 
 Trainer::Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
-                 const RunShape& shape) {
+                 const RunShape& shape, TensorRanks* tensor) {
   check_shape(model, shape);
+  ZIGGURAT_CHECK(model.part == (tensor ? tensor->part() : TensorPart{}),
+                 "part {} of {} of a model, and other ranks to go with it", model.part.rank,
+                 model.part.ranks);
   if (!device.host_accessible()) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("device {}: this trainer computes on the CPU and cannot reach its memory",
                     device.description()));
   }
-  impl_ = std::make_unique<Impl>(engine, device, workers, model, shape);
+  impl_ = std::make_unique<Impl>(engine, device, workers, model, shape, tensor);
 }
 
 Trainer::~Trainer() = default;

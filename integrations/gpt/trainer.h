@@ -22,6 +22,7 @@
 #include "base/runtime/worker_pool.h"
 #include "core/engine/engine.h"
 #include "integrations/gpt/model.h"
+#include "integrations/gpt/row_share.h"
 #include "integrations/gpt/text.h"
 #include "tiers/device.h"
 
@@ -38,8 +39,16 @@ struct RunShape {
   std::int64_t context = 256;   ///< bytes of a sequence
   ActivationCheckpointing checkpointing = ActivationCheckpointing::kBlock;
 
+  /// Where tensor-parallel ranks divide the layers: each keeps its own rows of what lies between
+  /// them (integrations/gpt/row_share.h).
+  bool sequence_parallel = false;
+
   std::int64_t rows() const { return batch * context; }
   std::int64_t tokens_per_step() const { return accumulate * rows(); }
+  RowShare row_share(const ModelConfig& model) const {
+    return sequence_parallel ? RowShare::of(rows(), model.part.rank, model.part.ranks)
+                             : RowShare::whole(rows());
+  }
 };
 
 /// Wall seconds inside the workers' compute since construction: forward includes evaluation, not
@@ -57,13 +66,17 @@ struct SampleOptions {
   std::function<void(char)> on_byte;
 };
 
+class TensorRanks;
+
 class Trainer {
  public:
   /// Allocates the whole workspace (Purpose::kActivations), once. The references must outlive the
-  /// trainer. Errors: kInvalidArgument (a shape out of range, a device whose memory the CPU cannot
-  /// reach); kResourceExhausted (device budget).
+  /// trainer. `tensor`: the ranks that divide the model, of which it has model.part; null where
+  /// that is all of it. Each of them makes the same calls, with the same batches.
+  /// Errors: kInvalidArgument (a shape out of range, rows that do not divide, a device whose memory
+  /// the CPU cannot reach); kResourceExhausted (device budget).
   Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
-          const RunShape& shape);
+          const RunShape& shape, TensorRanks* tensor = nullptr);
   ~Trainer();
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
@@ -83,6 +96,7 @@ class Trainer {
   double evaluate(std::span<const Batch> micro_batches);
 
   /// `prompt` (at least one byte) and what the model adds. Sees the last `context` bytes at most.
+  /// Errors: kInvalidArgument of a part of a model.
   std::string sample(const std::string& prompt, const SampleOptions& options);
 
   ComputeSeconds compute_seconds() const noexcept;

@@ -8,13 +8,13 @@ namespace ziggurat::gpt {
 
 TrainerSpace TrainerSpace::carve(const ModelConfig& model, const RunShape& shape,
                                  std::size_t threads, Carver& carver) {
-  const std::int64_t rows = shape.rows();
+  const RowShare rows = shape.row_share(model);
   const auto micro_batches = static_cast<std::size_t>(shape.accumulate);
   TrainerSpace space{};
   space.stream.resize(static_cast<std::size_t>(model.layers + 1));
   for (auto& layer : space.stream) {
     for (std::size_t k = 0; k < micro_batches; ++k)
-      layer.push_back(carver.take(model.dtype, rows * model.width));
+      layer.push_back(carver.take(model.dtype, rows.own * model.width));
   }
   const bool checkpointing = shape.checkpointing == ActivationCheckpointing::kBlock;
   const BlockActivations shared =
@@ -26,7 +26,14 @@ TrainerSpace TrainerSpace::carve(const ModelConfig& model, const RunShape& shape
     }
   }
   space.head = HeadActivations::carve(model, rows, carver);
-  space.d_rows = carver.take(model.dtype, rows * model.width);
+  space.d_rows = carver.take(model.dtype, rows.all * model.width);
+  if (rows.own != rows.all) {
+    space.gathered = carver.take(model.dtype, rows.all * model.width);
+    std::uint64_t count = 0;
+    for (const ElementRun& run : shared_runs(make_spec(model).units[block_unit(0)]))
+      count += run.count();
+    space.shared = carver.take<float>(static_cast<std::int64_t>(count));
+  }
 
   const WideElements block = Block::wide_scratch(model, {shape.batch, shape.context});
   const WideElements head = Head::wide_scratch(model, rows);

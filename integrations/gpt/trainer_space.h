@@ -18,13 +18,16 @@ namespace ziggurat::gpt {
 
 struct TrainerSpace {
   std::vector<WorkerScratch> scratch;  ///< one a worker
-  /// [layer][micro-batch]: a block's input, rows x width; the last layer is the head's input.
+  /// [layer][micro-batch]: a block's input, own rows x width; the last layer is the head's input.
   /// Backward turns that into the gradient that runs down through the blocks.
   std::vector<std::vector<Array>> stream;
   /// The same indices; with checkpointing all are one
   std::vector<std::vector<BlockActivations>> activations;
   HeadActivations head;
-  Array d_rows;  ///< rows x width
+  Array d_rows;  ///< rows x width; where ranks divide layers, what they add up too
+  // With sequence parallelism:
+  Array gathered;           ///< rows x width
+  float* shared = nullptr;  ///< a block's gradient of what is not divided
 
   static TrainerSpace carve(const ModelConfig& model, const RunShape& shape, std::size_t threads,
                             Carver& carver);

@@ -167,6 +167,8 @@ TEST(ConfigJson, QuantizedGradientsHaveFourBitsAsTheyHaveThere) {
 
 TEST(ConfigJson, ASecondPartitionOfOneIsNone) {
   EXPECT_EQ(settings(R"({"zero_optimization": {"zero_hpz_partition_size": 1}})"), Settings{});
+  EXPECT_EQ(settings(R"({"tensor_parallel": {"autotp_size": 0}})"), Settings{});
+  EXPECT_EQ(settings(R"({"tensor_parallel": {"autotp_size": 4}})"), (Settings{{"tp", "4"}}));
   EXPECT_EQ(settings(R"({"zero_optimization": {"zero_hpz_partition_size": 8}})"),
             (Settings{{"hpz", "8"}}));
 }

@@ -56,6 +56,40 @@ std::vector<World> worlds() {
   return all;
 }
 
+// As of a whole model, of a part; where rounding up divides nothing, as the engine has it.
+TEST(HostPlan, IsWhatThePlannerSaysOfAPartOfEveryLayer) {
+  const ModelSpec model{"m",
+                        {{"embedding",
+                          {{.name = "symbols", .shape = {256, 768}, .tp_dim = 0},
+                           {.name = "positions", .shape = {1024, 768}}}},
+                         {"block",
+                          {{.name = "qkv", .shape = {768, 2304}, .tp_dim = 1, .tp_sections = 3},
+                           {.name = "projection", .shape = {768, 768}, .tp_dim = 0},
+                           {.name = "norms", .shape = {6 * 768}}}}}};
+  for (const int parts : {1, 2, 4}) {
+    for (const World& world : worlds()) {
+      Sharding sharding = world.sharding();
+      sharding.tensor = {.rank = parts - 1, .ranks = parts};
+      const Strategy strategy = resolve(world.request, world.ranks);
+      const ChunkTable table(part_of(model, parts), kChunkTilesMax, {}, sharding);
+      const ReductionSettings reduction{.dtype = DType::kBFloat16,
+                                        .bucket_elements = kReduceBucketCount};
+      const HostPlan plan = plan_host(table, Placement{}, reduction, 64 * kMiB);
+      const RankMemory memory = rank_memory({.model = model_size(model, parts),
+                                             .recipe = {},
+                                             .strategy = strategy,
+                                             .placement = Placement{}});
+      EXPECT_NEAR(
+          static_cast<double>(set_aside(plan)) / static_cast<double>(memory.bytes(Tier::kHost)), 1,
+          0.01)
+          << to_string(strategy) << " of " << world.ranks << " x " << parts;
+      EXPECT_EQ(memory.bytes(StateClass::kMasters) + memory.bytes(StateClass::kMoments),
+                table.total_record_bytes());
+      EXPECT_EQ(memory.bytes(StateClass::kAccumulator), table.largest_unit_padded_count() * 4);
+    }
+  }
+}
+
 TEST(HostPlan, IsWhatThePlannerSaysOfEveryStrategyPlacementAndFormat) {
   const ModelSpec model = model_of({900'000, 2'359'296, 2'359'296, 70'000});
   const ReductionSettings reduction{.dtype = DType::kBFloat16,

@@ -48,6 +48,21 @@ TEST(ShardingTraffic, AccumulationRepeatsGathersButNotGradients) {
   }
 }
 
+// What each sends to every other, near and far.
+TEST(ShardingTraffic, OfDividedLayersIsWhatTheTrainerSays) {
+  TrafficRequest one = request({.zero_stage = 3}, 2, 1);
+  one.model = model_size(kElements, 4);
+  one.tensor = {.forward = 300, .again = 150, .backward = 303, .shared_gradients = 6};
+  one.tensor_ranks_per_node = 2;
+  const StepTraffic traffic = step_traffic(one);
+  EXPECT_EQ(traffic.sent(Exchange::kTensorForward).same_node, 100u);
+  EXPECT_EQ(traffic.sent(Exchange::kTensorForward).other_nodes, 200u);
+  EXPECT_EQ(traffic.sent(Exchange::kTensorAgain).total(), 150u);
+  EXPECT_EQ(traffic.sent(Exchange::kTensorBackward).total(), 303u);
+  EXPECT_EQ(traffic.sent(Exchange::kTensorShared).total(), 6u);
+  EXPECT_DOUBLE_EQ(in_psi(traffic.sent(Exchange::kGradients).total()), 0.5 / 4);
+}
+
 TEST(ShardingTraffic, EachTypeCountsItsOwnBytes) {
   TrafficRequest one = request({.zero_stage = 2}, 4, 4);
   one.recipe.reduce_dtype = DType::kFloat32;

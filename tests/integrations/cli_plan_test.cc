@@ -102,6 +102,29 @@ TEST_F(CliPlan, TensorParallelRanksShareLayersAndANodeIfTheyCan) {
               HasSubstr("warning: tensor-parallel groups of 16 ranks span nodes of 8"));
 }
 
+// Of 2 sequences of 256, V = 2 x 256 x 1024 x 2 bytes; a rank of 2 sends V to sum them for both.
+TEST_F(CliPlan, ShowsWhatDividedLayersSend) {
+  const Arguments two{"--model", "24x1024x16", "--ranks", "2", "--tp", "2", "--accumulate", "1"};
+  const auto sent = [&](const Arguments& more, const std::string& exchange) {
+    const auto report = json(two + more);
+    for (const auto& item : report.at("strategies").at(0).at("sent")) {
+      if (item.at("exchange") == exchange) return item.at("same_node_bytes").get<std::uint64_t>();
+    }
+    return std::uint64_t{0};
+  };
+  constexpr std::uint64_t kV = 2 * 256 * 1024 * 2;
+  EXPECT_EQ(sent({}, "layers' sums, backward"), 49 * kV);
+  EXPECT_EQ(sent({}, "layers' sums, forward"), 49 * kV + 12 * 512);
+  EXPECT_EQ(sent({}, "layers' sums, made again"), 24 * kV);
+  EXPECT_EQ(sent({"--activation-checkpointing", "off"}, "layers' sums, made again"), 0u);
+  EXPECT_EQ(sent({"--sp"}, "layers' sums, backward"), 49 * kV);
+  EXPECT_EQ(sent({"--sp"}, "layers' sums, made again"), 36 * kV);
+  EXPECT_EQ(sent({"--sp"}, "gradients not divided"), (1026 + 24 * 6) * 1024 * 4u);
+  EXPECT_THAT(shown(two), HasSubstr("layers' sums, forward"));
+  EXPECT_THAT(shown({"--model", "7B", "--ranks", "2", "--tp", "2"}), HasSubstr("Not in it: what "
+                                                                               "tensor-parallel"));
+}
+
 // Two and three times the parameters' bytes, but for the part that a rank does not send itself.
 TEST_F(CliPlan, ShowsWhatIsSentInAStep) {
   const std::string out =

@@ -263,7 +263,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Killed{"Stage1", {"--zero-stage", "1", "--placement", "all=host"}},
                     Killed{"Stage2", {}},
                     Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
-                    Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}}),
+                    Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}},
+                    Killed{"DividedLayers", {"--tp", "2", "--sp"}}),
     [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace

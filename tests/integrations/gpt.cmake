@@ -6,6 +6,9 @@ ziggurat_test(gpt_data_test SOURCES gpt_model_test.cc gpt_text_test.cc USES zigg
 ziggurat_test(gpt_compute_test
   SOURCES gpt_kernels_test.cc gpt_matmul_test.cc gpt_gradient_test.cc gpt_trainer_test.cc
   USES ziggurat_test_ram_engine)
+ziggurat_test(gpt_tensor_test
+  SOURCES gpt_tensor_test.cc ../collectives/tcp_ranks.cc
+  USES ziggurat_test_ram_engine ziggurat::engine ziggurat::collectives fmt::fmt)
 
 # Once more as on a CPU without bf16 products: oneDNN is told to use no more than AVX2.
 add_test(NAME gpt_compute_test_without_bf16 COMMAND gpt_compute_test)

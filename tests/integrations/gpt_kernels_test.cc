@@ -3,6 +3,7 @@
 // SIMD target against the narrowest, bit for bit.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -58,6 +59,7 @@ class AllKernels {
     norms();
     attention();
     ends();
+    parts_of_ends();
     return out_;
   }
 
@@ -169,6 +171,43 @@ class AllKernels {
     keep("cross_entropy", d_logits);
   }
 
+  // The same where a rank has 96 of the 256 symbols.
+  void parts_of_ends() {
+    constexpr TokenRange kRange{32, 96};
+    std::vector<std::uint8_t> tokens;
+    for (std::int64_t i = 0; i < kRows; ++i)
+      tokens.push_back(static_cast<std::uint8_t>(25 + i * i % 113));
+    const Values wte = normal(96 * kWidth, 16);
+    const Values wpe = normal(16 * kWidth, 17);
+    const Values bias = normal(kWidth, 18);
+    Values x = values(kCount);
+    embed_tokens(tokens.data(), kRows, kWidth, kRange, wte.array(), x.array());
+    keep("embed_tokens", x);
+    Values y = values(kCount);
+    add_positions(kRows, kWidth, 16, 5, wpe.array(), x.array(), y.array());
+    keep("add_positions", y);
+    add_bias_residual(x.array(), bias.array(), y.array(), kRows, kWidth, y.array());
+    keep("add_bias_residual", y);
+    std::vector<float> d_wte(96 * kWidth);
+    std::vector<float> d_wpe(16 * kWidth);
+    embed_tokens_backward_columns(tokens.data(), kRows, kWidth, kRange, y.array(), kWidth,
+                                  d_wte.data());
+    keep("embed_tokens_backward_columns", d_wte);
+    add_positions_backward_columns(kRows, kWidth, 16, 5, y.array(), kWidth, d_wpe.data());
+    keep("add_positions_backward_columns", d_wpe);
+    const auto logits = normal_floats(kRows * 96, 19, 5.0F);
+    std::vector<LogitsPart> parts(2 * kRows);
+    softmax_part(logits.data(), tokens.data(), kRows, kRange, parts.data());
+    std::copy_n(parts.begin(), kRows, parts.begin() + kRows);
+    keep("softmax_part", parts);
+    std::vector<float> losses(kRows);
+    Values d_logits = values(kRows * 96);
+    cross_entropy_of_parts(logits.data(), {parts.data(), kRows, 2}, tokens.data(), kRows, kRange,
+                           0.01F, losses.data(), d_logits.array());
+    keep("cross_entropy_of_parts", losses);
+    keep("cross_entropy_of_parts", d_logits);
+  }
+
   DType dtype_;
   std::map<std::string, std::string> out_;
 };
@@ -256,6 +295,41 @@ TEST(GptKernels, CrossEntropyOfARow) {
     EXPECT_NEAR(static_cast<double>(bf16_to_float(gradient[i])), expected,
                 std::abs(expected) / 250 + 1e-9)
         << i;
+  }
+}
+
+// Of logits that differ so much that one rank's part is nothing beside another's, too.
+TEST(GptKernels, CrossEntropyOfPartsIsThatOfTheWhole) {
+  constexpr std::int64_t kSome = 20;
+  std::vector<float> logits = normal_floats(kSome * 256, 23, 6.0F);
+  for (std::size_t c = 64; c < 128; ++c) logits[c] += 200.0F;
+  std::vector<std::uint8_t> targets;
+  for (std::int64_t row = 0; row < kSome; ++row)
+    targets.push_back(static_cast<std::uint8_t>(13 * row));
+  std::vector<float> losses(kSome);
+  std::vector<float> gradient(kSome * 256);
+  cross_entropy(logits.data(), targets.data(), kSome, 256, 0.5F, losses.data(), gradient.data());
+
+  std::vector<std::vector<float>> cut(4);
+  for (std::size_t i = 0; i < logits.size(); ++i) cut[i % 256 / 64].push_back(logits[i]);
+  std::vector<LogitsPart> parts(4 * kSome);
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    softmax_part(cut[static_cast<std::size_t>(rank)].data(), targets.data(), kSome, {64 * rank, 64},
+                 &parts[static_cast<std::size_t>(rank * kSome)]);
+  }
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    std::vector<float> its_losses(kSome);
+    std::vector<float> its_gradient(kSome * 64);
+    cross_entropy_of_parts(cut[static_cast<std::size_t>(rank)].data(), {parts.data(), kSome, 4},
+                           targets.data(), kSome, {64 * rank, 64}, 0.5F, its_losses.data(),
+                           its_gradient.data());
+    for (std::size_t row = 0; row < kSome; ++row) {
+      EXPECT_NEAR(its_losses[row], losses[row], 1e-5F + 1e-6F * losses[row]);
+      for (std::size_t c = 0; c < 64; ++c) {
+        const float expected = gradient[row * 256 + static_cast<std::size_t>(64 * rank) + c];
+        EXPECT_NEAR(its_gradient[row * 64 + c], expected, 1e-6F);
+      }
+    }
   }
 }
 

@@ -271,7 +271,7 @@ TEST(GptBlock, ARowDependsOnNoLaterRow) {
     const WideElements wide = Block::wide_scratch(model, {.batch = 1, .context = kContext});
     for (int pass = 0; pass < 2; ++pass) {
       Carver carver(pass == 0 ? nullptr : memory.data());
-      activations = BlockActivations::carve(model, kContext, carver);
+      activations = BlockActivations::carve(model, RowShare::whole(kContext), carver);
       for (WorkerScratch& own : scratch) {
         own.tile = carver.take<float>(TiledMatmul::tile_elements_max());
         own.wide = {{carver.take<float>(wide.a), static_cast<std::size_t>(wide.a)},
@@ -282,8 +282,12 @@ TEST(GptBlock, ARowDependsOnNoLaterRow) {
     }
     std::vector<bf16> y(x.size());
     workers.run_team([&](Team& team) {
-      block.forward(team, scratch, params.data(), x.data(), activations, Block::Keep::kNothing,
-                    y.data());
+      block.forward(team, scratch,
+                    {.params = params.data(),
+                     .x = x.data(),
+                     .activations = activations,
+                     .keep = Block::Keep::kNothing,
+                     .y = y.data()});
     });
     return y;
   };
