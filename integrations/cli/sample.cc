@@ -12,19 +12,28 @@ int sample(const SampleCommand& command) {
   Console console;
   StoredRun run =
       StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
+  if (const int parts = run.identity.model.part.ranks; parts > 1) {
+    throw Error(ErrorCode::kUnimplemented,
+                fmt::format("--store {}: {} ranks divide the layers of this model, and a divided "
+                            "model does not speak yet; `ziggurat export` puts it together",
+                            command.store, parts));
+  }
   const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
   gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape);
   gpt::SampleOptions options;
   options.count = command.bytes;
   options.temperature = static_cast<float>(command.temperature);
   options.seed = command.seed;
-  options.on_byte = [](char byte) {
+  const bool speaks = run.ranks->first();  // every rank draws the same
+  options.on_byte = [speaks](char byte) {
+    if (!speaks) return;
     std::fputc(byte, stdout);
     std::fflush(stdout);
   };
-  fmt::print("{}", command.prompt);
+  if (speaks) fmt::print("{}", command.prompt);
   trainer.sample(command.prompt, options);
-  fmt::print("\n");
+  if (speaks) fmt::print("\n");
+  run.part();
   return 0;
 }
 

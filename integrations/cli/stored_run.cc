@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "base/bytes.h"
+#include "collectives/rendezvous.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"
@@ -14,11 +16,30 @@
 namespace ziggurat::cli {
 namespace {
 
-/// The engine sets one accumulator of the largest unit aside when it opens, padded to whole tiles.
-std::uint64_t smallest_device_bytes(const ModelSpec& spec) {
+/// What the engine takes when it opens: an accumulator of the largest unit, padded to whole slices,
+/// and among ranks a place to gather it and accumulators of small ones.
+std::uint64_t smallest_device_bytes(const ModelSpec& spec, const Sharding& sharding) {
   std::uint64_t largest = 0;
   for (const UnitSpec& unit : spec.units) largest = std::max(largest, unit.count());
-  return round_up(largest * sizeof(float), kMiB) + kMiB;
+  const std::uint64_t padded = slice_elements(largest, sharding.world_size) *
+                               static_cast<std::uint64_t>(sharding.world_size);
+  const std::uint64_t accumulators = sharding.params_sharded() ? 3 : 1;
+  const std::uint64_t gathered = sharding.params_sharded() ? size_bytes(spec.dtype) : 0;
+  return round_up(padded * (accumulators * sizeof(float) + gathered), kMiB) + 2 * kMiB;
+}
+
+/// Run by run, until an empty one.
+void take_masters(TrainRanks& ranks, int from,
+                  const std::function<void(std::span<const float>)>& consume) {
+  std::vector<float> values;
+  for (;;) {
+    std::uint64_t count = 0;
+    ranks.recv(std::as_writable_bytes(std::span(&count, 1)), from);
+    if (count == 0) return;
+    values.resize(count);
+    ranks.recv(std::as_writable_bytes(std::span(values)), from);
+    consume(values);
+  }
 }
 
 }  // namespace
@@ -32,15 +53,25 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   }
   StoredRun run;
   run.runtime = Runtime::create({});
+  run.runtime->ranks = connect_ranks(run.runtime->reactor, *run.runtime->workers, rank_options());
+  run.ranks = std::make_unique<TrainRanks>(*run.runtime);
+  if (!run.ranks->first()) console.silence();
   const StoreInfo info = Engine::inspect(*run.runtime, store);
   run.identity = RunIdentity::parse(info.run_identity);
   run.identity.model.dtype = info.dtype;
   run.spec = gpt::make_spec(run.identity.model);
+  const int parts = info.sharding.tensor.ranks;
+  run.identity.model.part = {.rank = run.ranks->rank() % parts, .ranks = parts};
+  const ModelSpec part = gpt::make_spec(run.identity.model);
   const std::uint64_t device_bytes =
-      budgets.device_bytes != 0 ? budgets.device_bytes : smallest_device_bytes(run.spec);
+      budgets.device_bytes != 0 ? budgets.device_bytes : smallest_device_bytes(part, info.sharding);
   run.device = HostDevice::create(run.runtime->reactor, device_bytes);
 
   EngineConfig config;
+  config.tensor_parallel = parts;
+  config.zero_stage = info.sharding.stage;
+  if (info.sharding.replicas > 1) config.shard_group = info.sharding.world_size;
+  if (info.sharding.params_sharded()) run.slices = info.sharding.world_size;
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
   config.optimizer.state = info.state;
@@ -49,9 +80,61 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {
     console.progress(what, done, total);
   };
-  run.engine = Engine::open(run.spec, config, *run.runtime, *run.device,
+  run.engine = Engine::open(part, config, *run.runtime, *run.device,
                             gpt::make_initializer(run.identity.model, run.identity.seed));
   return run;
+}
+
+void StoredRun::read_masters(UnitId unit,
+                             const std::function<void(std::span<const float>)>& consume) {
+  const int parts = identity.model.part.ranks;
+  if (parts == 1) return read_part(0, unit, consume);
+  std::vector<float> whole(ranks->first() ? spec.units[unit].count() : 0);
+  for (int part = 0; part < parts; ++part) {
+    gpt::ModelConfig model = identity.model;
+    model.part.rank = part;
+    const UnitSpec its = gpt::make_spec(model).units[unit];
+    std::uint64_t begin = 0;
+    read_part(part, unit, [&](std::span<const float> values) {
+      for_each_run(its, model.part, begin, values.size(), [&](const PartRun& run) {
+        std::copy_n(&values[run.begin - begin], run.count, &whole[run.whole_begin]);
+      });
+      begin += values.size();
+    });
+  }
+  if (ranks->first()) consume(whole);
+}
+
+/// Of rank 0: from each rank that has a slice of the part, its own among them.
+void StoredRun::read_part(int part, UnitId unit,
+                          const std::function<void(std::span<const float>)>& consume) {
+  const int parts = identity.model.part.ranks;
+  const int own = ranks->rank();
+  if (own == 0) {
+    for (int slice = 0; slice < slices; ++slice) {
+      const int rank = slice * parts + part;
+      if (rank > 0) {
+        take_masters(*ranks, rank, consume);
+        continue;
+      }
+      engine->read_master(unit,
+                          [&](std::uint64_t, std::span<const float> values) { consume(values); });
+    }
+    return;
+  }
+  if (own % parts != part || own / parts >= slices) return;  // another part's or copy's
+  const auto give = [&](std::span<const float> values) {
+    const std::uint64_t count = values.size();
+    ranks->send(std::as_bytes(std::span(&count, 1)), 0);
+    if (count > 0) ranks->send(std::as_bytes(values), 0);
+  };
+  engine->read_master(unit, [&](std::uint64_t, std::span<const float> values) { give(values); });
+  give({});
+}
+
+void StoredRun::part() {
+  engine->make_durable();
+  ranks->part();
 }
 
 }  // namespace ziggurat::cli

@@ -58,6 +58,7 @@ struct TrainOptions {
   std::string trace_path;
   std::string json_path;
   bool print_loss_bits = false;
+  bool per_rank = false;  ///< in the table at the end
 };
 
 /// Batch, context, micro-batches of a step, what is kept of activations and who has which rows.

@@ -55,6 +55,7 @@ class TrainRun {
   void finish_interrupted();
   void finish_done();
   RunFacts facts();
+  RankFigures own_figures(const RunFacts& facts);
   /// Of one rank's part of the model, in the state that ranks write: in stage 0 each has the whole
   /// of it, with groups each of those.
   std::uint64_t copies() const {
