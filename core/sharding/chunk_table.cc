@@ -228,19 +228,19 @@ Sharding ChunkTable::sharding_of(const std::string& layout) {
   const nlohmann::json json = parsed(layout);
   const int ranks = json.value("ranks", 1);
   const int parts = json.value("tensor_parallel", 1);
-  const int data = parts > 0 ? ranks / parts : 0;
+  const int data = parts < 1 ? 0 : ranks / parts;
   const int group = json.value("shard_group", data);
   const int held = json.value("slices_held", 1);
-  if (data < 1 || ranks != data * parts || group < 1 || data % group != 0 ||
+  if (data < 1 || ranks % parts != 0 || group < 1 || data % group != 0 ||
       (held != 1 && held != group)) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store says that of {} ranks {} divide each layer and {} share the "
-                            "state, and each has {} slices of it",
+                fmt::format("the store says that of {} ranks each {} divide the layers, {} of a "
+                            "part share the state, and each has {} slices of it",
                             ranks, parts, group, held));
   }
-  Sharding its = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
-  its.tensor.ranks = parts;
-  return its;
+  Sharding sharding = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
+  sharding.tensor.ranks = parts;
+  return sharding;
 }
 
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,

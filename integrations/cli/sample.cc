@@ -13,11 +13,10 @@ int sample(const SampleCommand& command) {
   StoredRun run =
       StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
   if (run.parts > 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--store {}: its {} tensor-parallel ranks have a part of each layer, "
-                            "and only whole ones speak: `ziggurat export --store {} --to FILE` "
-                            "puts them together",
-                            command.store, run.parts, command.store));
+    throw Error(ErrorCode::kUnimplemented,
+                fmt::format("--store {}: {} ranks divide the layers of this model, and a divided "
+                            "model does not speak yet; `ziggurat export` puts it together",
+                            command.store, run.parts));
   }
   const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
   gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape);

@@ -81,19 +81,19 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   const StoreInfo info = Engine::inspect(*run.runtime, store);
   run.identity = RunIdentity::parse(info.run_identity);
   run.identity.model.dtype = info.dtype;
-  run.spec = gpt::make_spec(run.identity.model.whole());
-  const std::uint64_t device_bytes = budgets.device_bytes != 0
-                                         ? budgets.device_bytes
-                                         : smallest_device_bytes(run.spec, info.sharding);
+  run.spec = gpt::make_spec(run.identity.model);
+  run.parts = info.sharding.tensor.ranks;
+  run.identity.model.part = {.rank = run.ranks->rank() % run.parts, .ranks = run.parts};
+  const ModelSpec part = gpt::make_spec(run.identity.model);
+  const std::uint64_t device_bytes =
+      budgets.device_bytes != 0 ? budgets.device_bytes : smallest_device_bytes(part, info.sharding);
   run.device = HostDevice::create(run.runtime->reactor, device_bytes);
 
   EngineConfig config;
+  config.tensor_parallel = run.parts;
   config.zero_stage = info.sharding.stage;
   if (info.sharding.replicas > 1) config.shard_group = info.sharding.world_size;
   if (info.sharding.params_sharded()) run.slices = info.sharding.world_size;
-  run.parts = info.sharding.tensor.ranks;
-  config.tensor_parallel = run.parts;
-  run.identity.model.part = {.rank = run.ranks->rank() % run.parts, .ranks = run.parts};
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
   config.optimizer.state = info.state;
@@ -102,7 +102,7 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {
     console.progress(what, done, total);
   };
-  run.engine = Engine::open(gpt::make_spec(run.identity.model), config, *run.runtime, *run.device,
+  run.engine = Engine::open(part, config, *run.runtime, *run.device,
                             gpt::make_initializer(run.identity.model, run.identity.seed));
   return run;
 }

@@ -223,10 +223,11 @@ void TrainRun::finish_done() {
   for (const std::string& line : table(report)) console_.line(line);
   if (options_.per_rank && ranks_->count() > 1)
     for (const std::string& line : rank_table(report)) console_.line(line);
-  console_.line(
-      fmt::format("generation {0} is durable in {1}; more --steps go on from there, "
-                  "`ziggurat sample --store {1}` speaks",
-                  report.durable_generation, options_.store));
+  console_.line(fmt::format(
+      "generation {0} is durable in {1}; more --steps go on from there, "
+      "`ziggurat {2} --store {1}` {3}",
+      report.durable_generation, options_.store, model_.part.ranks == 1 ? "sample" : "export",
+      model_.part.ranks == 1 ? "speaks" : "puts the model together"));
   if (json_) json_->finish(to_json(report));
   ranks_->part();
 }

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
+
 #include "core/sharding/tensor_part.h"
 #include "tests/core/ranks_harness.h"
 
@@ -105,6 +107,12 @@ class PartRig {
 
  public:
   std::unique_ptr<Engine> engine;
+};
+
+/// Its destructor waits for all ranks.
+struct Together {
+  std::barrier<>& all;
+  ~Together() { all.arrive_and_wait(); }
 };
 
 EngineConfig config_of(const World& world, const std::string& directory) {
@@ -242,8 +250,10 @@ TEST(EngineTensorRanks, AreToldWhoseSharedGradientsDifferBeforeAnythingIsUpdated
     const EngineConfig config =
         config_of({.name = "fault", .parts = 2, .data = 2, .stage = stage}, directory.path());
     const auto runtimes = connected_runtimes(4, 1);
+    std::barrier<> all_done(4);
     const auto errors = run_ranks(4, [&](int rank) {
       PartRig rig(*runtimes[static_cast<std::size_t>(rank)], config);
+      const Together leaving{all_done};  // an engine that closes ends what others are still in
       rig.step(0);
       rig.engine->make_durable();
       rig.step(1, rank == 3 ? 1e-3F : 0);

@@ -131,6 +131,28 @@ TEST_F(CliTensor, GoesOnFromAnyStepThatAllHadFinished) {
   }
 }
 
+// Frozen, the model stays as it began: the parts are the whole's, bit for bit.
+TEST_F(CliTensor, IsPutTogetherByExport) {
+  const auto exported = [&](const std::string& name, const Arguments& more) {
+    const Output train = ziggurat(
+        folder_.path(), tiny_train(folder_, name, 1) +
+                            Arguments{"--param-groups", "*:frozen", "--zero-stage", "3"} + more);
+    EXPECT_EQ(train.exit_code, 0) << train.err;
+    const std::string file = folder_ / (name + ".safetensors");
+    const Output output = ziggurat(folder_.path(), {"export", "--store", folder_ / name, "--to",
+                                                    file, "--host-memory", "16MiB"});
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    return contents(file);
+  };
+  const std::string whole = exported("whole", {});
+  EXPECT_EQ(exported("two", {"--nproc", "2", "--tp", "2"}), whole);
+  EXPECT_EQ(exported("four", {"--nproc", "4", "--tp", "2"}), whole);
+  const Output sample = ziggurat(folder_.path(), {"sample", "--store", folder_ / "two", "--bytes",
+                                                  "10", "--host-memory", "16MiB"});
+  EXPECT_NE(sample.exit_code, 0);
+  EXPECT_THAT(sample.err, HasSubstr("`ziggurat export` puts it together"));
+}
+
 TEST_F(CliTensor, RefusesTheStoreOfAnotherDivision) {
   const auto train = [&](const Arguments& more) {
     return ziggurat(folder_.path(), tiny_train(folder_, "store", 2) + more);
