@@ -22,7 +22,7 @@ struct RankOptions {
   bool without_secret = false;
   bool through_memory = true;  ///< between ranks of a host, where it can be read
   Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
-  Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< TcpOptions::timeout
+  Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< ExchangeOptions::timeout
 };
 
 /// As the launcher says (base/topology/core_budget.h), and:

@@ -17,8 +17,8 @@
 
 #include "base/error.h"
 #include "collectives/doorman.h"
+#include "collectives/exchange_communicator.h"
 #include "collectives/self_communicator.h"
-#include "collectives/tcp_communicator.h"
 
 namespace ziggurat {
 namespace {
@@ -392,8 +392,8 @@ std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& worker
                                             const RankOptions& options) {
   if (options.world_size == 1) return std::make_unique<SelfCommunicator>();
   TcpOptions connected = reactor.block_on(meet_ranks(reactor, options));
-  return std::make_unique<TcpCommunicator>(
-      TcpTransport::create(reactor, workers, std::move(connected)));
+  return std::make_unique<ExchangeCommunicator>(
+      ExchangeTransport::create(reactor, workers, over_sockets(reactor, std::move(connected))));
 }
 
 }  // namespace ziggurat

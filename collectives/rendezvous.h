@@ -10,7 +10,7 @@
 #include "base/runtime/worker_pool.h"
 #include "collectives/communicator.h"
 #include "collectives/rank_options.h"
-#include "collectives/tcp_transport.h"
+#include "collectives/tcp_channel.h"
 
 namespace ziggurat {
 

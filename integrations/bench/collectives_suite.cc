@@ -13,8 +13,8 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "collectives/exchange_communicator.h"
 #include "collectives/rendezvous.h"
-#include "collectives/tcp_communicator.h"
 
 namespace ziggurat::bench {
 namespace {

@@ -17,9 +17,9 @@
 #include "base/float16.h"
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
+#include "collectives/exchange_communicator.h"
 #include "collectives/self_communicator.h"
 #include "collectives/simulated_communicator.h"
-#include "collectives/tcp_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
@@ -45,8 +45,8 @@ Ranks create_connected(Reactor& reactor, int world_size, std::size_t ranks_per_h
   const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
   Ranks ranks;
   for (TcpOptions& options : connected_options(reactors, ranks_per_host)) {
-    ranks.push_back(std::make_unique<TcpCommunicator>(
-        TcpTransport::create(reactor, workers, std::move(options))));
+    ranks.push_back(std::make_unique<ExchangeCommunicator>(
+        ExchangeTransport::create(reactor, workers, over_sockets(reactor, std::move(options)))));
   }
   return ranks;
 }
