@@ -35,6 +35,7 @@ class ExchangeCommunicator final : public Communicator {
   Task<> send(std::span<const std::byte> bytes, int to) override;
   Task<> recv(std::span<std::byte> bytes, int from) override;
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
+  std::string description() const override { return transport_->description(); }
   Traffic traffic() const override { return transport_->traffic(); }
   void abort(const std::string& reason) override;
 

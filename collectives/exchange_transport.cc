@@ -57,6 +57,7 @@ ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, Exch
     : reactor_(reactor),
       workers_(workers),
       rank_(options.rank),
+      carrier_(std::move(options.carrier)),
       timeout_(options.timeout),
       peers_(options.peers.size()) {
   const std::string& own_host = options.peers[static_cast<std::size_t>(rank_)].host;
@@ -95,6 +96,19 @@ void ExchangeTransport::start() {
     peer.bulk->start(*this);
   }
   watch();
+}
+
+bool ExchangeTransport::on_one_host() const noexcept {
+  return std::ranges::all_of(peers_,
+                             [](const Peer& other) { return !other.control || other.same_host; });
+}
+
+std::string ExchangeTransport::description() const {
+  const auto read = static_cast<std::size_t>(
+      std::ranges::count_if(peers_, [](const Peer& other) { return other.process != 0; }));
+  if (read == 0) return carrier_;
+  if (read + 1 == peers_.size()) return "each other's memory, told of by " + carrier_;
+  return "each other's memory within a host, " + carrier_;
 }
 
 void ExchangeTransport::close() {
@@ -224,6 +238,7 @@ void ExchangeTransport::stop(ErrorCode code, const std::string& text) {
     peer.control->finish();
   }
   early_.clear();
+  for (const auto& hear : hear_failure_) hear();
   const auto calls = calls_;
   const std::exception_ptr failure = std::make_exception_ptr(*failure_);
   for (const auto& [key, call] : calls) call->fail(failure);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,6 +36,7 @@ struct ExchangePeer {
 
 struct ExchangeOptions {
   int rank = 0;
+  std::string carrier;              ///< of frames: "sockets"
   std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has only its host
   /// How long a call stands still before it fails with kDeadlineExceeded: for peers that are
   /// stopped, or late. One that is gone is its channels to notice: over sockets within 5 s.
@@ -54,6 +56,8 @@ class ExchangeTransport final : public Channel::Events,
   int world_size() const noexcept { return static_cast<int>(peers_.size()); }
   Reactor& reactor() noexcept { return reactor_; }
   const Traffic& traffic() const noexcept { return traffic_; }
+  /// "memory within a host, sockets".
+  std::string description() const;
 
   /// Numbers a call of `members` (ranks of this transport) and begins it.
   Task<> issue(std::uint64_t communicator, std::uint32_t lane, const wire::CallSpec& spec,
@@ -61,6 +65,10 @@ class ExchangeTransport final : public Channel::Events,
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
   bool failed() const noexcept { return failure_.has_value(); }
+  const std::optional<Error>& failure() const noexcept { return failure_; }
+  /// Runs `hear` when the transport fails, before the calls do.
+  void on_failure(std::function<void()> hear) { hear_failure_.push_back(std::move(hear)); }
+  bool on_one_host() const noexcept;
 
   // For calls.
   void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
@@ -119,6 +127,7 @@ class ExchangeTransport final : public Channel::Events,
   Reactor& reactor_;
   WorkerPool& workers_;
   int rank_;
+  std::string carrier_;
   Nanoseconds timeout_;
   std::vector<Peer> peers_;
   std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
@@ -129,6 +138,7 @@ class ExchangeTransport final : public Channel::Events,
   std::deque<std::string> record_;  // the last calls, for the log
   Traffic traffic_;
   std::optional<Error> failure_;
+  std::vector<std::function<void()>> hear_failure_;
 };
 
 }  // namespace ziggurat

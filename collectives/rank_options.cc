@@ -3,7 +3,10 @@
 #include "collectives/rank_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
@@ -15,6 +18,7 @@
 namespace ziggurat {
 namespace {
 
+constexpr std::array<std::string_view, 4> kCollectives{"auto", "tcp", "mpi", "nccl"};
 constexpr int kDefaultPort = 29'400;
 constexpr int kSlurmPorts = 20'000;  // jobs share nodes: each has one of this many ports
 constexpr std::size_t kSecretFileMax = 4096;
@@ -90,6 +94,19 @@ std::string secret_of_file(const std::string& path) {
 
 }  // namespace
 
+std::string_view to_string(Collectives collectives) noexcept {
+  return kCollectives[static_cast<std::size_t>(collectives)];
+}
+
+Collectives collectives_of(std::string_view name, std::string_view source) {
+  const auto found = std::ranges::find(kCollectives, name);
+  if (found == kCollectives.end()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {}: must be one of {}", source, name,
+                                                         fmt::join(kCollectives, ", ")));
+  }
+  return static_cast<Collectives>(found - kCollectives.begin());
+}
+
 RankOptions rank_options(const Environment& environment) {
   const WorldRank world = world_rank(environment);
   RankOptions options;
@@ -107,14 +124,8 @@ RankOptions rank_options(const Environment& environment) {
   } else if (const auto path = environment("ZIGGURAT_SECRET_FILE")) {
     options.secret = secret_of_file(*path);
   }
-  const std::string way = environment("ZIGGURAT_RANKS").value_or("memory");
-  if (way != "memory" && way != "tcp") {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("ZIGGURAT_RANKS={}: must be memory (ranks of a host read each other's "
-                            "memory where they may) or tcp (sockets between all)",
-                            way));
-  }
-  options.through_memory = way == "memory";
+  options.collectives =
+      collectives_of(environment("ZIGGURAT_RANKS").value_or("auto"), "ZIGGURAT_RANKS");
   options.without_secret = environment("ZIGGURAT_WITHOUT_SECRET").value_or("") == "1";
   return options;
 }

@@ -4,20 +4,20 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/error.h"
 #include "collectives/doorman.h"
 #include "collectives/exchange_communicator.h"
+#include "collectives/mpi_channel.h"
+#include "collectives/nccl_communicator.h"
 #include "collectives/self_communicator.h"
 
 namespace ziggurat {
@@ -51,20 +51,6 @@ struct Row {
   }
 };
 
-/// Containers with a network of their own count as hosts.
-std::string this_host() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 64> network{};
-  const ssize_t length = ::readlink("/proc/self/ns/net", network.data(), network.size() - 1);
-  if (boot.empty() || length <= 0) {
-    throw Error(ErrorCode::kUnavailable,
-                "/proc/sys/kernel/random/boot_id or /proc/self/ns/net cannot be read: it is not "
-                "known which ranks share a host; mount /proc");
-  }
-  return boot + " " + network.data();
-}
-
 class Meeting : public std::enable_shared_from_this<Meeting> {
  public:
   Meeting(Reactor& reactor, RankOptions options)
@@ -87,7 +73,7 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
   Row own_row() const {
     return {"", doorman_->address().port(), this_host(),
-            options_.through_memory ? own_memory_probe() : MemoryProbe{}};
+            options_.through_memory() ? own_memory_probe() : MemoryProbe{}};
   }
   Introduction as(Errand errand) const {
     return {errand, options_.rank, options_.world_size, epoch_};
@@ -363,7 +349,7 @@ Task<TcpOptions> Meeting::run() {
   connected.peers.resize(world());
   for (std::size_t r = 0; r < world(); ++r) {
     connected.peers[r].host = rows_[r].host;
-    if (options_.through_memory) connected.peers[r].memory = rows_[r].memory;
+    if (options_.through_memory()) connected.peers[r].memory = rows_[r].memory;
     if (r == own()) continue;
     connected.peers[r].control = std::make_unique<TcpSocket>(std::move(*sockets_[r][0]));
     connected.peers[r].bulk = std::make_unique<TcpSocket>(std::move(*sockets_[r][1]));
@@ -391,9 +377,16 @@ Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options) {
 std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& workers,
                                             const RankOptions& options) {
   if (options.world_size == 1) return std::make_unique<SelfCommunicator>();
-  TcpOptions connected = reactor.block_on(meet_ranks(reactor, options));
-  return std::make_unique<ExchangeCommunicator>(
-      ExchangeTransport::create(reactor, workers, over_sockets(reactor, std::move(connected))));
+  // Before anybody waits for this rank.
+  const auto gpu = options.collectives == Collectives::kNccl ? open_nccl(options.call_timeout)
+                                                             : std::shared_ptr<NcclDevice>();
+  ExchangeOptions connected =
+      options.collectives == Collectives::kMpi
+          ? over_mpi(reactor, MpiLink::open(), options)
+          : over_sockets(reactor, reactor.block_on(meet_ranks(reactor, options)));
+  auto transport = ExchangeTransport::create(reactor, workers, std::move(connected));
+  if (gpu) return over_nccl(std::move(transport), gpu);
+  return std::make_unique<ExchangeCommunicator>(std::move(transport));
 }
 
 }  // namespace ziggurat

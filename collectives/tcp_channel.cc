@@ -149,6 +149,7 @@ Task<> TcpChannel::write_frames(std::shared_ptr<TcpChannel> self) {
 ExchangeOptions over_sockets(Reactor& reactor, TcpOptions options) {
   ExchangeOptions exchange;
   exchange.rank = options.rank;
+  exchange.carrier = "sockets";
   exchange.timeout = options.timeout;
   for (std::size_t i = 0; i < options.peers.size(); ++i) {
     TcpPeer& from = options.peers[i];

@@ -139,6 +139,11 @@ int run_train(const Settings& settings, int argc, char** argv) {
     if (rank_options().rank == 0) say_notes(settings);
     return train(options);
   }
+  if (options.collectives == Collectives::kMpi) {
+    throw UsageError(
+        "--collectives mpi: MPI's own launcher starts the ranks: mpirun -n N ziggurat train ..., "
+        "without --nproc");
+  }
   LaunchCommand command;
   command.ranks = options.nproc;
   command.arguments.emplace_back("/proc/self/exe");
