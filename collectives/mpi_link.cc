@@ -33,7 +33,22 @@ void require_launcher() {
               "PMI_RANK is set): start the ranks with mpirun, or srun --mpi=pmix");
 }
 
+SharedLibrary open_library() {
+  return SharedLibrary::open(
+      own_library_names("libziggurat_mpi.so"),
+      "the build makes it where it finds an MPI (Debian: libopenmpi-dev), and it needs that MPI at "
+      "run time; or use --collectives auto");
+}
+
 }  // namespace
+
+std::string mpi_inventory() {
+  try {
+    return open_library().path() + ", under mpirun or srun";
+  } catch (const Error& error) {
+    return std::string("none: ") + error.what();
+  }
+}
 
 std::shared_ptr<MpiLink> MpiLink::open() {
   // A process has one MPI, once: that is its own global state, not ours.
@@ -43,10 +58,7 @@ std::shared_ptr<MpiLink> MpiLink::open() {
   const std::lock_guard lock(one_at_a_time);
   if (auto link = living.lock()) return link;
   require_launcher();
-  const auto library = SharedLibrary::open(
-      own_library_names("libziggurat_mpi.so"),
-      "the build makes it where it finds an MPI (Debian: libopenmpi-dev), and it needs that MPI at "
-      "run time; or use --collectives tcp");
+  const SharedLibrary library = open_library();
   const MpiFunctions& functions = *library.function<GetMpiFunctions>(kMpiFunctionsSymbol)();
   if (functions.version != MpiFunctions::kVersion) {
     throw Error(ErrorCode::kUnavailable,

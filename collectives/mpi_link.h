@@ -28,6 +28,9 @@
 
 namespace ziggurat {
 
+/// Where libziggurat_mpi.so is, or why it is not; for `ziggurat doctor`. Starts nothing.
+std::string mpi_inventory();
+
 /// Bytes of a message, shared between threads that hold it one after the other.
 struct MpiMessage {
   std::shared_ptr<std::byte[]> bytes;

@@ -27,7 +27,7 @@ struct RankOptions {
   int rank = 0;
   int world_size = 1;
   std::string source;      ///< the variables that say so; empty: a process on its own
-  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty with one rank
+  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty: not known
   std::string rendezvous_source;
   std::string secret;  ///< that all ranks of the job know
   /// No secret where others than this machine can reach: anybody there could join.
@@ -43,10 +43,11 @@ struct RankOptions {
 
 /// As the launcher says (base/topology/core_budget.h), and:
 /// ZIGGURAT_RENDEZVOUS=HOST:PORT, else MASTER_ADDR and the port after MASTER_PORT (which torchrun
-/// listens on itself), else the first node of SLURM_STEP_NODELIST, else this machine where all
-/// ranks are on it; ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
+/// listens on itself), else this machine where all ranks are on it, else the first node of
+/// SLURM_STEP_NODELIST; the port, then, is the job's by SLURM_JOB_ID or PMIX_NAMESPACE;
+/// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
 /// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives). Errors:
-/// kInvalidArgument for what makes no sense, and for several hosts with no rendezvous.
+/// kInvalidArgument for what makes no sense.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

@@ -15,7 +15,8 @@
 namespace ziggurat {
 
 /// The sockets to all other ranks. Errors: kDeadlineExceeded, naming who did not come;
-/// kInvalidArgument for addresses, a missing secret, ranks that contradict each other.
+/// kInvalidArgument for addresses (none, where ranks are on several hosts), a missing secret, ranks
+/// that contradict each other.
 Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options);
 
 /// A communicator of all ranks of the job; of this one alone where there is one. Blocks.
