@@ -22,6 +22,11 @@ if(TARGET ziggurat)
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_launchers_test.py $<TARGET_FILE:ziggurat> ${launcher})
     set_tests_properties(cli_under_${launcher} PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
   endforeach()
+  # Its sums are checked before anything is timed.
+  add_test(NAME cli_bench_collectives_nccl
+    COMMAND ziggurat bench collectives --back-end nccl --largest 16MiB --rounds 2)
+  set_tests_properties(cli_bench_collectives_nccl PROPERTIES LABELS "gpu" TIMEOUT 300
+    SKIP_REGULAR_EXPRESSION "a GPU is not:|NCCL wants a GPU for each|built without NCCL|libnccl[^ ]*: cannot open")
   # Beside DeepSpeed and PyTorch, where Python has them.
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
