@@ -2,7 +2,10 @@
 set(ZIGGURAT_WITH_CUDA AUTO CACHE STRING "CUDA device: AUTO (if nvcc is found), ON (or fail), OFF")
 set(ZIGGURAT_WITH_URING AUTO CACHE STRING "io_uring: AUTO (if liburing is found), ON (or fail), OFF")
 set(ZIGGURAT_WITH_LIBAIO AUTO CACHE STRING "libaio: AUTO (if it is found), ON (or fail), OFF")
-set_property(CACHE ZIGGURAT_WITH_CUDA ZIGGURAT_WITH_URING ZIGGURAT_WITH_LIBAIO PROPERTY STRINGS AUTO ON OFF)
+set(ZIGGURAT_WITH_MPI AUTO CACHE STRING "Ranks over MPI: AUTO (if mpi.h is found), ON (or fail), OFF")
+set(ZIGGURAT_WITH_NCCL AUTO CACHE STRING "Ranks over NCCL: AUTO (if CUDA and nccl.h are found), ON (or fail), OFF")
+set_property(CACHE ZIGGURAT_WITH_CUDA ZIGGURAT_WITH_URING ZIGGURAT_WITH_LIBAIO ZIGGURAT_WITH_MPI
+  ZIGGURAT_WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
 option(ZIGGURAT_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
 option(ZIGGURAT_STATIC "Link third-party libraries statically where an archive exists" OFF)
 set(ZIGGURAT_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")

@@ -5,7 +5,8 @@
 // Every rank issues the same calls in the same order per communicator. A call is numbered, and
 // begins, when it is made; the Task it returns ends with it, so several may be under way at once.
 // That Task is awaited; buffers are the call's until it ends. Sums are taken in rank order in fp32
-// and rounded once, so that transport and bucket size cannot change bits. Reactor's thread.
+// and rounded once, so that transport and bucket size cannot change bits; a back-end that leaves
+// sums to somebody else's order (nccl) says so in its description(). Reactor's thread.
 //
 // Errors of every call: kInvalidArgument for shapes that do not fit, and on every rank where ranks
 // made different calls, naming both; kUnavailable for a rank that is gone and after abort();
@@ -78,6 +79,8 @@ class Communicator {
   virtual std::unique_ptr<Communicator> split(std::span<const int> members) = 0;
 
   virtual Traffic traffic() const = 0;
+  /// What carries it, and in whose order sums are taken where that is not the order of ranks.
+  virtual std::string description() const = 0;
 
   /// Every pending and later call on every rank fails with kUnavailable and `reason`.
   virtual void abort(const std::string& reason) = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/frame.h: what goes over a socket between two ranks: headers of 88 bytes, each with a
+// collectives/frame.h: what goes over a channel between two ranks: headers of 88 bytes, each with a
 // payload behind it or none.
 //
 // Between ranks of one host that may read each other's memory (collectives/peer_memory.h) nothing

@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <fstream>
 
@@ -19,6 +20,19 @@ namespace {
 constexpr const char* kYama = "/proc/sys/kernel/yama/ptrace_scope";
 
 }  // namespace
+
+std::string this_host() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> network{};
+  const ssize_t length = ::readlink("/proc/self/ns/net", network.data(), network.size() - 1);
+  if (boot.empty() || length <= 0) {
+    throw Error(ErrorCode::kUnavailable,
+                "/proc/sys/kernel/random/boot_id or /proc/self/ns/net cannot be read: it is not "
+                "known which ranks share a host; mount /proc");
+  }
+  return boot + " " + network.data();
+}
 
 MemoryProbe own_memory_probe() {
   static const std::uint64_t value = random_number();

@@ -12,6 +12,10 @@
 
 namespace ziggurat {
 
+/// The same text for all ranks of a host, and no others. Containers with a network of their own
+/// count as hosts. Errors: kUnavailable without /proc.
+std::string this_host();
+
 /// Something of a process that others may try to read.
 struct MemoryProbe {
   std::int64_t process = 0;  ///< 0: none

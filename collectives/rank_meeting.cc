@@ -238,7 +238,7 @@ Task<TcpOptions> RankMeeting::run() {
   connected.peers.resize(world());
   for (std::size_t r = 0; r < world(); ++r) {
     connected.peers[r].host = rows_[r].host;
-    if (options_.through_memory) connected.peers[r].memory = rows_[r].memory;
+    if (options_.through_memory()) connected.peers[r].memory = rows_[r].memory;
     if (r == own()) continue;
     connected.peers[r].control = std::make_unique<TcpSocket>(std::move(*sockets_[r][0]));
     connected.peers[r].bulk = std::make_unique<TcpSocket>(std::move(*sockets_[r][1]));

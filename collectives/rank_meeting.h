@@ -24,7 +24,7 @@
 #include "collectives/doorman.h"
 #include "collectives/rank_options.h"
 #include "collectives/rank_row.h"
-#include "collectives/tcp_transport.h"
+#include "collectives/tcp_channel.h"
 
 namespace ziggurat {
 
@@ -58,7 +58,7 @@ class RankMeeting : public std::enable_shared_from_this<RankMeeting> {
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
   RankRow own_row() const {
     return {"", doorman_->address().port(), this_host(),
-            options_.through_memory ? own_memory_probe() : MemoryProbe{}};
+            options_.through_memory() ? own_memory_probe() : MemoryProbe{}};
   }
   Introduction as(Errand errand) const {
     return {errand, options_.rank, options_.world_size, epoch_};

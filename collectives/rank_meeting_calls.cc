@@ -19,6 +19,13 @@ using boost::system::error_code;
 
 Task<tcp::endpoint> RankMeeting::resolve() {
   const std::string& text = options_.rendezvous;
+  if (text.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("rank {} of {} ({}) on several hosts: set ZIGGURAT_RENDEZVOUS=HOST:PORT "
+                    "to an address of rank 0's machine that the others reach",
+                    options_.rank, options_.world_size, options_.source));
+  }
   const std::size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("rendezvous '{}' ({}): must be HOST:PORT",

@@ -3,20 +3,27 @@
 #include "collectives/rank_options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <optional>
+#include <span>
 
+#include "base/checksum.h"
 #include "base/error.h"
 
 namespace ziggurat {
 namespace {
 
+constexpr std::array<std::string_view, 4> kCollectives{"auto", "tcp", "mpi", "nccl"};
 constexpr int kDefaultPort = 29'400;
-constexpr int kSlurmPorts = 20'000;  // jobs share nodes: each has one of this many ports
+constexpr int kFirstJobPort = 30'000;
+constexpr int kJobPorts = 20'000;
 constexpr std::size_t kSecretFileMax = 4096;
 
 int number(const char* name, const std::string& text, int most) {
@@ -28,6 +35,22 @@ int number(const char* name, const std::string& text, int most) {
                 fmt::format("{}={}: must be a whole number from 1 to {}", name, text, most));
   }
   return value;
+}
+
+/// Jobs share hosts: each has a port of its own, as far as its launcher has numbered it.
+int port_of_job(const Environment& environment) {
+  const auto hashed = [](const std::string& text, std::uint64_t seed) {
+    return kFirstJobPort +
+           static_cast<int>(hash64(std::as_bytes(std::span(text)), seed) % kJobPorts);
+  };
+  if (const auto id = environment("SLURM_JOB_ID")) {
+    const int job = number("SLURM_JOB_ID", *id, 2'000'000'000);
+    const std::string step = environment("SLURM_STEP_ID").value_or("0");
+    if (step == "0") return kFirstJobPort + job % kJobPorts;
+    return hashed(step, static_cast<std::uint64_t>(job));
+  }
+  if (const auto name = environment("PMIX_NAMESPACE")) return hashed(*name, 0);
+  return kDefaultPort;
 }
 
 /// "node[07-12,15],other3": node07.
@@ -54,22 +77,14 @@ void find_rendezvous(RankOptions& options, const Environment& environment) {
   }
   const LocalRank local = local_rank(environment);
   if (local.count == static_cast<std::size_t>(options.world_size)) {
-    options.rendezvous = fmt::format("127.0.0.1:{}", kDefaultPort);
+    options.rendezvous = fmt::format("127.0.0.1:{}", port_of_job(environment));
     options.rendezvous_source = "all ranks are on this host";
     return;
   }
-  const auto nodes = environment("SLURM_STEP_NODELIST");
-  const auto job = environment("SLURM_JOB_ID");
-  if (nodes && job) {
-    const int id = number("SLURM_JOB_ID", *job, 2'000'000'000);
-    options.rendezvous = fmt::format("{}:{}", first_node(*nodes), 30'000 + id % kSlurmPorts);
+  if (const auto nodes = environment("SLURM_STEP_NODELIST"); nodes && environment("SLURM_JOB_ID")) {
+    options.rendezvous = fmt::format("{}:{}", first_node(*nodes), port_of_job(environment));
     options.rendezvous_source = "SLURM_STEP_NODELIST, SLURM_JOB_ID";
-    return;
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("rank {} of {} ({}) on several hosts: set ZIGGURAT_RENDEZVOUS=HOST:PORT "
-                          "to an address of rank 0's machine that the others reach",
-                          options.rank, options.world_size, options.source));
 }
 
 std::string secret_of_file(const std::string& path) {
@@ -90,6 +105,19 @@ std::string secret_of_file(const std::string& path) {
 
 }  // namespace
 
+std::string_view to_string(Collectives collectives) noexcept {
+  return kCollectives[static_cast<std::size_t>(collectives)];
+}
+
+Collectives collectives_of(std::string_view name, std::string_view source) {
+  const auto found = std::ranges::find(kCollectives, name);
+  if (found == kCollectives.end()) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {}: must be one of {}", source, name,
+                                                         fmt::join(kCollectives, ", ")));
+  }
+  return static_cast<Collectives>(found - kCollectives.begin());
+}
+
 RankOptions rank_options(const Environment& environment) {
   const WorldRank world = world_rank(environment);
   RankOptions options;
@@ -107,14 +135,8 @@ RankOptions rank_options(const Environment& environment) {
   } else if (const auto path = environment("ZIGGURAT_SECRET_FILE")) {
     options.secret = secret_of_file(*path);
   }
-  const std::string way = environment("ZIGGURAT_RANKS").value_or("memory");
-  if (way != "memory" && way != "tcp") {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("ZIGGURAT_RANKS={}: must be memory (ranks of a host read each other's "
-                            "memory where they may) or tcp (sockets between all)",
-                            way));
-  }
-  options.through_memory = way == "memory";
+  options.collectives =
+      collectives_of(environment("ZIGGURAT_RANKS").value_or("auto"), "ZIGGURAT_RANKS");
   options.without_secret = environment("ZIGGURAT_WITHOUT_SECRET").value_or("") == "1";
   return options;
 }

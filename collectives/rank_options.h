@@ -5,32 +5,49 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "base/runtime/clock.h"
 #include "base/topology/core_budget.h"
 
 namespace ziggurat {
 
+/// What carries what ranks say. The bits of the first three are the same.
+enum class Collectives : std::uint8_t {
+  kAuto,  ///< each other's memory between ranks of a host, where it can be read; sockets
+  kTcp,   ///< sockets between all
+  kMpi,   ///< the MPI whose launcher started the ranks
+  kNccl   ///< GPUs, which add in an order of their own; sockets for the rest
+};
+std::string_view to_string(Collectives collectives) noexcept;
+/// Of "auto", "tcp", "mpi", "nccl". Errors: kInvalidArgument, naming `source`.
+Collectives collectives_of(std::string_view name, std::string_view source);
+
 struct RankOptions {
   int rank = 0;
   int world_size = 1;
   std::string source;      ///< the variables that say so; empty: a process on its own
-  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty with one rank
+  std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty: not known
   std::string rendezvous_source;
   std::string secret;  ///< that all ranks of the job know
   /// No secret where others than this machine can reach: anybody there could join.
   bool without_secret = false;
-  bool through_memory = true;  ///< between ranks of a host, where it can be read
+  Collectives collectives = Collectives::kAuto;
   Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
-  Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< TcpOptions::timeout
+  Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< ExchangeOptions::timeout
+
+  bool through_memory() const noexcept {
+    return collectives == Collectives::kAuto || collectives == Collectives::kNccl;
+  }
 };
 
 /// As the launcher says (base/topology/core_budget.h), and:
 /// ZIGGURAT_RENDEZVOUS=HOST:PORT, else MASTER_ADDR and the port after MASTER_PORT (which torchrun
-/// listens on itself), else the first node of SLURM_STEP_NODELIST, else this machine where all
-/// ranks are on it; ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
-/// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=memory|tcp (how those of a host talk). Errors:
-/// kInvalidArgument for what makes no sense, and for several hosts with no rendezvous.
+/// listens on itself), else this machine where all ranks are on it, else the first node of
+/// SLURM_STEP_NODELIST; the port, then, is the job's by SLURM_JOB_ID or PMIX_NAMESPACE;
+/// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
+/// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives). Errors:
+/// kInvalidArgument for what makes no sense.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

@@ -22,8 +22,4 @@ struct RankRow {
   static RankRow read(const nlohmann::json& row);
 };
 
-/// Alike for processes that can share memory: containers with a network of their own count as
-/// hosts. Errors: kUnavailable where /proc cannot be read.
-std::string this_host();
-
 }  // namespace ziggurat

@@ -2,9 +2,11 @@
 // collectives/rendezvous.cc: the ranks meet, and the back-end for what came of it.
 #include "collectives/rendezvous.h"
 
+#include "collectives/exchange_communicator.h"
+#include "collectives/mpi_channel.h"
+#include "collectives/nccl_communicator.h"
 #include "collectives/rank_meeting.h"
 #include "collectives/self_communicator.h"
-#include "collectives/tcp_communicator.h"
 
 namespace ziggurat {
 
@@ -26,9 +28,16 @@ Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options) {
 std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& workers,
                                             const RankOptions& options) {
   if (options.world_size == 1) return std::make_unique<SelfCommunicator>();
-  TcpOptions connected = reactor.block_on(meet_ranks(reactor, options));
-  return std::make_unique<TcpCommunicator>(
-      TcpTransport::create(reactor, workers, std::move(connected)));
+  // Before anybody waits for this rank.
+  const auto gpu = options.collectives == Collectives::kNccl ? open_nccl(options.call_timeout)
+                                                             : std::shared_ptr<NcclDevice>();
+  ExchangeOptions connected =
+      options.collectives == Collectives::kMpi
+          ? over_mpi(reactor, MpiLink::open(), options)
+          : over_sockets(reactor, reactor.block_on(meet_ranks(reactor, options)));
+  auto transport = ExchangeTransport::create(reactor, workers, std::move(connected));
+  if (gpu) return over_nccl(std::move(transport), gpu);
+  return std::make_unique<ExchangeCommunicator>(std::move(transport));
 }
 
 }  // namespace ziggurat

@@ -10,12 +10,13 @@
 #include "base/runtime/worker_pool.h"
 #include "collectives/communicator.h"
 #include "collectives/rank_options.h"
-#include "collectives/tcp_transport.h"
+#include "collectives/tcp_channel.h"
 
 namespace ziggurat {
 
 /// The sockets to all other ranks. Errors: kDeadlineExceeded, naming who did not come;
-/// kInvalidArgument for addresses, a missing secret, ranks that contradict each other.
+/// kInvalidArgument for addresses (none, where ranks are on several hosts), a missing secret, ranks
+/// that contradict each other.
 Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options);
 
 /// A communicator of all ranks of the job; of this one alone where there is one. Blocks.

@@ -29,6 +29,7 @@ class SelfCommunicator final : public Communicator {
   Task<> recv(std::span<std::byte> bytes, int from) override;
 
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
+  std::string description() const override { return "one rank"; }
   Traffic traffic() const override;
   void abort(const std::string& reason) override;
 

@@ -41,6 +41,7 @@ class SimulatedCommunicator final : public Communicator {
   Task<> send(std::span<const std::byte> bytes, int to) override;
   Task<> recv(std::span<std::byte> bytes, int from) override;
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
+  std::string description() const override { return "simulated ranks, in virtual time"; }
   Traffic traffic() const override;
   void abort(const std::string& reason) override;
 

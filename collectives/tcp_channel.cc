@@ -3,6 +3,8 @@
 #include "collectives/tcp_channel.h"
 
 #include <fmt/format.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
 
 #include <array>
 #include <boost/asio/buffer.hpp>
@@ -14,11 +16,30 @@
 #include <boost/asio/write.hpp>
 #include <utility>
 
+#include "base/error.h"
+
 namespace ziggurat {
 namespace {
 
 namespace asio = boost::asio;
 using boost::system::error_code;
+
+constexpr int kPeerDeadMs = 3000;
+
+void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
+  if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
+    throw system_error(errno, fmt::format("setsockopt({}) of a connection between ranks", name));
+  }
+}
+
+/// Idle or not, a peer that does not answer the kernel is noticed within kPeerDeadMs and a second.
+void keep_alive(TcpSocket& socket) {
+  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT");
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
+}
 
 /// Asio's own condition stops at 64 KiB a system call.
 std::size_t whole(const error_code& error, std::size_t) {
@@ -109,8 +130,7 @@ Task<> TcpChannel::write_frames(std::shared_ptr<TcpChannel> self) {
   while (!self->queue_.empty()) {
     Outgoing frame = std::move(self->queue_.front());
     self->queue_.pop_front();
-    const std::span<const std::byte> payload =
-        frame.owned.empty() ? frame.payload : std::span<const std::byte>(frame.owned);
+    const std::span<const std::byte> payload = frame.bytes();
     const std::array<asio::const_buffer, 2> both{asio::buffer(&frame.header, sizeof(frame.header)),
                                                  asio::buffer(payload.data(), payload.size())};
     error_code error;
@@ -124,6 +144,27 @@ Task<> TcpChannel::write_frames(std::shared_ptr<TcpChannel> self) {
   }
   self->writing_ = false;
   if (self->finishing_) self->shut_sending();
+}
+
+ExchangeOptions over_sockets(Reactor& reactor, TcpOptions options) {
+  ExchangeOptions exchange;
+  exchange.rank = options.rank;
+  exchange.carrier = "sockets";
+  exchange.timeout = options.timeout;
+  for (std::size_t i = 0; i < options.peers.size(); ++i) {
+    TcpPeer& from = options.peers[i];
+    ExchangePeer& to = exchange.peers.emplace_back(from.host, from.memory);
+    const int peer = static_cast<int>(i);
+    if (peer == options.rank) continue;
+    for (TcpSocket* socket : {from.control.get(), from.bulk.get()}) {
+      set_option(*socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
+    }
+    keep_alive(*from.control);
+    to.control =
+        std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, options.epoch);
+    to.bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, options.epoch);
+  }
+  return exchange;
 }
 
 }  // namespace ziggurat

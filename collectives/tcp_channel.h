@@ -5,53 +5,29 @@
 
 #include <boost/asio/ip/tcp.hpp>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/runtime/reactor.h"
-#include "collectives/frame.h"
+#include "collectives/channel.h"
+#include "collectives/exchange_transport.h"
 
 namespace ziggurat {
 
 using TcpSocket = boost::asio::ip::tcp::socket;
 
-class TcpChannel : public std::enable_shared_from_this<TcpChannel> {
+class TcpChannel final : public Channel, public std::enable_shared_from_this<TcpChannel> {
  public:
-  /// What comes in. Bad frames (an Error thrown by the two first) and the end of the connection,
-  /// which is seen by reading only so that the peer's last words come first, end the channel.
-  struct Events {
-    /// Where the payload of `header` goes: `header.length` bytes that stay until arrived().
-    virtual std::span<std::byte> landing(int peer, const wire::FrameHeader& header) = 0;
-    virtual void arrived(int peer, const wire::FrameHeader& header,
-                         std::span<std::byte> payload) = 0;
-    /// `how` follows "rank N".
-    virtual void bad_frame(int peer, const std::string& how) = 0;
-    virtual void disconnected(int peer, const TcpChannel& channel, const std::string& how) = 0;
-
-   protected:
-    ~Events() = default;
-  };
-  struct Outgoing {
-    wire::FrameHeader header;
-    std::span<const std::byte> payload;  ///< stays until written() or close()
-    std::vector<std::byte> owned;        ///< or the payload itself
-    std::function<void()> written;       ///< may be empty; not called after close()
-  };
-
   TcpChannel(Reactor& reactor, TcpSocket socket, int peer, std::uint64_t epoch);
-  /// Begins to receive.
-  void start(Events& events);
-  void send(Outgoing frame);
-  /// Nothing is on its way out.
-  bool flushed() const noexcept { return !writing_; }
-  /// What was sent goes out if the peer takes it; nothing comes in any more.
-  void finish();
-  /// Buffers are nobody's any more when this returns.
-  void close() noexcept;
+  void start(Events& events) override;
+  void send(Outgoing frame) override;
+  bool flushed() const noexcept override { return !writing_; }
+  void finish() override;
+  void close() noexcept override;
 
  private:
   static Task<> read_frames(std::shared_ptr<TcpChannel> self);
@@ -68,5 +44,25 @@ class TcpChannel : public std::enable_shared_from_this<TcpChannel> {
   bool writing_ = false;
   bool finishing_ = false;
 };
+
+/// The two sockets to one rank, connected by collectives/rendezvous.h. The kernel keeps *control*
+/// alive and ends it within 3 s when the peer's machine is gone; *bulk* may stand still as long as
+/// a stopped process does.
+struct TcpPeer {
+  std::string host;    ///< of the ranks of one host, the same
+  MemoryProbe memory;  ///< of a rank of this host
+  std::unique_ptr<TcpSocket> control;
+  std::unique_ptr<TcpSocket> bulk;
+};
+
+struct TcpOptions {
+  int rank = 0;
+  std::uint64_t epoch = 0;     ///< of this connection of the ranks, the same on all
+  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has only its host
+  Nanoseconds timeout{std::chrono::minutes(10)};  ///< ExchangeOptions::timeout
+};
+
+/// Errors: errno's of setsockopt.
+ExchangeOptions over_sockets(Reactor& reactor, TcpOptions options);
 
 }  // namespace ziggurat

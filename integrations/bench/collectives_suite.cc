@@ -5,25 +5,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <boost/asio/read.hpp>
-#include <boost/asio/write.hpp>
-#include <cstring>
 #include <functional>
-#include <thread>
+#include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "collectives/rendezvous.h"
-#include "collectives/tcp_communicator.h"
+#include "integrations/bench/collectives_limits.h"
 
 namespace ziggurat::bench {
 namespace {
 
 constexpr std::size_t kSmallest = 4 * kKiB;
 constexpr std::size_t kGrowth = 16;
-constexpr std::size_t kSocketBytes = 512 * kMiB;
-constexpr std::size_t kSocketPiece = kMiB;
-constexpr std::size_t kCopyBytes = 256 * kMiB;
 
 double seconds_since(Nanoseconds start) {
   return std::chrono::duration<double>(monotonic_now() - start).count();
@@ -34,45 +29,12 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-struct Limits {
-  double one_way = 0;  // GB/s of a plain socket
-  double ring = 0;     // of each rank's, sending and receiving at once
-  double copy = 0;     // of each rank, all at once
+/// What figures stand beside.
+struct Limit {
+  std::string of;
+  double exchange = 0;  // GB/s
+  double one_way = 0;
 };
-
-void send_all(TcpSocket& socket) {
-  const std::vector<std::byte> piece(kSocketPiece);
-  for (std::size_t sent = 0; sent < kSocketBytes; sent += piece.size()) {
-    boost::asio::write(socket, boost::asio::buffer(piece));
-  }
-}
-
-void receive_all(TcpSocket& socket) {
-  std::vector<std::byte> piece(kSocketPiece);
-  for (std::size_t got = 0; got < kSocketBytes; got += piece.size()) {
-    boost::asio::read(socket, boost::asio::buffer(piece));
-  }
-}
-
-/// Plain blocking reads and writes of 1 MiB on the sockets that ranks would use.
-Limits socket_limits(Reactor& reactor, const RankOptions& ranks) {
-  TcpOptions met = reactor.block_on(meet_ranks(reactor, ranks));
-  const int world = ranks.world_size;
-  TcpSocket& next = *met.peers[static_cast<std::size_t>((ranks.rank + 1) % world)].bulk;
-  TcpSocket& before = *met.peers[static_cast<std::size_t>((ranks.rank + world - 1) % world)].bulk;
-  for (TcpSocket* socket : {&next, &before}) socket->native_non_blocking(false);
-  Limits limits;
-  Nanoseconds start = monotonic_now();
-  if (ranks.rank == 0) send_all(next);
-  if (ranks.rank == 1) receive_all(before);
-  limits.one_way = static_cast<double>(kSocketBytes) / seconds_since(start) / 1e9;
-  start = monotonic_now();
-  std::thread sending([&] { send_all(next); });
-  receive_all(before);
-  sending.join();
-  limits.ring = static_cast<double>(kSocketBytes) / seconds_since(start) / 1e9;
-  return limits;
-}
 
 class Bench {
  public:
@@ -101,9 +63,10 @@ class Bench {
   double timed(const Call& call);
   void measure(const std::string& operation, std::size_t bytes, double share, double limit,
                const Call& call);
+  void measure_back_end(Collectives back_end);
+  Limit limit_of(Collectives back_end);
   void measure_all(std::size_t bytes);
   void check_sums();
-  double copy_limit();
 
   Reactor& reactor_;
   WorkerPool& workers_;
@@ -111,7 +74,9 @@ class Bench {
   const CollectivesBenchOptions& options_;
   std::vector<std::byte> in_, out_;
   std::unique_ptr<Communicator> communicator_;
-  Limits limits_;
+  std::optional<SocketLimits> sockets_;
+  std::shared_ptr<MpiLink> mpi_;  // from its limit to the end
+  Limit limit_;
   std::vector<CollectivesRow> rows_;
 };
 
@@ -129,9 +94,26 @@ double Bench::timed(const Call& call) {
 void Bench::measure(const std::string& operation, std::size_t bytes, double share, double limit,
                     const Call& call) {
   const double seconds = timed(call);
-  rows_.push_back({ranks_.through_memory ? "memory" : "tcp", operation, bytes, seconds,
-                   share * static_cast<double>(bytes) / seconds / 1e9, limit,
-                   ranks_.through_memory ? "copy" : "socket"});
+  rows_.push_back({ranks_.collectives == Collectives::kAuto
+                       ? "memory"
+                       : std::string(to_string(ranks_.collectives)),
+                   operation, bytes, seconds, share * static_cast<double>(bytes) / seconds / 1e9,
+                   limit, limit_.of});
+}
+
+/// With all ranks: of what this back-end sends through.
+Limit Bench::limit_of(Collectives back_end) {
+  if (back_end == Collectives::kTcp) {
+    if (!sockets_) sockets_ = socket_limits(reactor_, ranks_);
+    return {"socket", sockets_->exchange, sockets_->one_way};
+  }
+  if (back_end == Collectives::kMpi) {
+    mpi_ = MpiLink::open();
+    const double limit = mpi_limit(*mpi_);
+    return {"message", limit, limit};
+  }
+  const double limit = copy_limit([this] { await([](Communicator& c) { return c.barrier(); }); });
+  return {"copy", limit, limit};
 }
 
 void Bench::check_sums() {
@@ -144,22 +126,12 @@ void Bench::check_sums() {
   }
 }
 
-double Bench::copy_limit() {
-  std::vector<std::byte> from(kCopyBytes);
-  std::vector<std::byte> to(kCopyBytes);
-  const Call copy = [&](Communicator& c) {
-    std::memcpy(to.data(), from.data(), to.size());
-    return c.barrier();
-  };
-  return static_cast<double>(kCopyBytes) / timed(copy) / 1e9;
-}
-
 void Bench::measure_all(std::size_t bytes) {
   const auto world = static_cast<std::size_t>(ranks_.world_size);
   const std::size_t slice = bytes / world / sizeof(float) * sizeof(float);
   const std::size_t whole = slice * world;
   const double ring = static_cast<double>(world - 1) / static_cast<double>(world);
-  const double exchange = ranks_.through_memory ? limits_.copy : limits_.ring;
+  const double exchange = limit_.exchange;
   const auto in = std::span(in_);
   const auto out = std::span(out_);
   measure("all_reduce", bytes, 2 * ring, exchange,
@@ -171,29 +143,31 @@ void Bench::measure_all(std::size_t bytes) {
   });
   measure("all_to_all", whole, ring, exchange,
           [=](Communicator& c) { return c.all_to_all(in.first(whole), out.first(whole)); });
-  measure("send", bytes, 1, ranks_.through_memory ? limits_.copy : limits_.one_way,
-          [=](Communicator& c) -> Task<> {
-            if (c.rank() == 0) return c.send(in.first(bytes), 1);
-            if (c.rank() == 1) return c.recv(out.first(bytes), 0);
-            const auto nothing = []() -> Task<> { co_return; };
-            return nothing();
-          });
+  measure("send", bytes, 1, limit_.one_way, [=](Communicator& c) -> Task<> {
+    if (c.rank() == 0) return c.send(in.first(bytes), 1);
+    if (c.rank() == 1) return c.recv(out.first(bytes), 0);
+    const auto nothing = []() -> Task<> { co_return; };
+    return nothing();
+  });
+}
+
+void Bench::measure_back_end(Collectives back_end) {
+  ranks_.collectives = back_end;
+  // Where sockets are measured plain, nobody else uses them then.
+  if (back_end == Collectives::kTcp) limit_ = limit_of(back_end);
+  communicator_ = connect_ranks(reactor_, workers_, ranks_);
+  if (back_end != Collectives::kTcp) limit_ = limit_of(back_end);
+  check_sums();
+  measure("barrier", 0, 0, 0, [](Communicator& c) { return c.barrier(); });
+  for (std::size_t bytes = kSmallest; bytes <= options_.largest_bytes; bytes *= kGrowth) {
+    measure_all(bytes);
+  }
+  await([](Communicator& c) { return c.barrier(); });
+  communicator_.reset();
 }
 
 std::vector<CollectivesRow> Bench::run() {
-  limits_ = socket_limits(reactor_, ranks_);
-  for (const bool through_memory : {true, false}) {
-    ranks_.through_memory = through_memory;
-    communicator_ = connect_ranks(reactor_, workers_, ranks_);
-    check_sums();
-    if (through_memory) limits_.copy = copy_limit();
-    measure("barrier", 0, 0, 0, [](Communicator& c) { return c.barrier(); });
-    for (std::size_t bytes = kSmallest; bytes <= options_.largest_bytes; bytes *= kGrowth) {
-      measure_all(bytes);
-    }
-    await([](Communicator& c) { return c.barrier(); });
-    communicator_.reset();
-  }
+  for (const Collectives back_end : options_.back_ends) measure_back_end(back_end);
   return std::move(rows_);
 }
 
@@ -220,6 +194,23 @@ std::vector<std::string> collectives_table(const std::vector<CollectivesRow>& ro
     lines.push_back(std::move(line));
   }
   return lines;
+}
+
+nlohmann::json collectives_json(const std::vector<CollectivesRow>& rows) {
+  auto list = nlohmann::json::array();
+  for (const CollectivesRow& row : rows) {
+    nlohmann::json one{{"through", row.transport},
+                       {"operation", row.operation},
+                       {"bytes", row.bytes},
+                       {"seconds", row.seconds}};
+    if (row.bytes != 0) {
+      one["bus_gb_per_s"] = row.bus_gb_per_s;
+      one["limit"] = row.limit;
+      one["limit_gb_per_s"] = row.limit_gb_per_s;
+    }
+    list.push_back(std::move(one));
+  }
+  return list;
 }
 
 }  // namespace ziggurat::bench

@@ -4,11 +4,12 @@
 //
 // Bus bandwidth is what each rank must send, over the time: of n bytes on N ranks (N - 1) / N n for
 // all_gather and reduce_scatter (n the whole), twice that for all_reduce, n for send. Its limits:
-// ranks in a ring that send to the next and receive from the one before at once (send: one way),
-// and all ranks copying n bytes each at once.
+// plain sockets or messages, every rank to every other at once (send: one way), and all ranks
+// copying n bytes each at once (collectives_limits.h).
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -18,12 +19,13 @@
 namespace ziggurat::bench {
 
 struct CollectivesBenchOptions {
+  std::vector<Collectives> back_ends;
   std::size_t largest_bytes = 0;
   int rounds = 5;
 };
 
 struct CollectivesRow {
-  std::string transport;  ///< "memory" or "tcp", between ranks of a host
+  std::string transport;  ///< "memory" (Collectives::kAuto), "tcp", "mpi", "nccl"
   std::string operation;
   std::size_t bytes = 0;
   double seconds = 0;  ///< median of the rounds
@@ -36,6 +38,9 @@ struct CollectivesRow {
 std::vector<CollectivesRow> run_collectives_bench(Reactor& reactor, WorkerPool& workers,
                                                   RankOptions ranks,
                                                   const CollectivesBenchOptions& options);
+
+/// Every row's figures, for --json.
+nlohmann::json collectives_json(const std::vector<CollectivesRow>& rows);
 
 /// A heading, then a line a row.
 std::vector<std::string> collectives_table(const std::vector<CollectivesRow>& rows);

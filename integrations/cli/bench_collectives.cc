@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "base/bytes.h"
 #include "collectives/rank_options.h"
@@ -11,6 +13,7 @@
 #include "integrations/bench/collectives_suite.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
+#include "integrations/cli/output_file.h"
 
 namespace ziggurat::cli {
 
@@ -20,20 +23,40 @@ std::span<const Setting> bench_collectives_settings() {
       {"nproc", kInteger, "2", "N", "ranks to start; under a launcher, those that it started"},
       {"largest", kSize, "64MiB", "SIZE", "sizes go from 4 KiB by 16 up to this one"},
       {"rounds", kInteger, "7", "N", "figures are medians"},
+      {"back-end", kText, "auto,tcp", "LIST",
+       "of auto (within a machine, each other's memory), tcp, mpi (under mpirun), nccl"},
+      {"json", kText, "", "FILE", "write every figure"},
   };
   return table;
 }
+
+namespace {
+
+std::vector<Collectives> back_ends_of(const std::string& list) {
+  std::vector<Collectives> found;
+  std::stringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    found.push_back(collectives_of(word, "back-end"));
+  }
+  return found;
+}
+
+}  // namespace
 
 BenchCollectivesCommand read_bench_collectives(const Settings& settings) {
   BenchCollectivesCommand command;
   command.ranks = static_cast<int>(settings.integer("nproc", {.min = 2, .max = 1024}));
   command.largest_bytes = settings.size("largest", 4 * kKiB);
   command.rounds = static_cast<int>(settings.integer("rounds", {.min = 1, .max = 1000}));
+  command.back_ends = settings.text("back-end");
+  read_with(settings, "back-end", back_ends_of);
+  command.json_path = settings.text("json");
   return command;
 }
 
 int bench_collectives(const BenchCollectivesCommand& command) {
   const RankOptions ranks = rank_options();
+  if (ranks.rank == 0) require_writable(command.json_path);
   if (ranks.world_size == 1) {
     LaunchCommand launched;
     launched.ranks = command.ranks;
@@ -43,18 +66,28 @@ int bench_collectives(const BenchCollectivesCommand& command) {
                           "--largest",
                           std::to_string(command.largest_bytes),
                           "--rounds",
-                          std::to_string(command.rounds)};
+                          std::to_string(command.rounds),
+                          "--back-end",
+                          command.back_ends};
+    if (!command.json_path.empty()) {
+      launched.arguments.insert(launched.arguments.end(), {"--json", command.json_path});
+    }
     return launch(launched);
   }
   const auto runtime = Runtime::create({});
-  const auto rows = bench::run_collectives_bench(
-      runtime->reactor, *runtime->workers, ranks,
-      {.largest_bytes = command.largest_bytes, .rounds = command.rounds});
+  const auto rows = bench::run_collectives_bench(runtime->reactor, *runtime->workers, ranks,
+                                                 {.back_ends = back_ends_of(command.back_ends),
+                                                  .largest_bytes = command.largest_bytes,
+                                                  .rounds = command.rounds});
   if (ranks.rank != 0) return 0;
   Console console;
   console.line(fmt::format("{} ranks ({}), {} workers each", ranks.world_size, ranks.source,
                            runtime->workers->threads()));
   for (const std::string& line : bench::collectives_table(rows)) console.line(line);
+  const nlohmann::json all{{"ranks", ranks.world_size},
+                           {"workers", runtime->workers->threads()},
+                           {"rows", bench::collectives_json(rows)}};
+  write_output(command.json_path, all.dump(2) + "\n");
   return 0;
 }
 

@@ -95,6 +95,8 @@ struct BenchCollectivesCommand {
   int ranks = 2;
   std::uint64_t largest_bytes = 0;
   int rounds = 7;
+  std::string back_ends;  ///< names, with commas between
+  std::string json_path;  ///< empty: none
 };
 std::span<const Setting> bench_collectives_settings();
 BenchCollectivesCommand read_bench_collectives(const Settings& settings);

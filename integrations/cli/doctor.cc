@@ -21,6 +21,8 @@
 #include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
 #include "base/topology/topology.h"
+#include "collectives/mpi_link.h"
+#include "collectives/nccl_communicator.h"
 #include "collectives/peer_memory.h"
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
@@ -115,19 +117,30 @@ std::string word_of(const std::filesystem::path& file) {
   return word;
 }
 
+/// What could carry what ranks say, and what does.
+void show_carriers(const RankOptions& ranks) {
+  const std::string why_not = why_not_readable(own_memory_probe());
+  say("  transport",
+      fmt::format("{} in use; --collectives auto|tcp|mpi|nccl, or ZIGGURAT_RANKS, chooses",
+                  to_string(ranks.collectives)));
+  say("    auto", why_not.empty() ? "on this host each other's memory (process_vm_readv), TCP "
+                                    "between hosts"
+                                  : "TCP, here over loopback: " + why_not);
+  say("    mpi", mpi_inventory());
+  const NcclInventory nccl = nccl_inventory();
+  say("    nccl", nccl.found.empty() ? "none: " + nccl.why_none : nccl.found);
+}
+
 void show_ranks() {
   const RankOptions ranks = rank_options();
   say("ranks",
       ranks.world_size == 1
           ? "one: no launcher's variables (torchrun, mpirun, srun, ziggurat launch)"
           : fmt::format("rank {} of {} ({}), who meet at {} ({}), {}", ranks.rank, ranks.world_size,
-                        ranks.source, ranks.rendezvous, ranks.rendezvous_source,
+                        ranks.source, ranks.rendezvous.empty() ? "no address" : ranks.rendezvous,
+                        ranks.rendezvous_source,
                         ranks.secret.empty() ? "without a secret" : "with a secret"));
-  const std::string why_not = why_not_readable(own_memory_probe());
-  say("  transport",
-      fmt::format("between hosts TCP; on this one {}; ZIGGURAT_RANKS=tcp forces sockets",
-                  why_not.empty() ? "each other's memory (process_vm_readv)"
-                                  : "TCP over loopback: " + why_not));
+  show_carriers(ranks);
   for (const auto& device : devices_in("/sys/class/net")) {
     const std::string speed = word_of(device / "speed");
     say("  interface",
@@ -136,8 +149,8 @@ void show_ranks() {
   }
   const auto rdma = devices_in("/sys/class/infiniband");
   for (const auto& device : rdma) {
-    say("  RDMA",
-        fmt::format("{}: not used, TCP over its interface is", device.filename().string()));
+    say("  RDMA", fmt::format("{}: by MPI or NCCL where they can; TCP goes over its interface",
+                              device.filename().string()));
   }
   if (rdma.empty()) say("  RDMA", "no device");
 }

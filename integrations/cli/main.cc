@@ -151,6 +151,12 @@ void say_notes(const Settings& settings) {
 
 int run_train(const Settings& settings, std::span<char*> arguments) {
   const TrainOptions options = read_train_options(settings);
+  if (options.collectives == Collectives::kMpi && options.nproc > 1 &&
+      rank_options().world_size == 1) {
+    throw UsageError(
+        "--collectives mpi: MPI's own launcher starts the ranks: mpirun -n N ziggurat train ..., "
+        "without --nproc");
+  }
   return run_as_ranks(options.nproc, arguments, [&] {
     if (rank_options().rank == 0) say_notes(settings);
     return train(options);

@@ -37,7 +37,8 @@ void TrainRun::open() {
 
 /// This rank's runtime, and the others, if a launcher made us one of several.
 void TrainRun::connect() {
-  const RankOptions world = rank_options();
+  RankOptions world = rank_options();
+  if (options_.collectives != Collectives::kAuto) world.collectives = options_.collectives;
   if (options_.nproc > 1 && world.world_size != options_.nproc) {
     throw UsageError(
         fmt::format("--nproc {}: {} says that there are {} ranks: give that, or no "
@@ -125,6 +126,7 @@ void TrainRun::announce() {
         fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
                     "micro-batches of a step",
                     ranks_->count(), options_.zero_stage, options_.shape.accumulate));
+    console_.line("  ranks talk through " + runtime_->ranks->description());
   }
   console_.line(
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",

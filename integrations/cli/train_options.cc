@@ -97,6 +97,10 @@ std::span<const Setting> train_settings() {
              "ranks of a node, and then the nodes' sums"},
             {"ranks-per-node", kInteger, "0", "P",
              "ranks on one machine, for quantized exchanges; 0: as the launcher says"},
+            {"collectives", kText, "auto", "auto|tcp|mpi|nccl",
+             "what carries what ranks say: each other's memory within a machine and sockets; "
+             "sockets; the MPI whose mpirun or srun started them; GPUs, which sum in another "
+             "order"},
             {"reduce-dtype", kText, "", "bf16|fp16|fp32",
              "of gradients between ranks (default: --dtype)"},
             {"reduce-bucket-size", kInteger, "4194304", "ELEMENTS",
@@ -173,6 +177,9 @@ void read_ranks(const Settings& settings, TrainOptions& options) {
   options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
   read_tensor_parallel(settings, options);
   options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
+  options.collectives = read_with(settings, "collectives", [](const std::string& name) {
+    return collectives_of(name, "the name");
+  });
   constexpr Settings::IntegerRange kGroup{.min = 0, .max = 1 << 20};
   options.shard_group = static_cast<int>(settings.integer("shard-group", kGroup));
   options.node_ranks = static_cast<int>(settings.integer("hpz", kGroup));

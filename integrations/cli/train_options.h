@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
 #include "integrations/cli/loss_scale_options.h"
 #include "integrations/cli/schedule_options.h"
@@ -43,8 +44,9 @@ struct TrainOptions {
   std::uint64_t host_bytes = 0;
   Placement placement;
   int slots = 2;
-  std::size_t threads = 0;  ///< 0: one per physical core
-  int nproc = 1;            ///< ranks that this machine runs
+  std::size_t threads = 0;                       ///< 0: one per physical core
+  int nproc = 1;                                 ///< ranks that this machine runs
+  Collectives collectives = Collectives::kAuto;  ///< and what ZIGGURAT_RANKS says
   int zero_stage = 2;
   bool keep_gathered = false;
   int shard_group = 0;

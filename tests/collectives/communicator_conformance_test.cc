@@ -2,8 +2,10 @@
 // tests/collectives/communicator_conformance_test.cc: what every Communicator promises, run on
 // every back-end.
 //
-// A back-end is a row of kBackends: a name, a number of ranks and a factory for them on one
-// reactor. Each case runs the same coroutine on every rank at once.
+// A back-end is a row of kBackends: a name, a number of ranks and a factory for those of them that
+// are in this process, on one reactor. Each case runs the same coroutine on every rank at once.
+// Where a launcher of MPI's started this program (communicator_conformance_mpi_*), each process has
+// one rank, and `mpi` is a row too.
 #include <gmock/gmock.h>
 
 #include <bit>
@@ -17,9 +19,13 @@
 #include "base/float16.h"
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
+#include "collectives/exchange_communicator.h"
+#include "collectives/mpi_link.h"
+#include "collectives/nccl_communicator.h"
+#include "collectives/rendezvous.h"
 #include "collectives/self_communicator.h"
 #include "collectives/simulated_communicator.h"
-#include "collectives/tcp_communicator.h"
+#include "tests/collectives/fake_nccl.h"
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
@@ -34,6 +40,11 @@ struct Backend {
   Clock::Kind clock = Clock::Kind::kReal;
 };
 
+WorkerPool& two_workers() {
+  static WorkerPool workers({.threads = 2, .cpus = {}});
+  return workers;
+}
+
 Ranks create_self(Reactor&, int) {
   Ranks ranks;
   ranks.push_back(std::make_unique<SelfCommunicator>());
@@ -41,12 +52,11 @@ Ranks create_self(Reactor&, int) {
 }
 
 Ranks create_connected(Reactor& reactor, int world_size, std::size_t ranks_per_host) {
-  static WorkerPool workers({.threads = 2, .cpus = {}});
   const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
   Ranks ranks;
   for (TcpOptions& options : connected_options(reactors, ranks_per_host)) {
-    ranks.push_back(std::make_unique<TcpCommunicator>(
-        TcpTransport::create(reactor, workers, std::move(options))));
+    ranks.push_back(std::make_unique<ExchangeCommunicator>(ExchangeTransport::create(
+        reactor, two_workers(), over_sockets(reactor, std::move(options)))));
   }
   return ranks;
 }
@@ -61,6 +71,18 @@ Ranks create_memory(Reactor& reactor, int world_size) {
 /// Hosts of two ranks.
 Ranks create_mixed(Reactor& reactor, int world_size) {
   return create_connected(reactor, world_size, 2);
+}
+
+/// Sockets, and beside them what NCCL would do.
+Ranks create_fake_nccl(Reactor& reactor, int world_size) {
+  const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
+  Ranks ranks;
+  for (TcpOptions& options : connected_options(reactors)) {
+    auto transport = ExchangeTransport::create(reactor, two_workers(),
+                                               over_sockets(reactor, std::move(options)));
+    ranks.push_back(over_nccl(std::move(transport), fake_nccl()));
+  }
+  return ranks;
 }
 
 /// Nodes of two ranks.
@@ -81,9 +103,35 @@ const Backend kBackends[] = {{"self", 1, create_self},
                              {"memory", 4, create_memory},
                              {"mixed", 3, create_mixed},
                              {"mixed", 4, create_mixed},
+                             {"nccl", 2, create_fake_nccl},
+                             {"nccl", 3, create_fake_nccl},
                              {"simulated", 1, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 2, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 5, create_simulated, Clock::Kind::kVirtual}};
+
+/// Keeps MPI from one case to the next: it starts once in a process.
+class KeepMpi : public testing::Environment {
+ public:
+  void TearDown() override { link.reset(); }
+  std::shared_ptr<MpiLink> link;
+};
+KeepMpi* const kept_mpi =
+    static_cast<KeepMpi*>(testing::AddGlobalTestEnvironment(new KeepMpi));  // NOLINT: gtest's
+
+/// This process's rank.
+Ranks create_mpi(Reactor& reactor, int) {
+  if (!kept_mpi->link) kept_mpi->link = MpiLink::open();
+  RankOptions options = rank_options();
+  options.collectives = Collectives::kMpi;
+  Ranks ranks;
+  ranks.push_back(connect_ranks(reactor, two_workers(), options));
+  return ranks;
+}
+
+std::vector<Backend> mpi_backends() {
+  if (!process_environment("OMPI_COMM_WORLD_SIZE") && !process_environment("PMI_SIZE")) return {};
+  return {{"mpi", rank_options().world_size, create_mpi}};
+}
 
 std::vector<std::byte> pattern(std::size_t size_bytes, int rank) {
   std::mt19937 random(17u + static_cast<unsigned>(rank));
@@ -113,11 +161,14 @@ class CommunicatorConformance : public testing::TestWithParam<Backend> {
 };
 
 TEST_P(CommunicatorConformance, ranks_are_numbered_from_zero) {
-  ASSERT_EQ(ranks_.size(), world());
-  for (std::size_t i = 0; i < world(); ++i) {
-    EXPECT_EQ(ranks_[i]->rank(), static_cast<int>(i));
-    EXPECT_EQ(ranks_[i]->world_size(), GetParam().world_size);
-  }
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->world_size(), GetParam().world_size);
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    std::vector<std::uint64_t> places(world());
+    places[static_cast<std::size_t>(c.rank())] = 1;
+    co_await c.all_reduce(std::span(places), Communicator::Op::kSum);
+    EXPECT_THAT(places, testing::Each(1u));
+  };
+  on_every_rank(body);
 }
 
 TEST_P(CommunicatorConformance, all_gather_puts_each_ranks_bytes_in_its_slice) {
@@ -416,6 +467,7 @@ TEST_P(CommunicatorConformance, broadcast_gives_the_roots_bytes_to_all) {
 }
 
 TEST_P(CommunicatorConformance, nobody_leaves_a_barrier_before_all_have_come) {
+  if (ranks_.size() < world()) GTEST_SKIP() << "the count of who has come is in one process";
   std::size_t arrived = 0;
   const OnRank body = [&](Communicator& c) -> Task<> {
     ++arrived;
@@ -442,7 +494,7 @@ TEST_P(CommunicatorConformance, shapes_that_do_not_fit_are_refused) {
 }
 
 TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
-  ranks_[0]->abort("rank 0 ran out of disk");
+  if (ranks_[0]->rank() == 0) ranks_[0]->abort("rank 0 ran out of disk");
   std::vector<std::byte> bytes(4);
   std::vector<std::byte> all(4 * world());
   std::vector<double> doubles(1);
@@ -469,6 +521,34 @@ TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
   }
 }
 
+// What TCP and MPI find of calls that do not match, and simulated ranks too.
+TEST_P(CommunicatorConformance, different_calls_fail_on_every_rank_and_name_both) {
+  if (world() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  std::vector<std::byte> bytes(4 * world());
+  std::size_t raised = 0;
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    try {
+      if (c.rank() == 0) {
+        co_await c.broadcast(bytes, 0);
+      } else {
+        co_await c.all_reduce(bytes, DType::kFloat32);
+      }
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << error.what();
+      EXPECT_THAT(error.what(), testing::HasSubstr("broadcast"));
+      EXPECT_THAT(error.what(), testing::HasSubstr("all_reduce"));
+      ++raised;
+    }
+  };
+  on_every_rank(body);
+  EXPECT_EQ(raised, ranks_.size());
+}
+
+INSTANTIATE_TEST_SUITE_P(launched, CommunicatorConformance, testing::ValuesIn(mpi_backends()),
+                         [](const auto& backend) {
+                           return std::string(backend.param.name) +
+                                  std::to_string(backend.param.world_size);
+                         });
 INSTANTIATE_TEST_SUITE_P(backends, CommunicatorConformance, testing::ValuesIn(kBackends),
                          [](const auto& backend) {
                            return std::string(backend.param.name) +

@@ -109,6 +109,7 @@ TEST(RankOptions, AreWhatTheLauncherSays) {
                                                      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
   EXPECT_EQ(mpirun.rank, 1);
   EXPECT_EQ(mpirun.rendezvous, "127.0.0.1:29400");
+  EXPECT_EQ(mpirun.collectives, Collectives::kAuto);
 
   const RankOptions srun = rank_options(variables({{"SLURM_PROCID", "5"},
                                                    {"SLURM_STEP_NUM_TASKS", "8"},
@@ -121,13 +122,56 @@ TEST(RankOptions, AreWhatTheLauncherSays) {
   EXPECT_EQ(srun.rendezvous, "gpu07:30123");
 }
 
+// Or the ranks of one would come to the other.
+TEST(RankOptions, TwoJobsOfAHostMeetAtDifferentPorts) {
+  const auto of_slurm = [](const char* job, const char* step) {
+    return rank_options(variables({{"SLURM_PROCID", "1"},
+                                   {"SLURM_STEP_NUM_TASKS", "2"},
+                                   {"SLURM_LOCALID", "1"},
+                                   {"SLURM_STEP_TASKS_PER_NODE", "2"},
+                                   {"SLURM_JOB_ID", job},
+                                   {"SLURM_STEP_ID", step}}))
+        .rendezvous;
+  };
+  EXPECT_EQ(of_slurm("77", "0"), "127.0.0.1:30077");
+  EXPECT_EQ(of_slurm("78", "0"), "127.0.0.1:30078");
+  EXPECT_NE(of_slurm("77", "1"), of_slurm("77", "0"));
+  const auto of_mpirun = [](const char* job) {
+    return rank_options(variables({{"OMPI_COMM_WORLD_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_SIZE", "2"},
+                                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                   {"PMIX_NAMESPACE", job}}))
+        .rendezvous;
+  };
+  EXPECT_NE(of_mpirun("904396801"), of_mpirun("904396802"));
+}
+
+TEST(RankOptions, SayWhatCarriesWhatRanksSay) {
+  const auto collectives = [](const char* name) {
+    return rank_options(variables({{"RANK", "0"},
+                                   {"WORLD_SIZE", "2"},
+                                   {"LOCAL_RANK", "0"},
+                                   {"LOCAL_WORLD_SIZE", "2"},
+                                   {"ZIGGURAT_RANKS", name}}))
+        .collectives;
+  };
+  EXPECT_EQ(collectives("tcp"), Collectives::kTcp);
+  EXPECT_EQ(collectives("mpi"), Collectives::kMpi);
+  EXPECT_EQ(collectives("nccl"), Collectives::kNccl);
+  EXPECT_THROW(collectives("gloo"), Error);
+}
+
 TEST(RankOptions, OverSeveralHostsSomebodyMustSayWhere) {
   const auto environment = variables({{"OMPI_COMM_WORLD_RANK", "1"},
                                       {"OMPI_COMM_WORLD_SIZE", "4"},
                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  const RankOptions options = rank_options(environment);
+  EXPECT_EQ(options.rendezvous, "") << "MPI, for one, needs none";
   try {
-    rank_options(environment);
+    Reactor reactor;
+    reactor.block_on(meet_ranks(reactor, options));
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("ZIGGURAT_RENDEZVOUS=HOST:PORT"));

@@ -13,8 +13,8 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
+#include "collectives/exchange_communicator.h"
 #include "collectives/frame.h"
-#include "collectives/tcp_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
@@ -37,8 +37,8 @@ class TcpFaults : public testing::Test {
     std::vector<std::unique_ptr<Communicator>> ranks;
     for (TcpOptions& options : connected_options(std::vector<Reactor*>(world, &reactor_))) {
       options.timeout = timeout;
-      ranks.push_back(std::make_unique<TcpCommunicator>(
-          TcpTransport::create(reactor_, workers_, std::move(options))));
+      ranks.push_back(std::make_unique<ExchangeCommunicator>(ExchangeTransport::create(
+          reactor_, workers_, over_sockets(reactor_, std::move(options)))));
     }
     return ranks;
   }
@@ -268,8 +268,8 @@ TEST_F(TcpFaults, TwentyThousandDamagedStreamsGiveAnErrorOrTheRightBytes) {
     std::vector<TcpOptions> both = connected_options({&reactor_, &reactor_});
     const auto control = std::move(both[1].peers[0].control);
     const auto bulk = std::move(both[1].peers[0].bulk);
-    auto rank = std::make_unique<TcpCommunicator>(
-        TcpTransport::create(reactor_, workers_, std::move(both[0])));
+    auto rank = std::make_unique<ExchangeCommunicator>(
+        ExchangeTransport::create(reactor_, workers_, over_sockets(reactor_, std::move(both[0]))));
     boost::system::error_code error;
     boost::asio::write(*control, boost::asio::buffer(script.control), error);
     boost::asio::write(*bulk, boost::asio::buffer(script.bulk), error);

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/tcp_communicator.h"
+#include "collectives/exchange_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 #include "tests/core/engine_harness.h"
 
@@ -36,8 +36,8 @@ inline std::vector<std::unique_ptr<Runtime>> connected_runtimes(
     Runtime& runtime = *runtimes[rank];
     options[rank].timeout = timeout;
     runtime.reactor.block_on([](Runtime& its, TcpOptions& given) -> Task<> {
-      its.ranks = std::make_unique<TcpCommunicator>(
-          TcpTransport::create(its.reactor, *its.workers, std::move(given)));
+      its.ranks = std::make_unique<ExchangeCommunicator>(ExchangeTransport::create(
+          its.reactor, *its.workers, over_sockets(its.reactor, std::move(given))));
       co_return;
     }(runtime, options[rank]));
   }

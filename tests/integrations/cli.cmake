@@ -16,6 +16,17 @@ if(TARGET ziggurat)
   add_test(NAME cli_two_hosts
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_two_hosts_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_two_hosts PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+  # Under launchers of others, where they are installed.
+  foreach(launcher mpirun torchrun srun)
+    add_test(NAME cli_under_${launcher}
+      COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_launchers_test.py $<TARGET_FILE:ziggurat> ${launcher})
+    set_tests_properties(cli_under_${launcher} PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+  endforeach()
+  # Its sums are checked before anything is timed.
+  add_test(NAME cli_bench_collectives_nccl
+    COMMAND ziggurat bench collectives --back-end nccl --largest 16MiB --rounds 2)
+  set_tests_properties(cli_bench_collectives_nccl PROPERTIES LABELS "gpu" TIMEOUT 300
+    SKIP_REGULAR_EXPRESSION "a GPU is not:|NCCL wants a GPU for each|built without NCCL|libnccl[^ ]*: cannot open")
   # Beside DeepSpeed and PyTorch, where Python has them.
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_call.cc: a call from its announcement to its end.
-#include "collectives/tcp_call.h"
+// collectives/exchange_call.cc: a call from its announcement to its end.
+#include "collectives/exchange_call.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,8 +21,9 @@ double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).co
 
 }  // namespace
 
-TcpCall::TcpCall(TcpTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
-                 std::shared_ptr<const std::vector<int>> members, TcpPlan plan)
+ExchangeCall::ExchangeCall(ExchangeTransport& transport, const wire::CallKey& key,
+                           const wire::CallSpec& spec,
+                           std::shared_ptr<const std::vector<int>> members, ExchangePlan plan)
     : transport_(transport),
       key_(key),
       spec_(spec),
@@ -44,7 +45,7 @@ TcpCall::TcpCall(TcpTransport& transport, const wire::CallKey& key, const wire::
   }
 }
 
-void TcpCall::begin() {
+void ExchangeCall::begin() {
   for (std::size_t place = 0; place < state_.size(); ++place) {
     if (is_own(place)) continue;
     auto header = wire::make_header(wire::FrameKind::kCall, transport_.rank(), key_, spec_);
@@ -75,7 +76,7 @@ void TcpCall::begin() {
   settle();
 }
 
-std::size_t TcpCall::place_of(int rank) const {
+std::size_t ExchangeCall::place_of(int rank) const {
   const auto found = std::find(members_->begin(), members_->end(), rank);
   if (found == members_->end()) {
     throw Error(ErrorCode::kUnavailable,
@@ -84,7 +85,7 @@ std::size_t TcpCall::place_of(int rank) const {
   return static_cast<std::size_t>(found - members_->begin());
 }
 
-bool TcpCall::lacks(int rank, bool all) const {
+bool ExchangeCall::lacks(int rank, bool all) const {
   const auto found = std::find(members_->begin(), members_->end(), rank);
   if (found == members_->end()) return false;
   const auto place = static_cast<std::size_t>(found - members_->begin());
@@ -94,12 +95,12 @@ bool TcpCall::lacks(int rank, bool all) const {
                  (!plan_.results.empty() && member.results_landed != plan_.results[place].size()));
 }
 
-std::size_t TcpCall::expected(std::size_t place) const {
+std::size_t ExchangeCall::expected(std::size_t place) const {
   return plan_.sums ? plan_.sum.size() : plan_.in[place].size();
 }
 
-void TcpCall::announced(int rank, const wire::FrameHeader& header,
-                        std::span<const std::byte> small) {
+void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
+                             std::span<const std::byte> small) {
   const std::size_t place = place_of(rank);
   if (!spec_.meets(header.spec())) {
     transport_.fail(
@@ -139,8 +140,8 @@ void TcpCall::announced(int rank, const wire::FrameHeader& header,
   settle();
 }
 
-wire::FrameHeader TcpCall::chunk_header(std::uint8_t part, std::size_t offset,
-                                        std::size_t length) const {
+wire::FrameHeader ExchangeCall::chunk_header(std::uint8_t part, std::size_t offset,
+                                             std::size_t length) const {
   auto header = wire::make_header(wire::FrameKind::kChunk, transport_.rank(), key_, spec_);
   header.part = part;
   header.offset = offset;
@@ -148,7 +149,7 @@ wire::FrameHeader TcpCall::chunk_header(std::uint8_t part, std::size_t offset,
   return header;
 }
 
-void TcpCall::pump(std::size_t place) {
+void ExchangeCall::pump(std::size_t place) {
   Member& member = state_[place];
   const std::size_t total = plan_.out[place].size();
   if (member.it_reads) return;
@@ -161,7 +162,7 @@ void TcpCall::pump(std::size_t place) {
   }
 }
 
-std::optional<wire::FrameHeader> TcpCall::Ordered::take() {
+std::optional<wire::FrameHeader> ExchangeCall::Ordered::take() {
   if (ready.empty() || ready.begin()->first != next) return std::nullopt;
   const wire::FrameHeader header = ready.begin()->second;
   ready.erase(ready.begin());
@@ -169,7 +170,7 @@ std::optional<wire::FrameHeader> TcpCall::Ordered::take() {
   return header;
 }
 
-void TcpCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
+void ExchangeCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
   const auto header = std::make_shared<wire::FrameHeader>(chunk_header(0, offset, length));
   const auto payload = plan_.out[place].subspan(offset, length);
   transport_.run_job(
@@ -183,7 +184,7 @@ void TcpCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t leng
       });
 }
 
-void TcpCall::send_hashed(std::size_t place) {
+void ExchangeCall::send_hashed(std::size_t place) {
   while (const auto header = state_[place].hashed.take()) {
     transport_.send_bulk((*members_)[place], *header,
                          plan_.out[place].subspan(header->offset, header->length),
@@ -198,7 +199,7 @@ void TcpCall::send_hashed(std::size_t place) {
   }
 }
 
-std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header) {
+std::span<std::byte> ExchangeCall::landing(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   Member& member = state_[place];
   const bool result = header.part != 0;
@@ -220,7 +221,7 @@ std::span<std::byte> TcpCall::landing(int rank, const wire::FrameHeader& header)
   return {buffer.get(), header.length};
 }
 
-void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
+void ExchangeCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   progress();
   if (header.part == 0 && plan_.sums) {
@@ -239,8 +240,8 @@ void TcpCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
 }
 
 /// On a worker, or where there is little.
-void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
-                     const wire::FrameHeader& header) const {
+void ExchangeCall::verify(std::size_t place, std::span<const std::byte> payload,
+                          const wire::FrameHeader& header) const {
   if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
   throw Error(ErrorCode::kDataLoss,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
@@ -248,7 +249,7 @@ void TcpCall::verify(std::size_t place, std::span<const std::byte> payload,
                           (*members_)[place], describe(), header.offset));
 }
 
-bool TcpCall::complete() const {
+bool ExchangeCall::complete() const {
   if (!copied_ || (plan_.sums && summed_ != plan_.sum.size())) return false;
   for (std::size_t place = 0; place < state_.size(); ++place) {
     const Member& member = state_[place];
@@ -266,15 +267,15 @@ bool TcpCall::complete() const {
   return true;
 }
 
-void TcpCall::progress() { last_progress_ = transport_.reactor().clock().now(); }
+void ExchangeCall::progress() { last_progress_ = transport_.reactor().clock().now(); }
 
-void TcpCall::job_ends() {
+void ExchangeCall::job_ends() {
   --jobs_;
   settle();
 }
 
 /// Looks whether this was the last thing that it waited for.
-void TcpCall::settle() {
+void ExchangeCall::settle() {
   if (ended_ || jobs_ > 0) return;
   if (error_ || (finishing_ && complete())) {
     end();
@@ -290,12 +291,12 @@ void TcpCall::settle() {
   }
 }
 
-void TcpCall::fail(std::exception_ptr error) {
+void ExchangeCall::fail(std::exception_ptr error) {
   if (!error_) error_ = std::move(error);
   settle();
 }
 
-void TcpCall::end() {
+void ExchangeCall::end() {
   ended_ = true;
   for (SumChunk& chunk : chunks_) {
     for (auto& buffer : chunk.buffers) {
@@ -310,14 +311,14 @@ void TcpCall::end() {
   transport_.ended(*this);
 }
 
-Task<> TcpCall::wait(std::shared_ptr<TcpCall> self) { co_await self->done_.wait(); }
+Task<> ExchangeCall::wait(std::shared_ptr<ExchangeCall> self) { co_await self->done_.wait(); }
 
-std::string TcpCall::describe() const {
+std::string ExchangeCall::describe() const {
   return fmt::format("{} (call {} of ranks {})", wire::describe(spec_), key_.sequence,
                      fmt::join(*members_, ", "));
 }
 
-std::string TcpCall::waiting() const {
+std::string ExchangeCall::waiting() const {
   std::vector<int> absent;
   std::vector<int> slow;
   for (std::size_t place = 0; place < state_.size(); ++place) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_transport.h: the sockets from this rank to all others, and the calls under way.
+// collectives/exchange_transport.h: the channels from this rank to all others, and the calls under
+// way.
 //
-// Two sockets to each peer. *control* has announcements of calls, small payloads and the end of
-// all; the kernel keeps it alive and ends it within 3 s when the peer's machine is gone. *bulk* has
-// chunks, and may stand still as long as a stopped process does. The first error anywhere is sent
-// to everybody and fails every call, on every rank. Reactor's thread.
+// What carries the frames is the channels' business (collectives/channel.h), so bits, checks and
+// the order of calls are the same on all. The first error anywhere is sent to everybody and fails
+// every call, on every rank. Reactor's thread.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,61 +18,66 @@
 
 #include "base/error.h"
 #include "base/runtime/worker_pool.h"
+#include "collectives/channel.h"
 #include "collectives/communicator.h"
 #include "collectives/peer_memory.h"
-#include "collectives/tcp_channel.h"
 
 namespace ziggurat {
 
-class TcpCall;
-struct TcpPlan;
+class ExchangeCall;
+struct ExchangePlan;
 
-/// Connected by collectives/rendezvous.h.
-struct TcpPeer {
+struct ExchangePeer {
   std::string host;    ///< of the ranks of one host, the same
-  MemoryProbe memory;  ///< of a rank of this host
-  std::unique_ptr<TcpSocket> control;
-  std::unique_ptr<TcpSocket> bulk;
+  MemoryProbe memory;  ///< of a rank of this host; none: frames to it too
+  std::shared_ptr<Channel> control;
+  std::shared_ptr<Channel> bulk;
 };
 
-struct TcpOptions {
+struct ExchangeOptions {
   int rank = 0;
-  std::uint64_t epoch = 0;     ///< of this connection of the ranks, the same on all
-  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has only its host
+  std::string carrier;              ///< of frames: "sockets"
+  std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has only its host
   /// How long a call stands still before it fails with kDeadlineExceeded: for peers that are
-  /// stopped, or late. One that is gone is noticed within 5 s.
+  /// stopped, or late. One that is gone is its channels to notice: over sockets within 5 s.
   Nanoseconds timeout{std::chrono::minutes(10)};
 };
 
-class TcpTransport final : public TcpChannel::Events,
-                           public std::enable_shared_from_this<TcpTransport> {
+class ExchangeTransport final : public Channel::Events,
+                                public std::enable_shared_from_this<ExchangeTransport> {
  public:
   /// Communicators hold the handle: what is left under way fails when the last of them is gone.
-  static std::shared_ptr<TcpTransport> create(Reactor& reactor, WorkerPool& workers,
-                                              TcpOptions options);
-  TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions options);
-  ~TcpTransport();
+  static std::shared_ptr<ExchangeTransport> create(Reactor& reactor, WorkerPool& workers,
+                                                   ExchangeOptions options);
+  ExchangeTransport(Reactor& reactor, WorkerPool& workers, ExchangeOptions options);
+  ~ExchangeTransport();
 
   int rank() const noexcept { return rank_; }
   int world_size() const noexcept { return static_cast<int>(peers_.size()); }
   Reactor& reactor() noexcept { return reactor_; }
   const Traffic& traffic() const noexcept { return traffic_; }
+  /// "memory within a host, sockets".
+  std::string description() const;
 
   /// Numbers a call of `members` (ranks of this transport) and begins it.
   Task<> issue(std::uint64_t communicator, std::uint32_t lane, const wire::CallSpec& spec,
-               std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
+               std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
   bool failed() const noexcept { return failure_.has_value(); }
+  const std::optional<Error>& failure() const noexcept { return failure_; }
+  /// Runs `hear` when the transport fails, before the calls do.
+  void on_failure(std::function<void()> hear) { hear_failure_.push_back(std::move(hear)); }
+  bool on_one_host() const noexcept;
 
   // For calls.
   void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
   void send_bulk(int to, wire::FrameHeader header, std::span<const std::byte> payload,
                  std::function<void()> written);
   /// `work` on a worker, then `then` here, unless either finds the transport failed.
-  void run_job(const std::shared_ptr<TcpCall>& call, const char* name, std::function<void()> work,
-               std::function<void()> then);
-  void ended(TcpCall& call);
+  void run_job(const std::shared_ptr<ExchangeCall>& call, const char* name,
+               std::function<void()> work, std::function<void()> then);
+  void ended(ExchangeCall& call);
   void waited(int for_rank, Nanoseconds time) {
     traffic_.waited[static_cast<std::size_t>(for_rank)] += time;
   }
@@ -87,8 +93,8 @@ class TcpTransport final : public TcpChannel::Events,
 
  private:
   struct Peer {
-    std::shared_ptr<TcpChannel> control;  // none: this rank
-    std::shared_ptr<TcpChannel> bulk;
+    std::shared_ptr<Channel> control;  // none: this rank
+    std::shared_ptr<Channel> bulk;
     bool same_host = false;
     std::int64_t process = 0;
     bool left = false;             // said goodbye
@@ -102,11 +108,11 @@ class TcpTransport final : public TcpChannel::Events,
   std::span<std::byte> landing(int peer, const wire::FrameHeader& header) override;
   void arrived(int peer, const wire::FrameHeader& header, std::span<std::byte> payload) override;
   void bad_frame(int peer, const std::string& how) override;
-  void disconnected(int peer, const TcpChannel& channel, const std::string& how) override;
+  void disconnected(int peer, const Channel& channel, const std::string& how) override;
 
   void start();
   void close();
-  static Task<> close_and_flush(std::shared_ptr<TcpTransport> self);
+  static Task<> close_and_flush(std::shared_ptr<ExchangeTransport> self);
   void watch();
   void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
   void about_memory(int peer, const wire::FrameHeader& header);
@@ -121,10 +127,10 @@ class TcpTransport final : public TcpChannel::Events,
   Reactor& reactor_;
   WorkerPool& workers_;
   int rank_;
-  std::uint64_t epoch_;
+  std::string carrier_;
   Nanoseconds timeout_;
   std::vector<Peer> peers_;
-  std::map<wire::CallKey, std::shared_ptr<TcpCall>> calls_;
+  std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
   bool watching_ = false;
   std::map<wire::CallKey, std::vector<Early>> early_;
   std::size_t early_count_ = 0;
@@ -133,6 +139,7 @@ class TcpTransport final : public TcpChannel::Events,
   std::deque<std::string> record_;  // the last calls, for the log
   Traffic traffic_;
   std::optional<Error> failure_;
+  std::vector<std::function<void()>> hear_failure_;
 };
 
 }  // namespace ziggurat

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_call_sum.cc: the sums that a call makes, chunk by chunk as contributions come.
+// collectives/exchange_call_sum.cc: the sums that a call makes, chunk by chunk as contributions
+// come.
 #include <utility>
 
+#include "collectives/exchange_call.h"
 #include "collectives/rank_sum.h"
-#include "collectives/tcp_call.h"
 
 namespace ziggurat {
 
-void TcpCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
+void ExchangeCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
   const std::size_t index = offset / wire::kChunkBytes;
   chunks_[index].hashes[place] = hash;
   ++chunks_[index].arrived;
   pump_sums();
 }
 
-void TcpCall::pump_sums() {
+void ExchangeCall::pump_sums() {
   while (sums_in_flight_ < kInFlight && next_sum_ < chunks_.size() &&
          chunks_[next_sum_].arrived == state_.size() - 1) {
     ++sums_in_flight_;
@@ -22,7 +23,7 @@ void TcpCall::pump_sums() {
   }
 }
 
-void TcpCall::sum_chunk(std::size_t index) {
+void ExchangeCall::sum_chunk(std::size_t index) {
   const std::size_t offset = index * wire::kChunkBytes;
   const std::size_t length = wire::chunk_length(offset, plan_.sum.size());
   const auto result = std::make_shared<wire::FrameHeader>(chunk_header(1, offset, length));
@@ -56,7 +57,7 @@ void TcpCall::sum_chunk(std::size_t index) {
       });
 }
 
-void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length) {
+void ExchangeCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length) {
   std::vector<const std::byte*> contributions(state_.size());
   for (std::size_t place = 0; place < state_.size(); ++place) {
     if (is_own(place)) {
@@ -77,7 +78,7 @@ void TcpCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t len
                     plan_.sum.data() + offset);
 }
 
-void TcpCall::send_results() {
+void ExchangeCall::send_results() {
   while (const auto header = sums_.take()) {
     for (std::size_t place = 0; place < state_.size(); ++place) {
       if (is_own(place)) continue;

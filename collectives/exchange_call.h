@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_call.h: one call under way: announced to its ranks, chunks out to those that
+// collectives/exchange_call.h: one call under way: announced to its ranks, chunks out to those that
 // announced it too, chunks in, sums on workers. Reactor's thread.
 #pragma once
 
@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "base/runtime/async.h"
+#include "collectives/exchange_transport.h"
 #include "collectives/frame.h"
-#include "collectives/tcp_transport.h"
 
 namespace ziggurat {
 
 /// What a call moves. Spans by place in `members`, this rank's own empty; all may be.
-struct TcpPlan {
+struct ExchangePlan {
   std::vector<std::span<const std::byte>> out;
   std::vector<std::span<std::byte>> in;
   struct Copy {
@@ -36,10 +36,10 @@ struct TcpPlan {
   std::function<void()> finish;  ///< on a worker, when all is there; may be empty
 };
 
-class TcpCall : public std::enable_shared_from_this<TcpCall> {
+class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
  public:
-  TcpCall(TcpTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
-          std::shared_ptr<const std::vector<int>> members, TcpPlan plan);
+  ExchangeCall(ExchangeTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
+               std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
 
   void begin();
   /// A member described the call that it made; `small` is what it sends, if that is little.
@@ -54,7 +54,7 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   void fail(std::exception_ptr error);
   void job_begins() { ++jobs_; }
   void job_ends();
-  static Task<> wait(std::shared_ptr<TcpCall> self);
+  static Task<> wait(std::shared_ptr<ExchangeCall> self);
 
   const wire::CallKey& key() const noexcept { return key_; }
   /// Whether something of `rank` is still to come: its announcement, or also (`all`) its chunks.
@@ -120,11 +120,11 @@ class TcpCall : public std::enable_shared_from_this<TcpCall> {
   void settle();
   void end();
 
-  TcpTransport& transport_;
+  ExchangeTransport& transport_;
   wire::CallKey key_;
   wire::CallSpec spec_;
   std::shared_ptr<const std::vector<int>> members_;
-  TcpPlan plan_;
+  ExchangePlan plan_;
   std::size_t own_ = 0;
   std::vector<Member> state_;
   std::vector<SumChunk> chunks_;

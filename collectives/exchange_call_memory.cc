@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_call_memory.cc: a call between ranks that read each other's memory.
+// collectives/exchange_call_memory.cc: a call between ranks that read each other's memory.
 //
 // A rank that fails gives its buffers back to its caller, and whoever is reading them then reads
 // what they hold next. So a reader ends its call only when the lender says that they were still
@@ -9,17 +9,17 @@
 
 #include <algorithm>
 
+#include "collectives/exchange_call.h"
 #include "collectives/peer_memory.h"
-#include "collectives/tcp_call.h"
 
 namespace ziggurat {
-void TcpCall::tell(std::size_t place, wire::FrameKind kind, std::uint8_t part) {
+void ExchangeCall::tell(std::size_t place, wire::FrameKind kind, std::uint8_t part) {
   auto header = wire::make_header(kind, transport_.rank(), key_, spec_);
   header.part = part;
   transport_.send_control((*members_)[place], header, {});
 }
 
-void TcpCall::begin_reading(std::size_t place, const wire::FrameHeader& header) {
+void ExchangeCall::begin_reading(std::size_t place, const wire::FrameHeader& header) {
   Member& member = state_[place];
   const bool readable = transport_.readable_process((*members_)[place]) != 0;
   if (!readable || expected(place) <= wire::kEagerBytes) return;
@@ -31,7 +31,7 @@ void TcpCall::begin_reading(std::size_t place, const wire::FrameHeader& header) 
   pump_sums();
 }
 
-void TcpCall::read_ahead(std::size_t place) {
+void ExchangeCall::read_ahead(std::size_t place) {
   Member& member = state_[place];
   const std::span<std::byte> in = plan_.in[place];
   while (member.reads_in_flight < kInFlight && member.read_begun < in.size()) {
@@ -55,7 +55,8 @@ void TcpCall::read_ahead(std::size_t place) {
 }
 
 /// On a worker.
-void TcpCall::read_from(std::size_t place, std::uint64_t address, std::span<std::byte> into) const {
+void ExchangeCall::read_from(std::size_t place, std::uint64_t address,
+                             std::span<std::byte> into) const {
   try {
     read_memory(transport_.readable_process((*members_)[place]), address, into);
   } catch (const Error& error) {
@@ -63,7 +64,7 @@ void TcpCall::read_from(std::size_t place, std::uint64_t address, std::span<std:
   }
 }
 
-void TcpCall::results_ready(int rank, const wire::FrameHeader& header) {
+void ExchangeCall::results_ready(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   Member& member = state_[place];
   const std::size_t total = plan_.results.empty() ? 0 : plan_.results[place].size();
@@ -89,7 +90,7 @@ void TcpCall::results_ready(int rank, const wire::FrameHeader& header) {
       });
 }
 
-void TcpCall::was_taken(int rank, std::uint8_t part) {
+void ExchangeCall::was_taken(int rank, std::uint8_t part) {
   const std::size_t place = place_of(rank);
   Member& member = state_[place];
   std::size_t& written = part == 0 ? member.out_written : member.results_written;
@@ -104,7 +105,7 @@ void TcpCall::was_taken(int rank, std::uint8_t part) {
   settle();
 }
 
-void TcpCall::was_kept(int rank, std::uint8_t part) {
+void ExchangeCall::was_kept(int rank, std::uint8_t part) {
   Member& member = state_[place_of(rank)];
   (part == 0 ? member.kept : member.final_came) = true;
   progress();
@@ -112,7 +113,7 @@ void TcpCall::was_kept(int rank, std::uint8_t part) {
 }
 
 /// All that this rank sums is summed, of terms that were whole.
-void TcpCall::send_finals() {
+void ExchangeCall::send_finals() {
   if (plan_.results.empty() || sums_.next != plan_.sum.size()) return;
   if (!std::ranges::all_of(state_, &Member::kept)) return;
   for (std::size_t place = 0; place < state_.size(); ++place) {

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_transport.cc: frames to the calls they belong to, and one end for all.
-#include "collectives/tcp_transport.h"
+// collectives/exchange_transport.cc: frames to the calls they belong to, and one end for all.
+#include "collectives/exchange_transport.h"
 
 #include <fmt/format.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "collectives/tcp_call.h"
+#include "collectives/exchange_call.h"
 
 namespace ziggurat {
 namespace {
@@ -25,22 +23,6 @@ constexpr std::size_t kBuffersKept = 64;   // of wire::kChunkBytes
 constexpr std::size_t kRecordMax = 64;     // calls
 constexpr std::size_t kPendingInText = 4;
 constexpr Nanoseconds kLastWords = std::chrono::milliseconds(300);
-constexpr int kPeerDeadMs = 3000;
-
-void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
-  if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
-    throw system_error(errno, fmt::format("setsockopt({}) of a connection between ranks", name));
-  }
-}
-
-/// Idle or not, a peer that does not answer the kernel is noticed within kPeerDeadMs and a second.
-void keep_alive(TcpSocket& socket) {
-  set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT");
-  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
-}
 
 Task<> failing(Error error) {
   throw error;
@@ -49,20 +31,20 @@ Task<> failing(Error error) {
 
 }  // namespace
 
-std::shared_ptr<TcpTransport> TcpTransport::create(Reactor& reactor, WorkerPool& workers,
-                                                   TcpOptions options) {
-  auto transport = std::make_shared<TcpTransport>(reactor, workers, std::move(options));
+std::shared_ptr<ExchangeTransport> ExchangeTransport::create(Reactor& reactor, WorkerPool& workers,
+                                                             ExchangeOptions options) {
+  auto transport = std::make_shared<ExchangeTransport>(reactor, workers, std::move(options));
   if (reactor.on_reactor_thread()) {
     transport->start();
   } else {
-    const auto start = [](TcpTransport& it) -> Task<> {
+    const auto start = [](ExchangeTransport& it) -> Task<> {
       it.start();
       co_return;
     };
     reactor.block_on(start(*transport));
   }
-  TcpTransport* const itself = transport.get();
-  return {itself, [transport](TcpTransport*) {
+  ExchangeTransport* const itself = transport.get();
+  return {itself, [transport](ExchangeTransport*) {
             if (transport->reactor_.on_reactor_thread()) {
               transport->close();
             } else {
@@ -71,32 +53,26 @@ std::shared_ptr<TcpTransport> TcpTransport::create(Reactor& reactor, WorkerPool&
           }};
 }
 
-TcpTransport::TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions options)
+ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, ExchangeOptions options)
     : reactor_(reactor),
       workers_(workers),
       rank_(options.rank),
-      epoch_(options.epoch),
+      carrier_(std::move(options.carrier)),
       timeout_(options.timeout),
       peers_(options.peers.size()) {
   const std::string& own_host = options.peers[static_cast<std::size_t>(rank_)].host;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (static_cast<int>(i) == rank_) continue;
-    TcpPeer& from = options.peers[i];
-    for (TcpSocket* socket : {from.control.get(), from.bulk.get()}) {
-      set_option(*socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
-    }
-    keep_alive(*from.control);
-    const int peer = static_cast<int>(i);
-    peers_[i].control =
-        std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, epoch_);
-    peers_[i].bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, epoch_);
+    ExchangePeer& from = options.peers[i];
+    peers_[i].control = std::move(from.control);
+    peers_[i].bulk = std::move(from.bulk);
     peers_[i].same_host = from.host == own_host;
     if (peers_[i].same_host && from.memory.process != 0) {
       const std::string why_not = why_not_readable(from.memory);
       if (why_not.empty()) peers_[i].process = from.memory.process;
       if (!why_not.empty()) {
-        note_degraded("ranks", fmt::format("ranks of this host talk over loopback, not through "
-                                           "memory: rank {}: {}",
+        note_degraded("ranks", fmt::format("ranks of this host send to each other, which is "
+                                           "slower than to read memory: rank {}: {}",
                                            i, why_not));
       }
     }
@@ -105,7 +81,7 @@ TcpTransport::TcpTransport(Reactor& reactor, WorkerPool& workers, TcpOptions opt
   traffic_.waited.resize(peers_.size());
 }
 
-TcpTransport::~TcpTransport() {
+ExchangeTransport::~ExchangeTransport() {
   for (Peer& peer : peers_) {
     if (!peer.control) continue;
     peer.control->finish();
@@ -113,7 +89,7 @@ TcpTransport::~TcpTransport() {
   }
 }
 
-void TcpTransport::start() {
+void ExchangeTransport::start() {
   for (Peer& peer : peers_) {
     if (!peer.control) continue;
     peer.control->start(*this);
@@ -121,7 +97,20 @@ void TcpTransport::start() {
   }
 }
 
-void TcpTransport::close() {
+bool ExchangeTransport::on_one_host() const noexcept {
+  return std::ranges::all_of(peers_,
+                             [](const Peer& other) { return !other.control || other.same_host; });
+}
+
+std::string ExchangeTransport::description() const {
+  const auto read = static_cast<std::size_t>(
+      std::ranges::count_if(peers_, [](const Peer& other) { return other.process != 0; }));
+  if (read == 0) return carrier_;
+  if (read + 1 == peers_.size()) return "each other's memory, told of by " + carrier_;
+  return "each other's memory within a host, " + carrier_;
+}
+
+void ExchangeTransport::close() {
   if (!calls_.empty()) fail(ErrorCode::kCancelled, "its communicators are closed, calls pending");
   if (failed()) return;
   for (Peer& peer : peers_) {
@@ -133,7 +122,7 @@ void TcpTransport::close() {
   failure_ = Error(ErrorCode::kCancelled, "the communicator is closed");
 }
 
-Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
+Task<> ExchangeTransport::close_and_flush(std::shared_ptr<ExchangeTransport> self) {
   self->close();
   const auto flushed = [&] {
     return std::ranges::all_of(
@@ -150,7 +139,7 @@ Task<> TcpTransport::close_and_flush(std::shared_ptr<TcpTransport> self) {
 
 // Of calls that stand still; peers that are gone are the kernel's to notice. No timer while there
 // is no call: a reactor on which nothing else is to come must be able to see that.
-void TcpTransport::watch() {
+void ExchangeTransport::watch() {
   if (watching_ || calls_.empty()) return;
   watching_ = true;
   const Nanoseconds period = std::min<Nanoseconds>(std::chrono::seconds(1), timeout_ / 4);
@@ -170,9 +159,10 @@ void TcpTransport::watch() {
   });
 }
 
-Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
-                           const wire::CallSpec& spec,
-                           std::shared_ptr<const std::vector<int>> members, TcpPlan plan) {
+Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint32_t lane,
+                                const wire::CallSpec& spec,
+                                std::shared_ptr<const std::vector<int>> members,
+                                ExchangePlan plan) {
   for (const int member : *members) {
     if (!failed() && peer(member).left) {
       fail(ErrorCode::kUnavailable,
@@ -188,13 +178,13 @@ Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
   }
   const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
   const auto call =
-      std::make_shared<TcpCall>(*this, key, spec, std::move(members), std::move(plan));
+      std::make_shared<ExchangeCall>(*this, key, spec, std::move(members), std::move(plan));
   record_.push_back(call->describe());
   if (record_.size() > kRecordMax) record_.pop_front();
   calls_.emplace(key, call);
   watch();
   reactor_.external_begin();
-  Task<> ended = TcpCall::wait(call);
+  Task<> ended = ExchangeCall::wait(call);
   call->begin();
   if (const auto early = early_.find(key); early != early_.end()) {
     const std::vector<Early> frames = std::move(early->second);
@@ -212,12 +202,12 @@ Task<> TcpTransport::issue(std::uint64_t communicator, std::uint32_t lane,
   return ended;
 }
 
-void TcpTransport::ended(TcpCall& call) {
+void ExchangeTransport::ended(ExchangeCall& call) {
   reactor_.external_end();
   calls_.erase(call.key());
 }
 
-std::string TcpTransport::with_pending(const std::string& text) const {
+std::string ExchangeTransport::with_pending(const std::string& text) const {
   std::string all = text;
   std::size_t named = 0;
   for (const auto& [key, call] : calls_) {
@@ -230,11 +220,11 @@ std::string TcpTransport::with_pending(const std::string& text) const {
   return all;
 }
 
-void TcpTransport::fail(ErrorCode code, const std::string& text) {
+void ExchangeTransport::fail(ErrorCode code, const std::string& text) {
   if (!failed()) stop(code, text);
 }
 
-void TcpTransport::stop(ErrorCode code, const std::string& text) {
+void ExchangeTransport::stop(ErrorCode code, const std::string& text) {
   const std::string full = with_pending(text);
   failure_ = Error(code, full);
   log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
@@ -252,32 +242,34 @@ void TcpTransport::stop(ErrorCode code, const std::string& text) {
     peer.control->finish();
   }
   early_.clear();
+  for (const auto& hear : hear_failure_) hear();
   const auto calls = calls_;
   const std::exception_ptr failure = std::make_exception_ptr(*failure_);
   for (const auto& [key, call] : calls) call->fail(failure);
 }
 
-Traffic::Sent& TcpTransport::sent_to(int rank) noexcept {
+Traffic::Sent& ExchangeTransport::sent_to(int rank) noexcept {
   return peer(rank).same_host ? traffic_.same_host : traffic_.other_hosts;
 }
 
-void TcpTransport::send_control(int to, FrameHeader header, std::span<const std::byte> payload) {
+void ExchangeTransport::send_control(int to, FrameHeader header,
+                                     std::span<const std::byte> payload) {
   Traffic::Sent& sent = sent_to(to);
   sent.payload_bytes += payload.size();
   sent.frame_bytes += sizeof(FrameHeader);
   peer(to).control->send({header, {}, {payload.begin(), payload.end()}, {}});
 }
 
-void TcpTransport::send_bulk(int to, FrameHeader header, std::span<const std::byte> payload,
-                             std::function<void()> written) {
+void ExchangeTransport::send_bulk(int to, FrameHeader header, std::span<const std::byte> payload,
+                                  std::function<void()> written) {
   Traffic::Sent& sent = sent_to(to);
   sent.payload_bytes += payload.size();
   sent.frame_bytes += sizeof(FrameHeader);
   peer(to).bulk->send({header, payload, {}, std::move(written)});
 }
 
-void TcpTransport::run_job(const std::shared_ptr<TcpCall>& call, const char* name,
-                           std::function<void()> work, std::function<void()> then) {
+void ExchangeTransport::run_job(const std::shared_ptr<ExchangeCall>& call, const char* name,
+                                std::function<void()> work, std::function<void()> then) {
   call->job_begins();
   auto self = shared_from_this();
   workers_.submit(name, [self = std::move(self), call = call, work = std::move(work),
@@ -304,18 +296,18 @@ void TcpTransport::run_job(const std::shared_ptr<TcpCall>& call, const char* nam
   });
 }
 
-std::unique_ptr<std::byte[]> TcpTransport::take_buffer() {
+std::unique_ptr<std::byte[]> ExchangeTransport::take_buffer() {
   if (buffers_.empty()) return std::unique_ptr<std::byte[]>(new std::byte[wire::kChunkBytes]);
   auto buffer = std::move(buffers_.back());
   buffers_.pop_back();
   return buffer;
 }
 
-void TcpTransport::return_buffer(std::unique_ptr<std::byte[]> buffer) {
+void ExchangeTransport::return_buffer(std::unique_ptr<std::byte[]> buffer) {
   if (buffers_.size() < kBuffersKept) buffers_.push_back(std::move(buffer));
 }
 
-std::span<std::byte> TcpTransport::landing(int from, const FrameHeader& header) {
+std::span<std::byte> ExchangeTransport::landing(int from, const FrameHeader& header) {
   if (header.from != static_cast<std::uint32_t>(from)) {
     throw Error(ErrorCode::kUnavailable, fmt::format("sent a frame of rank {}", header.from));
   }
@@ -335,7 +327,7 @@ std::span<std::byte> TcpTransport::landing(int from, const FrameHeader& header) 
   return std::span(small).first(header.length);
 }
 
-void TcpTransport::arrived(int from, const FrameHeader& header, std::span<std::byte> payload) {
+void ExchangeTransport::arrived(int from, const FrameHeader& header, std::span<std::byte> payload) {
   switch (header.kind) {
     case FrameKind::kCall: return announced(from, header, payload);
     case FrameKind::kChunk: return calls_.at(header.key())->chunk_arrived(from, header);
@@ -354,10 +346,11 @@ void TcpTransport::arrived(int from, const FrameHeader& header, std::span<std::b
               fmt::format("sent a frame of unknown kind {}", static_cast<int>(header.kind)));
 }
 
-void TcpTransport::announced(int from, const FrameHeader& header, std::span<std::byte> payload) {
+void ExchangeTransport::announced(int from, const FrameHeader& header,
+                                  std::span<std::byte> payload) {
   const CallKey key = header.key();
   if (const auto call = calls_.find(key); call != calls_.end()) {
-    const std::shared_ptr<TcpCall> held = call->second;
+    const std::shared_ptr<ExchangeCall> held = call->second;
     held->announced(from, header, payload);
     return;
   }
@@ -374,18 +367,19 @@ void TcpTransport::announced(int from, const FrameHeader& header, std::span<std:
   early_[key].push_back({header, {payload.begin(), payload.end()}});
 }
 
-void TcpTransport::about_memory(int from, const FrameHeader& header) {
+void ExchangeTransport::about_memory(int from, const FrameHeader& header) {
   const auto found = calls_.find(header.key());
   if (found == calls_.end()) {
     throw Error(ErrorCode::kUnavailable, "speaks of memory of a call that is not under way");
   }
-  const std::shared_ptr<TcpCall> call = found->second;
+  const std::shared_ptr<ExchangeCall> call = found->second;
   if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
   if (header.kind == FrameKind::kTaken) return call->was_taken(from, header.part);
   call->was_kept(from, header.part);
 }
 
-void TcpTransport::peer_aborted(int from, const FrameHeader& header, std::span<std::byte> payload) {
+void ExchangeTransport::peer_aborted(int from, const FrameHeader& header,
+                                     std::span<std::byte> payload) {
   if (wire::payload_hash(payload, {}, 0) != header.payload_hash ||
       header.code > static_cast<std::uint16_t>(ErrorCode::kUnimplemented)) {
     throw Error(ErrorCode::kUnavailable, "stopped, and its reason was damaged on the way");
@@ -394,23 +388,23 @@ void TcpTransport::peer_aborted(int from, const FrameHeader& header, std::span<s
   fail(static_cast<ErrorCode>(header.code), fmt::format("rank {} stopped: {}", from, reason));
 }
 
-void TcpTransport::fail_calls_without(int peer) {
+void ExchangeTransport::fail_calls_without(int peer) {
   fail(ErrorCode::kUnavailable,
        fmt::format("rank {} has left: it closed its communicators while others call", peer));
 }
 
-void TcpTransport::bad_frame(int from, const std::string& how) {
+void ExchangeTransport::bad_frame(int from, const std::string& how) {
   fail(ErrorCode::kUnavailable, fmt::format("rank {} {}", from, how));
 }
 
 /// Of a peer that is not what it was: why, if it is known at all, is said on control.
-void TcpTransport::fail_after_last_words(const std::string& text) {
+void ExchangeTransport::fail_after_last_words(const std::string& text) {
   reactor_.clock().after(kLastWords, [weak = weak_from_this(), text] {
     if (const auto self = weak.lock()) self->fail(ErrorCode::kUnavailable, text);
   });
 }
 
-void TcpTransport::disconnected(int from, const TcpChannel& channel, const std::string& how) {
+void ExchangeTransport::disconnected(int from, const Channel& channel, const std::string& how) {
   if (failed()) return;
   const std::string text = fmt::format("rank {} {}", from, how);
   if (&channel == peer(from).control.get()) {

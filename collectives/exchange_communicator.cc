@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/tcp_communicator.cc: which bytes of a call go where.
-#include "collectives/tcp_communicator.h"
+// collectives/exchange_communicator.cc: which bytes of a call go where.
+#include "collectives/exchange_communicator.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "base/checksum.h"
 #include "base/error.h"
 #include "collectives/call_shape.h"
-#include "collectives/tcp_call.h"
+#include "collectives/exchange_call.h"
 
 namespace ziggurat {
 namespace {
@@ -46,14 +46,14 @@ std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::size_t plac
 
 }  // namespace
 
-TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpTransport> transport, Members members,
-                                 std::uint64_t id)
+ExchangeCommunicator::ExchangeCommunicator(std::shared_ptr<ExchangeTransport> transport,
+                                           Members members, std::uint64_t id)
     : transport_(std::move(transport)), members_(std::move(members)), id_(id) {
   const auto own = std::find(members_->begin(), members_->end(), transport_->rank());
   place_ = static_cast<int>(own - members_->begin());
 }
 
-TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpTransport> transport)
+ExchangeCommunicator::ExchangeCommunicator(std::shared_ptr<ExchangeTransport> transport)
     : transport_(std::move(transport)) {
   std::vector<int> all(static_cast<std::size_t>(transport_->world_size()));
   std::iota(all.begin(), all.end(), 0);
@@ -62,7 +62,7 @@ TcpCommunicator::TcpCommunicator(std::shared_ptr<TcpTransport> transport)
 }
 
 template <class Check>
-std::optional<Task<>> TcpCommunicator::refused(const Check& check) {
+std::optional<Task<>> ExchangeCommunicator::refused(const Check& check) {
   try {
     check();
   } catch (const Error& error) {
@@ -73,15 +73,16 @@ std::optional<Task<>> TcpCommunicator::refused(const Check& check) {
   return std::nullopt;
 }
 
-Task<> TcpCommunicator::issue(const CallSpec& spec, TcpPlan plan) {
+Task<> ExchangeCommunicator::issue(const CallSpec& spec, ExchangePlan plan) {
   return transport_->issue(id_, 0, spec, members_, std::move(plan));
 }
 
-Task<> TcpCommunicator::all_gather(std::span<const std::byte> input, std::span<std::byte> output) {
+Task<> ExchangeCommunicator::all_gather(std::span<const std::byte> input,
+                                        std::span<std::byte> output) {
   if (auto task = refused([&] { check_all_gather(input.size(), output.size(), world_size()); })) {
     return std::move(*task);
   }
-  TcpPlan plan;
+  ExchangePlan plan;
   plan.out.assign(members_->size(), input);
   for (std::size_t p = 0; p < members_->size(); ++p) {
     plan.in.push_back(output.subspan(p * input.size(), input.size()));
@@ -90,13 +91,13 @@ Task<> TcpCommunicator::all_gather(std::span<const std::byte> input, std::span<s
   return issue({.kind = CallKind::kAllGather, .count = input.size()}, std::move(plan));
 }
 
-Task<> TcpCommunicator::reduce_scatter(std::span<const std::byte> input,
-                                       std::span<std::byte> output, DType dtype) {
+Task<> ExchangeCommunicator::reduce_scatter(std::span<const std::byte> input,
+                                            std::span<std::byte> output, DType dtype) {
   if (auto task = refused(
           [&] { check_reduce_scatter(input.size(), output.size(), dtype, world_size()); })) {
     return std::move(*task);
   }
-  TcpPlan plan;
+  ExchangePlan plan;
   for (std::size_t p = 0; p < members_->size(); ++p) {
     plan.out.push_back(input.subspan(p * output.size(), output.size()));
   }
@@ -110,12 +111,12 @@ Task<> TcpCommunicator::reduce_scatter(std::span<const std::byte> input,
                std::move(plan));
 }
 
-Task<> TcpCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
+Task<> ExchangeCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
   if (auto task = refused([&] { check_all_reduce(values.size(), dtype); })) {
     return std::move(*task);
   }
   const std::size_t count = values.size() / size_bytes(dtype);
-  TcpPlan plan;
+  ExchangePlan plan;
   for (std::size_t p = 0; p < members_->size(); ++p) {
     const auto [begin, length] = slice_of(count, p, members_->size());
     plan.results.push_back(values.subspan(begin * size_bytes(dtype), length * size_bytes(dtype)));
@@ -131,13 +132,13 @@ Task<> TcpCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
 
 /// Everybody gets everybody's values, and sums them alike.
 template <class Value>
-Task<> TcpCommunicator::reduce_values(std::span<Value> values, Op op, wire::Element element) {
+Task<> ExchangeCommunicator::reduce_values(std::span<Value> values, Op op, wire::Element element) {
   const std::size_t world = members_->size();
   const auto all = std::make_shared<std::vector<Value>>(world * values.size());
   const auto slice = [&](std::size_t p) {
     return std::as_writable_bytes(std::span(*all).subspan(p * values.size(), values.size()));
   };
-  TcpPlan plan;
+  ExchangePlan plan;
   for (std::size_t p = 0; p < world; ++p) plan.in.push_back(slice(p));
   plan.out.assign(world, std::as_bytes(values));
   plan.own = {std::as_bytes(values), plan.in[static_cast<std::size_t>(place_)]};
@@ -157,20 +158,21 @@ Task<> TcpCommunicator::reduce_values(std::span<Value> values, Op op, wire::Elem
                std::move(plan));
 }
 
-Task<> TcpCommunicator::all_reduce(std::span<double> values, Op op) {
+Task<> ExchangeCommunicator::all_reduce(std::span<double> values, Op op) {
   return reduce_values(values, op, wire::Element::kFloat64);
 }
 
-Task<> TcpCommunicator::all_reduce(std::span<std::uint64_t> values, Op op) {
+Task<> ExchangeCommunicator::all_reduce(std::span<std::uint64_t> values, Op op) {
   return reduce_values(values, op, wire::Element::kUInt64);
 }
 
-Task<> TcpCommunicator::all_to_all(std::span<const std::byte> input, std::span<std::byte> output) {
+Task<> ExchangeCommunicator::all_to_all(std::span<const std::byte> input,
+                                        std::span<std::byte> output) {
   if (auto task = refused([&] { check_all_to_all(input.size(), output.size(), world_size()); })) {
     return std::move(*task);
   }
   const std::size_t each = input.size() / members_->size();
-  TcpPlan plan;
+  ExchangePlan plan;
   for (std::size_t p = 0; p < members_->size(); ++p) {
     plan.out.push_back(input.subspan(p * each, each));
     plan.in.push_back(output.subspan(p * each, each));
@@ -180,9 +182,9 @@ Task<> TcpCommunicator::all_to_all(std::span<const std::byte> input, std::span<s
   return issue({.kind = CallKind::kAllToAll, .count = each}, std::move(plan));
 }
 
-Task<> TcpCommunicator::broadcast(std::span<std::byte> bytes, int root) {
+Task<> ExchangeCommunicator::broadcast(std::span<std::byte> bytes, int root) {
   if (auto task = refused([&] { check_root(root, world_size()); })) return std::move(*task);
-  TcpPlan plan;
+  ExchangePlan plan;
   plan.out.resize(members_->size());
   plan.in.resize(members_->size());
   if (root == place_) {
@@ -194,9 +196,10 @@ Task<> TcpCommunicator::broadcast(std::span<std::byte> bytes, int root) {
                std::move(plan));
 }
 
-Task<> TcpCommunicator::barrier() { return issue({.kind = CallKind::kBarrier}, {}); }
+Task<> ExchangeCommunicator::barrier() { return issue({.kind = CallKind::kBarrier}, {}); }
 
-Task<> TcpCommunicator::exchange_with(int peer, const CallSpec& spec, TcpPlan plan, bool sends) {
+Task<> ExchangeCommunicator::exchange_with(int peer, const CallSpec& spec, ExchangePlan plan,
+                                           bool sends) {
   const std::vector<int> pair{transport_->rank(), (*members_)[static_cast<std::size_t>(peer)]};
   // Lane 0 is everybody's; each direction of each pair has one of its own.
   const int from = sends ? place_ : peer;
@@ -206,36 +209,36 @@ Task<> TcpCommunicator::exchange_with(int peer, const CallSpec& spec, TcpPlan pl
                            std::move(plan));
 }
 
-Task<> TcpCommunicator::send(std::span<const std::byte> bytes, int to) {
+Task<> ExchangeCommunicator::send(std::span<const std::byte> bytes, int to) {
   if (auto task = refused([&] { check_peer("send", to, place_, world_size()); })) {
     return std::move(*task);
   }
-  TcpPlan plan;
+  ExchangePlan plan;
   plan.out = {{}, bytes};
   return exchange_with(to, {.kind = CallKind::kSend, .count = bytes.size()}, std::move(plan), true);
 }
 
-Task<> TcpCommunicator::recv(std::span<std::byte> bytes, int from) {
+Task<> ExchangeCommunicator::recv(std::span<std::byte> bytes, int from) {
   if (auto task = refused([&] { check_peer("recv", from, place_, world_size()); })) {
     return std::move(*task);
   }
-  TcpPlan plan;
+  ExchangePlan plan;
   plan.in = {{}, bytes};
   return exchange_with(from, {.kind = CallKind::kRecv, .count = bytes.size()}, std::move(plan),
                        false);
 }
 
-std::unique_ptr<Communicator> TcpCommunicator::split(std::span<const int> members) {
+std::unique_ptr<Communicator> ExchangeCommunicator::split(std::span<const int> members) {
   check_members(members, place_, world_size());
   std::vector<int> ranks;
   for (const int member : members) ranks.push_back((*members_)[static_cast<std::size_t>(member)]);
   std::uint64_t id = mix_seed(id_, ++splits_[ranks]);
   for (const int rank : ranks) id = mix_seed(id, static_cast<std::uint64_t>(rank));
   auto shared = std::make_shared<const std::vector<int>>(std::move(ranks));
-  return std::unique_ptr<Communicator>(new TcpCommunicator(transport_, std::move(shared), id));
+  return std::unique_ptr<Communicator>(new ExchangeCommunicator(transport_, std::move(shared), id));
 }
 
-void TcpCommunicator::abort(const std::string& reason) {
+void ExchangeCommunicator::abort(const std::string& reason) {
   transport_->fail(ErrorCode::kUnavailable, "the ranks were told to stop: " + reason);
 }
 
