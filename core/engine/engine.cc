@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -91,8 +92,21 @@ std::span<float> EngineImpl::gradient(UnitId unit) {
   return runtime_.reactor.block_on(flow_->accumulator(unit));
 }
 
+/// On the trainer's thread, which has nothing else to do meanwhile.
+void EngineImpl::clear_frozen(UnitId unit) {
+  std::span<float> values;
+  std::uint64_t begin = 0;
+  for (const ParamSpec& param : model_.units[unit].params) {
+    const std::uint64_t count = param.count();
+    if (param.frozen && values.empty()) values = gradient(unit);
+    if (param.frozen) std::ranges::fill(values.subspan(begin, count), 0.0F);
+    begin += count;
+  }
+}
+
 void EngineImpl::finish_gradient(UnitId unit) {
   at_rest_ = false;
+  clear_frozen(unit);
   runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
     const std::uint64_t making = self.generation_ + 1;
@@ -133,8 +147,9 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
     own.beta2 = group.beta2.value_or(settings.beta2);
     own.eps = group.eps.value_or(settings.eps);
     own.weight_decay = group.weight_decay.value_or(settings.weight_decay);
+    if (group.frozen) own.learning_rate = own.weight_decay = 0;
     steps.push_back(OptimizerStep::make(own));
-    if (group.weight_decay) steps.back().no_decay = steps.back().decay;
+    if (group.weight_decay && !group.frozen) steps.back().no_decay = steps.back().decay;
   }
   return steps;
 }
@@ -172,6 +187,9 @@ void EngineImpl::prepare_step(const StepOptions& options) {
 }
 
 StepResult EngineImpl::step(const StepOptions& options) {
+  for (UnitId u = 0; u < model_.units.size(); ++u) {
+    if (model_.units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
+  }
   return runtime_.reactor.block_on(finish_step(options));
 }
 

@@ -32,6 +32,7 @@
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
+#include "core/sharding/shard.h"
 #include "optimizer/schedule.h"
 #include "optimizer/typed_span.h"
 #include "tiers/device.h"
@@ -69,6 +70,8 @@ struct StoreInfo {
   std::string run_identity;  ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
   StateKind state;  ///< OptimizerConfig::state
+  /// That the store's ranks open it with: of the ZeRO stages that hold as much, 0 or 3.
+  Sharding sharding;
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
 };
@@ -101,7 +104,8 @@ class Engine {
   virtual std::span<float> gradient(UnitId unit) = 0;
   /// `unit`'s gradient of this step is complete: rounds it once to the model's type and sends it on
   /// its way; the span is gone. The unit's parameters may change from now on: they are not acquired
-  /// again before step().
+  /// again before step(). Not needed of a unit whose parameters are all frozen
+  /// (ParamGroup::frozen): ranks do not exchange its gradient.
   virtual void finish_gradient(UnitId unit) = 0;
 
   /// Optional, before the step's first finish_gradient(): with the step's options known, updates

@@ -108,6 +108,7 @@ class EngineImpl final : public Engine {
 
   // engine.cc
   Task<> close();
+  void clear_frozen(UnitId unit);
   Task<> skip_step();
   Task<StepResult> finish_step(const StepOptions& options);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);

@@ -36,6 +36,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
                        .run_identity = state.run_identity,
                        .numerics_fingerprint = state.numerics_fingerprint,
                        .state = ChunkTable::state_of(state.layout),
+                       .sharding = ChunkTable::sharding_of(state.layout),
                        .generation = 0,
                        .blob = {}};
         BlobHeader header;

@@ -28,9 +28,9 @@ std::string group_text(const ParamGroup& group) {
   const auto optional = [](const std::optional<float>& value) {
     return value ? fmt::format("{}", *value) : std::string("-");
   };
-  return fmt::format("{} {} {} {} {} {}\n", group.params, group.lr_scale,
+  return fmt::format("{} {} {} {} {} {} {}\n", group.params, group.lr_scale,
                      optional(group.weight_decay), optional(group.beta1), optional(group.beta2),
-                     optional(group.eps));
+                     optional(group.eps), group.frozen);
 }
 
 /// What one rank brings to a step, before its sums of squares.

@@ -112,7 +112,8 @@ void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
   std::shared_ptr<GradientReducer::Reduction> reduction;
-  if (reducer_) reduction = reducer_->reduce(unit, buffers_[unit].data());
+  const bool zero = context_.table.model().units[unit].frozen();  // on every rank
+  if (reducer_ && !zero) reduction = reducer_->reduce(unit, buffers_[unit].data());
   context_.spawn(flow(unit, need, std::move(reduction)));
 }
 

@@ -33,6 +33,8 @@ class GradientFlow {
   /// once.
   void finish(UnitId unit, std::uint64_t generation);
 
+  bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }
+
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();

@@ -208,6 +208,20 @@ StateKind ChunkTable::state_of(const std::string& layout) {
   return {*optimizer, *format};
 }
 
+Sharding ChunkTable::sharding_of(const std::string& layout) {
+  const nlohmann::json json = parsed(layout);
+  const int ranks = json.value("ranks", 1);
+  const int group = json.value("shard_group", ranks);
+  const int held = json.value("slices_held", 1);
+  if (ranks < 1 || group < 1 || ranks % group != 0 || (held != 1 && held != group)) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store says that of {} ranks {} share the state, and each has {} "
+                            "slices of it",
+                            ranks, group, held));
+  }
+  return Sharding::of(held > 1 ? 0 : 3, 0, ranks, group == ranks ? 0 : group);
+}
+
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
                                    StateKind state, Sharding sharding) {
   const nlohmann::json json = parsed(layout);

@@ -65,6 +65,9 @@ class ChunkTable {
   static DType param_dtype(const std::string& layout);
   /// The StateKind in a layout.
   static StateKind state_of(const std::string& layout);
+  /// Of rank 0; of the stages that hold as much, 0 or 3. Errors: kDataLoss for numbers that make no
+  /// sense.
+  static Sharding sharding_of(const std::string& layout);
 
   std::size_t unit_count() const noexcept { return units_.size(); }
   const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }

@@ -3,6 +3,7 @@
 // parameters, in forward order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <numeric>
 #include <string>
@@ -19,6 +20,7 @@ struct ParamSpec {
   std::vector<std::int64_t> shape;
   bool decay = true;        ///< weight decay applies (matrices, by custom; not biases and norms)
   std::uint32_t group = 0;  ///< the engine's: assign_groups()
+  bool frozen = false;      ///< the engine's too: its group is
   /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
   int tp_dim = -1;
 
@@ -40,6 +42,7 @@ struct UnitSpec {
     for (const ParamSpec& param : params) total += param.count();
     return total;
   }
+  bool frozen() const { return std::ranges::all_of(params, &ParamSpec::frozen); }
 };
 
 struct ModelSpec {

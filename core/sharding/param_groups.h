@@ -24,6 +24,9 @@ struct ParamGroup {
   std::optional<float> beta1 = std::nullopt;
   std::optional<float> beta2 = std::nullopt;
   std::optional<float> eps = std::nullopt;
+  /// Its parameters stay what they are, whatever the trainer adds to their gradient: they count as
+  /// zero, in the norm too.
+  bool frozen = false;
 };
 
 /// `name` is one that `pattern` stands for.

@@ -6,6 +6,8 @@
 // there as it is.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "base/bytes.h"
 #include "core/checkpoint/safetensors_writer.h"
 #include "integrations/cli/commands.h"
@@ -23,21 +25,26 @@ int export_model(const ExportCommand& command) {
     }
   }
   const std::uint64_t generation = run.engine->generation();
-  SafetensorsWriter writer(command.to, std::move(tensors),
-                           {.overwrite = command.force,
-                            .metadata = {{"format", "pt"},
-                                         {"model", run.spec.name},
-                                         {"heads", fmt::format("{}", run.identity.model.heads)},
-                                         {"steps", fmt::format("{}", generation)}}});
-  for (UnitId unit = 0; unit < run.spec.units.size(); ++unit) {
-    run.engine->read_master(
-        unit, [&](std::uint64_t, std::span<const float> values) { writer.append(values); });
-    console.progress("exporting", writer.written_bytes(), writer.file_bytes());
+  std::optional<SafetensorsWriter> writer;
+  if (run.ranks->first()) {
+    writer.emplace(command.to, std::move(tensors),
+                   SafetensorsWriter::Options{
+                       .overwrite = command.force,
+                       .metadata = {{"format", "pt"},
+                                    {"model", run.spec.name},
+                                    {"heads", fmt::format("{}", run.identity.model.heads)},
+                                    {"steps", fmt::format("{}", generation)}}});
   }
-  writer.finish();
+  for (UnitId unit = 0; unit < run.spec.units.size(); ++unit) {
+    run.read_masters(unit, [&](std::span<const float> values) { writer->append(values); });
+    if (writer) console.progress("exporting", writer->written_bytes(), writer->file_bytes());
+  }
+  run.part();
+  if (!writer) return 0;
+  writer->finish();
   console.line(fmt::format("{}: {} at step {}, {} parameters in {}, {}", command.to, run.spec.name,
                            generation, run.spec.count(), to_string(command.dtype),
-                           format_bytes(writer.file_bytes())));
+                           format_bytes(writer->file_bytes())));
   return 0;
 }
 

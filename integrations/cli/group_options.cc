@@ -27,8 +27,12 @@ std::optional<float> parse_float(std::string_view text) {
   return value;
 }
 
-/// "lr-scale=0.5" into `group`; false if it is no such thing.
+/// "lr-scale=0.5" or "frozen" into `group`; false if it is no such thing.
 bool read_entry(std::string_view entry, ParamGroup& group) {
+  if (entry == "frozen" || entry == "frozen=true" || entry == "frozen=false") {
+    group.frozen = entry != "frozen=false";
+    return true;
+  }
   const std::string_view key = take(entry, '=');
   const std::optional<float> value = parse_float(entry);
   if (!value) return false;
@@ -57,17 +61,17 @@ std::vector<ParamGroup> read_param_groups(const Settings& settings, ModelSpec mo
     ParamGroup group;
     group.params = take(entries, ':');
     if (group.params.empty() || entries.empty()) {
-      throw UsageError(
-          fmt::format("{}: a group is PATTERN:KEY=VALUE[,KEY=VALUE..], groups have ';' "
-                      "between them",
-                      settings.described("param-groups")));
+      throw UsageError(fmt::format(
+          "{}: a group is PATTERN:KEY=VALUE[,KEY=VALUE..] or PATTERN:frozen, groups have ';' "
+          "between them",
+          settings.described("param-groups")));
     }
     while (!entries.empty()) {
       const std::string_view entry = take(entries, ',');
       if (!read_entry(entry, group)) {
         throw UsageError(
             fmt::format("{}: '{}' is none of lr-scale, weight-decay, beta1, beta2 or "
-                        "eps with = and a number",
+                        "eps with = and a number, and not frozen",
                         settings.described("param-groups"), entry));
       }
     }

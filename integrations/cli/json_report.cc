@@ -49,6 +49,27 @@ json account_json(const Account& account) {
           {"peak_bytes_by_purpose", purposes}};
 }
 
+json ranks_json(const RunFacts& facts) {
+  json ranks = json::array();
+  for (std::size_t rank = 0; rank < facts.ranks.size(); ++rank) {
+    const RankFigures& its = facts.ranks[rank];
+    ranks.push_back({{"rank", rank},
+                     {"step_s", its.step_s},
+                     {"compute_s", its.compute_s},
+                     {"waited_ranks_s", its.waited_ranks_s},
+                     {"waited_tiers_s", its.waited_tiers_s},
+                     {"waited_for_s", facts.waited_for_s[rank]},
+                     {"sent_same_host_bytes", its.sent_here_bytes},
+                     {"sent_other_hosts_bytes", its.sent_away_bytes},
+                     {"sent_frame_bytes", its.sent_frame_bytes},
+                     {"nvme_read_bytes", its.nvme_read_bytes},
+                     {"nvme_write_bytes", its.nvme_write_bytes},
+                     {"device_peak_bytes", its.device_peak_bytes},
+                     {"host_peak_bytes", its.host_peak_bytes}});
+  }
+  return ranks;
+}
+
 }  // namespace
 
 json to_json(const StepRecord& record) {
@@ -99,6 +120,7 @@ json to_json(const RunReport& report) {
         {"limit", to_string(report.bound.limit)},
         {"share", report.share}}},
   };
+  if (!report.facts.ranks.empty()) object["ranks"] = ranks_json(report.facts);
   if (report.held_out_loss) object["held_out_loss"] = *report.held_out_loss;
   if (report.facts.loss_scale) {
     object["loss_scale"] = *report.facts.loss_scale;

@@ -32,7 +32,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr int kExitNotStarted = 127;                  // as shells have it
-constexpr auto kGrace = std::chrono::seconds(6);      // to say why, after another failed
+constexpr auto kGrace = std::chrono::seconds(4);      // to say why, after another failed
 constexpr auto kLastGrace = std::chrono::seconds(5);  // after SIGTERM
 constexpr std::size_t kLineMax = 8192;
 

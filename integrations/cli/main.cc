@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "integrations/cli/commands.h"
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
+#include "integrations/cli/store_paths.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -83,8 +85,10 @@ std::span<const Setting> sample_settings() {
       {"bytes", kInteger, "300", "N", "bytes to add"},
       {"temperature", kNumber, "0.8", "T", "0 takes the likeliest byte each time"},
       {"seed", kInteger, "1", "S", "of the draw"},
-      {"device-memory", kSize, "160MiB", "SIZE", "budget of the device"},
-      {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
+      {"device-memory", kSize, "160MiB", "SIZE",
+       "budget of the device, of each rank that the store has"},
+      {"host-memory", kSize, "384MiB", "SIZE",
+       "budget of pinned host memory, of each rank that the store has"},
   };
   return table;
 }
@@ -98,12 +102,24 @@ std::span<const Setting> export_settings() {
       {"dtype", kText, "fp32", "fp32|bf16|fp16",
        "fp32: the masters, every bit; bf16, fp16: rounded, half the size"},
       {"force", kSwitch, "false", "", "replace a file that is there"},
-      {"host-memory", kSize, "384MiB", "SIZE", "budget of pinned host memory"},
+      {"host-memory", kSize, "384MiB", "SIZE",
+       "budget of pinned host memory, of each rank that the store has"},
   };
   return table;
 }
 
-int run_sample(const Settings& settings) {
+/// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
+/// rank is this program with these arguments.
+int run_as_ranks(int ranks, std::span<char*> arguments, const std::function<int()>& run) {
+  if (ranks <= 1 || rank_options().world_size > 1) return run();
+  LaunchCommand command;
+  command.ranks = ranks;
+  command.arguments.emplace_back("/proc/self/exe");
+  command.arguments.insert(command.arguments.end(), arguments.begin() + 1, arguments.end());
+  return launch(command);
+}
+
+int run_sample(const Settings& settings, std::span<char*> arguments) {
   SampleCommand command;
   command.store = settings.required("store", "the folder that `ziggurat train --store` made");
   command.prompt = settings.required("prompt", "at least one byte");
@@ -112,17 +128,19 @@ int run_sample(const Settings& settings) {
   command.seed = static_cast<std::uint64_t>(settings.integer("seed", {}));
   command.device_bytes = settings.size("device-memory", 1);
   command.host_bytes = settings.size("host-memory", 1);
-  return sample(command);
+  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
+                      [&] { return sample(command); });
 }
 
-int run_export(const Settings& settings) {
+int run_export(const Settings& settings, std::span<char*> arguments) {
   ExportCommand command;
   command.store = settings.required("store", "the folder that `ziggurat train --store` made");
   command.to = settings.required("to", "a file name, model.safetensors");
   command.dtype = *parse_dtype(settings.choice("dtype", kDTypeNames));
   command.force = settings.on("force");
   command.host_bytes = settings.size("host-memory", 1);
-  return export_model(command);
+  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
+                      [&] { return export_model(command); });
 }
 
 /// What the settings file has that changes nothing.
@@ -131,19 +149,12 @@ void say_notes(const Settings& settings) {
     fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
 }
 
-/// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
-/// rank is this program with these arguments.
-int run_train(const Settings& settings, int argc, char** argv) {
+int run_train(const Settings& settings, std::span<char*> arguments) {
   const TrainOptions options = read_train_options(settings);
-  if (options.nproc == 1 || rank_options().world_size > 1) {
+  return run_as_ranks(options.nproc, arguments, [&] {
     if (rank_options().rank == 0) say_notes(settings);
     return train(options);
-  }
-  LaunchCommand command;
-  command.ranks = options.nproc;
-  command.arguments.emplace_back("/proc/self/exe");
-  command.arguments.insert(command.arguments.end(), argv + 1, argv + argc);
-  return launch(command);
+  });
 }
 
 void complain(const std::string& message) {
@@ -196,6 +207,7 @@ int run(int argc, char** argv) {
       "ziggurat"};
   app.set_version_flag("--version", ZIGGURAT_VERSION);
   app.require_subcommand(1);
+  const std::span<char*> words(argv, static_cast<std::size_t>(argc));
   app.failure_message([](const CLI::App*, const CLI::Error&) { return std::string(); });
 
   std::function<int()> action;
@@ -205,7 +217,7 @@ int run(int argc, char** argv) {
   train_flags.add_to(*train_command);
   train_flags.add_config_to(*train_command);
   train_command->callback(
-      [&] { action = [&] { return run_train(train_flags.settings(), argc, argv); }; });
+      [&] { action = [&] { return run_train(train_flags.settings(), words); }; });
 
   Flags schedule_flags{train_settings(), {}, {}};
   CLI::App* schedule_command = app.add_subcommand(
@@ -230,13 +242,15 @@ int run(int argc, char** argv) {
   Flags sample_flags{sample_settings(), {}, {}};
   CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");
   sample_flags.add_to(*sample_command);
-  sample_command->callback([&] { action = [&] { return run_sample(sample_flags.settings()); }; });
+  sample_command->callback(
+      [&] { action = [&] { return run_sample(sample_flags.settings(), words); }; });
 
   Flags export_flags{export_settings(), {}, {}};
   CLI::App* export_command =
       app.add_subcommand("export", "write a stored model's weights as a safetensors file");
   export_flags.add_to(*export_command);
-  export_command->callback([&] { action = [&] { return run_export(export_flags.settings()); }; });
+  export_command->callback(
+      [&] { action = [&] { return run_export(export_flags.settings(), words); }; });
 
   Flags bench_flags{bench_io_settings(), {}, {}};
   std::vector<std::string> bench_paths;

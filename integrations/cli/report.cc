@@ -53,9 +53,10 @@ void add_split(std::vector<std::string>& lines, const RunReport& report) {
                                         steady.counters.seconds(Counter::kOptimizerCpuNs))));
   for (std::size_t i = 0; i < kWaits; ++i) {
     const auto wait = static_cast<Wait>(i);
-    if (wait == Wait::kRanks && report.facts.ranks == 1) continue;
-    lines.push_back(part_line(fmt::format("waiting: {}", to_string(wait)), split.wait_s[i],
-                              steady.wall_s, "for " + link_of(wait, report.facts.placement)));
+    if (wait == Wait::kRanks && report.facts.ranks.empty()) continue;
+    lines.push_back(
+        part_line(fmt::format("waiting: {}", to_string(wait)), split.wait_s[i], steady.wall_s,
+                  "for " + link_of(wait, report.facts.placement, !report.facts.ranks.empty())));
   }
   lines.push_back(part_line("other", split.other_s, steady.wall_s));
   lines.push_back(part_line("in all", steady.wall_s, steady.wall_s));
@@ -96,18 +97,19 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
 /// Several ranks: what they sent, and whom they waited for.
 void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
   const RunFacts& facts = report.facts;
-  if (facts.ranks == 1) return;
+  if (facts.ranks.empty()) return;
   const std::size_t steps = std::max<std::size_t>(1, report.steps);
+  const RankFigures& first = facts.ranks.front();
   lines.push_back(fmt::format(
       "{} ranks in ZeRO stage {}, gradients between them in {}{}: a step of rank 0 sends {} within "
       "its host{}",
-      facts.ranks, facts.zero_stage,
+      facts.ranks.size(), facts.zero_stage,
       facts.quantization.gradients() ? fmt::format("{} bits", facts.quantization.gradient_bits)
                                      : std::string(to_string(facts.reduce_dtype)),
       facts.quantization.weights ? ", parameters in 8 bits" : "",
-      format_bytes(facts.sent_here_bytes / steps),
-      facts.sent_away_bytes > 0
-          ? fmt::format(" and {} to others", format_bytes(facts.sent_away_bytes / steps))
+      format_bytes(first.sent_here_bytes / steps),
+      first.sent_away_bytes > 0
+          ? fmt::format(" and {} to others", format_bytes(first.sent_away_bytes / steps))
           : ""));
   std::string waited;
   for (std::size_t rank = 0; rank < facts.waited_for_s.size(); ++rank) {
@@ -124,7 +126,7 @@ void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
 
 }  // namespace
 
-std::string link_of(Wait wait, const Placement& placement) {
+std::string link_of(Wait wait, const Placement& placement, bool several_ranks) {
   switch (wait) {
     case Wait::kParams:
       return placement.params == Tier::kNvme ? "NVMe, then host to device" : "host to device";
@@ -132,7 +134,8 @@ std::string link_of(Wait wait, const Placement& placement) {
       return placement.optimizer == Tier::kNvme ? "NVMe (records of the sweep)"
                                                 : "the workers (the sweep)";
     case Wait::kGrads:
-      return placement.grads == Tier::kNvme ? "device to host, then NVMe" : "device to host";
+      return fmt::format("device to host{}{}", several_ranks ? ", between ranks" : "",
+                         placement.grads == Tier::kNvme ? ", then NVMe" : "");
     case Wait::kRanks: return "other ranks";
     default: return "NVMe (the generation before)";
   }
@@ -235,6 +238,34 @@ std::vector<std::string> table(const RunReport& report) {
       report.wall_s, report.tokens_per_s, std::min<std::size_t>(10, report.steps),
       report.mean_loss_last_10,
       report.held_out_loss ? fmt::format("; held-out loss {:.4f}", *report.held_out_loss) : ""));
+  return lines;
+}
+
+RankFigures rank_figures(const StepLog::Steady& steady, const CounterSnapshot& totals) {
+  const double ranks_s = steady.split.wait_s[static_cast<std::size_t>(Wait::kRanks)];
+  return {.step_s = steady.wall_s,
+          .compute_s = steady.split.forward_s + steady.split.backward_s,
+          .waited_ranks_s = ranks_s,
+          .waited_tiers_s = steady.split.waiting_s() - ranks_s,
+          .nvme_read_bytes = totals[Counter::kNvmeReadBytes],
+          .nvme_write_bytes = totals[Counter::kNvmeWriteBytes]};
+}
+
+std::vector<std::string> rank_table(const RunReport& report) {
+  const RunFacts& facts = report.facts;
+  std::vector<std::string> lines{
+      "rank  a step of  compute  waited: ranks   tiers  sent: here       away  device     host  "
+      "waited for"};
+  const std::size_t steps = std::max<std::size_t>(1, report.steps);
+  for (std::size_t rank = 0; rank < facts.ranks.size(); ++rank) {
+    const RankFigures& its = facts.ranks[rank];
+    lines.push_back(fmt::format(
+        "{:>4} {:>8.4f} s {:>8.4f} {:>14.4f} {:>7.4f} {:>11} {:>10} {:>9} {:>9} {:>8.2f} s", rank,
+        its.step_s, its.compute_s, its.waited_ranks_s, its.waited_tiers_s,
+        format_bytes(its.sent_here_bytes / steps), format_bytes(its.sent_away_bytes / steps),
+        format_bytes(its.device_peak_bytes), format_bytes(its.host_peak_bytes),
+        facts.waited_for_s[rank]));
+  }
   return lines;
 }
 

@@ -18,11 +18,27 @@
 
 namespace ziggurat::cli {
 
+/// What one rank did: means of its steady steps, and totals and peaks of the run.
+struct RankFigures {
+  double step_s = 0;
+  double compute_s = 0;               ///< forward and backward
+  double waited_ranks_s = 0;          ///< for other ranks
+  double waited_tiers_s = 0;          ///< for everything else
+  std::uint64_t sent_here_bytes = 0;  ///< payload to ranks of its host
+  std::uint64_t sent_away_bytes = 0;  ///< and to others
+  std::uint64_t sent_frame_bytes = 0;
+  std::uint64_t nvme_read_bytes = 0;
+  std::uint64_t nvme_write_bytes = 0;
+  std::uint64_t device_peak_bytes = 0;
+  std::uint64_t host_peak_bytes = 0;
+};
+RankFigures rank_figures(const StepLog::Steady& steady, const CounterSnapshot& totals);
+
 /// Everything the report is made from.
 struct RunFacts {
   Placement placement;
   StateKind state;
-  std::uint64_t parameters = 0;
+  std::uint64_t parameters = 0;  ///< that this rank updates
   DType dtype = DType::kBFloat16;
   std::optional<double> loss_scale;  ///< as the run left it, where there is one
   bool clipping = true;
@@ -30,14 +46,11 @@ struct RunFacts {
   std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
   std::uint64_t kept_record_bytes = 0;  ///< Engine::kept_record_bytes()
   std::uint64_t store_bytes = 0;        ///< of files, as allocated
-  /// Where there are several: what rank 0 sent in the run, and the longest that any rank waited for
-  /// each.
-  int ranks = 1;
+  /// Where there are several: each one's figures, and the longest that any waited for each.
+  std::vector<RankFigures> ranks{};
   int zero_stage = 0;
   DType reduce_dtype = DType::kBFloat16;
   Quantization quantization;
-  std::uint64_t sent_here_bytes = 0;
-  std::uint64_t sent_away_bytes = 0;
   std::vector<double> waited_for_s{};
   Account device{0};
   Account host{0};
@@ -71,11 +84,13 @@ RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSn
 
 /// Lines of at most 100 columns.
 std::vector<std::string> table(const RunReport& report);
+/// A line for each rank, and their heading.
+std::vector<std::string> rank_table(const RunReport& report);
 
 nlohmann::json to_json(const StepRecord& record);
 nlohmann::json to_json(const RunReport& report);
 
-/// "NVMe", "host to device", ...: the link that `wait` waits for under `placement`.
-std::string link_of(Wait wait, const Placement& placement);
+/// "NVMe", "host to device", ...: the links that `wait` waits for under `placement`.
+std::string link_of(Wait wait, const Placement& placement, bool several_ranks);
 
 }  // namespace ziggurat::cli

@@ -18,13 +18,16 @@ int sample(const SampleCommand& command) {
   options.count = command.bytes;
   options.temperature = static_cast<float>(command.temperature);
   options.seed = command.seed;
-  options.on_byte = [](char byte) {
+  const bool speaks = run.ranks->first();  // every rank draws the same
+  options.on_byte = [speaks](char byte) {
+    if (!speaks) return;
     std::fputc(byte, stdout);
     std::fflush(stdout);
   };
-  fmt::print("{}", command.prompt);
+  if (speaks) fmt::print("{}", command.prompt);
   trainer.sample(command.prompt, options);
-  fmt::print("\n");
+  if (speaks) fmt::print("\n");
+  run.part();
   return 0;
 }
 

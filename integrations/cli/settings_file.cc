@@ -63,7 +63,7 @@ std::optional<std::string> groups_as_text(const json& groups) {
     std::string entries;
     for (const auto& [key, value] : group.items()) {
       if (key == "params") continue;
-      if (!value.is_number()) return std::nullopt;
+      if (!value.is_number() && !value.is_boolean()) return std::nullopt;
       entries += (entries.empty() ? "" : ",") + key + "=" + value.dump();
     }
     text += (text.empty() ? "" : ";") + group["params"].get<std::string>() + ":" + entries;

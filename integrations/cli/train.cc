@@ -143,10 +143,11 @@ void TrainRun::show(const StepRecord& record) {
     if (record.split.wait_s[i] > record.split.wait_s[longest]) longest = i;
   }
   const double waited = record.wall_s > 0 ? record.split.waiting_s() / record.wall_s : 0;
-  const std::string where =
-      waited < 0.01 ? "no waiting"
-                    : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
-                                  link_of(static_cast<Wait>(longest), options_.placement));
+  const std::string where = waited < 0.01
+                                ? "no waiting"
+                                : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
+                                              link_of(static_cast<Wait>(longest),
+                                                      options_.placement, ranks_->count() > 1));
   const std::string held_out =
       record.held_out_loss ? fmt::format(" held-out {:.4f}", *record.held_out_loss) : "";
   const std::string scale =
@@ -163,25 +164,37 @@ RunFacts TrainRun::facts() {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.state = options_.optimizer.state;
-  facts.parameters = gpt::make_spec(options_.model).count();
+  facts.parameters = gpt::make_spec(options_.model).count() * copies() /
+                     static_cast<std::uint64_t>(ranks_->count());
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = tokens_per_step();
-  facts.ranks = ranks_->count();
   facts.zero_stage = options_.zero_stage;
   facts.quantization = options_.quantization;
   facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
-  const TrainRanks::Talk talk = ranks_->talk();
-  facts.sent_here_bytes = talk.sent_here_bytes;
-  facts.sent_away_bytes = talk.sent_away_bytes;
-  facts.waited_for_s = talk.waited_for_s;
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
   facts.kept_record_bytes = engine_->kept_record_bytes();
   facts.store_bytes = stored_bytes(options_.store_directories);
   facts.device = device_->account();
   facts.host = engine_->host_account();
+  if (ranks_->count() > 1) {
+    facts.waited_for_s = ranks_->waited_for();
+    facts.ranks = ranks_->all(own_figures(facts));
+  }
   return facts;
+}
+
+RankFigures TrainRun::own_figures(const RunFacts& facts) {
+  RankFigures own =
+      rank_figures(log_.steady(), CounterSnapshot::of(runtime_->metrics) - at_first_step_);
+  const Traffic traffic = ranks_->traffic();
+  own.sent_here_bytes = traffic.same_host.payload_bytes;
+  own.sent_away_bytes = traffic.other_hosts.payload_bytes;
+  own.sent_frame_bytes = traffic.same_host.frame_bytes + traffic.other_hosts.frame_bytes;
+  own.device_peak_bytes = facts.device.peak_bytes();
+  own.host_peak_bytes = facts.host.peak_bytes();
+  return own;
 }
 
 void TrainRun::finish_interrupted() {
@@ -208,12 +221,12 @@ void TrainRun::finish_done() {
   engine_->make_durable();  // nothing that other ranks wait for is left under way
   report.durable_generation = engine_->durable_generation();
   for (const std::string& line : table(report)) console_.line(line);
-  // `sample` and `export` read what one process wrote.
-  const std::string speaks =
-      ranks_->count() == 1 ? fmt::format(", `ziggurat sample --store {}` speaks", options_.store)
-                           : "";
-  console_.line(fmt::format("generation {} is durable in {}; more --steps go on from there{}",
-                            report.durable_generation, options_.store, speaks));
+  if (options_.per_rank && ranks_->count() > 1)
+    for (const std::string& line : rank_table(report)) console_.line(line);
+  console_.line(
+      fmt::format("generation {0} is durable in {1}; more --steps go on from there, "
+                  "`ziggurat sample --store {1}` speaks",
+                  report.durable_generation, options_.store));
   if (json_) json_->finish(to_json(report));
   ranks_->part();
 }

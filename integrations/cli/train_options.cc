@@ -47,9 +47,9 @@ std::span<const Setting> train_settings() {
             {"weight-decay", kNumber, "0.1", "X",
              "on matrices only; decoupled in adamw and lion, else added to the gradient"},
             {"param-groups", kGroups, "", "PATTERN:KEY=X,..;..",
-             "parameters with their own lr-scale, weight-decay, beta1, beta2, eps: the first group "
-             "whose "
-             "pattern (* and ?) is a parameter's name has it; names as in the exported file"},
+             "parameters with their own lr-scale, weight-decay, beta1, beta2, eps, or frozen: the "
+             "first group whose pattern (* and ?) is a parameter's name has it; names as in the "
+             "exported file"},
             {"clip", kNumber, "1.0", "NORM",
              "largest global 2-norm of the gradient; 0 turns clipping off"},
             {"speculate", kText, "auto", "auto|never|always",
@@ -102,6 +102,7 @@ std::span<const Setting> train_settings() {
             {"trace", kText, "", "FILE",
              "write a trace of the run (Chrome format, for ui.perfetto.dev)"},
             {"json", kText, "", "FILE", "write the figures of every step and of the whole run"},
+            {"per-rank", kSwitch, "false", "", "a line for each rank in the table at the end"},
             {"print-loss-bits", kSwitch, "false", "", "print the bits of every step's fp32 loss"},
         });
     return all;
@@ -245,6 +246,7 @@ TrainOptions read_train_options(const Settings& settings) {
   options.trace_path = settings.text("trace");
   options.json_path = settings.text("json");
   options.print_loss_bits = settings.on("print-loss-bits");
+  options.per_rank = settings.on("per-rank");
   return options;
 }
 

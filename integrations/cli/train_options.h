@@ -60,6 +60,7 @@ struct TrainOptions {
   std::string trace_path;
   std::string json_path;
   bool print_loss_bits = false;
+  bool per_rank = false;  ///< in the table at the end
 };
 
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.

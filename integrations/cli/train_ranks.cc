@@ -47,15 +47,38 @@ double TrainRanks::mean(double value) { return share(value, false).loss; }
 
 void TrainRanks::part() { share(0, false); }
 
-TrainRanks::Talk TrainRanks::talk() {
-  const Traffic traffic = runtime_.reactor.block_on(
+void TrainRanks::send(std::span<const std::byte> bytes, int to) {
+  runtime_.reactor.block_on(
+      [](Communicator& channel, std::span<const std::byte> its, int rank) -> Task<> {
+        co_await channel.send(its, rank);
+      }(*channel_, bytes, to));
+}
+
+void TrainRanks::recv(std::span<std::byte> bytes, int from) {
+  runtime_.reactor.block_on(
+      [](Communicator& channel, std::span<std::byte> its, int rank) -> Task<> {
+        co_await channel.recv(its, rank);
+      }(*channel_, bytes, from));
+}
+
+void TrainRanks::gather(std::span<std::byte> values, std::size_t one_bytes) {
+  runtime_.reactor.block_on(
+      [](Communicator& channel, std::span<std::byte> all, std::size_t size) -> Task<> {
+        const auto own = static_cast<std::size_t>(channel.rank());
+        co_await channel.all_gather(all.subspan(own * size, size), all);
+      }(*channel_, values, one_bytes));
+}
+
+Traffic TrainRanks::traffic() {
+  return runtime_.reactor.block_on(
       [](Communicator& channel) -> Task<Traffic> { co_return channel.traffic(); }(*channel_));
-  Talk talk{.sent_here_bytes = traffic.same_host.payload_bytes,
-            .sent_away_bytes = traffic.other_hosts.payload_bytes};
-  for (const Nanoseconds waited : traffic.waited)
-    talk.waited_for_s.push_back(std::chrono::duration<double>(waited).count());
-  if (count_ > 1) talk.waited_for_s = reduce(std::move(talk.waited_for_s), Communicator::Op::kMax);
-  return talk;
+}
+
+std::vector<double> TrainRanks::waited_for() {
+  std::vector<double> seconds;
+  for (const Nanoseconds waited : traffic().waited)
+    seconds.push_back(std::chrono::duration<double>(waited).count());
+  return count_ == 1 ? seconds : reduce(std::move(seconds), Communicator::Op::kMax);
 }
 
 }  // namespace ziggurat::cli

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_ranks.h: what the ranks of `ziggurat train` tell each other beside the
-// engine: the loss of all, and when to stop. Called from the trainer's thread by every rank alike;
-// blocks.
+// integrations/cli/train_ranks.h: what the ranks of a command tell each other beside the engine:
+// the loss of all, and when to stop. Called from the trainer's thread by every rank alike; blocks.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <type_traits>
 #include <vector>
 
 #include "collectives/communicator.h"
@@ -36,14 +37,26 @@ class TrainRanks {
   /// Every rank has come here: none of them needs another any more.
   void part();
 
-  struct Talk {
-    std::uint64_t sent_here_bytes = 0;   ///< payload to ranks of this host, by this rank
-    std::uint64_t sent_away_bytes = 0;   ///< and to others
-    std::vector<double> waited_for_s{};  ///< by rank: the longest that any rank waited for it
-  };
-  Talk talk();
+  /// To one other rank, which takes as much; its calls from and to one rank are in one order.
+  void send(std::span<const std::byte> bytes, int to);
+  void recv(std::span<std::byte> bytes, int from);
+
+  /// What this rank has sent since the ranks were connected.
+  Traffic traffic();
+  /// By rank: the longest that any rank has waited for it, in seconds.
+  std::vector<double> waited_for();
+  /// Every rank's `own`, by rank.
+  template <class T>
+  std::vector<T> all(const T& own) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> values(static_cast<std::size_t>(count_));
+    values[static_cast<std::size_t>(rank_)] = own;
+    gather(std::as_writable_bytes(std::span(values)), sizeof(T));
+    return values;
+  }
 
  private:
+  void gather(std::span<std::byte> values, std::size_t one_bytes);
   std::vector<double> reduce(std::vector<double> values, Communicator::Op op);
 
   Runtime& runtime_;

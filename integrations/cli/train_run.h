@@ -54,6 +54,7 @@ class TrainRun {
   void finish_interrupted();
   void finish_done();
   RunFacts facts();
+  RankFigures own_figures(const RunFacts& facts);
   /// Of the state that ranks write: in stage 0 each has the whole, with groups each of those.
   std::uint64_t copies() const {
     if (options_.shard_group > 0)

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <cstring>
@@ -15,6 +17,8 @@
 
 #include "base/error.h"
 #include "base/runtime/async.h"
+#include "collectives/handshake.h"
+#include "collectives/rank_row.h"
 
 namespace ziggurat {
 namespace {
@@ -170,6 +174,42 @@ TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
   for (RankOptions& options : ranks) options.connect_timeout = std::chrono::milliseconds(300);
   const Outcome outcome = meet(ranks);
   EXPECT_THAT(outcome.errors[0], HasSubstr("rank 2 did not come"));
+  EXPECT_THAT(outcome.errors[1], HasSubstr("rank 2 did not come"));
+}
+
+/// Comes to the rendezvous as `options` says, and goes; tries until rank 0 is there.
+void come_and_go(const RankOptions& options, std::uint16_t port) {
+  Reactor reactor;
+  reactor.start();
+  const auto visit = [&]() -> Task<> {
+    reactor.external_begin();
+    tcp::socket socket(reactor.context());
+    boost::system::error_code error;
+    do {
+      socket.close();
+      co_await socket.async_connect({asio::ip::address_v4::loopback(), port},
+                                    asio::redirect_error(asio::use_awaitable, error));
+    } while (error);
+    const Introduction introduction{Errand::kJoin, options.rank, options.world_size, 0};
+    Conversation conversation = co_await introduce(socket, options.secret, introduction);
+    const std::string row = RankRow{}.written().dump();
+    co_await write_message(socket, conversation, row);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others have likely come too
+    reactor.external_end();
+  };
+  reactor.block_on(visit());
+}
+
+// Not a moment of the minutes that ranks have to come is waited for.
+TEST(Rendezvous, ARankThatCameAndWentIsMissedByAll) {
+  const std::uint16_t port = free_port();
+  std::vector<RankOptions> ranks{options_of(0, 4, port), options_of(1, 4, port)};
+  ranks[1].connect_timeout = std::chrono::seconds(3);
+  std::thread third(come_and_go, options_of(2, 4, port), port);
+  const Outcome outcome = meet(ranks);
+  third.join();
+  EXPECT_THAT(outcome.errors[0], HasSubstr("rank 2 went away"));
+  // From rank 0, if it came in time; else that nobody meets there any more.
   EXPECT_NE(outcome.errors[1], "");
 }
 

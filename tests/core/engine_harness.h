@@ -145,7 +145,8 @@ class PlainTraining {
     double sum = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       see_params(u);
-      const std::vector<float> accumulator = sum_over_ranks(u, step, loudness);
+      std::vector<float> accumulator = sum_over_ranks(u, step, loudness);
+      clear_frozen(u, accumulator);
       gradients.emplace_back(params_[u].size());
       const TypedSpan<std::byte> rounded{table_.dtype(), gradients.back()};
       for (std::size_t begin = 0; begin < accumulator.size(); begin += kTileElements) {
@@ -192,6 +193,13 @@ class PlainTraining {
   }
 
  private:
+  void clear_frozen(UnitId unit, std::span<float> gradient) const {
+    std::size_t begin = 0;
+    for (const ParamSpec& param : table_.model().units[unit].params) {
+      if (param.frozen) std::ranges::fill(gradient.subspan(begin, param.count()), 0.0F);
+      begin += param.count();
+    }
+  }
   TypedSpan<std::byte> all_params(UnitId unit) { return {table_.dtype(), params_[unit]}; }
 
   /// The parameters, or what their 8-bit codes stand for.

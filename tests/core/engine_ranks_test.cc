@@ -190,6 +190,53 @@ TEST_P(EngineRanksOverflow, SkipAStepThatOverflowedOnOneOfThem) {
   expect_none(errors);
 }
 
+class EngineRanksFrozen : public EngineRanks {};
+INSTANTIATE_TEST_SUITE_P(Stages, EngineRanksFrozen,
+                         ::testing::Values(World{.name = "Stage0", .stage = 0},
+                                           World{.name = "Stage2", .stage = 2},
+                                           World{.name = "Stage3", .stage = 3}),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// The trainer has no gradient for unit 0, and no rank sends any.
+TEST_P(EngineRanksFrozen, LeaveAUnitAsItIsAndSendNoGradientOfIt) {
+  constexpr std::uint64_t kSteps = 3;
+  const World& world = GetParam();
+  const auto sent = [&](bool freeze) {
+    EngineConfig settings = config();
+    settings.placement = parse_placement("all=host");
+    settings.resume = EngineConfig::Resume::kNever;
+    if (freeze) settings.param_groups = {{.params = "unit0.*", .frozen = true}};
+    ModelSpec grouped = model();
+    assign_groups(grouped, settings.param_groups);
+    PlainTraining expected(grouped, world.clip_norm);
+    expected.world_size = world.ranks;
+    expected.make_scalars = [freeze](const OptimizerStep::Settings& its) {
+      OptimizerStep::Settings none = its;
+      none.learning_rate = none.weight_decay = 0;
+      StepScalars steps{OptimizerStep::make(its)};
+      if (freeze) steps.push_back(OptimizerStep::make(none));
+      return steps;
+    };
+    for (std::uint64_t step = 0; step < kSteps; ++step) expected.step(step, kLearningRate);
+    const auto runtimes = connected_runtimes(world.ranks, world.threads);
+    const auto errors = run_ranks(world.ranks, [&](int rank) {
+      RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model(), settings, world.device_bytes);
+      for (std::uint64_t step = 0; step < kSteps; ++step) {
+        pass_step(*rig.engine, model(), step, kLearningRate, 1.0F, freeze ? 1 : 0, rank);
+        rig.engine->step({.learning_rate = kLearningRate, .blob = {}});
+      }
+      EXPECT_TRUE(same_params(*rig.engine, expected, model())) << "rank " << rank;
+      rig.engine->make_durable();
+    });
+    expect_none(errors);
+    return runtimes[0]->ranks->traffic().same_host.payload_bytes;
+  };
+  const std::uint64_t padded = slice_elements(model().units[0].count(), world.ranks) *
+                               static_cast<std::uint64_t>(world.ranks);
+  const std::uint64_t reduced = padded * size_bytes(world.dtype) / 2;  // (n - 1) / n of it
+  EXPECT_EQ(sent(false) - sent(true), kSteps * reduced * (world.stage == 0 ? 2 : 1));
+}
+
 TEST(EngineRanksStore, GoesOnInAnyStageThatHasSlices) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();

@@ -109,6 +109,31 @@ TEST_P(EngineStep, GivesEveryGroupItsSettings) {
   EXPECT_FALSE(same_params(*rig.engine, without, model_));
 }
 
+TEST_P(EngineStep, LeavesFrozenParametersAsTheyAre) {
+  EngineConfig frozen = config();
+  frozen.param_groups = {{.params = "unit3.*", .frozen = true},
+                         {.params = "*.bias", .weight_decay = 0.3F, .frozen = true}};
+  Rig rig(model_, frozen, 2, 8 * kMiB);
+  ModelSpec grouped = model_;
+  assign_groups(grouped, frozen.param_groups);
+  PlainTraining plain(grouped, GetParam().clip_norm);
+  plain.make_scalars = [](const OptimizerStep::Settings& settings) {
+    OptimizerStep::Settings none = settings;
+    none.learning_rate = none.weight_decay = 0;
+    return StepScalars{OptimizerStep::make(settings), OptimizerStep::make(none),
+                       OptimizerStep::make(none)};
+  };
+  const PlainTraining untrained(model_, GetParam().clip_norm);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const StepResult result = train_step(*rig.engine, model_, step, kLearningRate);
+    EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate));
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, model_));
+  const std::vector<float> master = plain.master(3);
+  EXPECT_EQ(master, untrained.master(3));
+  EXPECT_NE(plain.master(2), untrained.master(2));
+}
+
 // A power of two scales and is taken back exactly, so the bits are those without a scale.
 TEST_P(EngineStep, ThatOverflowedIsSkippedAndLeavesNoTrace) {
   Rig rig(model_, config(), 2, 8 * kMiB);

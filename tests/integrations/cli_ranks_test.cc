@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <random>
 #include <thread>
@@ -122,12 +124,43 @@ TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
 }
 
 TEST_F(CliRanks, ShowOneLineForAllAndWhatTheySentAndWaitedFor) {
-  const Output output = run("store", kSteps, {"--nproc", "2", "--zero-stage", "3"});
+  const Output output = run("store", kSteps, {"--nproc", "2", "--zero-stage", "3", "--per-rank"});
   EXPECT_THAT(output.out, HasSubstr("2 ranks in ZeRO stage 3"));
   EXPECT_THAT(output.out, HasSubstr("waited for rank 0"));
   EXPECT_THAT(output.out, HasSubstr("waiting: ranks"));
+  EXPECT_THAT(output.out, HasSubstr("\n   1 ")) << "a line for rank 1";
   const std::string line = "step 3 loss-bits";
   EXPECT_EQ(output.out.find(line), output.out.rfind(line)) << output.out;
+}
+
+// One rank that sees what two see makes other bits; stages make the same.
+TEST_F(CliRanks, LeaveAStoreWhoseWeightsAreReadWhateverTheStage) {
+  const Arguments four{"--nproc", "4", "--accumulate", "1", "--zero-stage"};
+  const auto trained = [&](const std::string& stage, const Arguments& more) {
+    run("stage" + stage, 3, four + Arguments{stage} + more);
+    const std::string file = folder_ / ("stage" + stage + ".safetensors");
+    const Output output = ziggurat(
+        folder_.path(),
+        {"export", "--store", folder_ / ("stage" + stage), "--to", file, "--host-memory", "16MiB"});
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    return contents(file);
+  };
+  const std::string weights = trained("0", {});
+  EXPECT_GT(weights.size(), 0u);
+  EXPECT_TRUE(trained("2", {}) == weights);
+  EXPECT_TRUE(trained("3", {"--placement", "all=nvme"}) == weights);
+  std::string said;
+  for (const char* stage : {"stage0", "stage3"}) {
+    const Output sample =
+        ziggurat(folder_.path(), {"sample", "--store", folder_ / stage, "--bytes", "40",
+                                  "--device-memory", "16MiB", "--host-memory", "16MiB"});
+    EXPECT_EQ(sample.exit_code, 0) << sample.err;
+    EXPECT_GT(sample.out.size(), 40u);
+    if (!said.empty()) {
+      EXPECT_EQ(sample.out, said);
+    }
+    said = sample.out;
+  }
 }
 
 TEST_F(CliRanks, RefuseTheStoreOfAnotherNumberOfRanks) {
@@ -145,6 +178,18 @@ std::vector<pid_t> ranks_of(pid_t launcher) {
   std::vector<pid_t> children;
   for (pid_t pid = 0; file >> pid;) children.push_back(pid);
   return children;
+}
+
+std::size_t times(const std::string& what, const std::string& text) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1))
+    ++count;
+  return count;
+}
+/// Ranks that said why they end. Of one that had not yet come to the others only the launcher
+/// knows, who ends those that wait for it.
+std::size_t last_words(const std::string& err) {
+  return times("ziggurat: error: ", err) + times("ziggurat: interrupted before the first", err);
 }
 
 struct Killed {
@@ -173,13 +218,22 @@ TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished)
   std::uniform_real_distribution<double> delay(0.1, 0.8 * whole_time.count());
   std::map<int, std::string> seen;
   int previous = 0;
+  int hits = 0;
+  std::chrono::duration<double> longest{};
   for (int kill = 0; kill < kKills; ++kill) {
     Process process(folder.path(), tiny_train(folder, "killed", kRunSteps) + more);
     std::this_thread::sleep_for(std::chrono::duration<double>(delay(random)));
     const std::vector<pid_t> ranks = ranks_of(process.pid());
     const bool hit = !ranks.empty() && ::kill(ranks[random() % ranks.size()], SIGKILL) == 0;
+    const auto killed = std::chrono::steady_clock::now();
     const Output output = process.wait(std::chrono::seconds(60));
     EXPECT_EQ(output.signal, 0) << "the rest did not end: " << output.err;
+    if (hit && output.exit_code == 128 + SIGKILL) {
+      ++hits;
+      longest = std::max<std::chrono::duration<double>>(longest,
+                                                        std::chrono::steady_clock::now() - killed);
+      EXPECT_EQ(last_words(output.err), ranks.size() - 1) << output.err;
+    }
     const auto found = loss_bits(output.out);
     for (const auto& [step, its] : found) EXPECT_EQ(its, expected.at(step)) << "step " << step;
     seen.insert(found.begin(), found.end());
@@ -199,11 +253,15 @@ TEST_P(CliRanksKill, OfAnyAtAnyMomentIsReportedAndLosesNoStepThatAllHadFinished)
     seen[step] = its;
   }
   EXPECT_EQ(seen, expected);
+  std::printf("%d ranks killed; the slowest survivor had ended after %.1f s\n", hits,
+              longest.count());
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Stages, CliRanksKill,
-    testing::Values(Killed{"Stage0", {"--zero-stage", "0"}}, Killed{"Stage2", {}},
+    testing::Values(Killed{"Stage0", {"--zero-stage", "0"}},
+                    Killed{"Stage1", {"--zero-stage", "1", "--placement", "all=host"}},
+                    Killed{"Stage2", {}},
                     Killed{"Stage2Guesses", {"--speculate", "always", "--clip", "2.1"}},
                     Killed{"Stage3", {"--zero-stage", "3", "--placement", "all=nvme"}}),
     [](const auto& one) { return std::string(one.param.name); });

@@ -381,6 +381,10 @@ TEST(CliGroups, AreReadFromAFlagOrAFile) {
                           {"params": "*bias", "weight-decay": 0.25, "eps": 1e-6}]})",
                       "run.json");
   check(read_train_options(settings).param_groups);
+  EXPECT_TRUE(with({{"param-groups", "wte.*:frozen;h.0.*:lr-scale=0.5"}}).param_groups[0].frozen);
+  Settings frozen = defaults();
+  frozen.apply_json(R"({"param-groups": [{"params": "wte.*", "frozen": true}]})", "run.json");
+  EXPECT_TRUE(read_train_options(frozen).param_groups[0].frozen);
 }
 
 TEST(CliGroups, MistakesAreNamed) {
@@ -388,6 +392,7 @@ TEST(CliGroups, MistakesAreNamed) {
     return complaint_of({{"param-groups", groups}});
   };
   EXPECT_THAT(about("wte.weight"), HasSubstr("PATTERN:KEY=VALUE"));
+  EXPECT_THAT(about("wte.weight:frozen=2"), HasSubstr("'frozen=2'"));
   EXPECT_THAT(about("wte.weight:lr=1"), AllOf(HasSubstr("'lr=1'"), HasSubstr("lr-scale")));
   EXPECT_THAT(about("wte.weight:lr-scale=x"), HasSubstr("'lr-scale=x'"));
   EXPECT_THAT(about("wte.weight:lr-scale=-1"), HasSubstr("lr-scale -1"));
