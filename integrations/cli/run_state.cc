@@ -74,6 +74,8 @@ ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t 
       {"threads", fmt::format("{}", threads)},
       {"quantized-weights", fmt::format("{}", options.quantization.weights)},
       {"quantized-gradients", fmt::format("{}", options.quantization.gradient_bits)},
+      {"ranks-per-node",
+       options.ranks_per_node > 0 ? fmt::format("{}", options.ranks_per_node) : "as launched"},
   };
   settings.insert(options.schedule.parameters.begin(), options.schedule.parameters.end());
   settings.insert(options.loss_scale.parameters.begin(), options.loss_scale.parameters.end());

@@ -144,6 +144,8 @@ void read_quantization(const Settings& settings, TrainOptions& options) {
   options.quantization = {
       .weights = settings.on("quantized-weights"),
       .gradient_bits = static_cast<int>(settings.integer("quantized-gradients", kBits))};
+  if (const int bits = options.quantization.gradient_bits; bits != 4 && bits != 8 && bits != 16)
+    throw UsageError(settings.described("quantized-gradients") + ": give 4 or 8");
   options.ranks_per_node = static_cast<int>(settings.integer("ranks-per-node", kRanks));
   if (options.ranks_per_node > 0 && !options.quantization.any()) {
     throw UsageError(fmt::format("{} is for --quantized-weights and --quantized-gradients",
