@@ -58,11 +58,12 @@ std::vector<std::string> ranked(std::vector<Remedy> remedies) {
   return lines;
 }
 
-std::vector<std::string> device_advice(const TrainOptions& options, std::size_t threads) {
-  const std::uint64_t now = device_need(options, threads).total_bytes();
+std::vector<std::string> device_advice(const TrainOptions& options, std::size_t threads,
+                                       const RankShares& shares) {
+  const std::uint64_t now = device_need(options, threads, shares).total_bytes();
   std::vector<Remedy> remedies;
   const auto consider = [&](std::string text, const TrainOptions& changed) {
-    const std::uint64_t then = device_need(changed, threads).total_bytes();
+    const std::uint64_t then = device_need(changed, threads, shares).total_bytes();
     remedies.push_back({std::move(text), now - std::min(now, then)});
   };
   const auto change = [&](auto&& edit) {
@@ -102,15 +103,16 @@ std::vector<std::string> device_advice(const TrainOptions& options, std::size_t 
   return lines;
 }
 
-std::vector<std::string> host_advice(const TrainOptions& options) {
+std::vector<std::string> host_advice(const TrainOptions& options, const RankShares& shares) {
   const ModelSizes sizes = sizes_of(options.model);
   std::vector<Remedy> remedies;
   if (options.placement.optimizer == Tier::kHost)
-    remedies.push_back({"--placement optimizer=nvme", record_bytes(options, sizes.count)});
+    remedies.push_back(
+        {"--placement optimizer=nvme", record_bytes(options, sizes.count) / shares.updates});
   if (options.placement.grads == Tier::kHost)
-    remedies.push_back({"--placement grads=nvme", sizes.values_bytes});
+    remedies.push_back({"--placement grads=nvme", sizes.values_bytes / shares.updates});
   if (options.placement.params == Tier::kHost)
-    remedies.push_back({"--placement params=nvme", sizes.values_bytes});
+    remedies.push_back({"--placement params=nvme", sizes.values_bytes / shares.params});
   std::vector<std::string> lines = ranked(std::move(remedies));
   lines.push_back("a larger --host-memory");
   return lines;
@@ -126,24 +128,36 @@ std::string DeviceNeed::text() const {
   return list;
 }
 
-DeviceNeed device_need(const TrainOptions& options, std::size_t threads) {
+RankShares rank_shares(const TrainOptions& options, int data_ranks) {
+  const auto group = static_cast<std::uint64_t>(options.shard_group > 0 ? options.shard_group
+                                                                        : std::max(1, data_ranks));
+  return {.params = options.zero_stage == 3 ? group : 1,
+          .updates = options.zero_stage >= 1 ? group : 1};
+}
+
+DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const RankShares& shares) {
   const ModelSizes sizes = sizes_of(options.model);
   const std::uint64_t in_use = sizes.embedding + sizes.largest_block;
   DeviceNeed need;
   need.workspace_bytes = gpt::Trainer::workspace_bytes(options.model, options.shape, threads);
   const std::uint64_t in_use_bytes = in_use * size_bytes(options.model.dtype);
-  need.params_bytes =
-      (options.placement.params == Tier::kDevice ? sizes.values_bytes : in_use_bytes) +
-      kFragmentationBytes;
+  // Where slices are at home, whole units are gathered beside them.
+  const bool here = options.placement.params == Tier::kDevice;
+  const bool gathered = !here || shares.params > 1;
+  need.params_bytes = (here ? sizes.values_bytes / shares.params : 0) +
+                      (gathered ? (options.keep_gathered ? sizes.values_bytes : in_use_bytes) : 0) +
+                      kFragmentationBytes;
   need.gradient_bytes =
-      4 * in_use + (options.placement.grads == Tier::kDevice ? sizes.values_bytes : 0);
+      4 * in_use +
+      (options.placement.grads == Tier::kDevice ? sizes.values_bytes / shares.updates : 0);
   if (options.placement.optimizer == Tier::kDevice)
-    need.optimizer_bytes = record_bytes(options, sizes.count);
+    need.optimizer_bytes = record_bytes(options, sizes.count) / shares.updates;
   return need;
 }
 
-void require_device_budget(const TrainOptions& options, std::size_t threads) {
-  const DeviceNeed need = device_need(options, threads);
+void require_device_budget(const TrainOptions& options, std::size_t threads,
+                           const RankShares& shares) {
+  const DeviceNeed need = device_need(options, threads, shares);
   if (need.total_bytes() <= options.device_bytes) return;
   throw Error(
       ErrorCode::kResourceExhausted,
@@ -157,9 +171,11 @@ std::uint64_t training_state_bytes(const TrainOptions& options) {
   return 2 * sizes.values_bytes + record_bytes(options, sizes.count);
 }
 
-WritePlan write_plan(const TrainOptions& options) {
+WritePlan write_plan(const TrainOptions& options, const RankShares& shares) {
   const ModelSizes sizes = sizes_of(options.model);
-  const std::uint64_t records = record_bytes(options, sizes.count);
+  const std::uint64_t records = record_bytes(options, sizes.count) / shares.updates;
+  const std::uint64_t params = sizes.values_bytes / shares.params;
+  const std::uint64_t grads = sizes.values_bytes / shares.updates;
   WritePlan plan;
   plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * records;
   if (options.placement.optimizer == Tier::kNvme) {
@@ -168,18 +184,18 @@ WritePlan write_plan(const TrainOptions& options) {
     plan.at_end_bytes += records;
   }
   if (options.placement.params == Tier::kNvme) {
-    plan.fill_bytes += 2 * sizes.values_bytes;
-    plan.per_step_bytes += sizes.values_bytes;
+    plan.fill_bytes += 2 * params;
+    plan.per_step_bytes += params;
   }
   if (options.placement.grads == Tier::kNvme) {
-    plan.fill_bytes += sizes.values_bytes;
-    plan.per_step_bytes += sizes.values_bytes;
+    plan.fill_bytes += grads;
+    plan.per_step_bytes += grads;
   }
   return plan;
 }
 
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
-                                std::size_t threads) {
+                                std::size_t threads, const RankShares& shares) {
   if (error.code() != ErrorCode::kResourceExhausted) return {};
   const std::string_view message = error.what();
   if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
@@ -190,8 +206,9 @@ std::vector<std::string> advice(const Error& error, const TrainOptions& options,
     lines.emplace_back("a --store on a filesystem with more space");
     return lines;
   }
-  if (message.find("device") != std::string_view::npos) return device_advice(options, threads);
-  return host_advice(options);
+  if (message.find("device") != std::string_view::npos)
+    return device_advice(options, threads, shares);
+  return host_advice(options, shares);
 }
 
 }  // namespace ziggurat::cli

@@ -12,7 +12,14 @@
 
 namespace ziggurat::cli {
 
-/// Smallest device budget of a run, by what it is for.
+/// Ranks over which the state is cut, of parameters and of gradients and optimizer state.
+struct RankShares {
+  std::uint64_t params = 1;
+  std::uint64_t updates = 1;
+};
+RankShares rank_shares(const TrainOptions& options, int data_ranks);
+
+/// Smallest device budget of a rank, by what it is for.
 struct DeviceNeed {
   std::uint64_t workspace_bytes = 0;  ///< activations and scratch of the trainer
   std::uint64_t params_bytes = 0;     ///< placed there, or of the units in use at once
@@ -25,16 +32,18 @@ struct DeviceNeed {
   }
   std::string text() const;
 };
-DeviceNeed device_need(const TrainOptions& options, std::size_t threads);
+DeviceNeed device_need(const TrainOptions& options, std::size_t threads,
+                       const RankShares& shares = {});
 
 /// Throws kResourceExhausted with the account and the smallest budget that works, before anything
 /// is written.
-void require_device_budget(const TrainOptions& options, std::size_t threads);
+void require_device_budget(const TrainOptions& options, std::size_t threads,
+                           const RankShares& shares = {});
 
 /// Of all tiers: 16-bit parameters and gradients, and records.
 std::uint64_t training_state_bytes(const TrainOptions& options);
 
-/// Bytes of a step, and of the whole run, that the drive is made to write. From sizes alone.
+/// Bytes of a step, and of the whole run, that one rank makes its drive write. From sizes alone.
 struct WritePlan {
   std::uint64_t fill_bytes =
       0;  ///< a new store's file, written once from end to end, and generation 0
@@ -45,11 +54,11 @@ struct WritePlan {
     return {fill_bytes * times, per_step_bytes * times, at_end_bytes * times};
   }
 };
-WritePlan write_plan(const TrainOptions& options);
+WritePlan write_plan(const TrainOptions& options, const RankShares& shares = {});
 
 /// What to change, that which helps most first, when `error` says that a tier is exhausted:
 /// "--placement grads=nvme: ...". Nothing for other errors.
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
-                                std::size_t threads);
+                                std::size_t threads, const RankShares& shares = {});
 
 }  // namespace ziggurat::cli

@@ -2,8 +2,11 @@
 // integrations/cli/sample.cc: `ziggurat sample`: what a stored model says.
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "integrations/cli/commands.h"
 #include "integrations/cli/stored_run.h"
+#include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/trainer.h"
 
 namespace ziggurat::cli {
@@ -12,14 +15,11 @@ int sample(const SampleCommand& command) {
   Console console;
   StoredRun run =
       StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
-  if (run.parts > 1) {
-    throw Error(ErrorCode::kUnimplemented,
-                fmt::format("--store {}: {} ranks divide the layers of this model, and a divided "
-                            "model does not speak yet; `ziggurat export` puts it together",
-                            command.store, run.parts));
-  }
+  std::optional<gpt::TensorRanks> tensor;
+  if (run.parts > 1) tensor.emplace(*run.runtime, run.parts);
   const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
-  gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape);
+  gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape,
+                       tensor ? &*tensor : nullptr);
   gpt::SampleOptions options;
   options.count = command.bytes;
   options.temperature = static_cast<float>(command.temperature);

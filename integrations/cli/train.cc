@@ -164,8 +164,7 @@ RunFacts TrainRun::facts() {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.state = options_.optimizer.state;
-  facts.parameters =
-      gpt::make_spec(model_).count() * copies() / static_cast<std::uint64_t>(ranks_->count());
+  facts.parameters = gpt::make_spec(model_).count() / shares().updates;
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
@@ -223,11 +222,10 @@ void TrainRun::finish_done() {
   for (const std::string& line : table(report)) console_.line(line);
   if (options_.per_rank && ranks_->count() > 1)
     for (const std::string& line : rank_table(report)) console_.line(line);
-  console_.line(fmt::format(
-      "generation {0} is durable in {1}; more --steps go on from there, "
-      "`ziggurat {2} --store {1}` {3}",
-      report.durable_generation, options_.store, model_.part.ranks == 1 ? "sample" : "export",
-      model_.part.ranks == 1 ? "speaks" : "puts the model together"));
+  console_.line(
+      fmt::format("generation {0} is durable in {1}; more --steps go on from there, "
+                  "`ziggurat sample --store {1}` speaks",
+                  report.durable_generation, options_.store));
   if (json_) json_->finish(to_json(report));
   ranks_->part();
 }
@@ -277,7 +275,7 @@ int train(const TrainOptions& options) {
   try {
     return run.run();
   } catch (const Error& error) {
-    std::vector<std::string> lines = advice(error, options, run.threads());
+    std::vector<std::string> lines = advice(error, options, run.threads(), run.shares());
     if (!lines.empty()) lines.insert(lines.begin(), "what helps most, in order:");
     if (const std::optional<std::string> safe = run.safe()) lines.push_back(*safe);
     throw AdvisedError(error, std::move(lines));

@@ -16,7 +16,7 @@ namespace ziggurat::cli {
 void TrainRun::open() {
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
   connect();
-  require_device_budget(options_, threads());
+  require_device_budget(options_, threads(), shares());
   settings_ = changeable_settings(options_, threads());
   device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
                                &runtime_->metrics);
@@ -135,7 +135,7 @@ void TrainRun::announce() {
   const bool fresh =
       options_.resume == EngineConfig::Resume::kNever || !store_exists(options_.store_directories);
   if (!fresh) return;  // the rest of the steps are known once the store is open
-  const WritePlan plan = write_plan(options_) * copies();
+  const WritePlan plan = writes();
   console_.line(fmt::format(
       "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
       gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
@@ -159,7 +159,7 @@ void TrainRun::resume() {
     for (const std::string& line : differences(before.settings, settings_))
       console_.line("  changed: " + line);
   }
-  const WritePlan plan = write_plan(options_) * copies();
+  const WritePlan plan = writes();
   const std::uint64_t left = options_.steps - std::min(options_.steps, generation);
   console_.line(fmt::format(
       "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,

@@ -14,6 +14,7 @@
 #include "core/engine/runtime.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/json_report.h"
+#include "integrations/cli/memory_advice.h"
 #include "integrations/cli/report.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/step_log.h"
@@ -35,6 +36,7 @@ class TrainRun {
   std::size_t threads() const noexcept {
     return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
   }
+  RankShares shares() const { return rank_shares(options_, ranks_ ? data_ranks() : 1); }
   /// What is durable, for the end of an error message.
   std::optional<std::string> safe() const;
 
@@ -56,13 +58,9 @@ class TrainRun {
   void finish_done();
   RunFacts facts();
   RankFigures own_figures(const RunFacts& facts);
-  /// Of one rank's part of the model, in the state that ranks write: in stage 0 each has the whole
-  /// of it, with groups each of those.
-  std::uint64_t copies() const {
-    const int data = options_.shard_group > 0   ? data_ranks() / options_.shard_group
-                     : options_.zero_stage == 0 ? data_ranks()
-                                                : 1;
-    return static_cast<std::uint64_t>(data * model_.part.ranks);
+  /// Of all ranks.
+  WritePlan writes() const {
+    return write_plan(options_, shares()) * static_cast<std::uint64_t>(ranks_->count());
   }
   /// Tensor-parallel ranks read the same batches.
   int data_ranks() const { return ranks_->count() / model_.part.ranks; }

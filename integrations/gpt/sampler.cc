@@ -5,12 +5,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "integrations/gpt/random.h"
+#include "integrations/gpt/tensor_passes.h"
 
 namespace ziggurat::gpt {
 namespace {
@@ -20,13 +24,58 @@ namespace {
 constexpr std::int64_t kWindowStep = 64;
 
 // Compute for windows of one length.
-struct Window {
-  Window(const ModelConfig& model, std::int64_t length, std::size_t workers)
-      : block(model, {.batch = 1, .context = length}, workers),
-        head(model, RowShare::whole(length), workers) {}
-  Block block;
-  Head head;
+class Window {
+ public:
+  Window(const ModelConfig& model, std::int64_t length, std::size_t threads,
+         const SamplerSpace& space)
+      : space_(space),
+        length_(length),
+        block_(model, {.batch = 1, .context = length}, threads),
+        head_(model, RowShare::whole(length), threads) {
+    const RunShape shape{.batch = 1, .accumulate = 1, .context = length};
+    if (space.tensor)
+      divided_.emplace(model, shape, block_, head_, space.trainer, space.regions, *space.tensor);
+  }
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  void embed(ConstArray params, const Batch& tokens, Array x) {
+    if (divided_) return divided_->embed(params, tokens, x);
+    run([&](Team& team) { head_.embed(team, params, tokens.inputs, length_, x); });
+  }
+  void forward(const Block::Forward& pass) {
+    if (divided_) return divided_->forward(pass, &ComputeSeconds::forward);
+    run([&](Team& team) { block_.forward(team, space_.trainer.scratch, pass); });
+  }
+  void logits(ConstArray params, Array x) {
+    if (divided_) return divided_->logits(params, x);
+    run([&](Team& team) {
+      head_.norm(team, params, x, space_.trainer.head);
+      head_.logits(team, space_.trainer.scratch, params, space_.trainer.head);
+    });
+  }
+
+ private:
+  void run(const std::function<void(Team&)>& region) {
+    space_.regions.run("sample", &ComputeSeconds::forward, region);
+  }
+
+  const SamplerSpace& space_;
+  std::int64_t length_;
+  Block block_;
+  Head head_;
+  std::optional<TensorPasses> divided_;
 };
+
+// Of one row, all parts of the vocabulary.
+std::vector<float> logits_of(std::int64_t row, const ModelConfig& model,
+                             const SamplerSpace& space) {
+  std::vector<float> logits(static_cast<std::size_t>(model.vocabulary));
+  const std::int64_t part = model.part_vocabulary();
+  std::copy_n(space.trainer.head.logits + row * part, part, &logits[model.first_token()]);
+  if (space.tensor) space.tensor->gather(std::as_writable_bytes(std::span(logits)));
+  return logits;
+}
 
 // The byte with the largest logit / temperature + Gumbel noise: a draw from their softmax without
 // an exp.
@@ -50,7 +99,7 @@ std::uint8_t draw(std::span<const float> logits, float temperature, std::uint64_
 
 }  // namespace
 
-std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model,
+std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model,
                    const SamplerSpace& space, const std::string& prompt,
                    const SampleOptions& options) {
   if (prompt.empty()) throw Error(ErrorCode::kInvalidArgument, "prompt: at least one byte");
@@ -67,43 +116,33 @@ std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model
         std::min<std::int64_t>(static_cast<std::int64_t>(text.size()), space.context);
     const std::int64_t padded =
         std::min(space.context, (length + kWindowStep - 1) / kWindowStep * kWindowStep);
-    const Window& window =
-        windows.try_emplace(padded, model, padded, workers.threads()).first->second;
-    std::vector<std::uint8_t> tokens(text.end() - length, text.end());
-    tokens.resize(static_cast<std::size_t>(padded), 0);
+    Window& window = windows.try_emplace(padded, model, padded, threads, space).first->second;
+    Batch tokens;
+    tokens.inputs.assign(text.end() - length, text.end());
+    tokens.inputs.resize(static_cast<std::size_t>(padded), 0);
 
-    Array x = space.x;
-    Array y = space.y;
+    Array x = space.trainer.stream[0][0];
+    Array y = space.trainer.stream[1][0];
     for (UnitId unit = 0; unit <= model.layers; ++unit) {
       const ConstArray params = engine.acquire(unit);
-      workers.run_team(
-          [&](Team& team) {
-            if (unit == kEmbeddingUnit) {
-              window.head.embed(team, params, tokens, padded, x);
-            } else {
-              window.block.forward(team, space.scratch,
-                                   {.params = params,
-                                    .x = x,
-                                    .activations = space.activations,
-                                    .keep = Block::Keep::kNothing,
-                                    .y = y});
-            }
-          },
-          "sample");
+      if (unit == kEmbeddingUnit) {
+        window.embed(params, tokens, x);
+      } else {
+        window.forward({.params = params,
+                        .x = x,
+                        .activations = space.trainer.activations[0][0],
+                        .keep = Block::Keep::kNothing,
+                        .y = y,
+                        .partial = space.trainer.d_rows});
+        std::swap(x, y);
+      }
       engine.release(unit);
-      if (unit != kEmbeddingUnit) std::swap(x, y);
     }
     const ConstArray params = engine.acquire(kEmbeddingUnit);
-    workers.run_team(
-        [&](Team& team) {
-          window.head.norm(team, params, x, space.head);
-          window.head.logits(team, space.scratch, params, space.head);
-        },
-        "sample");
+    window.logits(params, x);
     engine.release(kEmbeddingUnit);
 
-    const std::span<const float> logits(space.head.logits + (length - 1) * model.vocabulary,
-                                        static_cast<std::size_t>(model.vocabulary));
+    const std::vector<float> logits = logits_of(length - 1, model, space);
     const std::uint8_t byte = draw(logits, options.temperature,
                                    mix64(mix64(options.seed) ^ static_cast<std::uint64_t>(i)));
     text.push_back(static_cast<char>(byte));

@@ -6,30 +6,28 @@
 // costs one pass of the parameters over whatever links they live behind.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 
-#include "base/runtime/worker_pool.h"
 #include "core/engine/engine.h"
-#include "integrations/gpt/block.h"
-#include "integrations/gpt/head.h"
+#include "integrations/gpt/regions.h"
+#include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/trainer.h"
+#include "integrations/gpt/trainer_space.h"
 
 namespace ziggurat::gpt {
 
 /// For one sequence of up to `context` rows.
 struct SamplerSpace {
   std::int64_t context;
-  std::span<const WorkerScratch> scratch;
-  Array x;
-  Array y;
-  const BlockActivations& activations;
-  const HeadActivations& head;
+  const TrainerSpace& trainer;
+  Regions& regions;
+  TensorRanks* tensor;  ///< null where the model is whole; else each of them samples
 };
 
-/// Trainer::sample().
-std::string sample(Engine& engine, WorkerPool& workers, const ModelConfig& model,
+/// Trainer::sample(), on as many workers as `threads`.
+std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model,
                    const SamplerSpace& space, const std::string& prompt,
                    const SampleOptions& options);
 

@@ -53,15 +53,19 @@ void TensorPasses::forward(const Block::Forward& pass, double ComputeSeconds::*d
   region([&](Team& team) { block_.add_mlp(team, pass); });
 }
 
-void TensorPasses::head(ConstArray params, const Batch& batch, float scale, Array x,
-                        float* gradient) {
+void TensorPasses::logits(ConstArray params, Array x) {
   const HeadActivations& a = space_.head;
   regions_.run("head", kForward, [&](Team& team) { head_.norm(team, params, x, a); });
   ranks_.gather_rows(a.normal, rows_, model_.width);
-  regions_.run("head", kForward, [&](Team& team) {
-    head_.logits(team, space_.scratch, params, a);
-    head_.softmax_part(team, batch.targets, a);
-  });
+  regions_.run("head", kForward,
+               [&](Team& team) { head_.logits(team, space_.scratch, params, a); });
+}
+
+void TensorPasses::head(ConstArray params, const Batch& batch, float scale, Array x,
+                        float* gradient) {
+  const HeadActivations& a = space_.head;
+  logits(params, x);
+  regions_.run("head", kForward, [&](Team& team) { head_.softmax_part(team, batch.targets, a); });
   const auto parts = static_cast<std::size_t>(model_.part.ranks * rows_.all);
   ranks_.gather(std::as_writable_bytes(std::span(a.logits_parts, parts)));
   regions_.run("head", kForward, [&](Team& team) {

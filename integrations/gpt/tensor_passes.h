@@ -36,6 +36,8 @@ class TensorPasses {
   void embed(ConstArray params, const Batch& batch, Array x);
   /// As Block::forward().
   void forward(const Block::Forward& pass, double ComputeSeconds::*direction);
+  /// This part's, of every row.
+  void logits(ConstArray params, Array x);
   /// Losses; with `gradient` backward too: x becomes the loss's gradient.
   void head(ConstArray params, const Batch& batch, float scale, Array x, float* gradient);
   /// As Block::backward(); pass.all_gradient is this function's own.

@@ -72,6 +72,7 @@ class Trainer::Impl {
        const RunShape& shape, TensorRanks* tensor)
       : engine_(engine),
         workers_(workers),
+        tensor_(tensor),
         regions_(workers),
         model_(model),
         shape_(shape),
@@ -105,18 +106,9 @@ class Trainer::Impl {
   }
 
   std::string sample(const std::string& prompt, const SampleOptions& options) {
-    if (divided_) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "a rank that has a part of every layer cannot sample alone: export the whole "
-                  "model, and sample from that");
-    }
-    const SamplerSpace space{.context = shape_.context,
-                             .scratch = space_.scratch,
-                             .x = space_.stream[0][0],
-                             .y = space_.stream[1][0],
-                             .activations = space_.activations[0][0],
-                             .head = space_.head};
-    return gpt::sample(engine_, workers_, model_, space, prompt, options);
+    const SamplerSpace space{
+        .context = shape_.context, .trainer = space_, .regions = regions_, .tensor = tensor_};
+    return gpt::sample(engine_, workers_.threads(), model_, space, prompt, options);
   }
 
   void check(std::span<const Batch> batches) const;
@@ -261,6 +253,7 @@ class Trainer::Impl {
 
   Engine& engine_;
   WorkerPool& workers_;
+  TensorRanks* tensor_;  // null where the model is whole
   Regions regions_;
   ModelConfig model_;
   RunShape shape_;

@@ -78,6 +78,7 @@ TEST(HostPlan, IsWhatThePlannerSaysOfAPartOfEveryLayer) {
       const RankMemory memory = rank_memory({.model = model_size(model, parts),
                                              .recipe = {},
                                              .strategy = strategy,
+                                             .quantization = world.quantization,
                                              .placement = Placement{}});
       EXPECT_NEAR(
           static_cast<double>(set_aside(plan)) / static_cast<double>(memory.bytes(Tier::kHost)), 1,

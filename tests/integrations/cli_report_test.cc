@@ -353,6 +353,28 @@ TEST(CliAdvice, SizesAreThoseOfTheFormat) {
               static_cast<double>(in_bf16) * 8 / 6, 8);
 }
 
+// Slices at home, and whole units beside them while they are used.
+TEST(CliAdvice, SizesOfARankAreThoseOfItsSlices) {
+  TrainOptions options = tiny();
+  options.placement = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
+  options.zero_stage = 3;
+  const RankShares four = rank_shares(options, 4);
+  EXPECT_EQ(four.params, 4U);
+  const DeviceNeed alone = device_need(options, 2);
+  const DeviceNeed its = device_need(options, 2, four);
+  EXPECT_EQ(its.optimizer_bytes, alone.optimizer_bytes / 4);
+  EXPECT_LT(its.gradient_bytes, alone.gradient_bytes);
+  options.zero_stage = 2;
+  EXPECT_EQ(rank_shares(options, 4).params, 1U);
+  EXPECT_EQ(device_need(options, 2, rank_shares(options, 4)).params_bytes, alone.params_bytes);
+  options.shard_group = 2;
+  EXPECT_EQ(rank_shares(options, 4).updates, 2U);
+  options.zero_stage = 0;
+  EXPECT_EQ(rank_shares(options, 4).updates, 1U);
+  options.placement.optimizer = Tier::kNvme;
+  EXPECT_EQ(write_plan(options, four).per_step_bytes, write_plan(options).per_step_bytes / 4);
+}
+
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {
   const Error error(ErrorCode::kResourceExhausted, "state: no space", ENOSPC);
   EXPECT_THAT(advice(error, tiny(), 2), Contains(HasSubstr("--slots 1")));

@@ -132,11 +132,13 @@ TEST_F(CliTensor, GoesOnFromAnyStepThatAllHadFinished) {
 }
 
 // Frozen, the model stays as it began: the parts are the whole's, bit for bit.
-TEST_F(CliTensor, IsPutTogetherByExport) {
+// In fp32, where parts compute what the whole does to its last bits, and so draw the same bytes.
+TEST_F(CliTensor, IsPutTogetherByExportAndSpeaksWithOneVoice) {
   const auto exported = [&](const std::string& name, const Arguments& more) {
     const Output train = ziggurat(
-        folder_.path(), tiny_train(folder_, name, 1) +
-                            Arguments{"--param-groups", "*:frozen", "--zero-stage", "3"} + more);
+        folder_.path(),
+        tiny_train(folder_, name, 1) +
+            Arguments{"--param-groups", "*:frozen", "--zero-stage", "3", "--dtype", "fp32"} + more);
     EXPECT_EQ(train.exit_code, 0) << train.err;
     const std::string file = folder_ / (name + ".safetensors");
     const Output output = ziggurat(folder_.path(), {"export", "--store", folder_ / name, "--to",
@@ -147,10 +149,16 @@ TEST_F(CliTensor, IsPutTogetherByExport) {
   const std::string whole = exported("whole", {});
   EXPECT_EQ(exported("two", {"--nproc", "2", "--tp", "2"}), whole);
   EXPECT_EQ(exported("four", {"--nproc", "4", "--tp", "2"}), whole);
-  const Output sample = ziggurat(folder_.path(), {"sample", "--store", folder_ / "two", "--bytes",
-                                                  "10", "--host-memory", "16MiB"});
-  EXPECT_NE(sample.exit_code, 0);
-  EXPECT_THAT(sample.err, HasSubstr("`ziggurat export` puts it together"));
+  const auto said = [&](const std::string& name) {
+    const Output sample = ziggurat(folder_.path(), {"sample", "--store", folder_ / name, "--bytes",
+                                                    "70", "--host-memory", "16MiB"});
+    EXPECT_EQ(sample.exit_code, 0) << sample.err;
+    return sample.out;
+  };
+  const std::string text = said("whole");
+  EXPECT_GT(text.size(), 70u);
+  EXPECT_EQ(said("two"), text);
+  EXPECT_EQ(said("four"), text);
 }
 
 TEST_F(CliTensor, RefusesTheStoreOfAnotherDivision) {
