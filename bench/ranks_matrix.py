@@ -65,7 +65,8 @@ def run(arguments, layout, variant, folder):
     command = [arguments.ziggurat, "train", "--model", arguments.model, "--dtype", arguments.dtype,
                "--data", arguments.data, "--store", store, "--steps", str(arguments.steps),
                "--context", str(arguments.context), "--accumulate", str(layout.accumulate), "--print-loss-bits",
-               "--host-memory", arguments.host_memory, "--device-memory", arguments.device_memory]
+               "--host-memory", arguments.host_memory,
+               "--device-memory", arguments.device_memory if layout.ranks <= 2 else arguments.device_memory_of_four]
     if layout.ranks > 1:
         command += ["--nproc", str(layout.ranks)]
     command += layout.arguments + variant
@@ -89,7 +90,8 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--host-memory", default="2GiB", help="of each rank")
-    parser.add_argument("--device-memory", default="3GiB", help="of each rank")
+    parser.add_argument("--device-memory", default="3GiB", help="of each rank, where there are one or two")
+    parser.add_argument("--device-memory-of-four", default="1GiB", help="of each of four, none of whose state is there")
     parser.add_argument("--tolerance", type=float, default=0.005, help="between layouts, of the loss at each step")
     parser.add_argument("--only", default="", help="layouts whose name has this")
     arguments = parser.parse_args()
