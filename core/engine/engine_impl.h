@@ -21,6 +21,7 @@
 #include "core/schedule/rank_channels.h"
 #include "core/schedule/record_cache.h"
 #include "core/schedule/speculation.h"
+#include "core/sharding/strategy.h"
 
 namespace ziggurat {
 
@@ -95,6 +96,7 @@ class EngineImpl final : public Engine {
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
+  Strategy strategy() const;
   void validate_quantization() const;
   Sharding sharding() const {
     const int parts = config_.tensor_parallel;

@@ -55,32 +55,7 @@ void EngineImpl::validate() const {
   };
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("--slots {}: 1 or 2", config_.slots));
-  require(config_.zero_stage >= 0 && config_.zero_stage <= 3,
-          fmt::format("--zero-stage {}: 0, 1, 2 or 3", config_.zero_stage));
   require(config_.tensor_parallel >= 1, fmt::format("--tp {}: 1 or more", config_.tensor_parallel));
-  const int ranks =
-      with_dp_of_world({.tp = config_.tensor_parallel}, runtime_.ranks->world_size()).dp;
-  const int group = config_.shard_group;
-  require(
-      group == 0 || (group > 1 && group <= ranks && ranks % group == 0),
-      fmt::format("--shard-group {0}: 2 ranks or more, and {1} data-parallel ranks are not whole "
-                  "groups of {0}; --zero-stage 0 has a copy on every rank",
-                  group, ranks));
-  require(group == 0 || config_.zero_stage > 0,
-          fmt::format("--shard-group {}: stage 0 shares nothing within a group; give 1, 2 or 3",
-                      group));
-  const int sharers = group == 0 ? ranks : group;
-  const int node = config_.node_ranks;
-  require(
-      node == 0 || (node > 1 && node < sharers && sharers % node == 0),
-      fmt::format("--hpz {0}: 2 ranks or more, and the {1} that share the state are not several "
-                  "whole nodes of {0}",
-                  node, sharers));
-  require(node == 0 || config_.zero_stage == 3,
-          fmt::format("--hpz {}: a second partition of parameters is of stage 3, this is stage {}",
-                      node, config_.zero_stage));
-  require(!config_.keep_gathered || config_.zero_stage == 3,
-          fmt::format("--strategy grad-op: of stage 3, this is stage {}", config_.zero_stage));
   validate_quantization();
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));

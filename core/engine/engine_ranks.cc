@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
+#include "collectives/mesh.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {
@@ -185,14 +186,23 @@ std::uint64_t EngineImpl::small_accumulator_bytes() const {
   return total;
 }
 
+/// Of the ranks that have the same part of each layer. Errors: resolve()'s.
+Strategy EngineImpl::strategy() const {
+  const MeshShape shape =
+      with_dp_of_world({.tp = config_.tensor_parallel}, runtime_.ranks->world_size());
+  StrategyRequest request{.zero_stage = config_.zero_stage,
+                          .shard_group = config_.shard_group,
+                          .hpz = config_.node_ranks};
+  if (config_.shard_group > 0) request.name = StrategyName::kHybrid;
+  if (config_.keep_gathered) request.name = StrategyName::kGradOp;
+  return resolve(request, shape.dp);
+}
+
 void EngineImpl::validate_quantization() const {
   const Quantization& quantization = config_.quantization;
-  const int ranks = sharding().total();
+  const Strategy whole = strategy();
   const int per_node = config_.ranks_per_node;
-  const Strategy strategy{.zero_stage = config_.zero_stage,
-                          .dp = ranks,
-                          .shard_group = config_.shard_group == 0 ? ranks : config_.shard_group};
-  require_quantizable(quantization, strategy, per_node == 0 ? ranks : per_node);
+  require_quantizable(quantization, whole, per_node == 0 ? whole.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--reduce-dtype {} and --quantized-gradients {}: gradients travel as "

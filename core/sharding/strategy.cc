@@ -36,10 +36,10 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
   }
   const int group = request.shard_group;
   if (group == 0) refuse("--strategy hybrid: give --shard-group, the ranks that share one state");
-  if (group < 1 || dp % group != 0) {
+  if (group < 2 || dp % group != 0) {
     refuse(
-        fmt::format("--shard-group {0}: {1} data-parallel ranks are not whole groups of {0}; "
-                    "give a divisor of {1}",
+        fmt::format("--shard-group {0}: 2 ranks or more, and {1} data-parallel ranks are not whole "
+                    "groups of {0}; --zero-stage 0 has a copy on every rank",
                     group, dp));
   }
   return group;

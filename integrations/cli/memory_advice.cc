@@ -42,6 +42,15 @@ std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
   return count * record_format(options.optimizer.state).tile_bytes() / kTileElements;
 }
 
+/// What one rank has of the parameters' bytes.
+std::uint64_t params_share(std::uint64_t whole_bytes, const Strategy& strategy) {
+  return whole_bytes / static_cast<std::uint64_t>(strategy.param_shards());
+}
+/// And of the gradients' or records'.
+std::uint64_t updates_share(std::uint64_t whole_bytes, const Strategy& strategy) {
+  return whole_bytes / static_cast<std::uint64_t>(strategy.update_shards());
+}
+
 struct Remedy {
   std::string text;
   std::uint64_t saved_bytes;
@@ -59,11 +68,11 @@ std::vector<std::string> ranked(std::vector<Remedy> remedies) {
 }
 
 std::vector<std::string> device_advice(const TrainOptions& options, std::size_t threads,
-                                       const RankShares& shares) {
-  const std::uint64_t now = device_need(options, threads, shares).total_bytes();
+                                       const Strategy& strategy) {
+  const std::uint64_t now = device_need(options, threads, strategy).total_bytes();
   std::vector<Remedy> remedies;
   const auto consider = [&](std::string text, const TrainOptions& changed) {
-    const std::uint64_t then = device_need(changed, threads, shares).total_bytes();
+    const std::uint64_t then = device_need(changed, threads, strategy).total_bytes();
     remedies.push_back({std::move(text), now - std::min(now, then)});
   };
   const auto change = [&](auto&& edit) {
@@ -103,16 +112,16 @@ std::vector<std::string> device_advice(const TrainOptions& options, std::size_t 
   return lines;
 }
 
-std::vector<std::string> host_advice(const TrainOptions& options, const RankShares& shares) {
+std::vector<std::string> host_advice(const TrainOptions& options, const Strategy& strategy) {
   const ModelSizes sizes = sizes_of(options.model);
   std::vector<Remedy> remedies;
   if (options.placement.optimizer == Tier::kHost)
-    remedies.push_back(
-        {"--placement optimizer=nvme", record_bytes(options, sizes.count) / shares.updates});
+    remedies.push_back({"--placement optimizer=nvme",
+                        updates_share(record_bytes(options, sizes.count), strategy)});
   if (options.placement.grads == Tier::kHost)
-    remedies.push_back({"--placement grads=nvme", sizes.values_bytes / shares.updates});
+    remedies.push_back({"--placement grads=nvme", updates_share(sizes.values_bytes, strategy)});
   if (options.placement.params == Tier::kHost)
-    remedies.push_back({"--placement params=nvme", sizes.values_bytes / shares.params});
+    remedies.push_back({"--placement params=nvme", params_share(sizes.values_bytes, strategy)});
   std::vector<std::string> lines = ranked(std::move(remedies));
   lines.push_back("a larger --host-memory");
   return lines;
@@ -128,14 +137,7 @@ std::string DeviceNeed::text() const {
   return list;
 }
 
-RankShares rank_shares(const TrainOptions& options, int data_ranks) {
-  const auto group = static_cast<std::uint64_t>(options.shard_group > 0 ? options.shard_group
-                                                                        : std::max(1, data_ranks));
-  return {.params = options.zero_stage == 3 ? group : 1,
-          .updates = options.zero_stage >= 1 ? group : 1};
-}
-
-DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const RankShares& shares) {
+DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const Strategy& strategy) {
   const ModelSizes sizes = sizes_of(options.model);
   const std::uint64_t in_use = sizes.embedding + sizes.largest_block;
   DeviceNeed need;
@@ -143,21 +145,22 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const R
   const std::uint64_t in_use_bytes = in_use * size_bytes(options.model.dtype);
   // Where slices are at home, whole units are gathered beside them.
   const bool here = options.placement.params == Tier::kDevice;
-  const bool gathered = !here || shares.params > 1;
-  need.params_bytes = (here ? sizes.values_bytes / shares.params : 0) +
-                      (gathered ? (options.keep_gathered ? sizes.values_bytes : in_use_bytes) : 0) +
-                      kFragmentationBytes;
+  const bool gathered = !here || strategy.param_shards() > 1;
+  need.params_bytes =
+      (here ? params_share(sizes.values_bytes, strategy) : 0) +
+      (gathered ? (strategy.keeps_params_to_backward ? sizes.values_bytes : in_use_bytes) : 0) +
+      kFragmentationBytes;
   need.gradient_bytes =
       4 * in_use +
-      (options.placement.grads == Tier::kDevice ? sizes.values_bytes / shares.updates : 0);
+      (options.placement.grads == Tier::kDevice ? updates_share(sizes.values_bytes, strategy) : 0);
   if (options.placement.optimizer == Tier::kDevice)
-    need.optimizer_bytes = record_bytes(options, sizes.count) / shares.updates;
+    need.optimizer_bytes = updates_share(record_bytes(options, sizes.count), strategy);
   return need;
 }
 
 void require_device_budget(const TrainOptions& options, std::size_t threads,
-                           const RankShares& shares) {
-  const DeviceNeed need = device_need(options, threads, shares);
+                           const Strategy& strategy) {
+  const DeviceNeed need = device_need(options, threads, strategy);
   if (need.total_bytes() <= options.device_bytes) return;
   throw Error(
       ErrorCode::kResourceExhausted,
@@ -171,11 +174,11 @@ std::uint64_t training_state_bytes(const TrainOptions& options) {
   return 2 * sizes.values_bytes + record_bytes(options, sizes.count);
 }
 
-WritePlan write_plan(const TrainOptions& options, const RankShares& shares) {
+WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
   const ModelSizes sizes = sizes_of(options.model);
-  const std::uint64_t records = record_bytes(options, sizes.count) / shares.updates;
-  const std::uint64_t params = sizes.values_bytes / shares.params;
-  const std::uint64_t grads = sizes.values_bytes / shares.updates;
+  const std::uint64_t records = updates_share(record_bytes(options, sizes.count), strategy);
+  const std::uint64_t params = params_share(sizes.values_bytes, strategy);
+  const std::uint64_t grads = updates_share(sizes.values_bytes, strategy);
   WritePlan plan;
   plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * records;
   if (options.placement.optimizer == Tier::kNvme) {
@@ -195,7 +198,7 @@ WritePlan write_plan(const TrainOptions& options, const RankShares& shares) {
 }
 
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
-                                std::size_t threads, const RankShares& shares) {
+                                std::size_t threads, const Strategy& strategy) {
   if (error.code() != ErrorCode::kResourceExhausted) return {};
   const std::string_view message = error.what();
   if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
@@ -207,8 +210,8 @@ std::vector<std::string> advice(const Error& error, const TrainOptions& options,
     return lines;
   }
   if (message.find("device") != std::string_view::npos)
-    return device_advice(options, threads, shares);
-  return host_advice(options, shares);
+    return device_advice(options, threads, strategy);
+  return host_advice(options, strategy);
 }
 
 }  // namespace ziggurat::cli

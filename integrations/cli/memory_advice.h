@@ -12,12 +12,7 @@
 
 namespace ziggurat::cli {
 
-/// Ranks over which the state is cut, of parameters and of gradients and optimizer state.
-struct RankShares {
-  std::uint64_t params = 1;
-  std::uint64_t updates = 1;
-};
-RankShares rank_shares(const TrainOptions& options, int data_ranks);
+// `strategy`: over how many ranks the state is cut; by default there is one.
 
 /// Smallest device budget of a rank, by what it is for.
 struct DeviceNeed {
@@ -33,12 +28,12 @@ struct DeviceNeed {
   std::string text() const;
 };
 DeviceNeed device_need(const TrainOptions& options, std::size_t threads,
-                       const RankShares& shares = {});
+                       const Strategy& strategy = {});
 
 /// Throws kResourceExhausted with the account and the smallest budget that works, before anything
 /// is written.
 void require_device_budget(const TrainOptions& options, std::size_t threads,
-                           const RankShares& shares = {});
+                           const Strategy& strategy = {});
 
 /// Of all tiers: 16-bit parameters and gradients, and records.
 std::uint64_t training_state_bytes(const TrainOptions& options);
@@ -54,11 +49,11 @@ struct WritePlan {
     return {fill_bytes * times, per_step_bytes * times, at_end_bytes * times};
   }
 };
-WritePlan write_plan(const TrainOptions& options, const RankShares& shares = {});
+WritePlan write_plan(const TrainOptions& options, const Strategy& strategy = {});
 
 /// What to change, that which helps most first, when `error` says that a tier is exhausted:
 /// "--placement grads=nvme: ...". Nothing for other errors.
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
-                                std::size_t threads, const RankShares& shares = {});
+                                std::size_t threads, const Strategy& strategy = {});
 
 }  // namespace ziggurat::cli

@@ -103,14 +103,7 @@ int read_int(const Settings& settings, const std::string& key, std::int64_t min,
 
 /// The one asked for, or all stages beside each other.
 std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
-  StrategyRequest request{.shard_group = read_int(settings, "shard-group", 0, kRanksMax),
-                          .hpz = read_int(settings, "hpz", 0, kRanksMax)};
-  if (settings.given("zero-stage")) request.zero_stage = read_int(settings, "zero-stage", 0, 3);
-  if (settings.given("strategy")) {
-    const std::string name = settings.choice("strategy", kStrategyNames);
-    request.name =
-        static_cast<StrategyName>(std::ranges::find(kStrategyNames, name) - kStrategyNames.begin());
-  }
+  const StrategyRequest request = strategy_request(settings);
   const bool asked =
       request.zero_stage || request.name || request.shard_group > 0 || request.hpz > 0;
   try {

@@ -164,12 +164,13 @@ RunFacts TrainRun::facts() {
   RunFacts facts;
   facts.placement = options_.placement;
   facts.state = options_.optimizer.state;
-  facts.parameters = gpt::make_spec(model_).count() / shares().updates;
+  facts.parameters =
+      gpt::make_spec(model_).count() / static_cast<std::uint64_t>(strategy_.update_shards());
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
   facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = tokens_per_step();
-  facts.zero_stage = options_.zero_stage;
+  facts.zero_stage = strategy_.zero_stage;
   facts.quantization = options_.quantization;
   facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
@@ -275,7 +276,7 @@ int train(const TrainOptions& options) {
   try {
     return run.run();
   } catch (const Error& error) {
-    std::vector<std::string> lines = advice(error, options, run.threads(), run.shares());
+    std::vector<std::string> lines = advice(error, options, run.threads(), run.strategy());
     if (!lines.empty()) lines.insert(lines.begin(), "what helps most, in order:");
     if (const std::optional<std::string> safe = run.safe()) lines.push_back(*safe);
     throw AdvisedError(error, std::move(lines));

@@ -16,7 +16,7 @@ namespace ziggurat::cli {
 void TrainRun::open() {
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
   connect();
-  require_device_budget(options_, threads(), shares());
+  require_device_budget(options_, threads(), strategy_);
   settings_ = changeable_settings(options_, threads());
   device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
                                &runtime_->metrics);
@@ -54,9 +54,11 @@ void TrainRun::connect() {
   runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
   ranks_ = std::make_unique<TrainRanks>(*runtime_);
   model_ = options_.model;
-  if (model_.part.ranks == 1) return;
-  tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, model_.part.ranks);
-  model_.part = tensor_ranks_->part();
+  if (model_.part.ranks > 1) {
+    tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, model_.part.ranks);
+    model_.part = tensor_ranks_->part();
+  }
+  strategy_ = resolve(options_.strategy, data_ranks());
 }
 
 EngineConfig TrainRun::engine_config() {
@@ -70,10 +72,10 @@ EngineConfig TrainRun::engine_config() {
   config.clip_norm = static_cast<float>(options_.clip_norm);
   config.speculation = options_.speculation;
   config.tensor_parallel = model_.part.ranks;
-  config.zero_stage = options_.zero_stage;
-  config.keep_gathered = options_.keep_gathered;
-  config.shard_group = options_.shard_group;
-  config.node_ranks = options_.node_ranks;
+  config.zero_stage = strategy_.zero_stage;
+  config.keep_gathered = strategy_.keeps_params_to_backward;
+  config.shard_group = strategy_.is_hybrid() ? strategy_.shard_group : 0;
+  config.node_ranks = strategy_.hpz;
   config.quantization = options_.quantization;
   const int per_node =
       options_.ranks_per_node > 0 ? options_.ranks_per_node : static_cast<int>(local_rank().count);
@@ -120,12 +122,12 @@ void TrainRun::announce() {
         "  {} data-parallel x {} tensor-parallel ranks{}, ZeRO stage {}, each with these budgets; "
         "{} micro-batches of a step for each part's rank",
         data_ranks(), model_.part.ranks, options_.shape.sequence_parallel ? " (sequence too)" : "",
-        options_.zero_stage, options_.shape.accumulate));
+        strategy_.zero_stage, options_.shape.accumulate));
   } else if (ranks_->count() > 1) {
     console_.line(
         fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "
                     "micro-batches of a step",
-                    ranks_->count(), options_.zero_stage, options_.shape.accumulate));
+                    ranks_->count(), strategy_.zero_stage, options_.shape.accumulate));
     console_.line("  ranks talk through " + runtime_->ranks->description());
   }
   console_.line(

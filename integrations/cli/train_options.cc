@@ -123,19 +123,19 @@ std::span<const Setting> train_settings() {
 namespace {
 
 constexpr std::uint64_t kBudgetBytesMin = kMiB;
+constexpr Settings::IntegerRange kStages{.min = 0, .max = 3};
 
+/// As far as they are known: a launcher may have started others.
 void read_strategy(const Settings& settings, TrainOptions& options) {
-  const std::string strategy = settings.choice("strategy", kStrategyNames);
-  const int stage = strategy == "none" ? 0 : 3;
-  const bool may_be_another = strategy == "hybrid" && options.zero_stage > 0;
-  if (settings.given("zero-stage") && options.zero_stage != stage) {
-    if (may_be_another) return;
-    throw UsageError(fmt::format("{} is stage {}, and {} says another",
-                                 settings.described("strategy"), stage,
-                                 settings.described("zero-stage")));
+  options.strategy = strategy_request(settings);
+  if (!options.strategy.name)
+    options.strategy.zero_stage = static_cast<int>(settings.integer("zero-stage", kStages));
+  if (options.nproc == 1) return;
+  try {
+    static_cast<void>(resolve(options.strategy, options.nproc / options.model.part.ranks));
+  } catch (const Error& error) {
+    throw UsageError(error.what());
   }
-  options.zero_stage = stage;
-  options.keep_gathered = strategy == "grad-op";
 }
 
 void read_quantization(const Settings& settings, TrainOptions& options) {
@@ -178,16 +178,10 @@ void read_tensor_parallel(const Settings& settings, TrainOptions& options) {
 void read_ranks(const Settings& settings, TrainOptions& options) {
   options.nproc = static_cast<int>(settings.integer("nproc", {.min = 1, .max = 1024}));
   read_tensor_parallel(settings, options);
-  options.zero_stage = static_cast<int>(settings.integer("zero-stage", {.min = 0, .max = 3}));
   options.collectives = read_with(settings, "collectives", [](const std::string& name) {
     return collectives_of(name, "the name");
   });
-  constexpr Settings::IntegerRange kGroup{.min = 0, .max = 1 << 20};
-  options.shard_group = static_cast<int>(settings.integer("shard-group", kGroup));
-  options.node_ranks = static_cast<int>(settings.integer("hpz", kGroup));
-  if (settings.given("strategy")) read_strategy(settings, options);
-  if ((options.shard_group > 0) != (settings.text("strategy") == "hybrid"))
-    throw UsageError("--strategy hybrid and --shard-group G go together");
+  read_strategy(settings, options);
   read_quantization(settings, options);
   if (settings.given("reduce-dtype"))
     options.reduce_dtype = parse_dtype(settings.choice("reduce-dtype", kDTypeNames));
@@ -244,6 +238,17 @@ gpt::RunShape read_run_shape(const Settings& settings) {
                             : gpt::ActivationCheckpointing::kBlock;
   shape.sequence_parallel = settings.on("sp");
   return shape;
+}
+
+StrategyRequest strategy_request(const Settings& settings) {
+  constexpr Settings::IntegerRange kRanks{.min = 0, .max = 1 << 20};
+  StrategyRequest request{.shard_group = static_cast<int>(settings.integer("shard-group", kRanks)),
+                          .hpz = static_cast<int>(settings.integer("hpz", kRanks))};
+  if (settings.given("zero-stage"))
+    request.zero_stage = static_cast<int>(settings.integer("zero-stage", kStages));
+  if (settings.given("strategy"))
+    request.name = read_name<StrategyName>(settings, "strategy", kStrategyNames);
+  return request;
 }
 
 TrainOptions read_train_options(const Settings& settings) {

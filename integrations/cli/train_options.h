@@ -11,6 +11,7 @@
 
 #include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
+#include "core/sharding/strategy.h"
 #include "integrations/cli/loss_scale_options.h"
 #include "integrations/cli/schedule_options.h"
 #include "integrations/cli/settings.h"
@@ -22,6 +23,10 @@ namespace ziggurat::cli {
 /// One entry a flag, in the order of the help. Defaults are the demo's: GPT-2 small in budgets far
 /// too small for it.
 std::span<const Setting> train_settings();
+
+/// --zero-stage, --strategy, --shard-group and --hpz, as far as they were given. Errors:
+/// UsageError.
+StrategyRequest strategy_request(const Settings& settings);
 
 struct TrainOptions {
   gpt::ModelConfig model;  ///< part.ranks is --tp; which of them this is, is not known yet
@@ -47,10 +52,7 @@ struct TrainOptions {
   std::size_t threads = 0;                       ///< 0: one per physical core
   int nproc = 1;                                 ///< ranks that this machine runs
   Collectives collectives = Collectives::kAuto;  ///< and what ZIGGURAT_RANKS says
-  int zero_stage = 2;
-  bool keep_gathered = false;
-  int shard_group = 0;
-  int node_ranks = 0;
+  StrategyRequest strategy;                      ///< resolved once the ranks are known
   Quantization quantization;
   int ranks_per_node = 0;             ///< for it; 0: as the launcher says
   std::optional<DType> reduce_dtype;  ///< the model's if not given

@@ -36,7 +36,8 @@ class TrainRun {
   std::size_t threads() const noexcept {
     return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
   }
-  RankShares shares() const { return rank_shares(options_, ranks_ ? data_ranks() : 1); }
+  /// Of the ranks, once they have met.
+  const Strategy& strategy() const noexcept { return strategy_; }
   /// What is durable, for the end of an error message.
   std::optional<std::string> safe() const;
 
@@ -60,7 +61,7 @@ class TrainRun {
   RankFigures own_figures(const RunFacts& facts);
   /// Of all ranks.
   WritePlan writes() const {
-    return write_plan(options_, shares()) * static_cast<std::uint64_t>(ranks_->count());
+    return write_plan(options_, strategy_) * static_cast<std::uint64_t>(ranks_->count());
   }
   /// Tensor-parallel ranks read the same batches.
   int data_ranks() const { return ranks_->count() / model_.part.ranks; }
@@ -71,6 +72,7 @@ class TrainRun {
   }
 
   const TrainOptions& options_;
+  Strategy strategy_;
   Console console_;
   std::unique_ptr<gpt::Text> text_;
   std::unique_ptr<Runtime> runtime_;

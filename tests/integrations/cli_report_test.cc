@@ -357,22 +357,17 @@ TEST(CliAdvice, SizesAreThoseOfTheFormat) {
 TEST(CliAdvice, SizesOfARankAreThoseOfItsSlices) {
   TrainOptions options = tiny();
   options.placement = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
-  options.zero_stage = 3;
-  const RankShares four = rank_shares(options, 4);
-  EXPECT_EQ(four.params, 4U);
+  const Strategy four = resolve({.zero_stage = 3}, 4);
   const DeviceNeed alone = device_need(options, 2);
   const DeviceNeed its = device_need(options, 2, four);
   EXPECT_EQ(its.optimizer_bytes, alone.optimizer_bytes / 4);
   EXPECT_LT(its.gradient_bytes, alone.gradient_bytes);
-  options.zero_stage = 2;
-  EXPECT_EQ(rank_shares(options, 4).params, 1U);
-  EXPECT_EQ(device_need(options, 2, rank_shares(options, 4)).params_bytes, alone.params_bytes);
-  options.shard_group = 2;
-  EXPECT_EQ(rank_shares(options, 4).updates, 2U);
-  options.zero_stage = 0;
-  EXPECT_EQ(rank_shares(options, 4).updates, 1U);
+  const Strategy whole_params = resolve({.zero_stage = 2}, 4);
+  EXPECT_EQ(device_need(options, 2, whole_params).params_bytes, alone.params_bytes);
   options.placement.optimizer = Tier::kNvme;
   EXPECT_EQ(write_plan(options, four).per_step_bytes, write_plan(options).per_step_bytes / 4);
+  const Strategy copies = resolve({.zero_stage = 0}, 4);
+  EXPECT_EQ(write_plan(options, copies).per_step_bytes, write_plan(options).per_step_bytes);
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {

@@ -125,7 +125,7 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
   EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
   EXPECT_EQ(a.loss_scale.parameters, b.loss_scale.parameters);
   EXPECT_EQ(to_string(a.placement), to_string(b.placement));
-  EXPECT_EQ(a.zero_stage, b.zero_stage);
+  EXPECT_EQ(a.strategy.zero_stage, b.strategy.zero_stage);
   EXPECT_EQ(a.reduce_bucket_elements, b.reduce_bucket_elements);
   EXPECT_THAT(theirs.notes(), testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
   EXPECT_THAT(complaint([&] {
