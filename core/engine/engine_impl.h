@@ -97,7 +97,7 @@ class EngineImpl final : public Engine {
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
   Strategy strategy() const;
-  void validate_quantization() const;
+  void validate_quantization(const Strategy& strategy) const;
   Sharding sharding() const {
     const int parts = config_.tensor_parallel;
     const int rank = runtime_.ranks->rank();

@@ -56,7 +56,7 @@ void EngineImpl::validate() const {
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.tensor_parallel >= 1, fmt::format("--tp {}: 1 or more", config_.tensor_parallel));
-  validate_quantization();
+  validate_quantization(strategy());
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||

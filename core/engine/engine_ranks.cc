@@ -198,11 +198,10 @@ Strategy EngineImpl::strategy() const {
   return resolve(request, shape.dp);
 }
 
-void EngineImpl::validate_quantization() const {
+void EngineImpl::validate_quantization(const Strategy& strategy) const {
   const Quantization& quantization = config_.quantization;
-  const Strategy whole = strategy();
   const int per_node = config_.ranks_per_node;
-  require_quantizable(quantization, whole, per_node == 0 ? whole.dp : per_node);
+  require_quantizable(quantization, strategy, per_node == 0 ? strategy.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("--reduce-dtype {} and --quantized-gradients {}: gradients travel as "

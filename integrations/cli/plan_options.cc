@@ -116,10 +116,8 @@ std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
   }
 }
 
-Quantization read_quantization(const Settings& settings, const PlanCommand& command) {
-  const Quantization quantization{
-      .weights = settings.on("quantized-weights"),
-      .gradient_bits = read_int(settings, "quantized-gradients", 4, 16)};
+Quantization read_exchanges(const Settings& settings, const PlanCommand& command) {
+  const Quantization quantization = read_quantization(settings);
   if (!quantization.weights && quantization.gradient_bits == 16) return quantization;
   if (command.strategies.size() > 1) {
     throw UsageError(
@@ -216,7 +214,7 @@ PlanCommand read_plan(const Settings& settings) {
   command.shape = read_run_shape(settings);
   if (command.shape.sequence_parallel && tp == 1)
     throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
-  command.quantization = read_quantization(settings, command);
+  command.quantization = read_exchanges(settings, command);
   command.memory = settings.on("memory") || !settings.on("traffic");
   command.traffic = settings.on("traffic") || !settings.on("memory");
   command.json_path = settings.text("json");

@@ -138,14 +138,9 @@ void read_strategy(const Settings& settings, TrainOptions& options) {
   }
 }
 
-void read_quantization(const Settings& settings, TrainOptions& options) {
-  constexpr Settings::IntegerRange kBits{.min = 4, .max = 16};
+void read_exchanges(const Settings& settings, TrainOptions& options) {
   constexpr Settings::IntegerRange kRanks{.min = 0, .max = 1 << 20};
-  options.quantization = {
-      .weights = settings.on("quantized-weights"),
-      .gradient_bits = static_cast<int>(settings.integer("quantized-gradients", kBits))};
-  if (const int bits = options.quantization.gradient_bits; bits != 4 && bits != 8 && bits != 16)
-    throw UsageError(settings.described("quantized-gradients") + ": give 4 or 8");
+  options.quantization = read_quantization(settings);
   options.ranks_per_node = static_cast<int>(settings.integer("ranks-per-node", kRanks));
   if (options.ranks_per_node > 0 && !options.quantization.any()) {
     throw UsageError(fmt::format("{} is for --quantized-weights and --quantized-gradients",
@@ -182,7 +177,7 @@ void read_ranks(const Settings& settings, TrainOptions& options) {
     return collectives_of(name, "the name");
   });
   read_strategy(settings, options);
-  read_quantization(settings, options);
+  read_exchanges(settings, options);
   if (settings.given("reduce-dtype"))
     options.reduce_dtype = parse_dtype(settings.choice("reduce-dtype", kDTypeNames));
   constexpr Settings::IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};
@@ -238,6 +233,16 @@ gpt::RunShape read_run_shape(const Settings& settings) {
                             : gpt::ActivationCheckpointing::kBlock;
   shape.sequence_parallel = settings.on("sp");
   return shape;
+}
+
+Quantization read_quantization(const Settings& settings) {
+  constexpr Settings::IntegerRange kBits{.min = 4, .max = 16};
+  const Quantization quantization{
+      .weights = settings.on("quantized-weights"),
+      .gradient_bits = static_cast<int>(settings.integer("quantized-gradients", kBits))};
+  if (const int bits = quantization.gradient_bits; bits != 4 && bits != 8 && bits != 16)
+    throw UsageError(settings.described("quantized-gradients") + ": give 4 or 8");
+  return quantization;
 }
 
 StrategyRequest strategy_request(const Settings& settings) {

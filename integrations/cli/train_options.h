@@ -27,6 +27,8 @@ std::span<const Setting> train_settings();
 /// --zero-stage, --strategy, --shard-group and --hpz, as far as they were given. Errors:
 /// UsageError.
 StrategyRequest strategy_request(const Settings& settings);
+/// --quantized-weights and --quantized-gradients. Errors: UsageError.
+Quantization read_quantization(const Settings& settings);
 
 struct TrainOptions {
   gpt::ModelConfig model;  ///< part.ranks is --tp; which of them this is, is not known yet
