@@ -206,13 +206,13 @@ TEST(Reactor, VirtualTimeStandsStillWhileWorkIsUnderWayElsewhere) {
         log.push_back("work@" + std::to_string(reactor.clock().now().count()));
       });
     });
-    reactor.block_on([](Reactor& its, std::vector<std::string>& notes,
-                        std::promise<void>& now) -> Task<> {
-      its.external_begin();
-      its.clock().after(Nanoseconds(0), [&] { notes.push_back("at once"); });
-      now.set_value();
-      co_await stamp(its, std::chrono::hours(1), "timer", notes);
-    }(reactor, log, begun));
+    reactor.block_on(
+        [](Reactor& its, std::vector<std::string>& notes, std::promise<void>& now) -> Task<> {
+          its.external_begin();
+          its.clock().after(Nanoseconds(0), [&] { notes.push_back("at once"); });
+          now.set_value();
+          co_await stamp(its, std::chrono::hours(1), "timer", notes);
+        }(reactor, log, begun));
     elsewhere.join();
     EXPECT_EQ(log, (std::vector<std::string>{"at once", "work@0", "timer@3600000000000"}));
   }
