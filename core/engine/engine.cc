@@ -79,15 +79,27 @@ void EngineImpl::end_with(const std::exception_ptr& error) {
 }
 
 TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
+  calls_->require_acquire(unit, generation_);
   at_rest_ = false;
-  return runtime_.reactor.block_on(cache_->acquire(unit));
+  const TypedSpan<const std::byte> params = runtime_.reactor.block_on(cache_->acquire(unit));
+  calls_->acquired(unit, generation_);
+  return params;
 }
 
 void EngineImpl::release(UnitId unit) {
+  calls_->require_release(unit);
+  calls_->released(unit);
   runtime_.reactor.post([this, unit] { cache_->release(unit); });
 }
 
 std::span<float> EngineImpl::gradient(UnitId unit) {
+  calls_->require_gradient(unit);
+  const std::span<float> values = accumulator(unit);
+  calls_->has_gradient(unit);
+  return values;
+}
+
+std::span<float> EngineImpl::accumulator(UnitId unit) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
   return runtime_.reactor.block_on(flow_->accumulator(unit));
 }
@@ -98,22 +110,25 @@ void EngineImpl::clear_frozen(UnitId unit) {
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
     const std::uint64_t count = param.count();
-    if (param.frozen && values.empty()) values = gradient(unit);
+    if (param.frozen && values.empty()) values = accumulator(unit);
     if (param.frozen) std::ranges::fill(values.subspan(begin, count), 0.0F);
     begin += count;
   }
 }
 
 void EngineImpl::finish_gradient(UnitId unit) {
+  calls_->require_finish_gradient(unit);
   at_rest_ = false;
   clear_frozen(unit);
   runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
     const std::uint64_t making = self.generation_ + 1;
     self.flow_->finish(finished, making);
+    self.cache_->params_may_change(finished);
     self.sweep_->gradient_started(finished, making, self.guess_ ? &*self.guess_ : nullptr);
     co_return;
   }(*this, unit));
+  calls_->finished_gradient(unit);
 }
 
 std::uint64_t EngineImpl::durable_generation() const {
@@ -136,6 +151,7 @@ void EngineImpl::make_durable() {
 
 void EngineImpl::read_master(
     UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+  calls_->require_unit("read_master", unit);
   runtime_.reactor.block_on(sweep_->settled());
   const UnitChunks& chunks = table_->unit(unit);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {

@@ -13,6 +13,7 @@
 #include "core/engine/host_plan.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
+#include "core/engine/trainer_calls.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/home_gather.h"
@@ -113,6 +114,7 @@ class EngineImpl final : public Engine {
 
   // engine.cc
   Task<> close();
+  std::span<float> accumulator(UnitId unit);
   void clear_frozen(UnitId unit);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);
@@ -158,6 +160,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;

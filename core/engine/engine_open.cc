@@ -90,6 +90,7 @@ void EngineImpl::open(const Initializer& initialize) {
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
+  calls_.emplace(model_);
   channels_ = std::make_unique<RankChannels>(*runtime_.ranks,
                                              RankChannels::Groups{.tensor = config_.tensor_parallel,
                                                                   .shard = config_.shard_group,

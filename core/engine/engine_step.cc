@@ -276,6 +276,7 @@ Error EngineImpl::undo_failed(const std::exception_ptr& cause) const {
 void EngineImpl::begin_step() {
   guess_.reset();
   announced_.reset();
+  calls_->ended_step();
   flow_->begin_step();
   cache_->begin_generation(generation_);
 }

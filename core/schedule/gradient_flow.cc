@@ -76,12 +76,7 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
 Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   if (error_) std::rethrow_exception(error_);
   const UnitChunks& chunks = context_.table.unit(unit);
-  if (stages_[unit] == Stage::kFinished) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the gradient of unit {} was finished in this step: call step() before "
-                            "asking for it again",
-                            unit));
-  }
+  ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
   DeviceBuffer& buffer = buffers_[unit];
   if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
 

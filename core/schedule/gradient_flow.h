@@ -27,8 +27,8 @@ class GradientFlow {
   GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max,
                const ReductionSettings& reduction);
 
-  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
-  /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
+  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
+  /// unit's gradient must not be finished in this step.
   Task<std::span<float>> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
   /// once.
