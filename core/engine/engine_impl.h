@@ -88,6 +88,7 @@ class EngineImpl final : public Engine {
 
   // engine_notes.cc
   void describe();
+  std::string durability() const;
   void describe_ranks();
   void describe_quantization();
 
@@ -120,11 +121,17 @@ class EngineImpl final : public Engine {
   void fail(std::exception_ptr error);
   void end_with(const std::exception_ptr& error);
 
+  // engine_durable.cc
+  bool checkpoint_due() const;
+  void begin_checkpoint();
+  Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
+  Task<> checkpoint_ended();
+
   // engine_step.cc
   Task<StepResult> finish_step(const StepOptions& options);
   Task<StepVerdict> judged(const StepOptions& options);
   Task<StepVerdict> judge_step(const StepOptions& options);
-  Task<std::optional<Error>> agree_on_step(const StepOptions& options, StepRefusal refusal);
+  Task<> agree_on_step(const StepOptions& options, StepRefusal refusal, StepVerdict& verdict);
   StepRefusal refusal_of(const StepOptions& options) const;
   std::string refusal_text(StepRefusal refusal, const StepOptions& options) const;
   Task<> undo_step();
@@ -169,6 +176,9 @@ class EngineImpl final : public Engine {
   std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
   SpeculationWatch watch_;
   std::vector<std::byte> step_messages_;  // of all ranks, in step()
+  bool storing_ = false;                  // a checkpoint in the background
+  Signal stored_;                         // it has ended
+  Nanoseconds stored_at_{0};              // when the last one had, by the reactor's clock
   std::exception_ptr error_;
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()

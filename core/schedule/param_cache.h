@@ -82,7 +82,7 @@ class ParamCache {
     std::uint64_t generation = 0;                // of the contents
     std::size_t pins = 0;
     bool may_change = false;  // at home
-    Signal settled;  // not loading
+    Signal settled;           // not loading
     std::uint64_t home_generation = 0;
     Signal updated;  // home_generation == generation_
   };
