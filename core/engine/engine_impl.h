@@ -75,6 +75,7 @@ class EngineImpl final : public Engine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();
   Task<> load_chunk(ChunkId id);
+  std::size_t chunks_at_once() const;
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
   std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;

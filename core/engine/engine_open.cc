@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "tiers/record_hash.h"
 
@@ -296,11 +297,16 @@ void EngineImpl::report_progress(ChunkId id, const char* what) {
   if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
 }
 
+/// Begun by create_state() and load_state(): whoever waits for memory has a stack.
+std::size_t EngineImpl::chunks_at_once() const {
+  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
+}
+
 Task<> EngineImpl::create_state(const Initializer& initialize) {
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id)
-    chunks.spawn(create_chunk(id, initialize));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
+    return create_chunk(static_cast<ChunkId>(id), initialize);
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   last_blob_ = wrap_blob(0, {});
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(0);
@@ -352,9 +358,10 @@ void EngineImpl::read_blob(const StoreState& state) {
 Task<> EngineImpl::load_state() {
   const StoreState& state = storage_->store->state();
   read_blob(state);
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
+    return load_chunk(static_cast<ChunkId>(id));
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
   make_sweep(state.generation - generation_);
 }
 
