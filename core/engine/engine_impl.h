@@ -176,10 +176,9 @@ class EngineImpl final : public Engine {
   std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
   std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
   SpeculationWatch watch_;
-  std::vector<std::byte> step_messages_;  // of all ranks, in step()
-  bool storing_ = false;                  // a checkpoint in the background
-  Signal stored_;                         // it has ended
-  Nanoseconds stored_at_{0};              // when the last one had, by the reactor's clock
+  bool storing_ = false;      // a checkpoint in the background
+  Signal stored_;             // it has ended
+  Nanoseconds stored_at_{0};  // when the last one had, by the reactor's clock
   std::exception_ptr error_;
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()

@@ -168,40 +168,33 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
                                  StepVerdict& verdict) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
   GradientNorm& norm = flow_->norm();
-  const int ranks = channels_->steps->world_size();
-  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
-  step_messages_.resize(static_cast<std::size_t>(ranks) * size_bytes);
-  const std::span<std::byte> messages(step_messages_);
-  const auto message = [&](int rank) {
-    return messages.subspan(static_cast<std::size_t>(rank) * size_bytes, size_bytes);
-  };
-
   const int own = channels_->steps->rank();
   const StepFacts facts{.generation = generation_ + 1,
                         .options = options_hash(options),
                         .order = cache_->take_order(),
                         .refusal = refusal,
                         .checkpoint = checkpoint_due() ? 1U : 0U};
-  std::memcpy(message(own).data(), &facts, sizeof(facts));
-  norm.write_message(message(own).subspan(sizeof(facts)));
-  co_await channels_->steps->all_gather(message(own), messages);
+  static_assert(sizeof(facts) <= GradientNorm::kHeadBytes);
+  std::memcpy(norm.message(own).data(), &facts, sizeof(facts));
+  norm.finish_message();
+  co_await channels_->steps->all_gather(norm.message(own), norm.messages());
   std::optional<Error>& against = verdict.refused;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < channels_->steps->world_size(); ++rank) {
     StepFacts theirs{};
-    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
+    std::memcpy(&theirs, norm.message(rank).data(), sizeof(theirs));
     if (rank == 0) verdict.checkpoint = theirs.checkpoint != 0;
     const auto objected = objection(theirs, rank, facts, own);
     if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
-    const auto differs = norm.read_message(rank, message(rank).subspan(sizeof(theirs)));
-    if (!differs || against) continue;
-    against.emplace(
-        ErrorCode::kUnavailable,
-        fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
-                    "has whole are not the same on ranks {} and {}: the machines of such a group "
-                    "must compute alike (same CPU, same libraries), or one of them is faulty",
-                    differs->unit, model_.units[differs->unit].name, differs->first_rank,
-                    differs->rank));
   }
+  const auto differs = norm.difference();
+  if (!differs || against) co_return;
+  against.emplace(
+      ErrorCode::kUnavailable,
+      fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
+                  "has whole are not the same on ranks {} and {}: the machines of such a group "
+                  "must compute alike (same CPU, same libraries), or one of them is faulty",
+                  differs->unit, model_.units[differs->unit].name, differs->first_rank,
+                  differs->rank));
 }
 
 StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {

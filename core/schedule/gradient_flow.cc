@@ -27,7 +27,9 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
       spare_returned_(context.reactor),
-      norm_(context.table),
+      norm_memory_(context.permanent_lease(
+          Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
+      norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
       idle_(context.reactor) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
     arrived_.emplace_back(context.reactor);

@@ -39,8 +39,8 @@ class GradientFlow {
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();
-  /// After all_arrived() it has this rank's slices. Those of other ranks are for the caller to put
-  /// in.
+  /// After all_arrived() it has this rank's slices. The messages of other ranks are for the caller
+  /// to exchange.
   GradientNorm& norm() noexcept { return norm_; }
   /// Set once `chunk`'s gradient is at home in this step.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
@@ -66,6 +66,7 @@ class GradientFlow {
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
   std::vector<Signal> arrived_;  // per chunk
+  Lease norm_memory_;
   GradientNorm norm_;
   std::unique_ptr<GradientReducer> reducer_;  // among several ranks
   std::uint64_t finished_units_ = 0;
