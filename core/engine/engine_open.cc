@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "core/engine/engine_settings.h"
 #include "tiers/record_hash.h"
@@ -63,10 +64,9 @@ void EngineImpl::validate() {
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
-              (config_.clip_norm > 0 && config_.placement.optimizer == Tier::kNvme &&
-               config_.slots == 2),
-          "--speculate always: there is something to guess, and a way back, only with clipping, "
-          "--placement optimizer=nvme and --slots 2");
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          "speculation always: an update that starts before the step's end can be undone only with "
+          "placement optimizer=nvme and slots 2");
   require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                      model_.dtype == DType::kBFloat16);
   require(!config_.store.empty(), "--store: a directory is needed");
@@ -157,7 +157,8 @@ Task<> EngineImpl::open_store() {
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
                  .record_format = table_->record_format(),
-                 .slots = static_cast<std::uint32_t>(config_.slots)};
+                 .slots = static_cast<std::uint32_t>(config_.slots),
+                 .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -300,11 +301,16 @@ void EngineImpl::report_progress(ChunkId id, const char* what) {
   if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
 }
 
+/// Begun by create_state() and load_state(): whoever waits for memory has a stack.
+std::size_t EngineImpl::chunks_at_once() const {
+  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
+}
+
 Task<> EngineImpl::create_state(const Initializer& initialize) {
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id)
-    chunks.spawn(create_chunk(id, initialize));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
+    return create_chunk(static_cast<ChunkId>(id), initialize);
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   last_blob_ = wrap_blob(0, {});
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(0);
@@ -356,9 +362,10 @@ void EngineImpl::read_blob(const StoreState& state) {
 Task<> EngineImpl::load_state() {
   const StoreState& state = storage_->store->state();
   read_blob(state);
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
+    return load_chunk(static_cast<ChunkId>(id));
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
   make_sweep(state.generation - generation_);
 }
 

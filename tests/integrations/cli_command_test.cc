@@ -36,8 +36,7 @@ TEST(CliCommand, HelpShowsEveryFlagWithItsDefault) {
   for (const Setting& setting : cli::train_settings()) {
     EXPECT_THAT(output.out, HasSubstr("--" + dashed(setting.name)));
     if (setting.kind == SettingKind::kSwitch || setting.default_text.empty()) continue;
-    EXPECT_THAT(output.out, HasSubstr(setting.values + "=" + setting.default_text))
-        << setting.name;
+    EXPECT_THAT(output.out, HasSubstr(setting.values + "=" + setting.default_text)) << setting.name;
   }
   EXPECT_THAT(output.out, HasSubstr("--config"));
   for (const char* command : {"sample", "export", "doctor"}) {
