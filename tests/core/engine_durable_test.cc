@@ -34,7 +34,7 @@ class EngineDurable : public ::testing::TestWithParam<Where> {
   EngineConfig config(double durable_every_s) const {
     EngineConfig config = small_config(directory_.path());
     config.placement = parse_placement(GetParam().placement);
-    config.zero_stage = GetParam().stage;
+    config.strategy.zero_stage = GetParam().stage;
     config.durable_every_s = durable_every_s;
     return config;
   }
