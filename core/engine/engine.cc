@@ -66,7 +66,8 @@ Task<> EngineImpl::close() {
 void EngineImpl::fail(std::exception_ptr error) {
   if (error_) return;
   fail_here(error);
-  tell_ranks(error);
+  // The rank that failed first tells the others why.
+  if (!followed_from_another(error)) tell_ranks(error);
 }
 
 void EngineImpl::fail_here(const std::exception_ptr& error) {
