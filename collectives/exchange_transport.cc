@@ -159,7 +159,7 @@ void ExchangeTransport::tick_later() {
 }
 
 void ExchangeTransport::tick() {
-  patience_.tick(reactor_.clock().now(), reactor_.external_ended());
+  patience_.tick(reactor_.clock().now(), work_done_);
   if (const auto verdict = patience_.verdict()) return fail(ErrorCode::kDeadlineExceeded, *verdict);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].control || peers_[i].left) continue;
@@ -172,7 +172,7 @@ void ExchangeTransport::alive(int from, const FrameHeader& header) {
   if (header.kind == FrameKind::kAlive)
     return patience_.answered(static_cast<std::size_t>(from), header.count);
   auto answer = wire::make_header(FrameKind::kAlive, rank_, {}, {});
-  answer.count = reactor_.external_ended();
+  answer.count = work_done_;
   send_control(from, answer, {});
 }
 
@@ -221,6 +221,7 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
 
 void ExchangeTransport::ended(ExchangeCall& call) {
   reactor_.external_end();
+  ++work_done_;
   calls_.erase(call.key());
 }
 
@@ -311,6 +312,7 @@ void ExchangeTransport::run_job(const std::shared_ptr<ExchangeCall>& call, const
       } else if (!self->failed()) {
         then();
       }
+      ++self->work_done_;
       call->job_ends();
     });
   });

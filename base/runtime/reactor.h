@@ -12,7 +12,6 @@
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <future>
@@ -73,13 +72,7 @@ class Reactor {
 
   /// Brackets work under way elsewhere whose completion will post here. Reactor's thread only.
   void external_begin() noexcept { ++external_; }
-  void external_end() noexcept {
-    --external_;
-    ++external_ended_;
-  }
-  /// How much of it has ended so far: it grows for as long as this rank gets anything done.
-  /// Reactor's thread only.
-  std::uint64_t external_ended() const noexcept { return external_ended_; }
+  void external_end() noexcept { --external_; }
 
   /// Called on the reactor's thread when it is locked up (see above); must fail what is waiting.
   void on_stall(std::function<void()> handler) { stall_handlers_.push_back(std::move(handler)); }
@@ -108,8 +101,7 @@ class Reactor {
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_;
   Clock clock_;
   std::size_t external_ = 0;  // reactor's thread only
-  std::uint64_t external_ended_ = 0;
-  std::size_t blocked_ = 0;  // callers inside block_on(); reactor's thread only
+  std::size_t blocked_ = 0;   // callers inside block_on(); reactor's thread only
   std::vector<std::function<void()>> stall_handlers_;
   std::thread thread_;
   std::atomic<std::thread::id> loop_thread_{};
