@@ -87,11 +87,12 @@ struct EngineConfig {
 
   OptimizerConfig optimizer;
   std::vector<ParamGroup> param_groups;  ///< parameters with other settings than optimizer's
-  /// Global 2-norm. 0 turns clipping off: without a loss scale, updates then start during backward.
+  /// Global 2-norm. 0 turns clipping off.
   float clip_norm = 1.0F;
 
-  /// Updates that start before the norm is known, on the guess that it demands neither clipping nor
-  /// a skip (core/schedule/speculation.h). Wants records on NVMe, in two slots. Never changes bits.
+  /// Updates that start before the step is known to be good, on the guess that its norm is finite
+  /// and demands no clipping (core/schedule/speculation.h), and are undone or made again if not.
+  /// Needs records on NVMe, in two slots; elsewhere nothing starts early. Never changes bits.
   enum class Speculation : std::uint8_t {
     kAuto,    ///< while the guess has mostly been right
     kNever,   ///< to measure against

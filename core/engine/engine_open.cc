@@ -60,10 +60,9 @@ void EngineImpl::validate() const {
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
-              (config_.clip_norm > 0 && config_.placement.optimizer == Tier::kNvme &&
-               config_.slots == 2),
-          "--speculate always: there is something to guess, and a way back, only with clipping, "
-          "--placement optimizer=nvme and --slots 2");
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          "speculation always: an update that starts before the step's end can be undone only with "
+          "placement optimizer=nvme and slots 2");
   require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                      model_.dtype == DType::kBFloat16);
   require(!config_.store.empty(), "--store: a directory is needed");
@@ -155,7 +154,8 @@ Task<> EngineImpl::open_store() {
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
                  .record_format = table_->record_format(),
-                 .slots = static_cast<std::uint32_t>(config_.slots)};
+                 .slots = static_cast<std::uint32_t>(config_.slots),
+                 .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);

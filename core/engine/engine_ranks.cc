@@ -34,21 +34,6 @@ std::string group_text(const ParamGroup& group) {
                      optional(group.eps), group.frozen);
 }
 
-/// What one rank brings to a step, before its sums of squares.
-struct StepFacts {
-  std::uint64_t generation;
-  std::uint64_t options;  ///< hash
-  std::uint64_t order;    ///< of gathers
-};
-
-std::uint64_t options_hash(const StepOptions& options) {
-  const Betas betas = options.betas.value_or(Betas{});
-  const std::string text = fmt::format(
-      "{} {} {} {} {} {}", options.learning_rate, options.betas.has_value(), betas.beta1,
-      betas.beta2, options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
-  return text_hash(text);
-}
-
 }  // namespace
 
 /// Every rank sees every difference, and all leave with the same error.
@@ -98,43 +83,6 @@ Task<> EngineImpl::agree_on_settings() {
               fmt::format("the {} ranks have not the same settings: they differ in {}; start every "
                           "rank with the same command",
                           channels_->store->world_size(), differing));
-}
-
-/// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
-/// in the same order. With them goes what must be alike, so that a rank on its own way is found
-/// before anything is updated.
-Task<> EngineImpl::agree_on_step(const StepOptions& options) {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
-  GradientNorm& norm = flow_->norm();
-  const auto ranks = static_cast<std::size_t>(channels_->steps->world_size());
-  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
-  step_messages_.resize(ranks * size_bytes);
-  const std::span<std::byte> messages(step_messages_);
-  const auto message = [&](std::size_t rank) {
-    return messages.subspan(rank * size_bytes, size_bytes);
-  };
-
-  const auto own = static_cast<std::size_t>(channels_->steps->rank());
-  const StepFacts facts{generation_ + 1, options_hash(options), cache_->take_order()};
-  std::memcpy(message(own).data(), &facts, sizeof(facts));
-  norm.write_message(message(own).subspan(sizeof(facts)));
-  co_await channels_->steps->all_gather(message(own), messages);
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    StepFacts theirs{};
-    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
-    const char* differs = theirs.generation != facts.generation ? "makes another generation"
-                          : theirs.options != facts.options
-                              ? "has another learning rate, other betas or another loss scale"
-                          : theirs.order != facts.order ? "used the units in another order"
-                                                        : nullptr;
-    if (differs != nullptr) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("step {}: rank {} {} than rank {}: every rank must make the same "
-                              "calls; nothing was updated, generation {} stands",
-                              facts.generation, rank, differs, own, durable_generation()));
-    }
-    norm.read_message(static_cast<int>(rank), message(rank).subspan(sizeof(theirs)));
-  }
 }
 
 /// Stage 3: device memory for whole units, as much on every rank: what the trainer, accumulators

@@ -13,6 +13,16 @@
 namespace ziggurat {
 
 struct OptimizerSweep::Pass {
+  /// What has become of the step. Until it is earned, whatever was updated for it is a guess, which
+  /// can be taken back.
+  enum class State : std::uint8_t {
+    kOpen,       ///< gradients arrive; the ranks have not yet judged the step
+    kEarned,     ///< judged good; what was guessed stands
+    kCorrected,  ///< judged good with other scalars: what was guessed is made again
+    kUndone,     ///< judged bad: what was guessed is taken back, nothing is made
+    kFailed,     ///< the engine has ended
+  };
+
   Pass(Reactor& reactor, std::uint64_t made, const ChunkTable& table)
       : generation(made),
         scalars(reactor),
@@ -28,17 +38,18 @@ struct OptimizerSweep::Pass {
     idle.set();
   }
 
+  /// What was made before the verdict counts for nothing.
+  bool refuted() const noexcept { return state == State::kCorrected || state == State::kUndone; }
+
   std::uint64_t generation;  // the one being made
-  StepScalars step;
-  bool early = false;         // step was given before the norm was known
-  bool certain = false;       // and nothing can change it any more
-  bool skipped = false;       // the generation will not be made
-  std::uint32_t attempt = 0;  // 1 once a guess at step was wrong: what was made with it is nothing
+  State state = State::kOpen;
+  StepScalars step;           // while open: the guess, if there is one
+  bool guesses = false;       // updates start while it is open
   Nanoseconds guessed_at{0};  // for the trace
 
-  Signal scalars;  // step is given
+  Signal scalars;  // step is given, or the pass is undone
   Signal updated;  // every chunk was updated with the right step
-  Signal ended;    // the norm and the blob are known, or the step is skipped
+  Signal ended;    // the verdict is known
   Signal idle;     // no chunk is being worked on
   Signal done;     // all chunks updated; on NVMe: the generation is durable
   std::vector<std::byte> blob;
@@ -47,7 +58,7 @@ struct OptimizerSweep::Pass {
   std::size_t under_way = 0;
   std::vector<std::uint32_t> unit_chunks_left;
   std::vector<bool> started;
-  std::vector<ChunkId> guessed;  // updated with a step that may yet turn out wrong
+  std::vector<ChunkId> guessed;  // updated while the pass was open
   ChunkId ahead = 0;             // chunks that read_ahead() need not look at again
   PassPtr previous;              // until it is done
 };

@@ -45,13 +45,13 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
 Task<> OptimizerSweep::settled() {
   if (error_) std::rethrow_exception(error_);
   PassPtr pass = current_;
-  if (pass && !pass->ended.is_set())
-    pass = pass->previous;  // in mid-step: what was finished before it
+  if (step_open()) pass = pass->previous;  // what was finished before it
   if (pass) co_await pass->done.wait();
 }
 
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
   ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
+  ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   if (generation == durable_generation_) co_return;
   const std::uint64_t stored_generation = parts_.store.durable_generation() + 1;
   const std::size_t count = context_.table.chunks().size();

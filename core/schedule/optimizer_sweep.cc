@@ -31,26 +31,27 @@ void OptimizerSweep::begin(std::uint64_t generation) {
   pass->previous = std::exchange(current_, pass);
 }
 
+bool OptimizerSweep::can_guess() const {
+  return !parts_.records.resident() && parts_.store.state().slots == 2;
+}
+
+bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
+
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
-                                      const EarlyStep* early) {
+                                      const StepScalars* guess) {
   begin(generation);
   const PassPtr pass = current_;
-  if (early == nullptr) {
+  if (guess == nullptr) {
     read_ahead(pass);
     return;
   }
-  if (!pass->early) {
-    ZIGGURAT_CHECK(early->certain || !parts_.records.resident(),
-                   "a guess at the scalars of generation {}, whose records are overwritten",
-                   generation);
-    pass->early = true;
-    pass->certain = early->certain;
-    pass->step = early->step;
+  if (!pass->guesses) {
+    ZIGGURAT_CHECK(can_guess(), "generation {}: a guess that could not be taken back", generation);
+    pass->guesses = true;
+    pass->step = *guess;
     pass->scalars.set();
-    if (!early->certain) {
-      pass->guessed_at = monotonic_now();
-      context_.metrics.add(Counter::kSpeculations, 1);
-    }
+    pass->guessed_at = monotonic_now();
+    context_.metrics.add(Counter::kSpeculations, 1);
   }
   const UnitChunks& chunks = context_.table.unit(unit);
   for (std::uint32_t i = 0; i < chunks.chunk_count; ++i)
@@ -59,17 +60,13 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
 }
 
 void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
+  ZIGGURAT_CHECK(step_open(), "a step without gradients");
   const PassPtr pass = current_;
-  ZIGGURAT_CHECK(pass != nullptr && !pass->ended.is_set(), "a step without gradients");
-  if (pass->early && !pass->certain) {
-    if (pass->step != step) refute(*pass);
-    trace_guess(*pass);
-  } else if (pass->early) {
-    ZIGGURAT_CHECK(pass->step == step, "generation {}: its certain scalars changed",
-                   pass->generation);
-  }
+  const bool right = !pass->guesses || pass->step == step;
+  pass->state = right ? Pass::State::kEarned : Pass::State::kCorrected;
+  if (!right) refute(*pass);
+  trace_guess(*pass);
   pass->step = step;
-  pass->certain = true;
   for (const ChunkId id : std::exchange(pass->guessed, {})) updated(*pass, id);
   if (!pass->scalars.is_set()) pass->scalars.set();
   pass->blob = std::move(blob);
@@ -77,15 +74,13 @@ void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> bl
   for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) start_chunk(pass, id, {});
 }
 
-Task<> OptimizerSweep::skip_step() {
+Task<> OptimizerSweep::undo_step() {
+  if (error_) std::rethrow_exception(error_);
+  ZIGGURAT_CHECK(step_open(), "there is no step to undo");
   const PassPtr pass = current_;
-  ZIGGURAT_CHECK(pass != nullptr && !pass->ended.is_set() && !pass->certain,
-                 "there is no step to skip, or it was certain");
-  pass->skipped = true;
-  if (pass->early) {
-    refute(*pass);
-    trace_guess(*pass);
-  }
+  pass->state = Pass::State::kUndone;
+  if (pass->guesses) refute(*pass);
+  trace_guess(*pass);
   if (!pass->scalars.is_set()) pass->scalars.set();
   pass->ended.set();
   co_await pass->idle.wait();
@@ -105,14 +100,14 @@ void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
 
 /// Starts chunks that wait for their gradient, or for the norm, as far as work items lie idle: no
 /// more than fit beside all gradients, so that no gradient takes one back. In the order of need:
-/// forward's, or with early scalars that of the gradients to come. Backward is taken to be forward
+/// forward's, or with a guess that of the gradients to come. Backward is taken to be forward
 /// reversed; where it is not, a chunk waits longer with what it has read.
 void OptimizerSweep::read_ahead(const PassPtr& pass) {
-  if (parts_.records.resident() || pass->ended.is_set()) return;
+  if (parts_.records.resident() || pass->state != Pass::State::kOpen) return;
   if (pass->previous && !pass->previous->updated.is_set()) return;
   const auto count = static_cast<ChunkId>(context_.table.chunks().size());
   for (; pass->ahead < count; ++pass->ahead) {
-    const ChunkId id = pass->early ? count - 1 - pass->ahead : pass->ahead;
+    const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
     if (pass->started[id]) continue;
     Lease lease;
     if (!parts_.kept.keeps(id)) {
@@ -149,37 +144,54 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
   if (--pass->under_way == 0 && !error_) pass->idle.set();
 }
 
-/// From gradient to written record, again if that was done with a wrong guess; false if the step is
-/// skipped. Two writes of one record follow each other, because this is their only place.
+/// From gradient to written record; false if the step is undone, and then the record and the
+/// parameters at home are the old ones. Two writes of one record follow each other, because this is
+/// their only place.
 Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
-  const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
-  bool guessed = false;
-  for (;;) {
-    if (pass.skipped && !guessed) co_return false;
-    // Where a guess was written, the parameter at home is no longer what the record began with.
-    co_await prepare(pass, id, item, /*whole=*/guessed);
-    if (pass.skipped) {
+  co_await prepare(pass, id, item, /*whole=*/false);
+  const bool guessed = pass.state == Pass::State::kOpen;
+  if (guessed) co_await guess_record(pass, id, item);
+  // What a guess wrote to the parameters at home is no longer what the old record begins with.
+  if (guessed && pass.refuted()) co_await read(pass, id, item, /*whole=*/true);
+  switch (pass.state) {
+    case Pass::State::kOpen:
+    case Pass::State::kFailed: break;
+    case Pass::State::kEarned:
+      if (!guessed) co_await earned_record(pass, id, item);
+      co_return true;
+    case Pass::State::kCorrected: co_await earned_record(pass, id, item); co_return true;
+    case Pass::State::kUndone:
       if (guessed) co_await restore(pass, id, item);
       co_return false;
-    }
-    const std::uint32_t attempt = pass.attempt;
-    std::uint64_t hash = 0;
-    co_await update(pass, id, item, hash);
-    bool wrote = false;
-    if (attempt == pass.attempt) {
-      if (pass.certain) {
-        updated(pass, id);
-      } else {
-        pass.guessed.push_back(id);
-      }
-      wrote = co_await write(pass, id, item, hash);
-      release(item);
-      if (!pass.certain) co_await pass.ended.wait();
-      if (attempt == pass.attempt) co_return true;
-    }
-    guessed = true;
-    context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (wrote ? 2 : 1));
   }
+  ZIGGURAT_CHECK(error_ != nullptr, "generation {}: no verdict on chunk {}", pass.generation, id);
+  std::rethrow_exception(error_);
+}
+
+/// With the scalars of a step that was judged good.
+Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
+  std::uint64_t hash = 0;
+  co_await update(pass, id, item, hash);
+  updated(pass, id);
+  co_await write(pass, id, item, hash);
+}
+
+/// Updates and writes while the step may still be judged bad, and returns with the verdict.
+Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
+  std::uint64_t hash = 0;
+  co_await update(pass, id, item, hash);
+  if (pass.state == Pass::State::kOpen) pass.guessed.push_back(id);
+  if (pass.state == Pass::State::kEarned) updated(pass, id);
+  // The generation before must be durable before a byte of this one is written, and by then the
+  // guess may be refuted.
+  if (!pass.refuted() && pass.previous) co_await pass.previous->done.wait();
+  const bool counts = !pass.refuted();
+  if (counts) co_await write(pass, id, item, hash);
+  release(item);
+  co_await pass.ended.wait();
+  if (!pass.refuted()) co_return;
+  const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
+  context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (counts ? 2 : 1));
 }
 
 /// The chunk's parameters are those of the generation being made, and nothing can change that.
@@ -193,7 +205,6 @@ void OptimizerSweep::updated(Pass& pass, ChunkId id) {
 
 /// The guess was wrong: whatever was made with it is nothing.
 void OptimizerSweep::refute(Pass& pass) {
-  ++pass.attempt;
   pass.guessed.clear();
   context_.metrics.add(Counter::kSpeculationsRedone, 1);
   // Before that no record of this generation was written.
@@ -203,9 +214,9 @@ void OptimizerSweep::refute(Pass& pass) {
 
 void OptimizerSweep::trace_guess(const Pass& pass) {
   Trace* trace = context_.trace;
-  if (trace == nullptr) return;
+  if (trace == nullptr || !pass.guesses) return;
   if (guess_track_ < 0) guess_track_ = trace->track("speculation");
-  trace->span(guess_track_, pass.attempt == 0 ? "kept" : "made again", pass.guessed_at,
+  trace->span(guess_track_, pass.refuted() ? "made again" : "kept", pass.guessed_at,
               monotonic_now(), static_cast<std::int64_t>(pass.generation));
 }
 
@@ -213,6 +224,7 @@ void OptimizerSweep::fail(std::exception_ptr error) {
   error_ = error;
   for (Signal& signal : written_) signal.fail(error);
   for (PassPtr pass = current_; pass; pass = pass->previous) {
+    pass->state = Pass::State::kFailed;
     for (Signal* signal : {&pass->scalars, &pass->updated, &pass->ended, &pass->idle, &pass->done})
       signal->fail(error);
   }

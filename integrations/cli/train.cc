@@ -168,7 +168,6 @@ RunFacts TrainRun::facts() {
       gpt::make_spec(model_).count() / static_cast<std::uint64_t>(strategy_.update_shards());
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
-  facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = tokens_per_step();
   facts.zero_stage = strategy_.zero_stage;
   facts.quantization = options_.quantization;
