@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/runtime/work_ended.h"
 #include "collectives/exchange_call.h"
 
 namespace ziggurat {
@@ -159,7 +160,7 @@ void ExchangeTransport::tick_later() {
 }
 
 void ExchangeTransport::tick() {
-  patience_.tick(reactor_.clock().now(), work_done_);
+  patience_.tick(reactor_.clock().now(), work_ended_count(reactor_));
   if (const auto verdict = patience_.verdict()) return fail(ErrorCode::kDeadlineExceeded, *verdict);
   for (std::size_t i = 0; i < peers_.size(); ++i) {
     if (!peers_[i].control || peers_[i].left) continue;
@@ -172,7 +173,7 @@ void ExchangeTransport::alive(int from, const FrameHeader& header) {
   if (header.kind == FrameKind::kAlive)
     return patience_.answered(static_cast<std::size_t>(from), header.count);
   auto answer = wire::make_header(FrameKind::kAlive, rank_, {}, {});
-  answer.count = work_done_;
+  answer.count = work_ended_count(reactor_);
   send_control(from, answer, {});
 }
 
@@ -221,7 +222,6 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
 
 void ExchangeTransport::ended(ExchangeCall& call) {
   reactor_.external_end();
-  ++work_done_;
   calls_.erase(call.key());
 }
 
@@ -312,7 +312,6 @@ void ExchangeTransport::run_job(const std::shared_ptr<ExchangeCall>& call, const
       } else if (!self->failed()) {
         then();
       }
-      ++self->work_done_;
       call->job_ends();
     });
   });

@@ -153,7 +153,6 @@ class ExchangeTransport final : public Channel::Events,
   std::shared_ptr<const void> readable_;
   Patience patience_;
   std::uint64_t payloads_ = 0;
-  std::uint64_t work_done_ = 0;  // calls, and what workers did for them
   std::vector<Peer> peers_;
   std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
   bool watching_ = false;

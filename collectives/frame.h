@@ -40,7 +40,7 @@ enum class FrameKind : std::uint8_t {
   kTaken,  ///< the part is read
   kKept,   ///< the part was whole all the while: results are final
   kAsk,    ///< are you there?
-  kAlive,  ///< the answer: `count` pieces of work are done so far
+  kAlive,  ///< the answer: `count` pieces of work have ended so far (base/runtime/work_ended.h)
   kAbort,
   kBye
 };

@@ -392,6 +392,22 @@ TEST_F(ForgedFrames, OfTheOtherConnectionAreRefused) {
   EXPECT_THAT(receive(script_of(sent_, std::move(crossed))).text, HasSubstr("wrong tag"));
 }
 
+// Minutes of it are fine, as long as some rank gets something done: here five times the timeout.
+TEST_F(TcpFaults, ARankAtWorkIsWaitedForLongerThanTheTimeout) {
+  const auto ranks = connect(2, std::chrono::milliseconds(400));
+  const OnRank waits = [](Communicator& c) { return c.barrier(); };
+  const OnRank works = [this](Communicator& c) -> Task<> {
+    const std::function<void()> piece = [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    };
+    for (int i = 0; i < 100; ++i) co_await workers_.run(reactor_, "a piece of work", piece);
+    co_await c.barrier();
+  };
+  for (const Failure& failure : call(ranks, {waits, works})) {
+    EXPECT_FALSE(failure.failed) << failure.text;
+  }
+}
+
 // Each waits for the other, in a call that the other does not make: both are alive, neither works.
 TEST_F(TcpFaults, RanksThatWaitForEachOtherInDifferentCommunicatorsAreEndedAndBothCallsNamed) {
   const auto ranks = connect(2, std::chrono::milliseconds(400));
