@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,19 @@ struct OptimizerSweep::Pass {
     kFailed,     ///< the engine has ended
   };
 
+  /// How far a chunk has come.
+  enum class Stage : std::uint8_t {
+    kWaiting,   ///< nothing was begun
+    kUnderWay,  ///< a coroutine works on it
+    kGuessed,   ///< updated and written while the pass was open; nobody works on it
+    kEnded,
+  };
+  /// Chunks [next, end).
+  struct ChunkRange {
+    ChunkId next;
+    ChunkId end;
+  };
+
   Pass(Reactor& reactor, std::uint64_t made, const ChunkTable& table)
       : generation(made),
         scalars(reactor),
@@ -32,7 +46,7 @@ struct OptimizerSweep::Pass {
         done(reactor),
         chunks_left(table.chunks().size()),
         records_left(table.chunks().size()),
-        started(table.chunks().size(), false) {
+        stages(table.chunks().size(), Stage::kWaiting) {
     for (UnitId u = 0; u < table.unit_count(); ++u)
       unit_chunks_left.push_back(table.unit(u).chunk_count);
     idle.set();
@@ -53,12 +67,14 @@ struct OptimizerSweep::Pass {
   Signal idle;     // no chunk is being worked on
   Signal done;     // all chunks updated; on NVMe: the generation is durable
   std::vector<std::byte> blob;
-  std::size_t chunks_left;   // not yet updated with the right step
-  std::size_t records_left;  // not yet written
-  std::size_t under_way = 0;
+  std::size_t chunks_left;    // not yet updated with the right step
+  std::size_t records_left;   // not yet written
+  std::size_t under_way = 0;  // coroutines
   std::vector<std::uint32_t> unit_chunks_left;
-  std::vector<bool> started;
+  std::vector<Stage> stages;     // per chunk
   std::vector<ChunkId> guessed;  // updated while the pass was open
+  std::deque<ChunkRange> due;    // while it is open: whose update may begin
+  ChunkId next = 0;              // after the verdict: chunks that need not be looked at again
   ChunkId ahead = 0;             // chunks that read_ahead() need not look at again
   PassPtr previous;              // until it is done
 };

@@ -4,18 +4,26 @@
 // optimizer_seal.cc.
 #include "core/schedule/optimizer_sweep.h"
 
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
 #include "core/schedule/optimizer_pass.h"
 
 namespace ziggurat {
+namespace {
+
+/// Chunks that are begun before there is a work item for them, so that one is never idle.
+constexpr std::size_t kBegunAhead = 4;
+
+}  // namespace
 
 OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
                                std::uint64_t generation)
     : context_(context),
       parts_(std::move(parts)),
       settings_(std::move(settings)),
+      chunks_at_once_(settings_.work_items + 2 * context.workers.threads() + kBegunAhead),
       durable_generation_(generation),
       written_generation_(context.table.chunks().size(), generation) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
@@ -54,8 +62,8 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
     context_.metrics.add(Counter::kSpeculations, 1);
   }
   const UnitChunks& chunks = context_.table.unit(unit);
-  for (std::uint32_t i = 0; i < chunks.chunk_count; ++i)
-    start_chunk(pass, chunks.first_chunk + i, {});
+  pass->due.push_back({chunks.first_chunk, chunks.first_chunk + chunks.chunk_count});
+  start_more(pass);
   read_ahead(pass);
 }
 
@@ -71,7 +79,12 @@ void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> bl
   if (!pass->scalars.is_set()) pass->scalars.set();
   pass->blob = std::move(blob);
   pass->ended.set();
-  for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) start_chunk(pass, id, {});
+  for (ChunkId id = 0; right && id < pass->stages.size(); ++id) {
+    if (pass->stages[id] != Pass::Stage::kGuessed) continue;
+    pass->stages[id] = Pass::Stage::kEnded;
+    if (record_made(*pass, id)) context_.spawn(seal(pass));
+  }
+  start_more(pass);
 }
 
 Task<> OptimizerSweep::undo_step() {
@@ -83,6 +96,7 @@ Task<> OptimizerSweep::undo_step() {
   trace_guess(*pass);
   if (!pass->scalars.is_set()) pass->scalars.set();
   pass->ended.set();
+  start_more(pass);
   co_await pass->idle.wait();
   current_ = pass->previous;
   for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
@@ -92,10 +106,46 @@ Task<> OptimizerSweep::undo_step() {
 }
 
 void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
-  if (pass->started[id]) return;
-  pass->started[id] = true;
+  const bool again = pass->stages[id] == Pass::Stage::kGuessed;
+  pass->stages[id] = Pass::Stage::kUnderWay;
   if (pass->under_way++ == 0) pass->idle.reset();
-  context_.spawn(update_chunk(pass, id, std::move(lease)));
+  context_.spawn(again ? remake_chunk(pass, id) : update_chunk(pass, id, std::move(lease)));
+}
+
+/// As many as there is room for. Never waited for by another pass's chunks, nor by one of this
+/// pass: each ends by itself.
+void OptimizerSweep::start_more(const PassPtr& pass) {
+  while (pass->under_way < chunks_at_once_) {
+    const std::optional<ChunkId> id = next_chunk(*pass);
+    if (!id) return;
+    start_chunk(pass, *id, {});
+  }
+}
+
+/// While the pass is open, of the units whose gradients are on their way, in their order; after the
+/// verdict, in forward order. None if nothing is left to begin.
+std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
+  switch (pass.state) {
+    case Pass::State::kOpen:
+      for (; !pass.due.empty(); pass.due.pop_front()) {
+        for (Pass::ChunkRange& range = pass.due.front(); range.next < range.end;) {
+          const ChunkId id = range.next++;
+          if (pass.stages[id] == Pass::Stage::kWaiting) return id;
+        }
+      }
+      return std::nullopt;
+    case Pass::State::kEarned:
+    case Pass::State::kCorrected:
+    case Pass::State::kUndone:
+      for (; pass.next < pass.stages.size(); ++pass.next) {
+        const Pass::Stage stage = pass.stages[pass.next];
+        if (stage == Pass::Stage::kGuessed && pass.refuted()) return pass.next;
+        if (stage == Pass::Stage::kWaiting && pass.state != Pass::State::kUndone) return pass.next;
+      }
+      return std::nullopt;
+    case Pass::State::kFailed: break;
+  }
+  return std::nullopt;
 }
 
 /// Starts chunks that wait for their gradient, or for the norm, as far as work items lie idle: no
@@ -108,17 +158,15 @@ void OptimizerSweep::read_ahead(const PassPtr& pass) {
   const auto count = static_cast<ChunkId>(context_.table.chunks().size());
   for (; pass->ahead < count; ++pass->ahead) {
     const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
-    if (pass->started[id]) continue;
-    Lease lease;
-    if (!parts_.kept.keeps(id)) {
-      if (items_out_ >= settings_.work_items) return;
-      if (written_generation_[id] + 1 < pass->generation) return;
-      LeaseRequest behind_all = request(*pass, id);
-      behind_all.need.position += kFirstRecordPosition;
-      lease = context_.pool.try_acquire(behind_all);
-      if (!lease) return;
-      ++items_out_;
-    }
+    // A kept record is there already.
+    if (pass->stages[id] != Pass::Stage::kWaiting || parts_.kept.keeps(id)) continue;
+    if (items_out_ >= settings_.work_items) return;
+    if (written_generation_[id] + 1 < pass->generation) return;
+    LeaseRequest behind_all = request(*pass, id);
+    behind_all.need.position += kFirstRecordPosition;
+    Lease lease = context_.pool.try_acquire(behind_all);
+    if (!lease) return;
+    ++items_out_;
     start_chunk(pass, id, std::move(lease));
   }
 }
@@ -134,23 +182,50 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
   }
   Item item{.lease = std::move(lease)};
   const bool made = co_await make_record(*pass, id, item);
-  release(item);
-  if (made) {
-    if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass->generation);
-    written_generation_[id] = pass->generation;
-    if (!error_) written_[id].set();
-    if (--pass->records_left == 0) co_await seal(pass);
-  }
-  if (--pass->under_way == 0 && !error_) pass->idle.set();
+  co_await end_chunk(pass, id, item, made);
 }
 
-/// From gradient to written record; false if the step is undone, and then the record and the
-/// parameters at home are the old ones. Two writes of one record follow each other, because this is
-/// their only place.
+/// A chunk whose record was made with a guess that has turned out wrong.
+Task<> OptimizerSweep::remake_chunk(PassPtr pass, ChunkId id) {
+  Item item;
+  context_.metrics.add(Counter::kSpeculationWasteBytes,
+                       2 * context_.table.chunk(id).record_bytes());
+  const bool made = co_await judged_record(*pass, id, item, /*guessed=*/true);
+  co_await end_chunk(pass, id, item, made);
+}
+
+/// `made`: its record is that of the generation being made, and nothing can change that.
+Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made) {
+  release(item);
+  const bool open = pass->state == Pass::State::kOpen;
+  pass->stages[id] = open ? Pass::Stage::kGuessed : Pass::Stage::kEnded;
+  if (made && record_made(*pass, id)) co_await seal(pass);
+  --pass->under_way;
+  start_more(pass);
+  if (pass->under_way == 0 && !error_) pass->idle.set();
+}
+
+/// True if it was the last.
+bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
+  if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation);
+  written_generation_[id] = pass.generation;
+  if (!error_) written_[id].set();
+  return --pass.records_left == 0;
+}
+
+/// From gradient to written record; true once that cannot be taken back. False if the step is still
+/// open, and the record a guess; or if it is undone, and then the record and the parameters at home
+/// are the old ones. Two writes of one record follow each other: nobody else works on the chunk.
 Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
   co_await prepare(pass, id, item, /*whole=*/false);
   const bool guessed = pass.state == Pass::State::kOpen;
   if (guessed) co_await guess_record(pass, id, item);
+  if (pass.state == Pass::State::kOpen) co_return false;
+  co_return co_await judged_record(pass, id, item, guessed);
+}
+
+/// What is left to do when the verdict is known.
+Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, bool guessed) {
   // What a guess wrote to the parameters at home is no longer what the old record begins with.
   if (guessed && pass.refuted()) co_await read(pass, id, item, /*whole=*/true);
   switch (pass.state) {
@@ -176,7 +251,7 @@ Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
   co_await write(pass, id, item, hash);
 }
 
-/// Updates and writes while the step may still be judged bad, and returns with the verdict.
+/// Updates and writes while the step may still be judged bad.
 Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
   std::uint64_t hash = 0;
   co_await update(pass, id, item, hash);
@@ -188,7 +263,6 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
   const bool counts = !pass.refuted();
   if (counts) co_await write(pass, id, item, hash);
   release(item);
-  co_await pass.ended.wait();
   if (!pass.refuted()) co_return;
   const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
   context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (counts ? 2 : 1));

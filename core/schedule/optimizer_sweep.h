@@ -2,8 +2,9 @@
 // core/schedule/optimizer_sweep.h: the optimizer pass of a step: every chunk through read, update,
 // write, as leases allow.
 //
-// One coroutine a chunk. Order is forward order, so that the next forward starts on units whose
-// chunks are done while later ones still stream. Before the norm is known only as many chunks are
+// One coroutine a chunk, and no more of them at once than there are work items and a few: who waits
+// has a stack. Order is forward order, so that the next forward starts on units whose chunks are
+// done while later ones still stream. Before the norm is known only as many chunks are
 // read ahead as fit beside all gradients. With a guess at the step's scalars, updates follow the
 // gradients instead and start during backward. An update that the step has not earned is a guess,
 // whatever made it start: its parameters and records are written, the records into the slots of the
@@ -21,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -112,9 +114,15 @@ class OptimizerSweep {
   // optimizer_sweep.cc
   void begin(std::uint64_t generation);
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
+  void start_more(const PassPtr& pass);
+  std::optional<ChunkId> next_chunk(Pass& pass) const;
   void read_ahead(const PassPtr& pass);
   Task<> update_chunk(PassPtr pass, ChunkId id, Lease lease);
+  Task<> remake_chunk(PassPtr pass, ChunkId id);
+  Task<> end_chunk(PassPtr pass, ChunkId id, Item& item, bool made);
   Task<bool> make_record(Pass& pass, ChunkId id, Item& item);
+  Task<bool> judged_record(Pass& pass, ChunkId id, Item& item, bool guessed);
+  bool record_made(Pass& pass, ChunkId id);
   Task<> guess_record(Pass& pass, ChunkId id, Item& item);
   Task<> earned_record(Pass& pass, ChunkId id, Item& item);
   void updated(Pass& pass, ChunkId id);
@@ -139,6 +147,7 @@ class OptimizerSweep {
   Context& context_;
   Parts parts_;
   Settings settings_;
+  std::size_t chunks_at_once_;  // of a pass
   std::atomic<std::uint64_t> durable_generation_;
   PassPtr current_;                                // of the step under way, or the last one
   std::size_t items_out_ = 0;                      // leases of work items, of all passes

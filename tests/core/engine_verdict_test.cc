@@ -103,7 +103,7 @@ class EngineVerdict : public ::testing::TestWithParam<Where> {
     config.placement = parse_placement(GetParam().placement);
     config.clip_norm = GetParam().clip_norm;
     config.slots = GetParam().slots;
-    config.zero_stage = GetParam().stage;
+    config.strategy.zero_stage = GetParam().stage;
     return config;
   }
   PlainTraining plain() const {
