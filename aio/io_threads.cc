@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -101,7 +102,7 @@ void IoThreads::State::deliver() {
   }
   for (const Finished& each : batch) {
     --in_flight;
-    reactor.external_end();
+    work_ended(reactor);
     each.op->complete(*each.op, each.result);
   }
 }

@@ -20,6 +20,7 @@
 #include "aio/op_queue.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -193,7 +194,7 @@ int LibaioEngine::Context::fetch(int least) {
 
 void LibaioEngine::Context::finish(IoOp& op, std::int32_t result) {
   --in_flight_;
-  reactor_.external_end();
+  work_ended(reactor_);
   op.complete(op, result);
 }
 

@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -371,7 +372,7 @@ void UringEngine::Ring::leave(IoOp& op, std::int32_t result) {
 
 void UringEngine::Ring::finish(IoOp& op, std::int32_t result) {
   --in_flight_;
-  reactor_.external_end();
+  work_ended(reactor_);
   op.complete(op, result);
 }
 

@@ -31,7 +31,6 @@ ExchangeCall::ExchangeCall(ExchangeTransport& transport, const wire::CallKey& ke
       plan_(std::move(plan)),
       state_(members_->size()),
       begun_(transport.reactor().clock().now()),
-      last_progress_(begun_),
       done_(transport.reactor()) {
   own_ = place_of(transport.rank());
   state_[own_].announced = true;
@@ -41,7 +40,7 @@ ExchangeCall::ExchangeCall(ExchangeTransport& transport, const wire::CallKey& ke
   chunks_.resize((plan_.sum.size() + kChunkBytes - 1) / kChunkBytes);
   for (SumChunk& chunk : chunks_) {
     chunk.buffers.resize(state_.size());
-    chunk.hashes.resize(state_.size());
+    chunk.marks.resize(state_.size());
   }
 }
 
@@ -58,7 +57,8 @@ void ExchangeCall::begin() {
     header.part = transport_.readable_process((*members_)[place]) != 0;
     header.address = reinterpret_cast<std::uint64_t>(plan_.out[place].data());
     // On the reactor: fewer bytes than it takes to wake a worker.
-    header.payload_hash = wire::payload_hash(small, key_, 0);
+    if (!small.empty())
+      header.payload = transport_.own_seal().mark(transport_.next_payload(), small, key_, 0);
     transport_.send_control((*members_)[place], header, small);
   }
   const auto copy = [this] {
@@ -128,7 +128,7 @@ void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
       auto buffer = transport_.take_buffer();
       std::memcpy(buffer.get(), small.data(), small.size());
       chunks_[0].buffers[place] = std::move(buffer);
-      contribution_arrived(place, 0, header.payload_hash);
+      contribution_arrived(place, 0, header.payload);
     } else {
       std::memcpy(plan_.in[place].data(), small.data(), small.size());
       member.taken = small.size();
@@ -173,10 +173,11 @@ std::optional<wire::FrameHeader> ExchangeCall::Ordered::take() {
 void ExchangeCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
   const auto header = std::make_shared<wire::FrameHeader>(chunk_header(0, offset, length));
   const auto payload = plan_.out[place].subspan(offset, length);
+  const std::uint64_t number = transport_.next_payload();
   transport_.run_job(
       shared_from_this(), "hash chunk",
-      [this, payload, header] {
-        header->payload_hash = wire::payload_hash(payload, key_, header->offset);
+      [this, payload, header, number] {
+        header->payload = transport_.own_seal().mark(number, payload, key_, header->offset);
       },
       [this, place, header] {
         state_[place].hashed.ready.emplace(header->offset, *header);
@@ -225,7 +226,7 @@ void ExchangeCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   progress();
   if (header.part == 0 && plan_.sums) {
-    contribution_arrived(place, header.offset, header.payload_hash);
+    contribution_arrived(place, header.offset, header.payload);
     return;
   }
   const auto landed = (header.part != 0 ? plan_.results : plan_.in)[place];
@@ -242,7 +243,8 @@ void ExchangeCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
 /// On a worker, or where there is little.
 void ExchangeCall::verify(std::size_t place, std::span<const std::byte> payload,
                           const wire::FrameHeader& header) const {
-  if (wire::payload_hash(payload, key_, header.offset) == header.payload_hash) return;
+  const wire::PayloadSeal& seal = transport_.seal_of((*members_)[place]);
+  if (seal.matches(header.payload, payload, key_, header.offset)) return;
   throw Error(ErrorCode::kDataLoss,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
                           "on the way",
@@ -266,8 +268,6 @@ bool ExchangeCall::complete() const {
   }
   return true;
 }
-
-void ExchangeCall::progress() { last_progress_ = transport_.reactor().clock().now(); }
 
 void ExchangeCall::job_ends() {
   --jobs_;
@@ -312,11 +312,6 @@ void ExchangeCall::end() {
 }
 
 Task<> ExchangeCall::wait(std::shared_ptr<ExchangeCall> self) { co_await self->done_.wait(); }
-
-std::string ExchangeCall::describe() const {
-  return fmt::format("{} (call {} of ranks {})", wire::describe(spec_), key_.sequence,
-                     fmt::join(*members_, ", "));
-}
 
 std::string ExchangeCall::waiting() const {
   std::vector<int> absent;

@@ -59,9 +59,7 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   const wire::CallKey& key() const noexcept { return key_; }
   /// Whether something of `rank` is still to come: its announcement, or also (`all`) its chunks.
   bool lacks(int rank, bool all) const;
-  Nanoseconds last_progress() const noexcept { return last_progress_; }
-  /// "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
-  std::string describe() const;
+  std::string describe() const { return wire::describe(spec_, key_.sequence, *members_); }
   /// describe(), and whom it has waited for how long.
   std::string waiting() const;
 
@@ -92,7 +90,7 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   };
   struct SumChunk {
     std::vector<std::unique_ptr<std::byte[]>> buffers;  // by place
-    std::vector<std::uint64_t> hashes;
+    std::vector<wire::PayloadMark> marks;
     std::size_t arrived = 0;
   };
 
@@ -103,7 +101,7 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   void hash_chunk(std::size_t place, std::size_t offset, std::size_t length);
   void send_hashed(std::size_t place);
   void send_results();
-  void contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash);
+  void contribution_arrived(std::size_t place, std::size_t offset, const wire::PayloadMark& mark);
   void pump_sums();
   void sum_chunk(std::size_t index);
   void begin_reading(std::size_t place, const wire::FrameHeader& header);
@@ -116,7 +114,7 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   void read_from(std::size_t place, std::uint64_t address, std::span<std::byte> into) const;
   wire::FrameHeader chunk_header(std::uint8_t part, std::size_t offset, std::size_t length) const;
   bool complete() const;
-  void progress();
+  void progress() { transport_.moved(); }
   void settle();
   void end();
 
@@ -134,7 +132,7 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   std::size_t jobs_ = 0;
   bool copied_ = false, finishing_ = false, ended_ = false;
   std::exception_ptr error_;
-  Nanoseconds begun_, last_progress_;
+  Nanoseconds begun_;
   Signal done_;
 };
 

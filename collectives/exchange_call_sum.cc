@@ -8,9 +8,10 @@
 
 namespace ziggurat {
 
-void ExchangeCall::contribution_arrived(std::size_t place, std::size_t offset, std::uint64_t hash) {
+void ExchangeCall::contribution_arrived(std::size_t place, std::size_t offset,
+                                        const wire::PayloadMark& mark) {
   const std::size_t index = offset / wire::kChunkBytes;
-  chunks_[index].hashes[place] = hash;
+  chunks_[index].marks[place] = mark;
   ++chunks_[index].arrived;
   pump_sums();
 }
@@ -30,12 +31,14 @@ void ExchangeCall::sum_chunk(std::size_t index) {
   for (std::size_t place = 0; place < state_.size(); ++place) {
     if (state_[place].is_read) chunks_[index].buffers[place] = transport_.take_buffer();
   }
+  const std::uint64_t number = transport_.next_payload();
   transport_.run_job(
       shared_from_this(), "sum chunk",
-      [this, index, offset, length, result] {
+      [this, index, offset, length, result, number] {
         sum_on_worker(chunks_[index], offset, length);
         if (plan_.results.empty()) return;
-        result->payload_hash = wire::payload_hash(plan_.sum.subspan(offset, length), key_, offset);
+        const auto sums = plan_.sum.subspan(offset, length);
+        result->payload = transport_.own_seal().mark(number, sums, key_, offset);
       },
       [this, index, length, result] {
         for (auto& buffer : chunks_[index].buffers) {
@@ -71,7 +74,7 @@ void ExchangeCall::sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_
       continue;
     }
     auto header = chunk_header(0, offset, length);
-    header.payload_hash = chunk.hashes[place];
+    header.payload = chunk.marks[place];
     verify(place, {contributions[place], length}, header);
   }
   sum_in_rank_order(contributions, plan_.dtype, length / size_bytes(plan_.dtype),

@@ -201,10 +201,9 @@ Task<> ExchangeCommunicator::barrier() { return issue({.kind = CallKind::kBarrie
 Task<> ExchangeCommunicator::exchange_with(int peer, const CallSpec& spec, ExchangePlan plan,
                                            bool sends) {
   const std::vector<int> pair{transport_->rank(), (*members_)[static_cast<std::size_t>(peer)]};
-  // Lane 0 is everybody's; each direction of each pair has one of its own.
   const int from = sends ? place_ : peer;
   const int to = sends ? peer : place_;
-  const auto lane = static_cast<std::uint32_t>(1 + from * world_size() + to);
+  const std::uint64_t lane = wire::pair_lane(from, to, world_size());
   return transport_->issue(id_, lane, spec, std::make_shared<const std::vector<int>>(pair),
                            std::move(plan));
 }

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/runtime/work_ended.h"
 #include "collectives/exchange_call.h"
 
 namespace ziggurat {
@@ -58,12 +59,15 @@ ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, Exch
       workers_(workers),
       rank_(options.rank),
       carrier_(std::move(options.carrier)),
-      timeout_(options.timeout),
+      readable_(std::move(options.readable)),
+      patience_(options.peers.size(), options.timeout),
       peers_(options.peers.size()) {
+  patience_.left(static_cast<std::size_t>(rank_));
   const std::string& own_host = options.peers[static_cast<std::size_t>(rank_)].host;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    if (static_cast<int>(i) == rank_) continue;
     ExchangePeer& from = options.peers[i];
+    peers_[i].payloads = from.payloads;
+    if (static_cast<int>(i) == rank_) continue;
     peers_[i].control = std::move(from.control);
     peers_[i].bulk = std::move(from.bulk);
     peers_[i].same_host = from.host == own_host;
@@ -137,29 +141,43 @@ Task<> ExchangeTransport::close_and_flush(std::shared_ptr<ExchangeTransport> sel
   }
 }
 
-// Of calls that stand still; peers that are gone are the kernel's to notice. No timer while there
-// is no call: a reactor on which nothing else is to come must be able to see that.
+// No timer while there is no call: a reactor on which nothing else is to come must be able to see
+// that. Who has no call answers those who have.
 void ExchangeTransport::watch() {
   if (watching_ || calls_.empty()) return;
   watching_ = true;
-  const Nanoseconds period = std::min<Nanoseconds>(std::chrono::seconds(1), timeout_ / 4);
-  reactor_.clock().after(period, [weak = weak_from_this()] {
+  patience_.begin(reactor_.clock().now());
+  tick_later();
+}
+
+void ExchangeTransport::tick_later() {
+  reactor_.clock().after(patience_.period(), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self || self->failed()) return;
-    self->watching_ = false;
-    const Nanoseconds now = self->reactor_.clock().now();
-    for (const auto& [key, call] : self->calls_) {
-      if (now - call->last_progress() < self->timeout_) continue;
-      self->fail(ErrorCode::kDeadlineExceeded,
-                 fmt::format("a call stood still for the {:.1f} s that ranks are given",
-                             std::chrono::duration<double>(self->timeout_).count()));
-      return;
-    }
-    self->watch();
+    self->watching_ = !self->calls_.empty();
+    if (self->watching_) self->tick();
   });
 }
 
-Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint32_t lane,
+void ExchangeTransport::tick() {
+  patience_.tick(reactor_.clock().now(), work_ended_count(reactor_));
+  if (const auto verdict = patience_.verdict()) return fail(ErrorCode::kDeadlineExceeded, *verdict);
+  for (std::size_t i = 0; i < peers_.size(); ++i) {
+    if (!peers_[i].control || peers_[i].left) continue;
+    send_control(static_cast<int>(i), wire::make_header(FrameKind::kAsk, rank_, {}, {}), {});
+  }
+  tick_later();
+}
+
+void ExchangeTransport::alive(int from, const FrameHeader& header) {
+  if (header.kind == FrameKind::kAlive)
+    return patience_.answered(static_cast<std::size_t>(from), header.count);
+  auto answer = wire::make_header(FrameKind::kAlive, rank_, {}, {});
+  answer.count = work_ended_count(reactor_);
+  send_control(from, answer, {});
+}
+
+Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
                                 const wire::CallSpec& spec,
                                 std::shared_ptr<const std::vector<int>> members,
                                 ExchangePlan plan) {
@@ -177,10 +195,10 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint32_t lane,
                                             rank_, wire::describe(spec))));
   }
   const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
+  record_.push_back({spec, key.sequence, members});
+  if (record_.size() > kRecordMax) record_.pop_front();
   const auto call =
       std::make_shared<ExchangeCall>(*this, key, spec, std::move(members), std::move(plan));
-  record_.push_back(call->describe());
-  if (record_.size() > kRecordMax) record_.pop_front();
   calls_.emplace(key, call);
   watch();
   reactor_.external_begin();
@@ -227,8 +245,11 @@ void ExchangeTransport::fail(ErrorCode code, const std::string& text) {
 void ExchangeTransport::stop(ErrorCode code, const std::string& text) {
   const std::string full = with_pending(text);
   failure_ = Error(code, full);
+  std::vector<std::string> last;
+  for (const CallName& call : record_)
+    last.push_back(wire::describe(call.spec, call.sequence, *call.members));
   log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
-             fmt::join(record_, "; "));
+             fmt::join(last, "; "));
   std::string told = full.substr(0, wire::kReasonBytes);
   const auto bytes = std::as_bytes(std::span(told));
   for (Peer& peer : peers_) {
@@ -237,7 +258,7 @@ void ExchangeTransport::stop(ErrorCode code, const std::string& text) {
     auto header = wire::make_header(FrameKind::kAbort, rank_, {}, {});
     header.code = static_cast<std::uint16_t>(code);
     header.length = bytes.size();
-    header.payload_hash = wire::payload_hash(bytes, {}, 0);
+    header.payload = own_seal().mark(next_payload(), bytes, {}, 0);
     peer.control->send({header, {}, {bytes.begin(), bytes.end()}, {}});
     peer.control->finish();
   }
@@ -334,9 +355,12 @@ void ExchangeTransport::arrived(int from, const FrameHeader& header, std::span<s
     case FrameKind::kReady:
     case FrameKind::kTaken:
     case FrameKind::kKept: return about_memory(from, header);
+    case FrameKind::kAsk:
+    case FrameKind::kAlive: return alive(from, header);
     case FrameKind::kAbort: return peer_aborted(from, header, payload);
     case FrameKind::kBye:
       peer(from).left = true;
+      patience_.left(static_cast<std::size_t>(from));
       for (const auto& [key, call] : calls_) {
         if (call->lacks(from, false)) return fail_calls_without(from);
       }
@@ -370,7 +394,7 @@ void ExchangeTransport::announced(int from, const FrameHeader& header,
 void ExchangeTransport::about_memory(int from, const FrameHeader& header) {
   const auto found = calls_.find(header.key());
   if (found == calls_.end()) {
-    throw Error(ErrorCode::kUnavailable, "speaks of memory of a call that is not under way");
+    throw Error(ErrorCode::kUnavailable, "lends or takes memory in a call that is not under way");
   }
   const std::shared_ptr<ExchangeCall> call = found->second;
   if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
@@ -380,7 +404,7 @@ void ExchangeTransport::about_memory(int from, const FrameHeader& header) {
 
 void ExchangeTransport::peer_aborted(int from, const FrameHeader& header,
                                      std::span<std::byte> payload) {
-  if (wire::payload_hash(payload, {}, 0) != header.payload_hash ||
+  if (!seal_of(from).matches(header.payload, payload, {}, 0) ||
       header.code > static_cast<std::uint16_t>(ErrorCode::kUnimplemented)) {
     throw Error(ErrorCode::kUnavailable, "stopped, and its reason was damaged on the way");
   }

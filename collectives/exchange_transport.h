@@ -20,6 +20,8 @@
 #include "base/runtime/worker_pool.h"
 #include "collectives/channel.h"
 #include "collectives/communicator.h"
+#include "collectives/frame_seal.h"
+#include "collectives/patience.h"
 #include "collectives/peer_memory.h"
 
 namespace ziggurat {
@@ -28,8 +30,9 @@ class ExchangeCall;
 struct ExchangePlan;
 
 struct ExchangePeer {
-  std::string host;    ///< of the ranks of one host, the same
-  MemoryProbe memory;  ///< of a rank of this host; none: frames to it too
+  std::string host;            ///< of the ranks of one host, the same
+  MemoryProbe memory;          ///< of a rank of this host; none: frames to it too
+  wire::PayloadSeal payloads;  ///< of what it sends
   std::shared_ptr<Channel> control;
   std::shared_ptr<Channel> bulk;
 };
@@ -37,10 +40,11 @@ struct ExchangePeer {
 struct ExchangeOptions {
   int rank = 0;
   std::string carrier;              ///< of frames: "sockets"
-  std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has only its host
-  /// How long a call stands still before it fails with kDeadlineExceeded: for peers that are
-  /// stopped, or late. One that is gone is its channels to notice: over sockets within 5 s.
+  std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has its host and its seal
+  /// How long all ranks may stand still, and what that is: collectives/patience.h. Then calls fail
+  /// with kDeadlineExceeded. A rank that is gone is its channels to notice.
   Nanoseconds timeout{std::chrono::minutes(10)};
+  std::shared_ptr<const void> readable;  ///< allow_reading(), if ranks of this host may
 };
 
 class ExchangeTransport final : public Channel::Events,
@@ -60,7 +64,7 @@ class ExchangeTransport final : public Channel::Events,
   std::string description() const;
 
   /// Numbers a call of `members` (ranks of this transport) and begins it.
-  Task<> issue(std::uint64_t communicator, std::uint32_t lane, const wire::CallSpec& spec,
+  Task<> issue(std::uint64_t communicator, std::uint64_t lane, const wire::CallSpec& spec,
                std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
@@ -78,6 +82,15 @@ class ExchangeTransport final : public Channel::Events,
   void run_job(const std::shared_ptr<ExchangeCall>& call, const char* name,
                std::function<void()> work, std::function<void()> then);
   void ended(ExchangeCall& call);
+  /// A call got on.
+  void moved() noexcept { patience_.moved(); }
+  /// Of a payload that goes out, whoever gets it.
+  std::uint64_t next_payload() noexcept { return payloads_++; }
+  /// Of what `rank` sends.
+  const wire::PayloadSeal& seal_of(int rank) const noexcept {
+    return peers_[static_cast<std::size_t>(rank)].payloads;
+  }
+  const wire::PayloadSeal& own_seal() const noexcept { return seal_of(rank_); }
   void waited(int for_rank, Nanoseconds time) {
     traffic_.waited[static_cast<std::size_t>(for_rank)] += time;
   }
@@ -97,8 +110,14 @@ class ExchangeTransport final : public Channel::Events,
     std::shared_ptr<Channel> bulk;
     bool same_host = false;
     std::int64_t process = 0;
+    wire::PayloadSeal payloads;
     bool left = false;             // said goodbye
     std::vector<std::byte> small;  // lands what rides on a frame of control
+  };
+  struct CallName {
+    wire::CallSpec spec;
+    std::uint64_t sequence = 0;
+    std::shared_ptr<const std::vector<int>> members;
   };
   struct Early {
     wire::FrameHeader header;
@@ -114,6 +133,9 @@ class ExchangeTransport final : public Channel::Events,
   void close();
   static Task<> close_and_flush(std::shared_ptr<ExchangeTransport> self);
   void watch();
+  void tick_later();
+  void tick();
+  void alive(int peer, const wire::FrameHeader& header);
   void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
   void about_memory(int peer, const wire::FrameHeader& header);
   void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
@@ -128,15 +150,17 @@ class ExchangeTransport final : public Channel::Events,
   WorkerPool& workers_;
   int rank_;
   std::string carrier_;
-  Nanoseconds timeout_;
+  std::shared_ptr<const void> readable_;
+  Patience patience_;
+  std::uint64_t payloads_ = 0;
   std::vector<Peer> peers_;
   std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
   bool watching_ = false;
   std::map<wire::CallKey, std::vector<Early>> early_;
   std::size_t early_count_ = 0;
-  std::map<std::pair<std::uint64_t, std::uint32_t>, std::uint64_t> next_sequence_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> next_sequence_;
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
-  std::deque<std::string> record_;  // the last calls, for the log
+  std::deque<CallName> record_;  // the last calls, for the log
   Traffic traffic_;
   std::optional<Error> failure_;
   std::vector<std::function<void()>> hear_failure_;

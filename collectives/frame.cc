@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/frame.cc: headers made, sealed, checked and put in words.
+// collectives/frame.cc: headers made, and put in words.
 #include "collectives/frame.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <bit>
-#include <cstddef>
 
-#include "base/checksum.h"
 #include "base/error.h"
 #include "collectives/communicator.h"
 
@@ -15,7 +14,7 @@ namespace ziggurat::wire {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x5a474652;  // "ZGFR"
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 static_assert(std::endian::native == std::endian::little, "headers go out as they are in memory");
 
 const char* name(CallKind kind) {
@@ -43,11 +42,6 @@ const char* name(Element element) {
     case Element::kUInt64: return "uint64";
   }
   return "?";
-}
-
-std::uint64_t header_hash(const FrameHeader& header, std::uint64_t epoch) noexcept {
-  const auto bytes = std::as_bytes(std::span(&header, 1));
-  return hash64(bytes.first(offsetof(FrameHeader, header_hash)), epoch);
 }
 
 }  // namespace
@@ -92,6 +86,11 @@ std::string describe(const CallSpec& spec) {
   return text;
 }
 
+std::string describe(const CallSpec& spec, std::uint64_t sequence, std::span<const int> members) {
+  return fmt::format("{} (call {} of ranks {})", describe(spec), sequence,
+                     fmt::join(members, ", "));
+}
+
 FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const CallSpec& spec) {
   FrameHeader header;
   header.magic = kMagic;
@@ -109,26 +108,11 @@ FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const Call
   return header;
 }
 
-void seal(FrameHeader& header, std::uint64_t epoch) noexcept {
-  header.header_hash = header_hash(header, epoch);
-}
-
-void check(const FrameHeader& header, std::uint64_t epoch) {
-  if (header.magic != kMagic || header.version != kVersion) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent {:#x} of version {} where a frame of version {} begins",
-                            header.magic, header.version, kVersion));
-  }
-  if (header.header_hash != header_hash(header, epoch)) {
-    throw Error(ErrorCode::kUnavailable,
-                "sent a frame whose header fails its checksum: it was damaged on the way, or is of "
-                "another job");
-  }
-}
-
-std::uint64_t payload_hash(std::span<const std::byte> payload, const CallKey& key,
-                           std::uint64_t offset) noexcept {
-  return hash64(payload, mix_seed(mix_seed(key.communicator, key.sequence), offset));
+void check_version(const FrameHeader& header) {
+  if (header.magic == kMagic && header.version == kVersion) return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("sent {:#x} of version {} where a frame of version {} begins",
+                          header.magic, header.version, kVersion));
 }
 
 }  // namespace ziggurat::wire

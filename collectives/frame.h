@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/frame.h: what goes over a channel between two ranks: headers of 88 bytes, each with a
-// payload behind it or none.
+// collectives/frame.h: what goes over a channel between two ranks: headers of 120 bytes, each with
+// a payload behind it or none.
 //
 // Between ranks of one host that may read each other's memory (collectives/peer_memory.h) nothing
 // large is sent at all: announcements say where it lies, who reads it says when it has (kTaken),
@@ -11,8 +11,11 @@
 // announced the same call: so no payload ever comes before there is a place for it, whatever the
 // order in which ranks come to their communicators' calls, and none is written by a call that does
 // not match.
+//
+// Who seals headers and payloads, and with what: frame_seal.h.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -36,6 +39,8 @@ enum class FrameKind : std::uint8_t {
   kReady,  ///< a chunk of results that may be read at `address` + offset
   kTaken,  ///< the part is read
   kKept,   ///< the part was whole all the while: results are final
+  kAsk,    ///< are you there?
+  kAlive,  ///< the answer: `count` pieces of work have ended so far (base/runtime/work_ended.h)
   kAbort,
   kBye
 };
@@ -71,16 +76,32 @@ struct CallSpec {
 
 /// "all_reduce of 4096 bf16".
 std::string describe(const CallSpec& spec);
+/// "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
+std::string describe(const CallSpec& spec, std::uint64_t sequence, std::span<const int> members);
 
 /// Which call of which communicator. Lane 0 has the calls of all ranks, the others have one pair
 /// and direction each.
 struct CallKey {
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
-  std::uint32_t lane = 0;
+  std::uint64_t lane = 0;
 
   bool operator==(const CallKey&) const = default;
   auto operator<=>(const CallKey&) const = default;
+};
+
+/// The lane of what rank `from` of a communicator of `world_size` sends `to`.
+constexpr std::uint64_t pair_lane(int from, int to, int world_size) noexcept {
+  return 1 + static_cast<std::uint64_t>(from) * static_cast<std::uint64_t>(world_size) +
+         static_cast<std::uint64_t>(to);
+}
+
+using Tag = std::array<std::byte, 16>;
+
+/// What a payload is known by.
+struct PayloadMark {
+  std::uint64_t number = 0;  ///< of all payloads that this rank sends; no two have the same
+  Tag tag{};
 };
 
 /// As it is on the wire: little endian, no padding.
@@ -95,29 +116,24 @@ struct FrameHeader {
   std::uint16_t code = 0;  ///< kAbort: the ErrorCode
   std::int32_t root = -1;
   std::uint32_t from = 0;  ///< rank of the transport
-  std::uint32_t lane = 0;
+  std::uint32_t unused = 0;
+  std::uint64_t lane = 0;
   std::uint64_t communicator = 0;
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
   std::uint64_t offset = 0;   ///< of this payload in what the rank sends in the call
   std::uint64_t length = 0;   ///< of this payload, bytes
   std::uint64_t address = 0;  ///< of what it lends, kCall and kReady
-  std::uint64_t payload_hash = 0;
-  std::uint64_t header_hash = 0;  ///< of the bytes before it, under the job's epoch
+  PayloadMark payload;
+  Tag tag{};  ///< of the bytes before it
 
   CallKey key() const noexcept { return {communicator, sequence, lane}; }
   CallSpec spec() const noexcept { return {call, element, op, root, count}; }
 };
-static_assert(sizeof(FrameHeader) == 88);
+static_assert(sizeof(FrameHeader) == 120);
 
 FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const CallSpec& spec);
-/// Fills in the checksum of the header; the last thing done to it.
-void seal(FrameHeader& header, std::uint64_t epoch) noexcept;
-/// Errors: kUnavailable for a header that is not whole, or not of this job.
-void check(const FrameHeader& header, std::uint64_t epoch);
-
-/// Seeded with the header's place, so that a payload at another place fails.
-std::uint64_t payload_hash(std::span<const std::byte> payload, const CallKey& key,
-                           std::uint64_t offset) noexcept;
+/// Errors: kUnavailable for what does not begin as a frame of this version.
+void check_version(const FrameHeader& header);
 
 }  // namespace ziggurat::wire

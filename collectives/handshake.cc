@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/handshake.cc: caller: hello and a nonce; called: a nonce and its proof; caller: its
-// proof. A proof is an HMAC of who proves, the hello and the nonce.
+// collectives/handshake.cc: proofs and keys are HMAC-SHA256 of what they are for, the hello and the
+// acceptor's nonce.
 #include "collectives/handshake.h"
 
 #include <fmt/format.h>
@@ -29,19 +29,14 @@ using Socket = asio::ip::tcp::socket;
 /// As it is on the wire.
 struct Hello {
   std::array<char, 8> magic{'z', 'i', 'g', '-', 'r', 'a', 'n', 'k'};
-  std::uint32_t version = 1;
-  Errand errand = Errand::kJoin;
+  std::uint32_t version = 2;
+  Purpose purpose = Purpose::kJoin;
   std::int32_t rank = 0;
   std::int32_t world_size = 0;
   std::uint64_t epoch = 0;
   Digest nonce{};
 };
 static_assert(sizeof(Hello) == 64);
-struct Answer {
-  Digest nonce{};
-  Digest proof{};
-};
-
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::kUnavailable, text); }
 
 void fill_random(std::span<std::byte> bytes) {
@@ -62,17 +57,30 @@ Digest hmac(std::span<const std::byte> key, std::span<const std::byte> bytes) {
   return digest;
 }
 
-/// Of a role in this conversation: nobody's proof can be sent back as another's.
-Digest proof_of(const std::string& secret, std::string_view role, const Hello& hello,
-                const Digest& nonce) {
+/// What is derived from the secret for this handshake alone; each `use` has its own.
+Digest derive(const std::string& secret, std::string_view use, const Hello& hello,
+              const Digest& nonce) {
   std::vector<std::byte> text;
   const auto add = [&](std::span<const std::byte> part) {
     text.insert(text.end(), part.begin(), part.end());
   };
-  add(std::as_bytes(std::span(role)));
+  add(std::as_bytes(std::span(use)));
   add(std::as_bytes(std::span(&hello, 1)));
   add(nonce);
   return hmac(std::as_bytes(std::span(secret)), text);
+}
+
+Session session_of(const std::string& secret, const Hello& hello, const Digest& nonce,
+                   bool caller) {
+  const auto key = [&](std::string_view use) { return derive(secret, use, hello, nonce); };
+  Session session;
+  Session::Direction& from_caller = caller ? session.sent : session.received;
+  Session::Direction& from_acceptor = caller ? session.received : session.sent;
+  from_caller.key = key("messages of the caller");
+  from_acceptor.key = key("messages of the acceptor");
+  (caller ? session.frames.send : session.frames.receive) = key("frames of the caller");
+  (caller ? session.frames.receive : session.frames.send) = key("frames of the acceptor");
+  return session;
 }
 
 bool same(const Digest& a, const Digest& b) {
@@ -102,68 +110,73 @@ std::span<std::byte> place_of(Value& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-Digest signature(const Conversation& conversation, std::uint64_t number, const std::string& text) {
-  const std::string signed_text = fmt::format("{}:{}", number, text);
-  return hmac(conversation.key, std::as_bytes(std::span(signed_text)));
+Digest signature(Session::Direction& direction, const std::string& text) {
+  const std::string signed_text = fmt::format("{}:{}", direction.messages++, text);
+  return hmac(direction.key, std::as_bytes(std::span(signed_text)));
 }
+
+constexpr std::string_view kProofOfCaller = "caller";
+constexpr std::string_view kProofOfAcceptor = "acceptor";
+constexpr Digest kRefusal{};  // where a proof is expected
 
 }  // namespace
 
-Task<Conversation> introduce(Socket& socket, const std::string& secret,
-                             const Introduction& introduction) {
+Task<Session> call_handshake(Socket& socket, const std::string& secret, const Caller& caller) {
   Hello hello;
-  hello.errand = introduction.errand;
-  hello.rank = introduction.rank;
-  hello.world_size = introduction.world_size;
-  hello.epoch = introduction.epoch;
+  hello.purpose = caller.purpose;
+  hello.rank = caller.rank;
+  hello.world_size = caller.world_size;
+  hello.epoch = caller.epoch;
   fill_random(hello.nonce);
   co_await write_exactly(socket, bytes_of(hello));
-  Answer answer;
-  co_await read_exactly(socket, place_of(answer));
-  if (!same(answer.proof, proof_of(secret, "called", hello, answer.nonce))) {
+  Digest nonce;
+  co_await read_exactly(socket, nonce);
+  const Digest own = derive(secret, kProofOfCaller, hello, nonce);
+  co_await write_exactly(socket, own);
+  Digest theirs;
+  co_await read_exactly(socket, theirs);
+  if (!same(theirs, derive(secret, kProofOfAcceptor, hello, nonce))) {
     throw Error(ErrorCode::kInvalidArgument,
                 "whoever listens there does not know this job's secret: it is another job's "
                 "rendezvous, or ZIGGURAT_SECRET differs between ranks");
   }
-  const Digest proof = proof_of(secret, "caller", hello, answer.nonce);
-  co_await write_exactly(socket, proof);
-  Conversation conversation;
-  conversation.key = proof_of(secret, "messages", hello, answer.nonce);
-  co_return conversation;
+  co_return session_of(secret, hello, nonce, /*caller=*/true);
 }
 
-Task<Guest> welcome(Socket& socket, const std::string& secret) {
+Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
   Hello hello;
   co_await read_exactly(socket, place_of(hello));
   const Hello expected;
   if (hello.magic != expected.magic || hello.version != expected.version ||
-      hello.errand > Errand::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
+      hello.purpose > Purpose::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
     refuse("a caller does not begin as a rank does");
   }
-  Answer answer;
-  fill_random(answer.nonce);
-  answer.proof = proof_of(secret, "called", hello, answer.nonce);
-  co_await write_exactly(socket, bytes_of(answer));
+  Digest nonce;
+  fill_random(nonce);
+  co_await write_exactly(socket, nonce);
   Digest proof;
   co_await read_exactly(socket, proof);
-  if (!same(proof, proof_of(secret, "caller", hello, answer.nonce))) {
+  if (!same(proof, derive(secret, kProofOfCaller, hello, nonce))) {
+    co_await write_exactly(socket, kRefusal);
     refuse(fmt::format("a caller that says it is rank {} does not know the secret", hello.rank));
   }
-  Guest guest;
-  guest.first = {hello.errand, hello.rank, hello.world_size, hello.epoch};
-  guest.second.key = proof_of(secret, "messages", hello, answer.nonce);
-  co_return guest;
+  const Digest own = derive(secret, kProofOfAcceptor, hello, nonce);
+  co_await write_exactly(socket, own);
+  Accepted accepted;
+  accepted.caller = {hello.purpose, hello.rank, hello.world_size, hello.epoch};
+  accepted.session = session_of(secret, hello, nonce, /*caller=*/false);
+  co_return accepted;
 }
 
-Task<> write_message(Socket& socket, Conversation& conversation, const std::string& text) {
+Task<> write_message(Socket& socket, Session& session, const std::string& text) {
   const auto length = static_cast<std::uint32_t>(text.size());
-  const Digest digest = signature(conversation, conversation.messages_sent++, text);
+  const Digest digest = signature(session.sent, text);
   co_await write_exactly(socket, bytes_of(length));
   co_await write_exactly(socket, std::as_bytes(std::span(text)));
   co_await write_exactly(socket, digest);
 }
 
-Task<std::string> read_message(Socket& socket, Conversation& conversation, std::size_t most_bytes) {
+Task<std::string> read_message(Socket& socket, Session& session, std::size_t most_bytes) {
   std::uint32_t length = 0;
   co_await read_exactly(socket, place_of(length));
   if (length > most_bytes)
@@ -172,10 +185,14 @@ Task<std::string> read_message(Socket& socket, Conversation& conversation, std::
   co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
   Digest digest;
   co_await read_exactly(socket, digest);
-  if (!same(digest, signature(conversation, conversation.messages_read++, text))) {
+  if (!same(digest, signature(session.received, text)))
     refuse("a message whose signature is wrong");
-  }
   co_return text;
+}
+
+wire::SealKey payload_key(const std::string& secret, std::uint64_t epoch, int rank) {
+  const std::string use = fmt::format("payloads of rank {} in epoch {}", rank, epoch);
+  return hmac(std::as_bytes(std::span(secret)), std::as_bytes(std::span(use)));
 }
 
 std::uint64_t random_number() {

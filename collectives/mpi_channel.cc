@@ -124,7 +124,7 @@ void MpiSession::failed(const std::string& why) {
 
 MpiChannel::MpiChannel(std::shared_ptr<MpiSession> session, int peer, bool bulk,
                        std::uint64_t epoch)
-    : session_(std::move(session)), peer_(peer), bulk_(bulk), epoch_(epoch) {}
+    : session_(std::move(session)), peer_(peer), bulk_(bulk), seal_(epoch) {}
 
 void MpiChannel::start(Events& events) {
   events_ = &events;
@@ -133,7 +133,7 @@ void MpiChannel::start(Events& events) {
 
 void MpiChannel::send(Outgoing frame) {
   if (events_ == nullptr) return;
-  wire::seal(frame.header, epoch_);
+  seal_.seal(frame.header);
   queue_.push_back(std::move(frame));
   if (queue_.size() == 1) session_->pump(*this);
 }
@@ -155,7 +155,7 @@ void MpiChannel::deliver(std::span<const std::byte> message) {
     }
     std::memcpy(&header, message.data(), sizeof(header));
     const auto payload = message.subspan(sizeof(header));
-    wire::check(header, epoch_);
+    seal_.check(header);
     if (payload.size() != header.length) {
       throw Error(ErrorCode::kUnavailable,
                   fmt::format("sent {} bytes in a frame of {}", payload.size(), header.length));

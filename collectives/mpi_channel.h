@@ -19,6 +19,7 @@
 #include "base/runtime/reactor.h"
 #include "collectives/channel.h"
 #include "collectives/exchange_transport.h"
+#include "collectives/frame_seal.h"
 #include "collectives/mpi_link.h"
 #include "collectives/rank_options.h"
 
@@ -78,7 +79,7 @@ class MpiChannel final : public Channel, public std::enable_shared_from_this<Mpi
   std::shared_ptr<MpiSession> session_;
   int peer_;
   bool bulk_;
-  std::uint64_t epoch_;
+  wire::HeaderSeal seal_;
   Events* events_ = nullptr;  // none: closed, or finishing
   std::deque<Outgoing> queue_;
   std::size_t in_flight_ = 0;

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/runtime/async.h"
+#include "base/runtime/work_ended.h"
 #include "collectives/call_shape.h"
 
 namespace ziggurat {
@@ -231,7 +232,7 @@ void Calls::launch(const std::shared_ptr<Call>& call) {
 }
 
 void Calls::ended(const std::shared_ptr<Call>& call, const std::optional<Error>& error) {
-  shared_->reactor().external_end();
+  work_ended(shared_->reactor());
   if (!error) {
     --under_way_;
     return call->done.set();

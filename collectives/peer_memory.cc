@@ -36,12 +36,29 @@ std::string this_host() {
 
 MemoryProbe own_memory_probe() {
   static const std::uint64_t value = random_number();
-  int scope = 0;  // as good as 0 where there is no Yama
-  std::ifstream(kYama) >> scope;
-  if (scope == 1 && ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0) != 0) {
-    throw system_error(errno, "prctl(PR_SET_PTRACER): lets ranks of this host read each other");
-  }
   return {::getpid(), reinterpret_cast<std::uint64_t>(&value), value};
+}
+
+std::shared_ptr<const void> Permission::take() {
+  const std::lock_guard lock(mutex_);
+  if (holders_ == 0) set_(true);
+  ++holders_;
+  return {this, [this](const void*) {
+            const std::lock_guard again(mutex_);
+            if (--holders_ == 0) set_(false);
+          }};
+}
+
+std::shared_ptr<const void> allow_reading() {
+  static Permission of_this_process([](bool allowed) {
+    int scope = 0;  // as good as 0 where there is no Yama
+    std::ifstream(kYama) >> scope;
+    if (scope != 1) return;
+    const unsigned long whom = allowed ? PR_SET_PTRACER_ANY : 0;
+    if (::prctl(PR_SET_PTRACER, whom, 0, 0, 0) != 0 && allowed)
+      throw system_error(errno, "prctl(PR_SET_PTRACER): lets ranks of this host read each other");
+  });
+  return of_this_process.take();
 }
 
 std::string why_not_readable(const MemoryProbe& probe) {

@@ -7,8 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace ziggurat {
 
@@ -23,9 +27,24 @@ struct MemoryProbe {
   std::uint64_t value = 0;
 };
 
-/// Of this process. Where Yama lets a process be read by its ancestors only (ptrace_scope 1),
-/// allows all of the same user.
 MemoryProbe own_memory_probe();
+
+/// Where Yama lets a process be read by its ancestors only (ptrace_scope 1): processes of the same
+/// user may read this one until all that was returned is gone. Errors: prctl's.
+std::shared_ptr<const void> allow_reading();
+
+/// Counts who needs something: `set` hears true when the first comes, false when the last is gone.
+/// Any thread.
+class Permission {
+ public:
+  explicit Permission(std::function<void(bool)> set) : set_(std::move(set)) {}
+  std::shared_ptr<const void> take();
+
+ private:
+  std::mutex mutex_;
+  std::size_t holders_ = 0;
+  std::function<void(bool)> set_;
+};
 
 /// Why the process that `probe` describes cannot be read; empty if it can.
 std::string why_not_readable(const MemoryProbe& probe);

@@ -75,8 +75,7 @@ void find_rendezvous(RankOptions& options, const Environment& environment) {
     options.rendezvous_source = "MASTER_ADDR, MASTER_PORT + 1";
     return;
   }
-  const LocalRank local = local_rank(environment);
-  if (local.count == static_cast<std::size_t>(options.world_size)) {
+  if (options.one_host) {
     options.rendezvous = fmt::format("127.0.0.1:{}", port_of_job(environment));
     options.rendezvous_source = "all ranks are on this host";
     return;
@@ -128,15 +127,16 @@ RankOptions rank_options(const Environment& environment) {
     options.call_timeout =
         std::chrono::seconds(number("ZIGGURAT_RANK_TIMEOUT", *seconds, 1'000'000));
   }
+  options.collectives =
+      collectives_of(environment("ZIGGURAT_RANKS").value_or("auto"), "ZIGGURAT_RANKS");
   if (options.world_size == 1) return options;
+  options.one_host = local_rank(environment).count == static_cast<std::size_t>(options.world_size);
   find_rendezvous(options, environment);
   if (const auto secret = environment("ZIGGURAT_SECRET")) {
     options.secret = *secret;
   } else if (const auto path = environment("ZIGGURAT_SECRET_FILE")) {
     options.secret = secret_of_file(*path);
   }
-  options.collectives =
-      collectives_of(environment("ZIGGURAT_RANKS").value_or("auto"), "ZIGGURAT_RANKS");
   options.without_secret = environment("ZIGGURAT_WITHOUT_SECRET").value_or("") == "1";
   return options;
 }

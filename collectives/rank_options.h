@@ -29,9 +29,11 @@ struct RankOptions {
   std::string source;      ///< the variables that say so; empty: a process on its own
   std::string rendezvous;  ///< HOST:PORT, an address of rank 0's machine; empty: not known
   std::string rendezvous_source;
-  std::string secret;  ///< that all ranks of the job know
-  /// No secret where others than this machine can reach: anybody there could join.
-  bool without_secret = false;
+  bool one_host = false;  ///< all ranks are on this one, the launcher says
+  /// What all ranks of the job know. Empty: ranks of one host get one that only their user can
+  /// get; those of several hosts do not start.
+  std::string secret;
+  bool without_secret = false;  ///< start all the same: whoever can connect could join
   Collectives collectives = Collectives::kAuto;
   Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
   Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< ExchangeOptions::timeout

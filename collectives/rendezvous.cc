@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rendezvous.cc: the ranks meet, and the back-end for what came of it.
+// collectives/rendezvous.cc: the ranks connect, and the back-end for what came of it.
 #include "collectives/rendezvous.h"
 
+#include <fmt/format.h>
+
+#include "base/log.h"
+#include "collectives/descriptors.h"
 #include "collectives/exchange_communicator.h"
 #include "collectives/mpi_channel.h"
 #include "collectives/nccl_communicator.h"
-#include "collectives/rank_meeting.h"
+#include "collectives/rendezvous_protocol.h"
 #include "collectives/self_communicator.h"
 
 namespace ziggurat {
 
 Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options) {
+  require_descriptors(options.rank, options.world_size);
   reactor.external_begin();
-  const auto meeting = std::make_shared<RankMeeting>(reactor, std::move(options));
+  const auto protocol = std::make_shared<RendezvousProtocol>(reactor, std::move(options));
   std::exception_ptr failure;
   TcpOptions connected;
   try {
-    connected = co_await meeting->run();
+    connected = co_await protocol->run();
   } catch (...) {
     failure = std::current_exception();
   }
@@ -27,7 +32,15 @@ Task<TcpOptions> meet_ranks(Reactor& reactor, RankOptions options) {
 
 std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& workers,
                                             const RankOptions& options) {
-  if (options.world_size == 1) return std::make_unique<SelfCommunicator>();
+  if (options.world_size == 1) {
+    if (options.collectives != Collectives::kAuto) {
+      note_degraded("collectives",
+                    fmt::format("collectives {} changes nothing: this is one rank, which talks to "
+                                "nobody",
+                                to_string(options.collectives)));
+    }
+    return std::make_unique<SelfCommunicator>();
+  }
   // Before anybody waits for this rank.
   const auto gpu = options.collectives == Collectives::kNccl ? open_nccl(options.call_timeout)
                                                              : std::shared_ptr<NcclDevice>();

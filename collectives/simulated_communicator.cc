@@ -147,7 +147,7 @@ SimulatedCommunicator::SimulatedCommunicator(std::shared_ptr<SimulatedWorld> wor
     : world_(std::move(world)), members_(std::move(members)), place_(place), id_(id) {}
 
 template <class Check>
-Task<> SimulatedCommunicator::begin(const Call& call, std::uint32_t lane,
+Task<> SimulatedCommunicator::begin(const Call& call, std::uint64_t lane,
                                     const std::vector<int>& members, std::size_t place,
                                     const Check& check) {
   try {
@@ -175,7 +175,7 @@ Task<> SimulatedCommunicator::with_all(const Call& call, const Check& check) {
 /// The pair is a call of two: the sender is first.
 template <class Check>
 Task<> SimulatedCommunicator::with_one(const Call& call, int from, int to, const Check& check) {
-  const auto lane = static_cast<std::uint32_t>(1 + from * world_size() + to);
+  const std::uint64_t lane = wire::pair_lane(from, to, world_size());
   const auto rank_of = [this](int place) {
     return place >= 0 && place < world_size() ? (*members_)[static_cast<std::size_t>(place)] : -1;
   };

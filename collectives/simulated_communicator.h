@@ -57,7 +57,7 @@ class SimulatedCommunicator final : public Communicator {
   };
   /// Numbers the call and takes part in it; `check` throws for what cannot be.
   template <class Check>
-  Task<> begin(const Call& call, std::uint32_t lane, const std::vector<int>& members,
+  Task<> begin(const Call& call, std::uint64_t lane, const std::vector<int>& members,
                std::size_t place, const Check& check);
   template <class Check>
   Task<> with_all(const Call& call, const Check& check);
@@ -68,7 +68,7 @@ class SimulatedCommunicator final : public Communicator {
   Members members_;  // ranks of the network
   int place_;
   std::uint64_t id_;
-  std::map<std::uint32_t, std::uint64_t> next_sequence_;  // by lane
+  std::map<std::uint64_t, std::uint64_t> next_sequence_;  // by lane
   std::map<std::vector<int>, std::uint64_t> splits_;      // how often, by members
 };
 

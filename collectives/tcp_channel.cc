@@ -24,7 +24,9 @@ namespace {
 namespace asio = boost::asio;
 using boost::system::error_code;
 
-constexpr int kPeerDeadMs = 3000;
+// A spanning tree that converges again or a bond that changes its link takes a few seconds.
+constexpr int kProbes = 5;
+constexpr int kProbeSeconds = static_cast<int>(kPeerGone.count()) / (kProbes + 1);
 
 void set_option(TcpSocket& socket, int level, int option, int value, const char* name) {
   if (::setsockopt(socket.native_handle(), level, option, &value, sizeof(value)) != 0) {
@@ -32,13 +34,14 @@ void set_option(TcpSocket& socket, int level, int option, int value, const char*
   }
 }
 
-/// Idle or not, a peer that does not answer the kernel is noticed within kPeerDeadMs and a second.
+/// Idle or not, a peer that does not answer the kernel is noticed after kPeerGone.
 void keep_alive(TcpSocket& socket) {
+  constexpr int kPeerGoneMs = static_cast<int>(std::chrono::milliseconds(kPeerGone).count());
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1, "SO_KEEPALIVE");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1, "TCP_KEEPIDLE");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1, "TCP_KEEPINTVL");
-  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, 3, "TCP_KEEPCNT");
-  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerDeadMs, "TCP_USER_TIMEOUT");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, kProbeSeconds, "TCP_KEEPIDLE");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPINTVL, kProbeSeconds, "TCP_KEEPINTVL");
+  set_option(socket, IPPROTO_TCP, TCP_KEEPCNT, kProbes, "TCP_KEEPCNT");
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerGoneMs, "TCP_USER_TIMEOUT");
 }
 
 /// Asio's own condition stops at 64 KiB a system call.
@@ -53,8 +56,8 @@ std::string in_words(const error_code& error) {
 
 }  // namespace
 
-TcpChannel::TcpChannel(Reactor& reactor, TcpSocket socket, int peer, std::uint64_t epoch)
-    : reactor_(reactor), socket_(std::move(socket)), peer_(peer), epoch_(epoch) {}
+TcpChannel::TcpChannel(Reactor& reactor, TcpSocket socket, int peer, wire::HeaderSeal seal)
+    : reactor_(reactor), socket_(std::move(socket)), peer_(peer), seal_(std::move(seal)) {}
 
 void TcpChannel::start(Events& events) {
   events_ = &events;
@@ -63,7 +66,7 @@ void TcpChannel::start(Events& events) {
 
 void TcpChannel::send(Outgoing frame) {
   if (events_ == nullptr) return;
-  wire::seal(frame.header, epoch_);
+  seal_.seal(frame.header);
   queue_.push_back(std::move(frame));
   if (writing_) return;
   writing_ = true;
@@ -105,7 +108,7 @@ Task<> TcpChannel::read_frames(std::shared_ptr<TcpChannel> self) {
     std::span<std::byte> payload;
     std::string fault;
     try {
-      wire::check(header, self->epoch_);
+      self->seal_.check(header);
       payload = self->events_->landing(self->peer_, header);
     } catch (const Error& error) {
       fault = error.what();
@@ -151,18 +154,21 @@ ExchangeOptions over_sockets(Reactor& reactor, TcpOptions options) {
   exchange.rank = options.rank;
   exchange.carrier = "sockets";
   exchange.timeout = options.timeout;
+  exchange.readable = std::move(options.readable);
   for (std::size_t i = 0; i < options.peers.size(); ++i) {
     TcpPeer& from = options.peers[i];
     ExchangePeer& to = exchange.peers.emplace_back(from.host, from.memory);
+    to.payloads = wire::PayloadSeal(from.payload_key);
     const int peer = static_cast<int>(i);
     if (peer == options.rank) continue;
     for (TcpSocket* socket : {from.control.get(), from.bulk.get()}) {
       set_option(*socket, IPPROTO_TCP, TCP_NODELAY, 1, "TCP_NODELAY");
     }
     keep_alive(*from.control);
-    to.control =
-        std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer, options.epoch);
-    to.bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer, options.epoch);
+    to.control = std::make_shared<TcpChannel>(reactor, std::move(*from.control), peer,
+                                              wire::HeaderSeal(options.epoch, from.control_keys));
+    to.bulk = std::make_shared<TcpChannel>(reactor, std::move(*from.bulk), peer,
+                                           wire::HeaderSeal(options.epoch, from.bulk_keys));
   }
   return exchange;
 }

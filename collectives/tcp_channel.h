@@ -4,10 +4,12 @@
 #pragma once
 
 #include <boost/asio/ip/tcp.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +17,7 @@
 #include "base/runtime/reactor.h"
 #include "collectives/channel.h"
 #include "collectives/exchange_transport.h"
+#include "collectives/frame_seal.h"
 
 namespace ziggurat {
 
@@ -22,7 +25,7 @@ using TcpSocket = boost::asio::ip::tcp::socket;
 
 class TcpChannel final : public Channel, public std::enable_shared_from_this<TcpChannel> {
  public:
-  TcpChannel(Reactor& reactor, TcpSocket socket, int peer, std::uint64_t epoch);
+  TcpChannel(Reactor& reactor, TcpSocket socket, int peer, wire::HeaderSeal seal);
   void start(Events& events) override;
   void send(Outgoing frame) override;
   bool flushed() const noexcept override { return !writing_; }
@@ -38,28 +41,34 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
   Reactor& reactor_;
   TcpSocket socket_;
   int peer_;
-  std::uint64_t epoch_;
+  wire::HeaderSeal seal_;
   Events* events_ = nullptr;  // none: closed, or finishing
   std::deque<Outgoing> queue_;
   bool writing_ = false;
   bool finishing_ = false;
 };
 
-/// The two sockets to one rank, connected by collectives/rendezvous.h. The kernel keeps *control*
-/// alive and ends it within 3 s when the peer's machine is gone; *bulk* may stand still as long as
-/// a stopped process does.
+/// The two sockets to one rank, connected by collectives/rendezvous.h. The kernel ends *control*
+/// kPeerGone after the peer's machine last answered it, which a switch that fails over does not
+/// take; *bulk* may stand still as long as a stopped process does.
 struct TcpPeer {
   std::string host;    ///< of the ranks of one host, the same
   MemoryProbe memory;  ///< of a rank of this host
+  /// Of the payloads that it sends, if others could come between; this rank's own too.
+  std::optional<wire::SealKey> payload_key;
   std::unique_ptr<TcpSocket> control;
   std::unique_ptr<TcpSocket> bulk;
+  std::optional<wire::ConnectionKeys> control_keys;
+  std::optional<wire::ConnectionKeys> bulk_keys;
 };
+inline constexpr std::chrono::seconds kPeerGone{30};
 
 struct TcpOptions {
   int rank = 0;
   std::uint64_t epoch = 0;     ///< of this connection of the ranks, the same on all
-  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has only its host
+  std::vector<TcpPeer> peers;  ///< by rank; this rank's own has its host and key
   Nanoseconds timeout{std::chrono::minutes(10)};  ///< ExchangeOptions::timeout
+  std::shared_ptr<const void> readable;           ///< ExchangeOptions::readable
 };
 
 /// Errors: errno's of setsockopt.

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/work_ended.h"
 #include "tiers/device_slab.h"
 
 namespace ziggurat {
@@ -194,7 +195,7 @@ void CudaStream::finish(std::unique_ptr<Completion> completion, cudaError_t stat
   }
   Reactor& reactor = context_.reactor;
   reactor.post([&reactor, done = std::move(completion->done), error] {
-    reactor.external_end();
+    work_ended(reactor);
     done(error);
   });
 }

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -162,7 +163,7 @@ void HostStream::do_copy(const Copy& copy, std::function<void(std::exception_ptr
   }
   Reactor& reactor = reactor_;
   reactor.post([&reactor, done = std::move(done), error = failed_] {
-    reactor.external_end();
+    work_ended(reactor);
     done(error);
   });
 }

@@ -4,10 +4,27 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 
+#include "base/error.h"
 #include "base/runtime/reactor.h"
 
 namespace ziggurat {
+
+/// What a rank throws where nothing failed on its own part, but on another rank's of the same work.
+class PeerFailed : public Error {
+ public:
+  using Error::Error;
+};
+inline bool followed_from_another(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const PeerFailed&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
 
 class Quorum {
  public:

@@ -38,12 +38,6 @@ void encode_table(const SlotTable& table, std::span<std::byte> region);
 SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
                        std::uint64_t generation);
 
-/// What together() throws where nothing failed here.
-class PeerFailed : public Error {
- public:
-  using Error::Error;
-};
-
 /// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
 /// rank is left waiting for one that gave up. Throws this rank's own error, or PeerFailed
 /// (kUnavailable) saying `what` failed elsewhere.

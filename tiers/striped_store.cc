@@ -24,16 +24,6 @@ bool holds_unfinished(const StripePlace& place, int rank, std::uint32_t stripe) 
   return place.io.exists(place.directory + "/" + StateStore::temporary_name(rank, stripe));
 }
 
-bool followed_from_another(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const PeerFailed&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
 }  // namespace
 
 StripedStore::StripedStore(Environment environment)

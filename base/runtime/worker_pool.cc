@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/runtime/floating_point.h"
+#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -199,7 +200,7 @@ Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<v
       error = std::current_exception();
     }
     reactor.post([&reactor, &done, error] {
-      reactor.external_end();
+      work_ended(reactor);
       if (error) {
         done.fail(error);
       } else {

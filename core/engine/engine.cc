@@ -70,7 +70,8 @@ Task<> EngineImpl::close() {
 void EngineImpl::fail(std::exception_ptr error) {
   if (error_) return;
   end_with(error);
-  tell_ranks(error);
+  // The rank that failed first tells the others why.
+  if (!followed_from_another(error)) tell_ranks(error);
 }
 
 /// From now on every call throws `error`; what waits is woken with it.

@@ -114,6 +114,7 @@ class EngineImpl final : public Engine {
     return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;
+  Task<std::exception_ptr> first_cause(std::exception_ptr followed);
 
   // engine.cc
   Task<> close();

@@ -87,6 +87,7 @@ void EngineImpl::open(const Initializer& initialize) {
       error = std::current_exception();
     }
     if (!error) co_return;
+    if (followed_from_another(error)) error = co_await self.first_cause(error);
     self.fail(error);
     std::rethrow_exception(error);
   }(*this, initialize));

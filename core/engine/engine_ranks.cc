@@ -125,6 +125,16 @@ ReductionSettings EngineImpl::reduction() const {
           .bucket_elements = config_.reduce_bucket_elements};
 }
 
+/// Why another rank failed: it says so as it ends every call, one that it will never make too.
+Task<std::exception_ptr> EngineImpl::first_cause(std::exception_ptr followed) {
+  try {
+    co_await runtime_.ranks->barrier();
+  } catch (...) {
+    followed = std::current_exception();
+  }
+  co_return followed;
+}
+
 /// The others must not wait for a rank that has failed.
 void EngineImpl::tell_ranks(const std::exception_ptr& error) noexcept {
   if (runtime_.ranks->world_size() == 1) return;

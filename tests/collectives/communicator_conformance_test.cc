@@ -73,6 +73,11 @@ Ranks create_mixed(Reactor& reactor, int world_size) {
   return create_connected(reactor, world_size, 2);
 }
 
+/// Hosts of one rank: frames that others could forge are sealed.
+Ranks create_sealed(Reactor& reactor, int world_size) {
+  return create_connected(reactor, world_size, 1);
+}
+
 /// Sockets, and beside them what NCCL would do.
 Ranks create_fake_nccl(Reactor& reactor, int world_size) {
   const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
@@ -103,6 +108,8 @@ const Backend kBackends[] = {{"self", 1, create_self},
                              {"memory", 4, create_memory},
                              {"mixed", 3, create_mixed},
                              {"mixed", 4, create_mixed},
+                             {"sealed", 2, create_sealed},
+                             {"sealed", 3, create_sealed},
                              {"nccl", 2, create_fake_nccl},
                              {"nccl", 3, create_fake_nccl},
                              {"simulated", 1, create_simulated, Clock::Kind::kVirtual},

@@ -3,6 +3,9 @@
 #include "collectives/rendezvous.h"
 
 #include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <boost/asio/read.hpp>
@@ -16,9 +19,11 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "base/runtime/async.h"
 #include "collectives/handshake.h"
-#include "collectives/rank_row.h"
+#include "collectives/local_secret.h"
+#include "collectives/rank_address.h"
 
 namespace ziggurat {
 namespace {
@@ -212,6 +217,16 @@ TEST(Rendezvous, RanksThatMetMakeACommunicator) {
   EXPECT_THAT(sums, testing::ElementsAre(11u, 11u));
 }
 
+TEST(Rendezvous, OneRankIsToldThatItsBackEndChangesNothing) {
+  Reactor reactor;
+  WorkerPool workers({.threads = 1, .cpus = {}});
+  RankOptions options;
+  options.collectives = Collectives::kNccl;
+  EXPECT_EQ(connect_ranks(reactor, workers, options)->world_size(), 1);
+  EXPECT_THAT(degraded_modes(),
+              testing::Contains(HasSubstr("collectives nccl changes nothing: this is one rank")));
+}
+
 TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {
   const std::uint16_t port = free_port();
   std::vector<RankOptions> ranks{options_of(0, 3, port), options_of(1, 3, port)};
@@ -234,10 +249,10 @@ void come_and_go(const RankOptions& options, std::uint16_t port) {
       co_await socket.async_connect({asio::ip::address_v4::loopback(), port},
                                     asio::redirect_error(asio::use_awaitable, error));
     } while (error);
-    const Introduction introduction{Errand::kJoin, options.rank, options.world_size, 0};
-    Conversation conversation = co_await introduce(socket, options.secret, introduction);
-    const std::string row = RankRow{}.written().dump();
-    co_await write_message(socket, conversation, row);
+    const Caller caller{Purpose::kJoin, options.rank, options.world_size, 0};
+    Session session = co_await call_handshake(socket, options.secret, caller);
+    const std::string row = RankAddress{}.to_json().dump();
+    co_await write_message(socket, session, row);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others have likely come too
     reactor.external_end();
   };
@@ -286,12 +301,127 @@ TEST(Rendezvous, RanksMustAgreeHowManyTheyAre) {
 }
 
 TEST(Rendezvous, WithoutASecretOnlyThisMachineIsServed) {
-  RankOptions options = options_of(0, 2, 29'999);
+  RankOptions options = options_of(0, 2, free_port());
   options.secret.clear();
-  options.rendezvous = "192.0.2.1:29999";  // reserved for documentation
+  options.rendezvous = "192.0.2.1:" + options.rendezvous.substr(options.rendezvous.find(':') + 1);
+  options.connect_timeout = std::chrono::milliseconds(200);
   EXPECT_THAT(meet({options}).errors[0], HasSubstr("there is no secret"));
-  options.without_secret = true;  // asked for: the address is what fails now
-  EXPECT_THAT(meet({options}).errors[0], HasSubstr("bind at 192.0.2.1:29999"));
+  options.without_secret = true;  // asked for: whose address that is does not matter to rank 0
+  EXPECT_THAT(meet({options}).errors[0], HasSubstr("rank 1 did not come"));
+}
+
+// A host's own name often resolves to a loopback address there (127.0.1.1 on Debian), which says
+// nothing of where the other ranks are.
+TEST(Rendezvous, ANameIsNoReasonToGoWithoutASecret) {
+  RankOptions options = options_of(0, 2, free_port());
+  options.secret.clear();
+  options.rendezvous = "ip6-localhost" + options.rendezvous.substr(options.rendezvous.find(':'));
+  EXPECT_THAT(meet({options}).errors[0], HasSubstr("there is no secret"));
+}
+
+TEST(Rendezvous, RankZeroListensOnEveryAddressOfItsMachine) {
+  const std::uint16_t port = free_port();
+  std::vector<RankOptions> ranks{options_of(0, 2, port), options_of(1, 2, port)};
+  ranks[0].rendezvous = "192.0.2.1:" + std::to_string(port);  // not here: behind NAT, say
+  const Outcome outcome = meet(ranks);
+  EXPECT_THAT(outcome.errors, testing::Each(""));
+}
+
+TEST(Rendezvous, RanksOfOneHostNeedNoSecretOfTheirUser) {
+  const std::uint16_t port = free_port();
+  std::vector<RankOptions> ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.push_back(options_of(r, 3, port));
+    ranks.back().secret.clear();
+    ranks.back().one_host = true;  // as torchrun and srun say
+    ranks.back().rendezvous = "some-node:" + std::to_string(port);
+  }
+  EXPECT_THAT(meet(ranks).errors, testing::Each(""));
+}
+
+/// Runs `body` in a process of another user; what it returned.
+std::string as_another_user(uid_t user, const std::function<std::string()>& body) {
+  int ends[2];
+  if (::pipe(ends) != 0) return "no pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    std::string text = "cannot become another user";
+    try {
+      if (::setuid(user) == 0) text = body();
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    const bool written = ::write(ends[1], text.data(), text.size()) >= 0;
+    ::_exit(written ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char c = 0;
+  while (::read(ends[0], &c, 1) == 1) text += c;
+  ::close(ends[0]);
+  ::waitpid(child, nullptr, 0);
+  return text;
+}
+
+constexpr uid_t kStranger = 65'534;
+
+TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  const std::uint16_t port = free_port();
+  const std::string secret = random_secret();
+  Reactor reactor;
+  reactor.start();
+  const auto giver = std::make_shared<LocalSecret>(reactor, port, secret);
+  const auto open = [&]() -> Task<> {
+    giver->open();
+    co_return;
+  };
+  reactor.block_on(open());
+  const auto asked = [port] {
+    Reactor own;
+    own.start();
+    return "got " + own.block_on(local_secret(own, port));
+  };
+  EXPECT_EQ(asked(), "got " + secret);
+  // Forked where there are threads, which a test may: the child needs nothing of theirs.
+  const std::string strangers = as_another_user(kStranger, asked);
+  EXPECT_THAT(strangers, testing::Not(HasSubstr(secret)));
+  EXPECT_THAT(strangers, testing::AnyOf("got ", HasSubstr("and this is user 65534")));
+  const auto close = [&]() -> Task<> {
+    giver->close();
+    co_return;
+  };
+  reactor.block_on(close());
+}
+
+TEST(LocalSecret, OneThatAnotherUserHandsOutIsRefusedAndTheUserNamed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  const std::uint16_t port = free_port();
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t squatter = ::fork();
+  if (squatter == 0) {
+    if (::setuid(kStranger) != 0) ::_exit(1);
+    Reactor reactor;
+    const auto giver = std::make_shared<LocalSecret>(reactor, port, random_secret());
+    const bool told = ::write(ready[1], "x", 1) == 1;
+    ::pause();
+    ::_exit(told ? 0 : 1);
+  }
+  char c = 0;
+  ASSERT_EQ(::read(ready[0], &c, 1), 1);
+  std::vector<RankOptions> ranks{options_of(0, 2, port), options_of(1, 2, port)};
+  for (RankOptions& options : ranks) {
+    options.secret.clear();
+    options.connect_timeout = std::chrono::milliseconds(500);
+  }
+  const Outcome outcome = meet(ranks);
+  EXPECT_THAT(outcome.errors[0], HasSubstr("another user"));
+  EXPECT_THAT(outcome.errors[1], HasSubstr("user 65534 hands out secrets"));
+  ::kill(squatter, SIGKILL);
+  ::waitpid(squatter, nullptr, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
 }
 
 /// What comes to a port that is open: scans, other protocols, wrong secrets, half a hello.
@@ -310,7 +440,7 @@ void knock(std::uint16_t port, std::size_t times) {
     if (i % 3 == 0) {  // a right beginning, of a rank that is to come, then a wrong proof
       std::memset(bytes.data(), 0, 32);
       std::memcpy(bytes.data(), "zig-rank", 8);
-      bytes[8] = 1;
+      bytes[8] = 2;
       bytes[16] = 1;
       bytes[20] = 3;
       size = 96;

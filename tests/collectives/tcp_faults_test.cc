@@ -8,7 +8,10 @@
 #include <boost/asio/write.hpp>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <random>
+#include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/runtime/async.h"
@@ -208,14 +211,21 @@ struct Script {
   std::vector<std::byte> control;
   std::vector<std::byte> bulk;
 };
-Script script_of(std::span<const std::byte> bytes) {
+/// Sealed as `payloads` and, for each socket, `control` and `bulk` do it.
+struct Seals {
+  wire::PayloadSeal payloads;
+  wire::HeaderSeal control{kTestEpoch};
+  wire::HeaderSeal bulk{kTestEpoch};
+};
+Script script_of(std::span<const std::byte> bytes, Seals seals = {}) {
   const wire::CallSpec spec{.kind = wire::CallKind::kAllGather, .count = bytes.size()};
   Script script;
-  const auto add = [](std::vector<std::byte>& to, wire::FrameHeader header,
-                      std::span<const std::byte> payload) {
+  std::uint64_t number = 0;
+  const auto add = [&](std::vector<std::byte>& to, wire::FrameHeader header,
+                       std::span<const std::byte> payload) {
     header.length = payload.size();
-    header.payload_hash = wire::payload_hash(payload, header.key(), header.offset);
-    wire::seal(header, kTestEpoch);
+    header.payload = seals.payloads.mark(number++, payload, header.key(), header.offset);
+    (&to == &script.control ? seals.control : seals.bulk).seal(header);
     const auto raw = std::as_bytes(std::span(&header, 1));
     to.insert(to.end(), raw.begin(), raw.end());
     to.insert(to.end(), payload.begin(), payload.end());
@@ -290,6 +300,130 @@ TEST_F(TcpFaults, TwentyThousandDamagedStreamsGiveAnErrorOrTheRightBytes) {
     }
   }
   EXPECT_GT(refused, 15'000u) << "most damage was not even noticed";
+}
+
+/// Rank 0 of two hosts, which gets from the network what a script says instead of rank 1.
+class ForgedFrames : public TcpFaults {
+ protected:
+  static constexpr std::size_t kBytes = 20'000;  // announced on control, sent on bulk
+
+  ForgedFrames() : sent_(kBytes, std::byte{7}) {
+    std::vector<TcpOptions> both = connected_options({&reactor_, &reactor_}, 1);
+    both[0].peers[1].memory = both[1].peers[0].memory = {};
+    keys_of_rank_1_ = both[1];
+    control_ = std::move(both[1].peers[0].control);
+    bulk_ = std::move(both[1].peers[0].bulk);
+    rank_0_.push_back(std::make_unique<ExchangeCommunicator>(
+        ExchangeTransport::create(reactor_, workers_, over_sockets(reactor_, std::move(both[0])))));
+  }
+  /// What rank 1 itself would seal them with.
+  Seals right() const {
+    const Keys::Peer& to_rank_0 = keys_of_rank_1_.peers[0];
+    return {wire::PayloadSeal(keys_of_rank_1_.peers[1].payload_key),
+            wire::HeaderSeal(kTestEpoch, to_rank_0.control_keys),
+            wire::HeaderSeal(kTestEpoch, to_rank_0.bulk_keys)};
+  }
+  Failure receive(const Script& script) {
+    boost::asio::write(*control_, boost::asio::buffer(script.control));
+    boost::asio::write(*bulk_, boost::asio::buffer(script.bulk));
+    const auto gather = [&](Communicator& c) { return c.all_gather(sent_, all_); };
+    return call(rank_0_, {gather})[0];
+  }
+
+  /// Copies of keys only.
+  struct Keys {
+    struct Peer {
+      std::optional<wire::SealKey> payload_key;
+      std::optional<wire::ConnectionKeys> control_keys, bulk_keys;
+    };
+    std::vector<Peer> peers;
+    Keys& operator=(const TcpOptions& options) {
+      for (const TcpPeer& peer : options.peers)
+        peers.push_back({peer.payload_key, peer.control_keys, peer.bulk_keys});
+      return *this;
+    }
+  };
+  Keys keys_of_rank_1_;
+  std::unique_ptr<TcpSocket> control_, bulk_;
+  std::vector<std::unique_ptr<Communicator>> rank_0_;
+  std::vector<std::byte> sent_;
+  std::vector<std::byte> all_ = std::vector<std::byte>(2 * kBytes);
+};
+
+TEST_F(ForgedFrames, OfTheRankItselfAreTaken) {
+  // The goodbye of a call that is done: rank 0 told rank 1 nothing that it could answer here.
+  EXPECT_FALSE(receive(script_of(sent_, right())).failed);
+  EXPECT_EQ(all_.back(), std::byte{7});
+}
+
+TEST_F(ForgedFrames, WithChecksumsOnlyAreRefused) {
+  const Failure failure = receive(script_of(sent_));
+  EXPECT_EQ(failure.code, ErrorCode::kUnavailable);
+  EXPECT_THAT(failure.text, HasSubstr("rank 1 sent a frame whose header has a wrong tag"));
+}
+
+TEST_F(ForgedFrames, WithAnotherPayloadAreRefused) {
+  Script script = script_of(sent_, right());
+  script.bulk.back() ^= std::byte{1};
+  EXPECT_THAT(receive(script).text, HasSubstr("fails its checksum"));
+}
+
+TEST_F(ForgedFrames, ThatComeTwiceAreRefused) {
+  Script script = script_of(sent_, right());
+  const std::vector<std::byte> once = script.control;
+  script.control.insert(script.control.end(), once.begin(), once.end());
+  script.bulk.clear();  // or the call could be over by then
+  EXPECT_THAT(receive(script).text, HasSubstr("wrong tag"));
+}
+
+// Rank 0's own, sent back to it.
+TEST_F(ForgedFrames, OfTheOtherDirectionAreRefused) {
+  Seals reflected = right();
+  auto keys = *keys_of_rank_1_.peers[0].control_keys;
+  std::swap(keys.send, keys.receive);
+  reflected.control = wire::HeaderSeal(kTestEpoch, keys);
+  EXPECT_THAT(receive(script_of(sent_, std::move(reflected))).text, HasSubstr("wrong tag"));
+}
+
+// Each is a whole frame, sealed for its connection.
+TEST_F(ForgedFrames, OfTheOtherConnectionAreRefused) {
+  Seals crossed = right();
+  std::swap(crossed.control, crossed.bulk);
+  EXPECT_THAT(receive(script_of(sent_, std::move(crossed))).text, HasSubstr("wrong tag"));
+}
+
+// Minutes of it are fine, as long as some rank gets something done: here five times the timeout.
+TEST_F(TcpFaults, ARankAtWorkIsWaitedForLongerThanTheTimeout) {
+  const auto ranks = connect(2, std::chrono::milliseconds(400));
+  const OnRank waits = [](Communicator& c) { return c.barrier(); };
+  const OnRank works = [this](Communicator& c) -> Task<> {
+    const std::function<void()> piece = [] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    };
+    for (int i = 0; i < 100; ++i) co_await workers_.run(reactor_, "a piece of work", piece);
+    co_await c.barrier();
+  };
+  for (const Failure& failure : call(ranks, {waits, works})) {
+    EXPECT_FALSE(failure.failed) << failure.text;
+  }
+}
+
+// Each waits for the other, in a call that the other does not make: both are alive, neither works.
+TEST_F(TcpFaults, RanksThatWaitForEachOtherInDifferentCommunicatorsAreEndedAndBothCallsNamed) {
+  const auto ranks = connect(2, std::chrono::milliseconds(400));
+  const std::vector<int> all{0, 1};
+  std::vector<std::unique_ptr<Communicator>> ones(2);
+  const auto crossed = [&](bool first) {
+    return [&ones, &all, first](Communicator& c) -> Task<> {
+      auto& own = ones[static_cast<std::size_t>(c.rank())];
+      own = c.split(all);
+      co_await (first ? c : *own).barrier();
+    };
+  };
+  for (const Failure& failure : call(ranks, {crossed(true), crossed(false)})) {
+    EXPECT_EQ(failure.code, ErrorCode::kDeadlineExceeded) << failure.text;
+    EXPECT_THAT(failure.text, HasSubstr("on rank 0 barrier (call 0 of ranks 0, 1) has waited"));
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <boost/asio/ip/tcp.hpp>
+#include <cstring>
 
 namespace ziggurat {
 
@@ -19,6 +20,12 @@ std::pair<std::unique_ptr<TcpSocket>, std::unique_ptr<TcpSocket>> connected_pair
   return {std::move(first), std::move(second)};
 }
 
+wire::SealKey test_key(std::size_t number) {
+  wire::SealKey key{};
+  std::memcpy(key.data(), &number, sizeof(number));
+  return key;
+}
+
 std::vector<TcpOptions> connected_options(const std::vector<Reactor*>& reactors,
                                           std::size_t ranks_per_host) {
   const std::size_t world = reactors.size();
@@ -31,6 +38,16 @@ std::vector<TcpOptions> connected_options(const std::vector<Reactor*>& reactors,
       if (ranks_per_host == 0) continue;
       options[r].peers[p].host = fmt::format("host {}", p / ranks_per_host);
       options[r].peers[p].memory = own_memory_probe();
+    }
+  }
+  const bool several_hosts = ranks_per_host != 0 && ranks_per_host < world;
+  for (std::size_t r = 0; several_hosts && r < world; ++r) {
+    for (TcpOptions& its : options) its.peers[r].payload_key = test_key(r);
+    for (std::size_t p = 0; p < world; ++p) {
+      if (p == r) continue;
+      options[r].peers[p].control_keys = {test_key(100 * r + p + 1000),
+                                          test_key(100 * p + r + 1000)};
+      options[r].peers[p].bulk_keys = {test_key(100 * r + p + 9000), test_key(100 * p + r + 9000)};
     }
   }
   for (std::size_t r = 0; r < world; ++r) {

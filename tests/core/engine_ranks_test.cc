@@ -2,12 +2,16 @@
 // tests/core/engine_ranks_test.cc: engines of several ranks against the same training in plain
 // arrays: every stage, placement, bucket size and type of reduction gives one set of bits; a run
 // goes on where all ranks stand; ranks that part ways are told so, and none waits for ever.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <utility>
 
+#include "aio/faulty_engine.h"
+#include "aio/probe.h"
 #include "base/error.h"
 #include "tests/core/ranks_harness.h"
 
@@ -280,10 +284,33 @@ TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
   for (const int world_size : {1, 3}) {
     for (const std::exception_ptr& thrown : open_with(world_size)) {
       const Error error = error_in(thrown);
-      EXPECT_THAT(error.what(), HasSubstr("2"));
+      EXPECT_THAT(error.what(),
+                  HasSubstr(fmt::format("a store of 2 ranks, opened by {}", world_size)))
+          << "every rank names the first cause, also one that has no part in that store";
     }
   }
   expect_none(open_with(2));
+}
+
+// Its writes take longer than a call may stand still; the other rank's are done long before.
+TEST(EngineRanksStore, ARankWithASlowDriveIsWaitedForHoweverLongItTakes) {
+  using namespace std::chrono_literals;
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  const EngineConfig config = small_config(directory.path());
+  const auto runtimes = connected_runtimes(2, 1, /*timeout=*/2s);
+  runtimes[1]->io_engine = [](Reactor& reactor, const std::string& path) {
+    auto slow = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
+    slow->plan(Fault::slow(FaultPoint::kWrite, 1200ms).from_then_on());
+    return slow;
+  };
+  expect_none(run_ranks(2, [&](int rank) {
+    RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
+    rig.engine->make_durable();
+  }));
+  const auto again = connected_runtimes(2, 1);
+  expect_none(run_ranks(
+      2, [&](int rank) { RankRig rig(*again[static_cast<std::size_t>(rank)], model, config); }));
 }
 
 Traffic traffic_of(Runtime& runtime) {

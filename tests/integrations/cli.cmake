@@ -16,7 +16,9 @@ if(TARGET ziggurat)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   add_test(NAME cli_two_hosts
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_two_hosts_test.py $<TARGET_FILE:ziggurat>)
-  set_tests_properties(cli_two_hosts PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+  add_test(NAME cli_own_names
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_own_names_test.py $<TARGET_FILE:ziggurat>)
+  set_tests_properties(cli_two_hosts cli_own_names PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
   # Under launchers of others, where they are installed.
   foreach(launcher mpirun torchrun srun)
     add_test(NAME cli_under_${launcher}

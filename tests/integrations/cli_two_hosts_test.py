@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-# tests/integrations/cli_two_hosts_test.py: two hosts train together over a network that is cut and mended.
+# tests/integrations/cli_two_hosts_test.py: two hosts train together over a network that fails for a while, and is cut.
 """Hosts are network namespaces joined by a veth pair, so nothing reaches the other but through real TCP over that link, and a link
 set down drops packets without a word to either side, as a pulled cable does.
 
@@ -19,6 +19,8 @@ import time
 
 SKIPPED = 77
 STEPS = 400
+FAILS_AFTER = 10
+FAILS_SECONDS = 6  # a switch that fails over
 CUT_AFTER = 40
 SECRET = "of this test only"
 RENDEZVOUS = "10.213.77.1:29477"
@@ -123,6 +125,10 @@ def main():
         assert len(wanted) == STEPS, one_host.stdout
         with TwoHosts() as hosts:
             both = start(hosts, program, folder, text)
+            wait_for_step(both[0], FAILS_AFTER)
+            hosts.set_link("down")
+            time.sleep(FAILS_SECONDS)
+            hosts.set_link("up")
             wait_for_step(both[0], CUT_AFTER)
             hosts.set_link("down")
             cut = time.monotonic()

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_row.cc: a row as JSON.
-#include "collectives/rank_row.h"
+// collectives/rank_address.cc: an address as a row of JSON.
+#include "collectives/rank_address.h"
 
 namespace ziggurat {
 
-nlohmann::json RankRow::written() const {
+nlohmann::json RankAddress::to_json() const {
   return {address, port, host, memory.process, memory.address, memory.value};
 }
 
-RankRow RankRow::read(const nlohmann::json& row) {
+RankAddress RankAddress::from_json(const nlohmann::json& row) {
   return {row.at(0).get<std::string>(),
           row.at(1).get<std::uint16_t>(),
           row.at(2).get<std::string>(),
