@@ -126,7 +126,7 @@ void StateStore::set_durable_everywhere(std::uint64_t generation) noexcept {
 }
 
 std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) const noexcept {
-  return record_seed(impl_->newest.uuid, chunk_name(chunk), generation,
+  return record_seed(impl_->newest.uuid, chunk_name(chunk), impl_->made_in(chunk, generation),
                      impl_->record_attempt(generation));
 }
 
@@ -147,8 +147,19 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
                    "chunk {}: generation {} asked for, its only slot was given to {}", chunk,
                    generation, other.generation);
   }
-  return {record_seed(impl_->newest.uuid, chunk_name(chunk), generation, entry.attempt),
-          entry.hash};
+  const std::uint64_t made_in = impl_->made_in(chunk, generation);
+  return {record_seed(impl_->newest.uuid, chunk_name(chunk), made_in, entry.attempt), entry.hash};
+}
+
+/// The constant records of the generation before are those of `generation` too.
+void StateStore::Impl::carry_constants(std::uint64_t generation) {
+  if (generation == 0) return;
+  for (ChunkId chunk = 0; chunk < spec.constant.size(); ++chunk) {
+    if (!spec.constant[chunk]) continue;
+    SlotEntry& entry = tables[parity_of(generation)][chunk];
+    entry = tables[parity_of(generation - 1)][chunk];
+    entry.generation = generation;
+  }
 }
 
 Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
@@ -171,6 +182,8 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
                  "chunk {}: generation {} may not be written, {} is next{}", chunk, generation,
                  impl_->next_generation, impl_->committing ? " and is being sealed" : "");
+  ZIGGURAT_CHECK(generation == 0 || !impl_->spec.is_constant(chunk),
+                 "chunk {} is constant, and generation {} of it is written", chunk, generation);
   // A rank two ahead would have overwritten the generation that the slowest rank must fall back to.
   ZIGGURAT_CHECK(generation == 0 || impl_->durable_everywhere + 1 == generation,
                  "chunk {}: generation {} may not be written, durable on every rank is only {}",
@@ -244,6 +257,7 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
                           const std::function<void()>& before_seal) {
   ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
                  "generation {} cannot be sealed, {} is next", generation, impl_->next_generation);
+  impl_->carry_constants(generation);
   const SlotTable& table = impl_->tables[parity_of(generation)];
   for (ChunkId chunk = 0; chunk < table.size(); ++chunk) {
     ZIGGURAT_CHECK(table[chunk].complete && table[chunk].generation == generation,

@@ -36,12 +36,16 @@ struct StoreSpec {
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes
-  RecordFormat record_format{};             ///< of every record: how it is verified
+  /// Per chunk; empty: none. A constant record is written once, for generation 0, and is that of
+  /// every generation: it has one slot, whatever `slots` says.
+  std::vector<bool> constant{};
+  RecordFormat record_format{};  ///< of every record: how it is verified
   /// Stripes only: the number that each chunk of this file has in the whole store, ascending.
   std::vector<ChunkId> chunks{};
   ChunkId chunk_name(ChunkId chunk) const noexcept {
     return chunks.empty() ? chunk : chunks[chunk];
   }
+  bool is_constant(ChunkId chunk) const noexcept { return !constant.empty() && constant[chunk]; }
   std::uint32_t slots = 2;
   std::uint64_t blob_capacity_bytes = 64 * 1024;
 };

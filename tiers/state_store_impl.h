@@ -90,6 +90,11 @@ struct StateStore::Impl {
   /// into the lineage, which all ranks share.
   std::uint64_t discarded = 0;
   std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
+  /// In which the chunk's record of `generation` was made: a constant one's in 0.
+  std::uint64_t made_in(ChunkId chunk, std::uint64_t generation) const noexcept {
+    return spec.is_constant(chunk) ? 0 : generation;
+  }
+  void carry_constants(std::uint64_t generation);
   Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
   std::array<SlotTable, 2> tables;    ///< by parity
   std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here

@@ -105,10 +105,14 @@ Task<std::unique_ptr<StripedStore>> StripedStore::create(Environment environment
   const auto assigned = assign_stripes(spec.record_bytes, environment.places);
   std::unique_ptr<StripedStore> store(new StripedStore(std::move(environment)));
   std::vector<StoreSpec> specs(store->stripes_.size(), spec);
-  for (StoreSpec& each : specs) each.record_bytes.clear();
+  for (StoreSpec& each : specs) {
+    each.record_bytes.clear();
+    each.constant.clear();
+  }
   for (ChunkId chunk = 0; chunk < assigned.size(); ++chunk) {
     StoreSpec& mine = specs[assigned[chunk]];
     mine.record_bytes.push_back(spec.record_bytes[chunk]);
+    if (!spec.constant.empty()) mine.constant.push_back(spec.constant[chunk]);
     mine.chunks.push_back(chunk);
   }
   if (specs.size() == 1) specs[0].chunks.clear();

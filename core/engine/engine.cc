@@ -94,6 +94,7 @@ std::span<float> EngineImpl::gradient(UnitId unit) {
 
 /// On the trainer's thread, which has nothing else to do meanwhile.
 void EngineImpl::clear_frozen(UnitId unit) {
+  if (table_->model().units[unit].constant()) return;  // nobody looks at it
   std::span<float> values;
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
@@ -151,15 +152,15 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
   Lease lease = co_await state_lease(id);
   const std::span<std::byte> record = record_memory(id, lease.bytes());
-  if (!records_->resident()) {
+  if (!records_->resident(id)) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await storage_->store->read(id, stored, record);
     const StateStore::Expected expected = storage_->store->expected(id, stored);
-    if (record_hash(record, expected.seed, table_->record_format()) != expected.hash)
+    if (record_hash(record, expected.seed, table_->record_format(id)) != expected.hash)
       throw storage_->store->corrupt_record(id, stored);
   }
   values.resize(chunk.count);
-  read_masters(table_->state().format, record, values);
+  read_masters(table_->state_format(id), record, values);
 }
 
 std::vector<std::string> EngineImpl::description() const { return notes_; }

@@ -153,6 +153,7 @@ Task<> EngineImpl::open_store() {
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
+                 .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
                  .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
@@ -260,13 +261,13 @@ std::span<std::byte> EngineImpl::item_memory(ChunkId id, const Lease& lease) con
 }
 
 std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> item) const {
-  if (records_->resident()) return records_->record(id);
+  if (records_->resident(id)) return records_->record(id);
   return item.first(table_->chunk(id).record_bytes());
 }
 
 Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
   const Chunk& chunk = table_->chunk(id);
-  const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
+  const std::uint64_t behind = records_->resident(id) ? 0 : chunk.record_bytes();
   co_await params_->publish_record(id, generation_, record_memory(id, item),
                                    item.subspan(behind, params_->item_bytes(chunk)));
   if (kept_->keeps(id)) kept_->set_holds(id, generation_);
@@ -325,8 +326,12 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     std::vector<float> masters(chunk.count);
     const std::uint64_t real = table_->real_count(id);
     initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
-    write_record(table_->state().optimizer, table_->state().format, masters, record);
-    hash = record_hash(record, seed, table_->record_format());
+    if (chunk.constant) {
+      std::memcpy(record.data(), masters.data(), record.size());
+    } else {
+      write_record(table_->state().optimizer, table_->state().format, masters, record);
+    }
+    hash = record_hash(record, seed, table_->record_format(id));
   };
   co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
   co_await storage_->store->write(id, 0, record, hash);
@@ -372,7 +377,7 @@ Task<> EngineImpl::load_chunk(ChunkId id) {
   const StateStore::Expected expected = storage_->store->expected(id, stored);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
-    hash = record_hash(record, expected.seed, table_->record_format());
+    hash = record_hash(record, expected.seed, table_->record_format(id));
   };
   co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
   if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
