@@ -64,7 +64,7 @@ class EngineImpl final : public Engine {
 
  private:
   // engine_open.cc
-  void validate() const;
+  void validate();
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();
@@ -97,14 +97,15 @@ class EngineImpl final : public Engine {
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
-  Strategy strategy() const;
   void validate_quantization(const Strategy& strategy) const;
+  /// Ranks that share a copy of the state, where there are several copies; else 0.
+  int shard_group() const { return strategy_->is_hybrid() ? strategy_->shard_group : 0; }
   Sharding sharding() const {
     const int parts = config_.tensor_parallel;
     const int rank = runtime_.ranks->rank();
-    Sharding its = Sharding::of(config_.zero_stage, rank / parts,
-                                runtime_.ranks->world_size() / parts, config_.shard_group);
-    its.node_ranks = config_.node_ranks;
+    const Strategy& cut = *strategy_;
+    Sharding its = Sharding::of(cut.zero_stage, rank / parts, cut.dp, shard_group());
+    its.node_ranks = cut.hpz;
     its.quantization = config_.quantization;
     its.ranks_per_node = config_.ranks_per_node;
     its.tensor = {.rank = rank % parts, .ranks = parts};
@@ -138,6 +139,7 @@ class EngineImpl final : public Engine {
 
   ModelSpec model_;
   EngineConfig config_;
+  std::optional<Strategy> strategy_;  // what config_ asks for, on these ranks; from validate() on
   Runtime& runtime_;
   Device& device_;
 
