@@ -40,6 +40,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
                    .numerics_fingerprint = state.numerics_fingerprint,
                    .state = ChunkTable::state_of(state.layout),
                    .sharding = ChunkTable::sharding_of(state.layout),
+                   .constant_params = ChunkTable::constant_params(state.layout),
                    .generation = 0,
                    .blob = {}};
     BlobHeader header;

@@ -137,13 +137,9 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
 }
 
 /// `model` with the constant parameters that `layout` names.
-ModelSpec with_constants(ModelSpec model, const nlohmann::json& layout) {
-  std::set<std::string> names;
-  for (const nlohmann::json& unit : layout.value("units", nlohmann::json::array())) {
-    for (const nlohmann::json& param : unit.value("params", nlohmann::json::array())) {
-      if (param.value("constant", false)) names.insert(param.value("name", ""));
-    }
-  }
+ModelSpec with_constants(ModelSpec model, const std::string& layout) {
+  const std::vector<std::string> constant = ChunkTable::constant_params(layout);
+  const std::set<std::string> names(constant.begin(), constant.end());
   for (UnitSpec& unit : model.units) {
     for (ParamSpec& param : unit.params) {
       param.constant = names.contains(param.name);
@@ -292,6 +288,17 @@ DType ChunkTable::param_dtype(const std::string& layout) {
   return *dtype;
 }
 
+std::vector<std::string> ChunkTable::constant_params(const std::string& layout) {
+  std::vector<std::string> names;
+  const nlohmann::json json = parsed(layout);
+  for (const nlohmann::json& unit : json.value("units", nlohmann::json::array())) {
+    for (const nlohmann::json& param : unit.value("params", nlohmann::json::array())) {
+      if (param.value("constant", false)) names.push_back(param.value("name", ""));
+    }
+  }
+  return names;
+}
+
 StateKind ChunkTable::state_of(const std::string& layout) {
   const nlohmann::json json = parsed(layout);
   const auto optimizer = parse_optimizer(json["optimizer"].get<std::string>());
@@ -349,7 +356,7 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                             to_string(stored.format)));
   }
   require_sharding(json, sharding);
-  ChunkTable table(with_constants(model, json), json.value("chunk_tiles_max", std::uint64_t{1}),
+  ChunkTable table(with_constants(model, layout), json.value("chunk_tiles_max", std::uint64_t{1}),
                    state, sharding);
   if (table.layout() != json.dump()) {
     throw Error(

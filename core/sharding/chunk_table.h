@@ -74,6 +74,8 @@ class ChunkTable {
   /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
   static DType param_dtype(const std::string& layout);
+  /// The names of parameters that are constant in a layout.
+  static std::vector<std::string> constant_params(const std::string& layout);
   /// The StateKind in a layout.
   static StateKind state_of(const std::string& layout);
   /// Of rank 0; of the stages that hold as much, 0 or 3. Errors: kDataLoss for numbers that make no

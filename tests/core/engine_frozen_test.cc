@@ -122,6 +122,21 @@ TEST(EngineFrozen, AStoreIsSmallerByTheOptimizerStateThatItDoesNotHold) {
   EXPECT_EQ(saved, elements * (2 * 12 - 4)) << "two slots of 12 bytes, and then one of 4";
 }
 
+TEST(EngineFrozen, AStoreNamesWhatItHoldsOnceSoThatWhoeverReadsItCanOpenIt) {
+  const ScratchDirectory directory;
+  EngineConfig config = small_config(directory.path());
+  config.param_groups = {frozen("unit?.weight")};
+  { const Rig rig(small_model(), config); }
+  const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
+  const StoreInfo info = Engine::inspect(*runtime, config.store);
+  EXPECT_EQ(info.constant_params.size(), small_model().units.size());
+  config.param_groups.clear();
+  for (const std::string& name : info.constant_params)
+    config.param_groups.push_back(frozen(name.c_str()));
+  const Rig rig(small_model(), config);
+  EXPECT_TRUE(same_masters(*rig.engine, PlainTraining(small_model(), kClip), small_model()));
+}
+
 struct FrozenCase {
   const char* name;
   const char* placement = kDemo;
