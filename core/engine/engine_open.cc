@@ -142,7 +142,6 @@ Task<> EngineImpl::open_store() {
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     check_identity(state);
     resumed_ = true;
-    for (const std::string& note : state.notes) notes_.push_back(note);
   } else {
     // The budget is judged before a byte is written. One layout for all ranks: the smallest chunks.
     const StateKind& kind = config_.optimizer.state;
@@ -345,52 +344,6 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   co_await storage_->store->write(id, 0, record, hash);
   co_await publish_params(id, item);
   report_progress(id, "writing generation 0");
-}
-
-void EngineImpl::read_blob(const StoreState& state) {
-  BlobHeader header;
-  if (state.blob.size() < sizeof(header)) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("--store {}: the blob of generation {} is too short", storage_->paths(),
-                            state.generation));
-  }
-  std::memcpy(&header, state.blob.data(), sizeof(header));
-  if (header.magic != BlobHeader::kMagic) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("--store {}: the blob of generation {} is not an engine's",
-                            storage_->paths(), state.generation));
-  }
-  generation_ = header.generation;
-  last_blob_ = state.blob;
-  resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
-}
-
-Task<> EngineImpl::load_state() {
-  const StoreState& state = storage_->store->state();
-  read_blob(state);
-  const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
-    return load_chunk(static_cast<ChunkId>(id));
-  };
-  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
-  make_sweep(state.generation - generation_);
-}
-
-Task<> EngineImpl::load_chunk(ChunkId id) {
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> item = item_memory(id, lease);
-  const std::span<std::byte> record = record_memory(id, item);
-  const std::uint64_t stored = storage_->store->durable_generation();
-  co_await storage_->store->read(id, stored, record);
-  const StateStore::Expected expected = storage_->store->expected(id, stored);
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, expected.seed, table_->record_format(id));
-  };
-  co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
-  if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
-  co_await publish_params(id, item);
-  report_progress(id, "reading the store");
 }
 
 }  // namespace ziggurat

@@ -41,7 +41,10 @@ class Owner {
   }
 
   void create() { store = reactor_.block_on(StateStore::create(environment(), directory_, spec)); }
-  void open() { store = reactor_.block_on(StateStore::open(environment(), directory_)); }
+  void open() {
+    store = reactor_.block_on(StateStore::open(environment(), directory_));
+    EXPECT_TRUE(reactor_.block_on(store->settle({})));
+  }
   void write(ChunkId chunk, std::uint64_t generation) {
     const AlignedMemory record(spec.record_bytes[chunk]);
     std::ranges::fill(record.bytes(), static_cast<std::byte>(16 * generation + chunk));
