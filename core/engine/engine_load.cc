@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/error.h"
+#include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "tiers/record_hash.h"
 
@@ -45,9 +47,10 @@ Task<> EngineImpl::load_state() {
     read_blob(store.state());
     opened_bytes_ = 0;
     std::vector<RecordDamage> damaged;
-    WorkGroup chunks(runtime_.reactor);
-    for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id, damaged));
-    co_await chunks.wait_idle();
+    const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
+      return load_chunk(static_cast<ChunkId>(id), damaged);
+    };
+    co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
     std::ranges::sort(damaged, {}, &RecordDamage::chunk);
     Task<bool> settling = store.settle(std::move(damaged));
     stands = co_await std::move(settling);

@@ -17,10 +17,11 @@ from pathlib import Path
 FLOORS = [
     "base", "base/topology", "base/runtime", "aio", "tiers", "optimizer", "collectives",
     "core/sharding", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
-    "integrations/gpt", "integrations/bench", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
+    "integrations/gpt", "integrations/bench", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]
-SIDE_BY_SIDE = [("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/bench", "integrations/gpt"),
+SIDE_BY_SIDE = [("integrations/deepspeed", "integrations/gpt"), ("integrations/deepspeed", "integrations/bench"),
+                ("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/bench", "integrations/gpt"),
                 ("integrations/c", "integrations/cli"), ("integrations/python", "integrations/cli")]
 TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
 COLUMNS = 100
