@@ -52,6 +52,8 @@ class DirectFile {
                IoPriority priority = IoPriority::kDemand);
   /// fdatasync. A failed one is never retried as if the data were still dirty.
   Task<> sync();
+  /// IoEngine::drop_cache().
+  void drop_cache() { engine_.drop_cache(file_); }
 
   /// IoEngine::raise() for transfers that wait.
   void raise(std::span<const std::byte> memory, IoPriority priority) {

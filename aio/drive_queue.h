@@ -57,6 +57,7 @@ class DriveQueue final : public IoEngine {
   void remove(const std::string& path) override { inside_->remove(path); }
   bool exists(const std::string& path) override { return inside_->exists(path); }
   void sync_directory(const std::string& path) override { inside_->sync_directory(path); }
+  void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;
   std::size_t in_flight() const noexcept override { return waiting_ + outstanding_; }

@@ -72,6 +72,15 @@ Fault Fault::from_then_on() const {
   return lasting;
 }
 
+Fault Fault::within(const std::string& path_, std::uint64_t offset_bytes,
+                    std::uint64_t size_bytes) const {
+  Fault placed = from_then_on();
+  placed.path = path_;
+  placed.begin_bytes = offset_bytes;
+  placed.end_bytes = offset_bytes + size_bytes;
+  return placed;
+}
+
 // Transfers that were taken but not given to the engine inside. Shared with timers, which may
 // outlive the engine.
 struct FaultyEngine::Held {
@@ -102,13 +111,21 @@ void FaultyEngine::plan(const Fault& fault) {
   plan_.push_back(fault);
 }
 
-const Fault* FaultyEngine::strike(FaultPoint point) {
+bool FaultyEngine::touches(const Fault& fault, const IoOp* op) const {
+  if (fault.path.empty()) return true;
+  return op != nullptr && path_of(op->file) == fault.path && op->offset_bytes < fault.end_bytes &&
+         fault.begin_bytes < op->offset_bytes + op->size_bytes;
+}
+
+const Fault* FaultyEngine::strike(FaultPoint point, const IoOp* op) {
   const std::uint64_t call = calls_[static_cast<std::size_t>(point)]++;
   const auto fault = std::find_if(plan_.begin(), plan_.end(), [&](const Fault& each) {
-    return each.point == point && (each.persistent ? call >= each.position : call == each.position);
+    return each.point == point && each.times > 0 &&
+           (each.persistent ? call >= each.position : call == each.position) && touches(each, op);
   });
   if (fault == plan_.end()) return nullptr;
   ++injected_[static_cast<std::size_t>(point)];
+  --fault->times;
   return &*fault;
 }
 
@@ -177,7 +194,7 @@ std::size_t FaultyEngine::in_flight() const noexcept {
 }
 
 void FaultyEngine::submit(IoOp& op) {
-  const Fault* const fault = strike(point_of(op.kind));
+  const Fault* const fault = strike(point_of(op.kind), &op);
   if (fault == nullptr) return inside_->submit(op);
   switch (fault->effect) {
     case Fault::Effect::kErrno: return hold(op, -fault->error_number, false, Nanoseconds{0});

@@ -47,7 +47,11 @@ struct Fault {
   Nanoseconds delay{0};              ///< kDelay
   std::uint64_t position =
       0;  ///< the call of this point it strikes, counted from 0 since the engine was made
-  bool persistent = false;  ///< that call and all after it
+  bool persistent = false;        ///< that call and all after it
+  std::string path{};             ///< only transfers of this file (as it was opened) that touch
+  std::uint64_t begin_bytes = 0;  ///< [begin_bytes, end_bytes) of it; any file where empty
+  std::uint64_t end_bytes = 0;
+  std::uint64_t times = ~std::uint64_t{0};  ///< at most
 
   /// The operation is not carried out; it fails with `error_number`. Any point.
   static Fault fail(FaultPoint point, int error_number);
@@ -63,6 +67,8 @@ struct Fault {
 
   Fault at(std::uint64_t call) const;
   Fault from_then_on() const;
+  /// Every transfer that touches these bytes of `path`.
+  Fault within(const std::string& path, std::uint64_t offset_bytes, std::uint64_t size_bytes) const;
 };
 
 class FaultyEngine final : public IoEngine {
@@ -90,6 +96,7 @@ class FaultyEngine final : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;
   std::size_t in_flight() const noexcept override;
@@ -103,7 +110,8 @@ class FaultyEngine final : public IoEngine {
     return counts[static_cast<std::size_t>(point)];
   }
   const std::string& path_of(FileHandle file) const;
-  const Fault* strike(FaultPoint point);
+  const Fault* strike(FaultPoint point, const IoOp* op = nullptr);
+  bool touches(const Fault& fault, const IoOp* op) const;
   void strike_name(FaultPoint point, const std::string& what);
   void hold(IoOp& op, std::int32_t result, bool carry_out, Nanoseconds delay);
   void release(IoOp& op, std::int32_t result, bool carry_out);
@@ -112,7 +120,7 @@ class FaultyEngine final : public IoEngine {
   Reactor& reactor_;
   std::unique_ptr<IoEngine> inside_;
   std::vector<std::string> paths_;  // by handle, as it was opened
-  std::vector<Fault> plan_;
+  std::vector<Fault> plan_;         // `times` counts down
   Counts calls_{};
   Counts injected_{};
   std::shared_ptr<Held> held_;

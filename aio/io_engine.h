@@ -90,6 +90,10 @@ class IoEngine {
   virtual void remove(const std::string& path) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual void sync_directory(const std::string& path) = 0;
+  /// Later reads of `file` come from the drive, not from pages that were clean when this was called
+  /// (posix_fadvise): after a failed sync those may show what the drive never got. Sync first, as
+  /// dirty pages stay.
+  virtual void drop_cache(FileHandle file) = 0;
 
   /// Offers memory that transfers will use; registered with the kernel where that helps. Reactor's
   /// thread, before use. It stays mapped as long as the engine lives: an address that is unmapped

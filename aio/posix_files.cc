@@ -323,4 +323,9 @@ void PosixFiles::sync_directory(const std::string& path) {
   if (::fsync(fd.get()) != 0) throw system_error(errno, "fsync of directory " + path);
 }
 
+void PosixFiles::drop_cache(FileHandle file) {
+  const int error = ::posix_fadvise(descriptor(file).fd, 0, 0, POSIX_FADV_DONTNEED);
+  if (error != 0) throw system_error(error, "posix_fadvise(POSIX_FADV_DONTNEED) " + path_of(file));
+}
+
 }  // namespace ziggurat

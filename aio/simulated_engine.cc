@@ -18,6 +18,8 @@ namespace ziggurat {
 namespace {
 
 constexpr std::uint64_t kSectorBytes = 512;
+/// Misdirected writes land on multiples of it.
+constexpr std::uint64_t kMisdirectionBytes = 64 * 1024;
 
 /// What a crash does to unsynced work, drawn anew for each file: mostly-lost and mostly-kept are as
 /// likely as an even mix, since the schedules that break stores need one particular write lost (or
@@ -156,10 +158,41 @@ std::vector<std::byte> SimulatedDisk::contents(const std::string& path) const {
   return inodes_.at(inode_of(path)).current;
 }
 
+std::vector<std::byte> SimulatedDisk::contents_on_drive(const std::string& path) const {
+  return on_drive(inodes_.at(inode_of(path)));
+}
+
+std::vector<std::byte> SimulatedDisk::on_drive(const Inode& inode) {
+  std::vector<std::byte> bytes = inode.durable;
+  bytes.resize(inode.current.size());
+  for (const Write& write : inode.unsynced) {
+    if (write.completed) apply(write, bytes);
+  }
+  return bytes;
+}
+
 void SimulatedDisk::truncate(const std::string& path, std::uint64_t size_bytes) {
   Inode& inode = inodes_.at(inode_of(path));
   inode.current.resize(size_bytes);
   inode.durable.resize(size_bytes);
+}
+
+void SimulatedDisk::make_unreadable(const std::string& path, std::uint64_t offset_bytes,
+                                    std::uint64_t size_bytes) {
+  Inode& inode = inodes_.at(inode_of(path));
+  for (std::uint64_t at = offset_bytes; at < offset_bytes + size_bytes; at += kSectorBytes)
+    inode.unreadable.insert(at / kSectorBytes);
+}
+
+bool SimulatedDisk::is_readable(const std::string& path, std::uint64_t offset_bytes,
+                                std::uint64_t size_bytes) const {
+  return is_readable(inodes_.at(inode_of(path)), offset_bytes, size_bytes);
+}
+
+bool SimulatedDisk::is_readable(const Inode& inode, std::uint64_t offset_bytes,
+                                std::uint64_t size_bytes) {
+  const auto bad = inode.unreadable.lower_bound(offset_bytes / kSectorBytes);
+  return bad == inode.unreadable.end() || *bad * kSectorBytes >= offset_bytes + size_bytes;
 }
 
 void SimulatedDisk::copy_file(const std::string& from, const std::string& to) {
@@ -284,6 +317,11 @@ void SimulatedEngine::sync_directory(const std::string& path) {
   disk_.count_event();
 }
 
+void SimulatedEngine::drop_cache(FileHandle file) {
+  auto& node = inode(file);
+  node.current = SimulatedDisk::on_drive(node);
+}
+
 std::uint64_t SimulatedEngine::random() {
   random_state_ = random_state_ * 0x5851'f42d'4c95'7f2d + 0x1405'7b7e'f767'814f;
   return random_state_ >> 33;
@@ -329,59 +367,101 @@ void SimulatedEngine::start_waiting() {
 }
 
 void SimulatedEngine::start(IoOp& op) {
-  auto started = std::make_shared<Started>(Started{&op, 0, {}, false});
+  auto started = std::make_shared<Started>();
+  started->op = &op;
   if (const std::int32_t result = disk_.off_ ? -EIO : refusal(op); result != 0) {
     reactor_.clock().after(Nanoseconds(0), [this, started, result] { finish(*started, result); });
     return;
   }
-  auto& node = inode(op.file);
-  if (op.kind == IoKind::kWrite) {
-    started->write_id = disk_.next_write_++;
-    node.unsynced.push_back(
-        {started->write_id, op.offset_bytes, {op.data, op.data + op.size_bytes}, false});
-  } else if (op.kind == IoKind::kSync) {
-    for (const auto& write : node.unsynced) {
-      if (write.completed) started->synced.push_back(write.id);
-    }
-    std::ranges::sort(started->synced);
-    started->lie = options_.sync_is_a_lie && options_.sync_is_a_lie(syncs_++);
-  }
+  if (op.kind == IoKind::kWrite) start_write(*started);
+  if (op.kind == IoKind::kSync) start_sync(*started);
   disk_.count_event();
   reactor_.clock().after(
       duration(op), [this, started] { finish(*started, disk_.off_ ? -EIO : perform(*started)); });
 }
 
-std::int32_t SimulatedEngine::perform(const Started& started) {
+void SimulatedEngine::start_write(Started& started) {
   const IoOp& op = *started.op;
-  auto& node = inode(op.file);
-  std::int32_t result = 0;
-  if (op.kind == IoKind::kRead) {
-    if (op.offset_bytes < node.current.size()) {
-      const auto size =
-          std::min<std::uint64_t>(op.size_bytes, node.current.size() - op.offset_bytes);
-      std::copy_n(node.current.begin() + static_cast<std::ptrdiff_t>(op.offset_bytes), size,
-                  op.data);
-      result = static_cast<std::int32_t>(size);
+  if (options_.write_fate) started.fate = options_.write_fate(writes_++);
+  if (started.fate == WriteFate::kLost) return;
+  started.inode = handles_.at(op.file.id).inode;
+  std::uint64_t offset_bytes = op.offset_bytes;
+  if (started.fate == WriteFate::kMisdirected) {
+    // To any place of any file that is as long as this.
+    auto at = disk_.inodes_.begin();
+    std::advance(at, random() % disk_.inodes_.size());
+    const std::size_t size = at->second.current.size();
+    if (size < op.size_bytes) {
+      started.fate = WriteFate::kLost;
+      return;
     }
-  } else if (op.kind == IoKind::kWrite) {
-    const auto write =
-        std::ranges::find(node.unsynced, started.write_id, &SimulatedDisk::Write::id);
-    SimulatedDisk::apply(*write, node.current);
-    write->completed = true;
-    std::rotate(
-        write, write + 1,
-        node.unsynced.end());  // a sync makes them durable in the order in which they completed
-    result = static_cast<std::int32_t>(op.size_bytes);
-  } else if (!started.lie) {
-    node.durable.resize(node.current.size());
-    std::erase_if(node.unsynced, [&](const SimulatedDisk::Write& write) {
-      if (!std::ranges::binary_search(started.synced, write.id)) return false;
-      SimulatedDisk::apply(write, node.durable);
-      return true;
-    });
+    started.inode = at->first;
+    const std::uint64_t places = 1 + (size - op.size_bytes) / kMisdirectionBytes;
+    offset_bytes = random() % places * kMisdirectionBytes;
+  }
+  started.write_id = disk_.next_write_++;
+  disk_.inodes_.at(started.inode)
+      .unsynced.push_back(
+          {started.write_id, offset_bytes, {op.data, op.data + op.size_bytes}, false});
+}
+
+void SimulatedEngine::start_sync(Started& started) {
+  for (const auto& write : inode(started.op->file).unsynced) {
+    if (write.completed) started.synced.push_back(write.id);
+  }
+  std::ranges::sort(started.synced);
+  const std::uint64_t index = syncs_++;
+  if (options_.sync_is_a_lie && options_.sync_is_a_lie(index)) started.sync = Started::Sync::kLie;
+  if (options_.sync_fails && options_.sync_fails(index)) started.sync = Started::Sync::kFailure;
+}
+
+std::int32_t SimulatedEngine::perform(const Started& started) {
+  std::int32_t result = 0;
+  switch (started.op->kind) {
+    case IoKind::kRead: result = perform_read(*started.op); break;
+    case IoKind::kWrite: result = perform_write(started); break;
+    case IoKind::kSync: result = perform_sync(started); break;
   }
   disk_.count_event();
   return result;
+}
+
+std::int32_t SimulatedEngine::perform_read(const IoOp& op) {
+  const auto& node = inode(op.file);
+  if (op.offset_bytes >= node.current.size()) return 0;
+  if (!SimulatedDisk::is_readable(node, op.offset_bytes, op.size_bytes)) return -EIO;
+  const auto size = std::min<std::uint64_t>(op.size_bytes, node.current.size() - op.offset_bytes);
+  std::copy_n(node.current.begin() + static_cast<std::ptrdiff_t>(op.offset_bytes), size, op.data);
+  return static_cast<std::int32_t>(size);
+}
+
+std::int32_t SimulatedEngine::perform_write(const Started& started) {
+  if (started.fate != WriteFate::kLost) {
+    auto& node = disk_.inodes_.at(started.inode);
+    const auto write =
+        std::ranges::find(node.unsynced, started.write_id, &SimulatedDisk::Write::id);
+    SimulatedDisk::apply(*write, node.current);
+    const auto first = node.unreadable.lower_bound(write->offset_bytes / kSectorBytes);
+    node.unreadable.erase(first, node.unreadable.lower_bound(
+                                     (write->offset_bytes + write->bytes.size()) / kSectorBytes));
+    write->completed = true;
+    // A sync makes them durable in the order in which they completed.
+    std::rotate(write, write + 1, node.unsynced.end());
+  }
+  return static_cast<std::int32_t>(started.op->size_bytes);
+}
+
+std::int32_t SimulatedEngine::perform_sync(const Started& started) {
+  if (started.sync == Started::Sync::kLie) return 0;
+  const bool fails = started.sync == Started::Sync::kFailure;
+  auto& node = inode(started.op->file);
+  node.durable.resize(node.current.size());
+  std::erase_if(node.unsynced, [&](const SimulatedDisk::Write& write) {
+    if (!std::ranges::binary_search(started.synced, write.id)) return false;
+    if (!fails) SimulatedDisk::apply(write, node.durable);
+    return true;
+  });
+  return fails ? -EIO : 0;
 }
 
 void SimulatedEngine::finish(const Started& started, std::int32_t result) {

@@ -5,13 +5,16 @@
 // SimulatedDisk outlives engines: it is what a crash leaves behind. It keeps what was made durable
 // apart from what was only written, so that crash() may lose, tear and reorder everything in
 // between, directory entries included. Any number of engines (ranks, or processes one after the
-// other) share a disk. Everything is a function of the seeds. Reactor's thread only.
+// other) share a disk. It may also be a bad disk: one that loses or misdirects writes it has
+// acknowledged, fails syncs, or cannot read a place. Everything is a function of the seeds.
+// Reactor's thread only.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <limits>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -45,7 +48,14 @@ class SimulatedDisk {
   void overwrite(const std::string& path, std::uint64_t offset_bytes,
                  std::span<const std::byte> bytes);
   std::vector<std::byte> contents(const std::string& path) const;
+  /// What a program reads once the page cache is dropped: not what a failed sync left there.
+  std::vector<std::byte> contents_on_drive(const std::string& path) const;
   void truncate(const std::string& path, std::uint64_t size_bytes);
+  /// Reads of these sectors fail with EIO, until they are written to.
+  void make_unreadable(const std::string& path, std::uint64_t offset_bytes,
+                       std::uint64_t size_bytes);
+  bool is_readable(const std::string& path, std::uint64_t offset_bytes,
+                   std::uint64_t size_bytes) const;
   /// A copy under another name, durable, as `cp` and sync make it.
   void copy_file(const std::string& from, const std::string& to);
 
@@ -62,6 +72,7 @@ class SimulatedDisk {
     std::vector<std::byte> current;  ///< what reads see
     std::vector<std::byte> durable;  ///< what is left if every unsynced write is lost
     std::vector<Write> unsynced;     ///< those that completed are in the order in which they did
+    std::set<std::uint64_t> unreadable;  ///< sectors, by number
     bool locked = false;
     int open_count = 0;
   };
@@ -78,6 +89,8 @@ class SimulatedDisk {
   }
   static void apply(const NameOp& op, Names& names);
   static void apply(const Write& write, std::vector<std::byte>& bytes);
+  static std::vector<std::byte> on_drive(const Inode& inode);
+  static bool is_readable(const Inode& inode, std::uint64_t offset_bytes, std::uint64_t size_bytes);
   void do_name_op(NameOp op);
   int inode_of(const std::string& path) const;
   void forget_programs();
@@ -96,6 +109,13 @@ class SimulatedDisk {
   bool off_ = false;
 };
 
+/// What becomes of a write that is acknowledged.
+enum class WriteFate : std::uint8_t {
+  kWritten,
+  kLost,         ///< what was there stays
+  kMisdirected,  ///< and what was somewhere else, in this file or another, is overwritten
+};
+
 struct SimulatedEngineOptions {
   double read_bytes_per_second = 3e9;
   double write_bytes_per_second = 5e9;
@@ -107,6 +127,11 @@ struct SimulatedEngineOptions {
   /// For tests of tests: says of the n-th fdatasync (from 0) of this engine whether the drive only
   /// claims to have done it.
   std::function<bool(std::uint64_t index)> sync_is_a_lie;
+  /// Whether the n-th fdatasync fails with EIO. What it should have made durable never will be,
+  /// but is read as written until the cache is dropped, as Linux does with pages.
+  std::function<bool(std::uint64_t index)> sync_fails;
+  /// Of the n-th write (from 0) of this engine.
+  std::function<WriteFate(std::uint64_t index)> write_fate;
 };
 
 class SimulatedEngine final : public IoEngine {
@@ -126,6 +151,7 @@ class SimulatedEngine final : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  void drop_cache(FileHandle file) override;
   void register_memory(std::span<std::byte>) override {}
   void submit(IoOp& op) override;
   std::size_t in_flight() const noexcept override { return in_flight_ + waiting_.size(); }
@@ -137,19 +163,26 @@ class SimulatedEngine final : public IoEngine {
   };
   struct Started {
     IoOp* op;
-    std::uint64_t write_id = 0;  ///< kWrite
+    WriteFate fate = WriteFate::kWritten;  ///< kWrite
+    int inode = -1;                        ///< kWrite: where it goes
+    std::uint64_t write_id = 0;
     /// For kSync: writes that had completed when it was submitted, sorted
     std::vector<std::uint64_t> synced;
-    bool lie = false;
+    enum class Sync : std::uint8_t { kHonest, kLie, kFailure } sync = Sync::kHonest;
   };
 
   void check_power(const char* what, const std::string& path) const;
   SimulatedDisk::Inode& inode(FileHandle file);
   std::int32_t refusal(const IoOp& op) const noexcept;
   void start(IoOp& op);
+  void start_write(Started& started);
+  void start_sync(Started& started);
   void start_waiting();
   void finish(const Started& started, std::int32_t result);
   std::int32_t perform(const Started& started);
+  std::int32_t perform_read(const IoOp& op);
+  std::int32_t perform_write(const Started& started);
+  std::int32_t perform_sync(const Started& started);
   Nanoseconds duration(const IoOp& op);
   std::uint64_t random();
 
@@ -162,6 +195,7 @@ class SimulatedEngine final : public IoEngine {
   Nanoseconds busy_until_{0};
   std::uint64_t random_state_;
   std::uint64_t syncs_ = 0;
+  std::uint64_t writes_ = 0;
 };
 
 }  // namespace ziggurat

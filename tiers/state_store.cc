@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store.cc: the steady state of a store: records in, records out, and the commit that
-// makes a generation durable.
+// tiers/state_store.cc: the steady state of a store: records in, records out, and what remains when
+// one of them is damaged. The end of a generation is in state_store_commit.cc.
 #include "tiers/state_store.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <cerrno>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -15,8 +16,43 @@
 #include "base/log.h"
 #include "tiers/record_hash.h"
 #include "tiers/state_store_impl.h"
+#include "tiers/store_recovery.h"
 
 namespace ziggurat {
+namespace {
+
+/// The drive has the place, and cannot give back what was written there.
+bool is_damage(const Error& error) {
+  constexpr std::array kErrnos{EIO, EILSEQ, EBADMSG, ENODATA, EREMOTEIO};
+  return error.code() == ErrorCode::kDataLoss ||
+         std::ranges::find(kErrnos, error.native()) != kErrnos.end();
+}
+
+}  // namespace
+
+StateStore::Impl::Impl(StoreEnvironment environment_, std::string directory_)
+    : environment(std::move(environment_)),
+      directory(std::move(directory_)),
+      marked(environment.reactor) {}
+
+StateStore::Impl::~Impl() = default;
+
+void StateStore::Impl::adopt(StoreSpec spec_, StoreLayout layout_) {
+  spec = std::move(spec_);
+  layout = std::move(layout_);
+  state.slots = spec.slots;
+  state.layout = spec.layout;
+  state.run_identity = spec.run_identity;
+  state.numerics_fingerprint = spec.numerics_fingerprint;
+  for (SlotTable& table : tables) table.resize(spec.record_bytes.size());
+  const std::span<std::byte> memory = environment.staging(staging_bytes(spec));
+  ZIGGURAT_CHECK(memory.size() >= staging_bytes(spec), "staging memory: {} bytes of {}",
+                 memory.size(), staging_bytes(spec));
+  superblock_memory = memory.first(round_up(kSuperblockBytes, file->alignment().offset_bytes));
+  table_memory = memory.subspan(kRegionBytes, layout.table_region_bytes);
+  blob_memory = memory.subspan(kRegionBytes + layout.table_region_bytes, layout.blob_region_bytes);
+  std::ranges::fill(memory, std::byte{0});
+}
 
 std::uint64_t record_seed(const StoreUuid& uuid, ChunkId chunk, std::uint64_t generation,
                           std::uint64_t attempt) noexcept {
@@ -126,7 +162,7 @@ void StateStore::set_durable_everywhere(std::uint64_t generation) noexcept {
 }
 
 std::uint64_t StateStore::write_seed(ChunkId chunk, std::uint64_t generation) const noexcept {
-  return record_seed(impl_->newest.uuid, chunk_name(chunk), generation,
+  return record_seed(impl_->newest.uuid, chunk_name(chunk), impl_->made_in(chunk, generation),
                      impl_->record_attempt(generation));
 }
 
@@ -147,8 +183,19 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
                    "chunk {}: generation {} asked for, its only slot was given to {}", chunk,
                    generation, other.generation);
   }
-  return {record_seed(impl_->newest.uuid, chunk_name(chunk), generation, entry.attempt),
-          entry.hash};
+  const std::uint64_t made_in = impl_->made_in(chunk, generation);
+  return {record_seed(impl_->newest.uuid, chunk_name(chunk), made_in, entry.attempt), entry.hash};
+}
+
+/// The constant records of the generation before are those of `generation` too.
+void StateStore::Impl::carry_constants(std::uint64_t generation) {
+  if (generation == 0) return;
+  for (ChunkId chunk = 0; chunk < spec.constant.size(); ++chunk) {
+    if (!spec.constant[chunk]) continue;
+    SlotEntry& entry = tables[parity_of(generation)][chunk];
+    entry = tables[parity_of(generation - 1)][chunk];
+    entry.generation = generation;
+  }
 }
 
 Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
@@ -159,8 +206,18 @@ Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::
   ZIGGURAT_CHECK(skipped_bytes < record.size(), "chunk {}: {} bytes skipped of {}", chunk,
                  skipped_bytes, record.size());
   const std::uint64_t begin = skipped_bytes - skipped_bytes % impl_->file->alignment().offset_bytes;
-  co_await impl_->file->read(impl_->layout.record_offset(chunk, generation) + begin,
-                             record.subspan(begin), priority);
+  try {
+    co_await impl_->file->read(impl_->layout.record_offset(chunk, generation) + begin,
+                               record.subspan(begin), priority);
+  } catch (const Error& error) {
+    if (!is_damage(error)) throw;
+    // A candidate is judged as a whole, by settle().
+    if (impl_->recovery) throw Error(ErrorCode::kDataLoss, error.what(), error.native());
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} cannot be read: {}. {}", impl_->place_of(chunk, generation),
+                            error.what(), impl_->what_remains(chunk, generation)),
+                error.native());
+  }
 }
 
 Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
@@ -171,6 +228,10 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
                  "chunk {}: generation {} may not be written, {} is next{}", chunk, generation,
                  impl_->next_generation, impl_->committing ? " and is being sealed" : "");
+  ZIGGURAT_CHECK(generation == 0 || !impl_->spec.is_constant(chunk),
+                 "chunk {} is constant, and generation {} of it is written", chunk, generation);
+  ZIGGURAT_CHECK(!impl_->recovery, "chunk {}: generation {} is written before settle()", chunk,
+                 generation);
   // A rank two ahead would have overwritten the generation that the slowest rank must fall back to.
   ZIGGURAT_CHECK(generation == 0 || impl_->durable_everywhere + 1 == generation,
                  "chunk {}: generation {} may not be written, durable on every rank is only {}",
@@ -215,186 +276,61 @@ void StateStore::discard(std::uint64_t generation) {
   ++impl_->discarded;
 }
 
+std::string StateStore::Impl::place_of(ChunkId chunk, std::uint64_t generation) const {
+  return fmt::format("{}: the record of chunk {}, generation {} ({} at offset {})", file->path(),
+                     spec.chunk_name(chunk), generation, format_bytes(layout.record_bytes[chunk]),
+                     layout.record_offset(chunk, generation));
+}
+
+/// Of the older generation only what this process knows: that its slots were not written to. What a
+/// run before this one did to them is found out when it is read.
+std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_generation) const {
+  constexpr const char* kAnew =
+      "Restore the store from a copy or a checkpoint, or start anew with resume=never";
+  if (layout.slots == 1)
+    return fmt::format(
+        "The other records were not touched, but with slots=1 there is no older "
+        "generation to go back to. {}",
+        kAnew);
+  if (spec.is_constant(chunk))
+    return fmt::format(
+        "The other records were not touched, but this one is frozen and belongs to every "
+        "generation. {}",
+        kAnew);
+  const SlotTable& older = tables[parity_of(damaged_generation + 1)];
+  const auto whole = std::ranges::count_if(older, [&](const SlotEntry& entry) {
+    return entry.complete && entry.generation + 1 == damaged_generation;
+  });
+  if (damaged_generation > 0 && whole == std::ssize(older))
+    return fmt::format(
+        "Still safe: generation {} of every record is in the other slots, and this "
+        "run has not overwritten any. Check the drive (smartctl, dmesg) and start "
+        "again: the run goes on from generation {}, once all of it has verified",
+        damaged_generation - 1, damaged_generation - 1);
+  if (whole > 0)
+    return fmt::format(
+        "Of generation {} only {} of {} records are left, the others were "
+        "overwritten by generation {}, so no generation is whole here. Check the "
+        "drive (smartctl, dmesg). {}",
+        damaged_generation - 1, whole, older.size(), damaged_generation + 1, kAnew);
+  return fmt::format(
+      "The other records were not touched, but no older generation is whole here. Check the drive "
+      "(smartctl, dmesg). {}",
+      kAnew);
+}
+
 Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {
-  const std::uint64_t offset = impl_->layout.record_offset(chunk, generation);
-  const auto& older = impl_->tables[parity_of(generation + 1)];
-  const bool older_whole = impl_->layout.slots == 2 && generation > 0 &&
-                           std::ranges::all_of(older, [&](const SlotEntry& entry) {
-                             return entry.complete && entry.generation == generation - 1;
-                           });
-  std::string safe = "the other records were not touched";
-  if (older_whole) {
-    safe = fmt::format(
-        "generation {} of every record is still in the other slots, and nothing was overwritten",
-        generation - 1);
-  } else if (impl_->layout.slots == 1) {
-    safe += ", but with --slots 1 there is no older generation to go back to";
-  }
   return {ErrorCode::kDataLoss,
-          fmt::format("{}: the record of chunk {}, generation {} ({} at offset {}) has a wrong "
-                      "checksum: the drive did not return "
-                      "what was written. Still safe: {}. Stop, copy the file away, check the drive "
-                      "(smartctl, dmesg), then restore "
-                      "this file from a copy or start anew with --resume never",
-                      impl_->file->path(), chunk_name(chunk), generation,
-                      format_bytes(record_bytes(chunk)), offset, safe)};
+          fmt::format("{} has a wrong checksum: the drive did not return what was written. {}",
+                      impl_->place_of(chunk, generation), impl_->what_remains(chunk, generation))};
 }
 
-Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> blob,
-                          const std::function<void()>& before_seal) {
-  ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
-                 "generation {} cannot be sealed, {} is next", generation, impl_->next_generation);
-  const SlotTable& table = impl_->tables[parity_of(generation)];
-  for (ChunkId chunk = 0; chunk < table.size(); ++chunk) {
-    ZIGGURAT_CHECK(table[chunk].complete && table[chunk].generation == generation,
-                   "generation {} cannot be sealed: chunk {} holds {} ({})", generation, chunk,
-                   table[chunk].generation, table[chunk].complete ? "whole" : "being written");
-  }
-  if (impl_->broken) std::rethrow_exception(impl_->broken);
-  if (blob.size() > impl_->spec.blob_capacity_bytes)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("blob: {} bytes, this store holds {} (blob_capacity_bytes when created)",
-                    blob.size(), impl_->spec.blob_capacity_bytes));
-  impl_->committing = true;
-  std::exception_ptr error;
-  try {
-    Task<> sealing = impl_->seal(generation, blob, before_seal);
-    if (impl_->temporary) sealing = impl_->publish(std::move(sealing));
-    co_await std::move(sealing);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  impl_->committing = false;
-  if (error) {
-    impl_->broken = error;
-    std::rethrow_exception(error);
-  }
-  impl_->state.generation = generation;
-  impl_->state.blob.assign(blob.begin(), blob.end());
-  impl_->next_generation = generation + 1;
-  impl_->discarded = 0;
-  impl_->mark_begun = false;
-  impl_->marked.reset();
-  if (generation == 0 || impl_->environment.ranks.world_size() == 1)
-    impl_->durable_everywhere = generation;
-}
-
-void StateStore::Impl::adopt(StoreSpec spec_, StoreLayout layout_) {
-  spec = std::move(spec_);
-  layout = std::move(layout_);
-  state.slots = spec.slots;
-  state.layout = spec.layout;
-  state.run_identity = spec.run_identity;
-  state.numerics_fingerprint = spec.numerics_fingerprint;
-  for (SlotTable& table : tables) table.resize(spec.record_bytes.size());
-  const std::span<std::byte> memory = environment.staging(staging_bytes(spec));
-  ZIGGURAT_CHECK(memory.size() >= staging_bytes(spec), "staging memory: {} bytes of {}",
-                 memory.size(), staging_bytes(spec));
-  superblock_memory = memory.first(round_up(kSuperblockBytes, file->alignment().offset_bytes));
-  table_memory = memory.subspan(kRegionBytes, layout.table_region_bytes);
-  blob_memory = memory.subspan(kRegionBytes + layout.table_region_bytes, layout.blob_region_bytes);
-  std::ranges::fill(memory, std::byte{0});
-}
-
-Task<> StateStore::Impl::write_superblock_copy(unsigned parity, int copy) {
-  co_await file->write(StoreLayout::superblock_offset(parity, copy, layout.file_bytes),
-                       superblock_memory);
-}
-
-/// Both copies, durable.
-Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
-  encode_superblock(superblock, superblock_memory);
-  for (int copy = 0; copy < kSuperblockCopies; ++copy) {
-    co_await write_superblock_copy(parity_of(superblock.generation), copy);
-    // With one slot there must never be an instant at which neither an in-progress nor a sealed
-    // copy is whole: what would be left is the superblock of the generation whose records are gone.
-    // With two slots that generation is still there.
-    if (layout.slots == 1) co_await file->sync();
-  }
-  if (layout.slots == 2) co_await file->sync();
-}
-
-/// slots = 1: no record is overwritten before the file says, durably, that it is being overwritten.
-Task<> StateStore::Impl::mark_in_progress(std::uint64_t generation) {
-  if (mark_begun) {
-    co_await marked.wait();
-    co_return;
-  }
-  mark_begun = true;
-  Superblock mark = newest;
-  mark.generation = generation;
-  mark.epoch = state.epoch;
-  mark.in_progress = true;
-  std::exception_ptr error;
-  try {
-    co_await write_superblock(mark);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (error) {
-    broken = error;
-    marked.fail(error);
-    std::rethrow_exception(error);
-  }
-  marked.set();
-}
-
-Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byte> blob,
-                              const std::function<void()>& before_seal) {
-  const unsigned parity = parity_of(generation);
-  encode_table(tables[parity], table_memory);
-  std::ranges::fill(blob_memory, std::byte{0});
-  std::ranges::copy(blob, blob_memory.begin());
-
-  Superblock next = newest;
-  next.in_progress = false;
-  next.previous_hash = generation == 0 ? 0 : superblock_hash(newest);
-  next.lineage =
-      extend_lineage(generation == 0 ? newest.uuid.key() : newest.lineage, generation, attempt);
-  next.generation = generation;
-  next.optimizer_step = generation;
-  next.epoch = state.epoch;
-  next.table_offset_bytes = layout.table_offset[parity];
-  next.table_hash = hash64(table_memory, generation);
-  next.blob_offset_bytes = layout.blob_offset[parity];
-  next.blob_bytes = blob.size();
-  next.blob_hash = hash64(blob, generation);
-
-  co_await file->write(next.table_offset_bytes, table_memory);
-  const std::uint64_t blob_io_bytes = round_up(blob.size(), superblock_memory.size());
-  if (blob_io_bytes > 0)
-    co_await file->write(next.blob_offset_bytes, blob_memory.first(blob_io_bytes));
-  co_await file->sync();  // records, table and blob before the superblock that vouches for them
-  if (before_seal) before_seal();
-  seal_begun = true;
-  co_await write_superblock(next);
-  newest = next;
-}
-
-/// The first generation makes the file a store. Two rules make every instant of it recoverable:
-///  - No rank renames before all have sealed. So if any rank has the new name, every other has it
-///  too or a sealed temporary file
-///    of the same uuid, and open() finishes the rename. If none has, all still have what was there
-///    before: an older store, whole on every rank, or nothing.
-///  - No rank writes generation 1 before all have renamed, durably. So what open() renames is
-///  always generation 0 among ranks
-///    that are at generation 0 themselves.
-Task<> StateStore::Impl::publish(Task<> sealing) {
-  Task<> sealed = together(environment.ranks, std::move(sealing), "seal its new store");
-  co_await std::move(sealed);
-  Task<> naming = take_name();
-  Task<> named = together(environment.ranks, std::move(naming), "give its new store its name");
-  co_await std::move(named);
-}
-
-Task<> StateStore::Impl::take_name() {
-  environment.io.rename(temporary_path(), final_path());
-  environment.io.sync_directory(directory);
-  file->set_path(final_path());
-  temporary = false;
-  replaced.reset();
-  co_return;
+Task<bool> StateStore::settle(std::vector<RecordDamage> damaged) {
+  ZIGGURAT_CHECK(impl_->recovery, "{}: settled already", impl_->file->path());
+  Task<bool> settling = impl_->recovery->settle(std::move(damaged));
+  const bool stands = co_await std::move(settling);
+  if (stands) impl_->recovery.reset();
+  co_return stands;
 }
 
 }  // namespace ziggurat

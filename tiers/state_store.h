@@ -4,8 +4,9 @@
 //
 // One file per rank and drive: superblocks, tables, blobs, then each record's slots. A step writes
 // its records into the slots of its generation's parity, then commit() seals it: fdatasync,
-// superblock, fdatasync. Whatever instant the machine dies at, open() finds the newest generation
-// that is whole on every rank. ARCHITECTURE.md has the rules and the crash schedule behind each.
+// superblock, fdatasync. Whatever instant the machine dies at, and whatever the drive lost since,
+// open() and settle() find the newest generation that is whole on every rank. ARCHITECTURE.md has
+// the rules and the crash schedule behind each.
 // Reactor's thread only. Hashes are computed by the caller (record_hash.h), because it has the
 // bytes in cache.
 #pragma once
@@ -36,12 +37,16 @@ struct StoreSpec {
   std::string run_identity;                 ///< what may not change at resume
   std::string numerics_fingerprint;         ///< what is reported when it changes
   std::vector<std::uint64_t> record_bytes;  ///< per chunk; multiples of kTileBytes
-  RecordFormat record_format{};             ///< of every record: how it is verified
+  /// Per chunk; empty: none. A constant record is written once, for generation 0, and is that of
+  /// every generation: it has one slot, whatever `slots` says.
+  std::vector<bool> constant{};
+  RecordFormat record_format{};  ///< of every record: how it is verified
   /// Stripes only: the number that each chunk of this file has in the whole store, ascending.
   std::vector<ChunkId> chunks{};
   ChunkId chunk_name(ChunkId chunk) const noexcept {
     return chunks.empty() ? chunk : chunks[chunk];
   }
+  bool is_constant(ChunkId chunk) const noexcept { return !constant.empty() && constant[chunk]; }
   std::uint32_t slots = 2;
   std::uint64_t blob_capacity_bytes = 64 * 1024;
 };
@@ -74,6 +79,13 @@ struct StoreState {
                                    ///< checksum wrong; second copy used", ...
 };
 
+/// A record that open()'s caller could not read, or that is not what was written.
+struct RecordDamage {
+  ChunkId chunk = 0;
+  std::string fault;  ///< "wrong checksum", or the read's error
+  int native = 0;     ///< errno of a read that failed
+};
+
 class StateStore {
  public:
   /// File name of `rank`'s state inside the directory, and of one under construction.
@@ -92,12 +104,22 @@ class StateStore {
   static Task<std::unique_ptr<StateStore>> create(StoreEnvironment environment,
                                                   std::string directory, StoreSpec spec);
 
-  /// Opens the finished store and recovers: the newest generation valid on every rank is agreed,
-  /// newer superblocks are erased, a new epoch begins. Falling back to an older generation verifies
-  /// every one of its records first. Errors: kInvalidArgument (not there; other rank, world size or
-  /// version), kUnavailable (in use), kDataLoss (names what is damaged and what remains).
+  /// Opens the finished store at a candidate: the newest generation that superblocks, tables and
+  /// blobs of all ranks show whole and of one history. What is missing is the proof of its records:
+  /// the caller reads and compares every one, then calls settle(). Until then the file stays as it
+  /// is (a creation that was cut off between two ranks' renames is finished, though), and nothing
+  /// may be written. Errors: kInvalidArgument (not there; other rank, world size or version),
+  /// kUnavailable (in use), kDataLoss (names what is damaged and what remains).
   static Task<std::unique_ptr<StateStore>> open(StoreEnvironment environment,
                                                 std::string directory);
+  /// The verdict on the candidate, taken by all ranks together. `damaged`: the records here that
+  /// cannot be read or do not verify. If no rank has any, the candidate stands: newer superblocks
+  /// are erased, a new epoch begins, writing may begin. True.
+  /// Else the candidate is given up for the next older generation that is whole everywhere: state()
+  /// is that one's from now on. Read and compare all of it, and settle again. False. Nothing is
+  /// written before a candidate stands, so a crash anywhere in this leads the same way again.
+  /// Errors: kDataLoss if no generation is left: names what is damaged.
+  Task<bool> settle(std::vector<RecordDamage> damaged);
 
   ~StateStore();
 
@@ -125,6 +147,8 @@ class StateStore {
 
   /// Reads the record of `generation` (the durable one or one written since). The caller verifies
   /// the hash where it has the bytes in cache, and reports a mismatch with corrupt_record().
+  /// Errors: kDataLoss where the drive cannot read it (EIO and its like, the end of the file), with
+  /// the errno and what is still safe; else DirectFile's.
   /// The first `skipped_bytes` of the record are not wanted, and not read as far as the drive's
   /// alignment allows.
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
@@ -137,8 +161,8 @@ class StateStore {
   /// and commit() wants every record written again. The generation before is as it was. Two slots
   /// only.
   void discard(std::uint64_t generation);
-  /// The error for a record whose hash is wrong: file, chunk, generation, offset, and what is still
-  /// safe. kDataLoss.
+  /// The error for a record whose hash is wrong: file, chunk, generation, offset, what is still
+  /// safe, and how to go on. kDataLoss.
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
 
   /// Every record of `generation` is written: makes it durable with `blob`. `before_seal` runs just

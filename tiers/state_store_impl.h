@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_impl.h: what an open store keeps in memory, shared by its three sources:
-// state_store.cc (reads, writes, commit), state_store_create.cc and state_store_open.cc (recovery).
-// Private to tiers/.
+// tiers/state_store_impl.h: what an open store keeps in memory, shared by its sources:
+// state_store.cc (reads and writes), state_store_commit.cc, state_store_create.cc,
+// state_store_open.cc (which file) and store_recovery.cc (which generation). Private to tiers/.
 #pragma once
 
 #include <array>
@@ -15,6 +15,8 @@
 #include "tiers/superblock.h"
 
 namespace ziggurat {
+
+class StoreRecovery;
 
 /// What is known of one slot: which record it holds, whole or being written.
 struct SlotEntry {
@@ -44,10 +46,8 @@ SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_coun
 Task<> together(Quorum& ranks, Task<> mine, const char* what);
 
 struct StateStore::Impl {
-  Impl(StoreEnvironment environment_, std::string directory_)
-      : environment(std::move(environment_)),
-        directory(std::move(directory_)),
-        marked(environment.reactor) {}
+  Impl(StoreEnvironment environment_, std::string directory_);
+  ~Impl();
 
   std::string final_path() const {
     return directory + "/" + file_name(environment.ranks.rank(), environment.stripe_index);
@@ -58,6 +58,9 @@ struct StateStore::Impl {
 
   /// Takes spec, layout and the staging memory; both ways of making a store end here.
   void adopt(StoreSpec spec, StoreLayout layout);
+  /// Where `chunk`'s record of `generation` is, and what is still safe although it is damaged.
+  std::string place_of(ChunkId chunk, std::uint64_t generation) const;
+  std::string what_remains(ChunkId chunk, std::uint64_t damaged_generation) const;
 
   Task<> write_superblock(const Superblock& superblock);
   Task<> write_superblock_copy(unsigned parity, int copy);
@@ -69,7 +72,8 @@ struct StateStore::Impl {
 
   StoreEnvironment environment;
   std::string directory;
-  std::unique_ptr<DirectFile> file;
+  std::shared_ptr<DirectFile> file;
+  std::unique_ptr<StoreRecovery> recovery;  ///< from open() until settle()
   std::unique_ptr<DirectFile> replaced;  ///< the older store, locked until this one takes its name
   bool temporary = false;   ///< not a store yet: generation 0 is not sealed on every rank
   bool seal_begun = false;  ///< from here on another rank may count on this file
@@ -84,6 +88,11 @@ struct StateStore::Impl {
   /// into the lineage, which all ranks share.
   std::uint64_t discarded = 0;
   std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
+  /// In which the chunk's record of `generation` was made: a constant one's in 0.
+  std::uint64_t made_in(ChunkId chunk, std::uint64_t generation) const noexcept {
+    return spec.is_constant(chunk) ? 0 : generation;
+  }
+  void carry_constants(std::uint64_t generation);
   Superblock newest;  ///< as last sealed; until then only the identity fields mean anything
   std::array<SlotTable, 2> tables;    ///< by parity
   std::uint64_t next_generation = 0;  ///< the one being written; all before it are durable here

@@ -27,6 +27,10 @@ void check_spec(const StoreSpec& spec) {
           fmt::format("record_bytes: chunk {} has {} bytes; pad records to whole tiles of {} bytes",
                       chunk, spec.record_bytes[chunk], kTileBytes));
   }
+  if (!spec.constant.empty() && spec.constant.size() != spec.record_bytes.size())
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("constant: {} chunks of {}", spec.constant.size(), spec.record_bytes.size()));
   if (!spec.chunks.empty() && spec.chunks.size() != spec.record_bytes.size())
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("chunks: {} numbers for {} chunks", spec.chunks.size(),
@@ -53,8 +57,11 @@ StoreLayout StoreLayout::of(const StoreSpec& spec, std::uint64_t text_bytes) {
   for (auto& table : layout.table_offset) table = take(layout.table_region_bytes);
   layout.blob_region_bytes = round_up(spec.blob_capacity_bytes, kRegionBytes);
   for (auto& blob : layout.blob_offset) blob = take(layout.blob_region_bytes);
-  for (const std::uint64_t record_bytes : spec.record_bytes)
-    layout.record_offsets.push_back(take(record_bytes * spec.slots));
+  layout.constant = spec.constant;
+  for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
+    const std::uint64_t slots = spec.is_constant(chunk) ? 1 : spec.slots;
+    layout.record_offsets.push_back(take(spec.record_bytes[chunk] * slots));
+  }
   layout.text_offset[1] = take(layout.text_region_bytes);
   layout.file_bytes = offset + 2 * kRegionBytes;
   return layout;
@@ -66,7 +73,8 @@ std::uint64_t StoreLayout::superblock_offset(unsigned parity, int copy,
 }
 
 std::uint64_t StoreLayout::record_offset(ChunkId chunk, std::uint64_t generation) const noexcept {
-  const std::uint64_t slot = slots == 2 ? parity_of(generation) : 0;
+  const bool one_slot = slots == 1 || (!constant.empty() && constant[chunk]);
+  const std::uint64_t slot = one_slot ? 0 : parity_of(generation);
   return record_offsets[chunk] + slot * record_bytes[chunk];
 }
 
@@ -81,6 +89,7 @@ std::string store_text(const StoreSpec& spec) {
   for (const RecordFormat::Segment& segment : spec.record_format.segments())
     text["record_segments"].push_back({segment.name, segment.tile_bytes});
   if (!spec.chunks.empty()) text["chunks"] = spec.chunks;
+  if (!spec.constant.empty()) text["constant"] = spec.constant;
   return text.dump();
 }
 
@@ -101,6 +110,7 @@ StoreSpec parse_store_text(const std::string& text, const std::string& path) {
       spec.record_format = RecordFormat(std::move(segments));
     }
     if (json.contains("chunks")) spec.chunks = json["chunks"].get<std::vector<ChunkId>>();
+    if (json.contains("constant")) spec.constant = json["constant"].get<std::vector<bool>>();
     return spec;
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorCode::kDataLoss,

@@ -8,7 +8,8 @@
 //   128 KiB         text: layout, identity, chunk table (JSON)        once
 //   ..              checksum table, even; then odd                    before its superblock
 //   ..              blob, even; then odd                              before its superblock
-//   ..              chunk 0 slot 0, chunk 0 slot 1, chunk 1 slot 0..  one slot each with slots = 1
+//   ..              chunk 0 slot 0, chunk 0 slot 1, chunk 1 slot 0..  one slot each with slots = 1,
+//                                                                     and of constant chunks
 //   ..              text, second copy                                 once
 //   end - 128 KiB   superblock, even, second copy                     after the first copy
 //   end - 64 KiB    superblock, odd, second copy
@@ -55,6 +56,7 @@ struct StoreLayout {
   std::uint64_t blob_region_bytes = 0;
   std::vector<std::uint64_t> record_offsets;  ///< slot 0 of each chunk
   std::vector<std::uint64_t> record_bytes;
+  std::vector<bool> constant;  ///< per chunk: one slot, of every generation; empty: none
   std::uint64_t file_bytes = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/store_survey.h: what one store file says, read without changing it: superblocks, text,
-// tables, blobs, and what is damaged. One rank's view; state_store_open.cc decides over all ranks.
-// Private to tiers/.
+// tiers/store_survey.h: what one store file says: superblocks, text, tables, blobs, and what of
+// them is damaged. Nothing is written before leave_only(). One file's view; store_recovery.h
+// decides over all of them. Private to tiers/.
 #pragma once
 
 #include <array>
@@ -21,25 +21,28 @@ class StoreSurvey {
   static std::unique_ptr<StoreSurvey> open(const StoreEnvironment& environment,
                                            const std::string& path);
 
-  /// Reads the four superblock copies. Afterwards uuid() is known.
+  /// Reads the four superblock copies, from the drive. Afterwards uuid() is known. A copy that
+  /// belongs to another file (a drive put it here) counts as damaged.
   /// Errors: kDataLoss if none is whole, with each one's fault; kInvalidArgument for another format
-  /// version, rank or world size.
+  /// version.
   Task<> read_superblocks();
+  /// The file is of this rank, stripe and world. Errors: kInvalidArgument.
+  void check_shape() const;
   /// Reads the text area, and the tables and blobs of both generations. Damage is noted; a damaged
-  /// generation is no candidate. Errors: kDataLoss if the file is short, the text is gone, or
-  /// (slots = 1) a generation was being overwritten.
+  /// generation is no candidate. Errors: kDataLoss if the file is short, or the text is gone.
   Task<> read_contents();
   /// A sealed generation 0 and nothing else: what a file under construction must be to be finished
   /// by open().
   bool is_sealed_creation() const noexcept;
 
   StoreUuid uuid() const noexcept;
-  /// The newest generation here that is whole and not above `bound`.
-  std::optional<std::uint64_t> newest_candidate(std::uint64_t bound) const noexcept;
+  /// The newest generation below `limit` whose superblock, table and blob are whole here. With one
+  /// slot, only the newest sealed: its records were written over all others'.
+  std::optional<std::uint64_t> newest_candidate(std::uint64_t limit) const noexcept;
   /// The newest generation that any whole superblock speaks of, even if its table is damaged.
   std::uint64_t newest_seen() const noexcept;
   std::uint64_t epoch_seen() const noexcept;
-  /// Something that was written once is not readable: whatever is chosen must be verified first.
+  /// Something that was written once is not readable.
   bool damaged() const noexcept { return damaged_; }
 
   struct Generation {
@@ -48,37 +51,43 @@ class StoreSurvey {
     std::vector<std::byte> blob;
   };
   const Generation& generation(std::uint64_t generation) const;
-  /// The two generations here are each other's neighbours in one history. Errors: kDataLoss.
-  void check_chain(std::uint64_t chosen) const;
-  /// Reads every record of `chosen` and compares its hash. Errors: kDataLoss, the first wrong one.
-  Task<> verify_records(std::uint64_t chosen);
-  /// Leaves only `chosen` and the generation it was built on: erases newer and damaged superblocks,
-  /// rewrites bad second copies. Durable when it returns.
+  /// The generation that `chosen` was made from, if it is here and as far whole.
+  const Generation* before(std::uint64_t chosen) const noexcept;
+  /// Leaves only `chosen` and the generation it was made from: erases newer and damaged
+  /// superblocks, rewrites bad second copies. Durable when it returns.
   Task<> leave_only(std::uint64_t chosen);
 
   const std::string& path() const noexcept { return file_->path(); }
   std::vector<std::string>& notes() noexcept { return notes_; }
   const StoreSpec& spec() const noexcept { return spec_; }
   const StoreLayout& layout() const noexcept { return layout_; }
-  std::unique_ptr<DirectFile> take_file() { return std::move(file_); }
-  DirectFile& file() noexcept { return *file_; }
+  const std::shared_ptr<DirectFile>& file() const noexcept { return file_; }
 
  private:
   struct Copy {
     SuperblockVerdict verdict = SuperblockVerdict::kBlank;
     Superblock superblock;
-    std::string fault;  ///< of a read that failed
+    std::string fault;  ///< in more words than the verdict
+    bool is_whole() const noexcept { return verdict == SuperblockVerdict::kValid; }
   };
+  static const char* copy_name(int copy) { return copy == 0 ? "first copy" : "second copy"; }
   struct Side {  ///< one parity
     std::array<Copy, kSuperblockCopies> copies;
-    std::optional<Superblock> newest;  ///< the newest whole copy
-    std::optional<Generation> whole;   ///< with its table and blob, if those are whole too
+    /// The whole copies, newest first. They differ after a crash between the two writes, or if the
+    /// drive lost one of them.
+    std::vector<Superblock> found;
+    std::optional<Generation> whole;  ///< the newest of them whose table and blob are whole too
+    std::string fault;                ///< of the newest one's table or blob
+
+    const Superblock* newest() const noexcept { return found.empty() ? nullptr : &found.front(); }
   };
 
   StoreSurvey(const StoreEnvironment& environment, std::unique_ptr<DirectFile> file)
       : environment_(environment), file_(std::move(file)) {}
   Task<Copy> read_copy(unsigned parity, int copy);
-  void choose_newest(unsigned parity);
+  void reject_foreign_copies();
+  bool fits(const Superblock& superblock) const noexcept;
+  void collect(unsigned parity);
   struct Rewrite {
     std::uint64_t offset_bytes;
     std::uint64_t region_bytes;
@@ -87,16 +96,19 @@ class StoreSurvey {
   std::vector<Rewrite> rewrites(std::uint64_t chosen) const;
   const Superblock& any_superblock() const;
   std::string faults() const;
-  void check_identity() const;
-  void check_not_overwritten() const;
+  void require_superblock() const;
+  void note_overwriting();
+  bool overwritten(std::uint64_t generation) const noexcept;
   Task<> read_text();
   Task<> read_generation(unsigned parity);
+  Task<std::optional<Generation>> read_generation(const Superblock& superblock, std::string& fault);
+  void judge_generation(unsigned parity);
   Task<std::vector<std::byte>> read_bytes(std::uint64_t offset, std::uint64_t size_bytes);
   Task<> write_region(std::uint64_t offset, std::span<const std::byte> bytes,
                       std::uint64_t region_bytes);
 
   StoreEnvironment environment_;
-  std::unique_ptr<DirectFile> file_;
+  std::shared_ptr<DirectFile> file_;
   std::uint64_t size_bytes_ = 0;
   std::array<Side, 2> sides_;
   std::array<bool, kSuperblockCopies> text_damaged_{};

@@ -95,10 +95,14 @@ Task<std::unique_ptr<StripedStore>> StripedStore::create(Environment environment
   const auto assigned = assign_stripes(spec.record_bytes, environment.places);
   std::unique_ptr<StripedStore> store(new StripedStore(std::move(environment)));
   std::vector<StoreSpec> specs(store->stripes_.size(), spec);
-  for (StoreSpec& each : specs) each.record_bytes.clear();
+  for (StoreSpec& each : specs) {
+    each.record_bytes.clear();
+    each.constant.clear();
+  }
   for (ChunkId chunk = 0; chunk < assigned.size(); ++chunk) {
     StoreSpec& mine = specs[assigned[chunk]];
     mine.record_bytes.push_back(spec.record_bytes[chunk]);
+    if (!spec.constant.empty()) mine.constant.push_back(spec.constant[chunk]);
     mine.chunks.push_back(chunk);
   }
   if (specs.size() == 1) specs[0].chunks.clear();
@@ -139,6 +143,29 @@ Task<> StripedStore::open_stripe(std::uint32_t stripe) {
   Task<std::unique_ptr<StateStore>> opening =
       StateStore::open(stripe_environment(stripe), environment_.places[stripe].directory);
   stripes_[stripe] = co_await std::move(opening);
+}
+
+Task<bool> StripedStore::settle(std::vector<RecordDamage> damaged) {
+  std::vector<std::vector<RecordDamage>> by_stripe(stripes_.size());
+  for (RecordDamage& each : damaged) {
+    const Home home = homes_[each.chunk];
+    each.chunk = home.chunk;
+    by_stripe[home.stripe].push_back(std::move(each));
+  }
+  bool stands = false;  // every stripe learns the same
+  std::vector<Task<>> tasks;
+  for (std::uint32_t stripe = 0; stripe < stripes_.size(); ++stripe)
+    tasks.push_back(settle_stripe(stripe, std::move(by_stripe[stripe]), stands));
+  Task<> all = on_all(std::move(tasks));
+  co_await std::move(all);
+  adopt_state();
+  co_return stands;
+}
+
+Task<> StripedStore::settle_stripe(std::uint32_t stripe, std::vector<RecordDamage> damaged,
+                                   bool& stands) {
+  Task<bool> settling = stripes_[stripe]->settle(std::move(damaged));
+  stands = co_await std::move(settling);
 }
 
 /// Puts the places in the order of the stripes they hold.
@@ -194,8 +221,9 @@ void StripedStore::adopt_homes() {
 void StripedStore::adopt_state() {
   state_ = stripes_[0]->state();
   for (std::size_t i = 1; i < stripes_.size(); ++i) {
-    const auto& more = stripes_[i]->state().notes;
-    state_.notes.insert(state_.notes.end(), more.begin(), more.end());
+    for (const std::string& note : stripes_[i]->state().notes) {
+      if (std::ranges::find(state_.notes, note) == state_.notes.end()) state_.notes.push_back(note);
+    }
   }
 }
 

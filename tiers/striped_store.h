@@ -42,6 +42,8 @@ class StripedStore {
   /// The places may come in another order than at create(), their weights are not read.
   /// Errors: StateStore's; kInvalidArgument naming a stripe that is in none of the places.
   static Task<std::unique_ptr<StripedStore>> open(Environment environment);
+  /// StateStore's: one verdict over the stripes of all ranks. Chunks are those of the whole store.
+  Task<bool> settle(std::vector<RecordDamage> damaged);
 
   /// All as in StateStore, over all stripes.
   const StoreState& state() const noexcept { return state_; }
@@ -82,6 +84,7 @@ class StripedStore {
   StoreEnvironment stripe_environment(std::uint32_t stripe);
   Task<> create_stripe(std::uint32_t stripe, StoreSpec spec);
   Task<> open_stripe(std::uint32_t stripe);
+  Task<> settle_stripe(std::uint32_t stripe, std::vector<RecordDamage> damaged, bool& stands);
   Task<> find_places();
   /// Starts one task per stripe, waits for all; throws what came first from this rank, not what
   /// followed from it.

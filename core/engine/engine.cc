@@ -112,6 +112,7 @@ std::span<float> EngineImpl::accumulator(UnitId unit) {
 
 /// On the trainer's thread, which has nothing else to do meanwhile.
 void EngineImpl::clear_frozen(UnitId unit) {
+  if (table_->model().units[unit].constant()) return;  // nobody looks at it
   std::span<float> values;
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
@@ -155,13 +156,13 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
   Lease lease = co_await state_lease(id);
   const std::span<std::byte> record = record_memory(id, lease.bytes());
-  if (!records_->resident()) {
+  if (!records_->resident(id)) {
     const std::uint64_t stored = storage_->store->durable_generation();
     co_await read_record(*context_, *storage_->store, id, stored, record);
   }
   const std::function<void()> job = [&] {
     values.resize(chunk.count);
-    read_masters(table_->state().format, record, values);
+    read_masters(table_->state_format(id), record, values);
   };
   co_await runtime_.workers->run(runtime_.reactor, "read masters", job);
 }

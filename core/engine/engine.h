@@ -77,6 +77,8 @@ struct StoreInfo {
   StateKind state;  ///< OptimizerConfig::state
   /// That the store's ranks open it with: of the ZeRO stages that hold as much, 0 or 3.
   Sharding sharding;
+  std::vector<std::string>
+      constant_params;  ///< held once, without optimizer state: frozen for good
   std::uint64_t generation = 0;
   std::vector<std::byte> blob;
 };

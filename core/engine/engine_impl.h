@@ -73,8 +73,6 @@ class EngineImpl final : public Engine {
   std::size_t accumulators() const;
   Task<> create_state(const Initializer& initialize);
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
-  Task<> load_state();
-  Task<> load_chunk(ChunkId id);
   std::size_t chunks_at_once() const;
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
@@ -83,6 +81,11 @@ class EngineImpl final : public Engine {
   Task<> publish_params(ChunkId id, std::span<std::byte> item);
   void report_progress(ChunkId id, const char* what);
   void check_identity(const StoreState& state);
+
+  // engine_load.cc
+  Task<> load_state();
+  Task<> load_chunk(ChunkId id, std::vector<RecordDamage>& damaged);
+  Task<bool> load_record(std::span<std::byte> record, RecordDamage& damage);
   void read_blob(const StoreState& state);
 
   void unit_updated(UnitId unit, std::uint64_t generation);

@@ -40,6 +40,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
                    .numerics_fingerprint = state.numerics_fingerprint,
                    .state = ChunkTable::state_of(state.layout),
                    .sharding = ChunkTable::sharding_of(state.layout),
+                   .constant_params = ChunkTable::constant_params(state.layout),
                    .generation = 0,
                    .blob = {}};
     BlobHeader header;
@@ -145,7 +146,6 @@ Task<> EngineImpl::open_store() {
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     check_identity(state);
     resumed_ = true;
-    for (const std::string& note : state.notes) notes_.push_back(note);
   } else {
     // The budget is judged before a byte is written. One layout for all ranks: the smallest chunks.
     const StateKind& kind = config_.optimizer.state;
@@ -160,6 +160,7 @@ Task<> EngineImpl::open_store() {
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
+                 .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
                  .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
@@ -271,13 +272,13 @@ std::span<std::byte> EngineImpl::item_memory(ChunkId id, const Lease& lease) con
 }
 
 std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> item) const {
-  if (records_->resident()) return records_->record(id);
+  if (records_->resident(id)) return records_->record(id);
   return item.first(table_->chunk(id).record_bytes());
 }
 
 Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
   const Chunk& chunk = table_->chunk(id);
-  const std::uint64_t behind = records_->resident() ? 0 : chunk.record_bytes();
+  const std::uint64_t behind = records_->resident(id) ? 0 : chunk.record_bytes();
   co_await params_->publish_record(id, generation_, record_memory(id, item),
                                    item.subspan(behind, params_->item_bytes(chunk)));
   if (kept_->keeps(id)) kept_->set_holds(id, generation_);
@@ -336,59 +337,17 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     std::vector<float> masters(chunk.count);
     const std::uint64_t real = table_->real_count(id);
     initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
-    write_record(table_->state().optimizer, table_->state().format, masters, record);
-    hash = record_hash(record, seed, table_->record_format());
+    if (chunk.constant) {
+      std::memcpy(record.data(), masters.data(), record.size());
+    } else {
+      write_record(table_->state().optimizer, table_->state().format, masters, record);
+    }
+    hash = record_hash(record, seed, table_->record_format(id));
   };
   co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
   co_await storage_->store->write(id, 0, record, hash);
   co_await publish_params(id, item);
   report_progress(id, "writing generation 0");
-}
-
-void EngineImpl::read_blob(const StoreState& state) {
-  BlobHeader header;
-  if (state.blob.size() < sizeof(header)) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("--store {}: the blob of generation {} is too short", storage_->paths(),
-                            state.generation));
-  }
-  std::memcpy(&header, state.blob.data(), sizeof(header));
-  if (header.magic != BlobHeader::kMagic) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("--store {}: the blob of generation {} is not an engine's",
-                            storage_->paths(), state.generation));
-  }
-  generation_ = header.generation;
-  last_blob_ = state.blob;
-  resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
-}
-
-Task<> EngineImpl::load_state() {
-  const StoreState& state = storage_->store->state();
-  read_blob(state);
-  const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
-    return load_chunk(static_cast<ChunkId>(id));
-  };
-  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
-  make_sweep(state.generation - generation_);
-}
-
-Task<> EngineImpl::load_chunk(ChunkId id) {
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> item = item_memory(id, lease);
-  const std::span<std::byte> record = record_memory(id, item);
-  const std::uint64_t stored = storage_->store->durable_generation();
-  co_await storage_->store->read(id, stored, record);
-  const StateStore::Expected expected = storage_->store->expected(id, stored);
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, expected.seed, table_->record_format());
-  };
-  co_await runtime_.workers->run(runtime_.reactor, "verify record", job);
-  if (hash != expected.hash) throw storage_->store->corrupt_record(id, stored);
-  co_await publish_params(id, item);
-  report_progress(id, "reading the store");
 }
 
 }  // namespace ziggurat

@@ -24,9 +24,10 @@ std::uint64_t lease_bytes(std::uint64_t size_bytes) {
 /// What a work item of `chunk` takes: its record, and parameters or gradient where those are on
 /// NVMe.
 std::uint64_t work_item_bytes(const Placement& placement, const Chunk& chunk) {
-  std::uint64_t size_bytes = placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
+  const bool record = placement.optimizer == Tier::kNvme || chunk.constant;
+  std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
   if (placement.params == Tier::kNvme) size_bytes += chunk.param_bytes();
-  if (placement.grads == Tier::kNvme) size_bytes += chunk.param_bytes();
+  if (placement.grads == Tier::kNvme && !chunk.constant) size_bytes += chunk.param_bytes();
   return size_bytes;
 }
 
@@ -35,16 +36,19 @@ std::uint64_t work_item_bytes(const Placement& placement, const Chunk& chunk) {
 void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& placement,
                   std::uint64_t spare_bytes) {
   const std::span<const Chunk> chunks = table.chunks();
+  const auto kept_bytes = [&](const Chunk& chunk) {  // no sweep reads what is constant
+    return chunk.constant ? 0 : work_item_bytes(placement, chunk);
+  };
   std::uint64_t so_far_bytes = 0;
   for (std::size_t k = 1; k <= chunks.size(); ++k) {
-    so_far_bytes += lease_bytes(work_item_bytes(placement, chunks[k - 1]));
+    so_far_bytes += lease_bytes(kept_bytes(chunks[k - 1]));
     const std::uint64_t others = std::min<std::uint64_t>(kWorkItemsWanted - 1, chunks.size() - k);
     if (so_far_bytes + others * lease_bytes(plan.item_bytes) > spare_bytes) continue;
     plan.kept_bytes = so_far_bytes;
     plan.kept_item_bytes.resize(k);
   }
   for (std::size_t i = 0; i < plan.kept_item_bytes.size(); ++i)
-    plan.kept_item_bytes[i] = work_item_bytes(placement, chunks[i]);
+    plan.kept_item_bytes[i] = kept_bytes(chunks[i]);
 }
 
 }  // namespace
@@ -81,6 +85,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
       plan.permanent_bytes += lease_bytes(part_bytes);
   }
   for (const Chunk& chunk : table.chunks()) {
+    if (chunk.constant) continue;
     if (placement.optimizer == Tier::kHost)
       plan.permanent_bytes += lease_bytes(chunk.record_bytes());
     if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());

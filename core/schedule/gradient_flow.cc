@@ -101,13 +101,14 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
 }
 
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
-  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating,
+  const UnitSpec& spec = context_.table.model().units[unit];
+  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating || spec.constant(),
                  "unit {}: finish_gradient() without gradient()", unit);
   stages_[unit] = Stage::kFinished;
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();
   std::shared_ptr<GradientReducer::Reduction> reduction;
-  const bool zero = context_.table.model().units[unit].frozen();  // on every rank
+  const bool zero = spec.frozen();  // on every rank
   if (reducer_ && !zero) reduction = reducer_->reduce(unit, buffers_[unit].data());
   context_.spawn(flow(unit, need, std::move(reduction)));
 }
@@ -117,6 +118,7 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
   const UnitChunks& chunks = context_.table.unit(unit);
   WorkGroup group(context_.reactor);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    if (context_.table.chunk(id).constant) continue;
     const std::size_t in_slice =
         (id - chunks.first_chunk) % context_.table.slice_chunks(unit).size();
     group.spawn(flow_chunk(id,
@@ -124,6 +126,10 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
                            need, reduction ? &reduction->reduced[in_slice] : nullptr));
   }
   co_await group.wait_idle();
+  // Until then the others' part in it is read from the accumulator, also where none of it is ours.
+  for (std::size_t i = 0; reduction && i < reduction->reduced.size(); ++i) {
+    if (!context_.table.constant_everywhere(unit, i)) co_await reduction->reduced[i].wait();
+  }
   DeviceBuffer buffer = std::move(buffers_[unit]);
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
   if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));

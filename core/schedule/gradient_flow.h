@@ -31,7 +31,7 @@ class GradientFlow {
   /// unit's gradient must not be finished in this step.
   Task<std::span<float>> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
-  /// once.
+  /// once. A constant unit needs no accumulator, and nothing is sent.
   void finish(UnitId unit, std::uint64_t generation);
 
   bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }

@@ -68,11 +68,12 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
 std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
                                                                     std::byte* accumulator) {
   auto reduction = std::make_shared<Reduction>(Reduction{.unit = unit, .accumulator = accumulator});
-  for (const Chunk& chunk : context_.table.slice_chunks(unit)) {
+  const std::span<const Chunk> chunks = context_.table.slice_chunks(unit);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
     reduction->reduced.emplace_back(context_.reactor);
-    reduction->missing.push_back(chunk.count);
+    reduction->missing.push_back(chunks[i].count);
+    if (!context_.table.constant_everywhere(unit, i)) ++reduction->chunks_left;
   }
-  reduction->chunks_left = reduction->missing.size();
   under_way_.push_back(reduction);
   queue_.push_back(reduction);
   if (!std::exchange(draining_, true)) context_.spawn(drain());
@@ -86,6 +87,7 @@ Task<> GradientReducer::drain() {
     queue_.pop_front();
     const std::span<const Chunk> chunks = context_.table.slice_chunks(next->unit);
     for (std::size_t i = 0; i < chunks.size(); ++i) {
+      if (context_.table.constant_everywhere(next->unit, i)) continue;
       for (std::uint64_t first = 0; first < chunks[i].count; first += bucket_count_) {
         Bucket bucket{.of = next,
                       .chunk = i,

@@ -56,7 +56,8 @@ class GradientReducer {
     std::size_t chunks_left = 0;
   };
   /// Puts `unit` next in the order. When `reduced[i]` is set, every chunk of this rank that is
-  /// number i of its slice lies at the place of its fp32 values, in the model's type.
+  /// number i of its slice lies at the place of its fp32 values, in the model's type. Not of chunks
+  /// that are constant in every slice: nothing is sent for them.
   std::shared_ptr<Reduction> reduce(UnitId unit, std::byte* accumulator);
 
   void fail(std::exception_ptr error);

@@ -12,6 +12,7 @@ HomeGather::HomeGather(Context& context, ParamHome& home, ParamCache& cache,
       home_(home),
       cache_(cache),
       updated_(context.table.unit_count(), 0),
+      first_generation_(generation),
       next_generation_(generation + 1) {}
 
 void HomeGather::slice_updated(UnitId unit, std::uint64_t generation) {
@@ -23,7 +24,9 @@ Task<> HomeGather::drain() {
   while (ready()) {
     const UnitId unit = next_unit_;
     const std::uint64_t generation = next_generation_ - 1;
-    co_await home_.gather(unit, Need{.generation = generation, .position = unit});
+    const bool changed =
+        generation == first_generation_ || !context_.table.model().units[unit].constant();
+    if (changed) co_await home_.gather(unit, Need{.generation = generation, .position = unit});
     cache_.unit_updated(unit, generation);
     if (++next_unit_ == updated_.size()) {
       next_unit_ = 0;

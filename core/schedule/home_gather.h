@@ -33,6 +33,7 @@ class HomeGather {
   ParamHome& home_;
   ParamCache& cache_;
   std::vector<std::uint64_t> updated_;  ///< per unit: 1 + generation of this rank's slice
+  std::uint64_t first_generation_;      ///< that of the first gather
   std::uint64_t next_generation_;       ///< 1 + that of the next gather
   UnitId next_unit_ = 0;
   bool draining_ = false;

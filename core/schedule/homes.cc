@@ -12,14 +12,19 @@
 namespace ziggurat {
 namespace {
 
-/// Room on NVMe for one value an element, an item a chunk; of every slice of a unit as many.
-Task<std::unique_ptr<SwapFile>> swap_per_chunk(Context& context, SwapEnvironment swap, int slices) {
+/// Room on NVMe for parameters, an item a chunk; of `slices` slices of every unit.
+std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
   std::vector<std::uint64_t> sizes;
-  for (UnitId u = 0; u < context.table.unit_count(); ++u) {
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
     for (int slice = 0; slice < slices; ++slice) {
-      for (const Chunk& chunk : context.table.slice_chunks(u)) sizes.push_back(chunk.param_bytes());
+      for (const Chunk& chunk : table.slice_chunks(u)) sizes.push_back(chunk.param_bytes());
     }
   }
+  return sizes;
+}
+
+Task<std::unique_ptr<SwapFile>> make_swap(Context& context, SwapEnvironment swap,
+                                          std::vector<std::uint64_t> sizes) {
   Task<std::unique_ptr<SwapFile>> creating =
       SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
   co_return co_await std::move(creating);
@@ -41,8 +46,9 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   }
   if (home->tier_ == Tier::kNvme) {
     const Sharding& sharding = context.table.sharding();
-    Task<std::unique_ptr<SwapFile>> making = swap_per_chunk(
-        context, std::move(swap), sharding.params_sharded() ? 1 : sharding.world_size);
+    const int slices = sharding.params_sharded() ? 1 : sharding.world_size;
+    Task<std::unique_ptr<SwapFile>> making =
+        make_swap(context, std::move(swap), param_items(context.table, slices));
     home->swap_ = co_await std::move(making);
   }
   co_return home;
@@ -119,9 +125,9 @@ Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
                                  std::span<const std::byte> record, std::span<std::byte> item) {
   const TypedSpan<std::byte> param = destination(id, item);
   ParamRounding rounding = context_.rounding;
-  rounding.step = generation;
+  rounding.step = context_.table.chunk(id).constant ? 0 : generation;  // that of its record
   const std::function<void()> job = [&] {
-    read_params(context_.table.state().format, record, rounding, context_.table.first_element(id),
+    read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
                 param);
   };
   co_await context_.workers.run(context_.reactor, "round params", job);
@@ -237,15 +243,17 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
   if (home->tier_ == Tier::kNvme) {
-    Task<std::unique_ptr<SwapFile>> making =
-        swap_per_chunk(context, std::move(swap), context.table.slices_held());
+    std::vector<std::uint64_t> sizes;
+    for (const Chunk& chunk : context.table.chunks())
+      sizes.push_back(chunk.constant ? 0 : chunk.param_bytes());
+    Task<std::unique_ptr<SwapFile>> making = make_swap(context, std::move(swap), std::move(sizes));
     home->swap_ = co_await std::move(making);
   }
   co_return home;
 }
 
 std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
-  return tier_ == Tier::kNvme ? chunk.param_bytes() : 0;
+  return tier_ == Tier::kNvme && !chunk.constant ? chunk.param_bytes() : 0;
 }
 
 Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
@@ -297,12 +305,16 @@ void GradHome::drop(ChunkId id) noexcept {
 }
 
 RecordHome::RecordHome(Context& context) : context_(context) {
-  for (const Chunk& chunk : context.table.chunks()) {
+  const auto chunks = context.table.chunks();
+  host_.resize(context.placement.optimizer == Tier::kHost ? chunks.size() : 0);
+  device_.resize(context.placement.optimizer == Tier::kDevice ? chunks.size() : 0);
+  for (ChunkId id = 0; id < chunks.size(); ++id) {
+    if (!resident(id)) continue;
+    const std::uint64_t size_bytes = chunks[id].record_bytes();
     if (context.placement.optimizer == Tier::kHost) {
-      host_.push_back(
-          context.permanent_lease(Purpose::kOptimizer, chunk.record_bytes(), "optimizer state"));
-    } else if (context.placement.optimizer == Tier::kDevice) {
-      device_.push_back(context.device.allocate(chunk.record_bytes(), Purpose::kOptimizer));
+      host_[id] = context.permanent_lease(Purpose::kOptimizer, size_bytes, "optimizer state");
+    } else {
+      device_[id] = context.device.allocate(size_bytes, Purpose::kOptimizer);
     }
   }
 }

@@ -113,6 +113,10 @@ class RecordHome {
   /// Errors: kResourceExhausted when the tier's budget does not hold all records.
   explicit RecordHome(Context& context);
   bool resident() const noexcept { return context_.placement.optimizer != Tier::kNvme; }
+  /// The record of a constant chunk is only ever read, and stays on NVMe.
+  bool resident(ChunkId chunk) const noexcept {
+    return resident() && !context_.table.chunk(chunk).constant;
+  }
   std::span<std::byte> record(ChunkId chunk) const noexcept;
 
  private:

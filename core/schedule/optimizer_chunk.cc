@@ -21,7 +21,7 @@ std::uint64_t update_bytes(const Chunk& chunk) {
 std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params,
                                          const GradHome& grads, const Chunk& chunk) {
   const std::uint64_t record =
-      context.placement.optimizer == Tier::kNvme ? chunk.record_bytes() : 0;
+      context.placement.optimizer == Tier::kNvme || chunk.constant ? chunk.record_bytes() : 0;
   return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
 }
 

@@ -44,11 +44,13 @@ struct OptimizerSweep::Pass {
         ended(reactor),
         idle(reactor),
         done(reactor),
-        chunks_left(table.chunks().size()),
-        records_left(table.chunks().size()),
+        chunks_left(table.updated_count()),
+        records_left(table.updated_count()),
         stages(table.chunks().size(), Stage::kWaiting) {
     for (UnitId u = 0; u < table.unit_count(); ++u)
-      unit_chunks_left.push_back(table.unit(u).chunk_count);
+      unit_chunks_left.push_back(table.unit(u).updated_count);
+    for (ChunkId id = 0; id < stages.size(); ++id)
+      if (table.chunk(id).constant) stages[id] = Stage::kEnded;
     idle.set();
   }
 

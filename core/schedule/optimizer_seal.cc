@@ -35,6 +35,8 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
 /// durable.
 Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
+  // Whoever writes a record has waited for this; a rank may have none to write.
+  if (const PassPtr previous = pass->previous) co_await previous->done.wait();
   if (!parts_.records.resident())
     co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
   pass->previous.reset();
@@ -62,9 +64,10 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
 }
 
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
+  if (!parts_.records.resident(id)) co_return;  // constant
   const std::span<const std::byte> record = parts_.records.record(id);
   const std::uint64_t hash =
-      co_await hash_record(context_, record, parts_.store.write_seed(id, stored_generation));
+      co_await hash_record(context_, id, record, parts_.store.write_seed(id, stored_generation));
   co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
 }
 

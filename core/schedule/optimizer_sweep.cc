@@ -84,7 +84,18 @@ void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> bl
     pass->stages[id] = Pass::Stage::kEnded;
     if (record_made(*pass, id)) context_.spawn(seal(pass));
   }
+  pass_constants(pass);
   start_more(pass);
+}
+
+/// What is constant stands at the new generation with the verdict.
+void OptimizerSweep::pass_constants(const PassPtr& pass) {
+  for (UnitId u = 0; u < context_.table.unit_count(); ++u) {
+    if (context_.table.unit(u).updated_count == 0) parts_.unit_updated(u, pass->generation);
+  }
+  if (context_.table.updated_count() > 0) return;
+  pass->updated.set();
+  context_.spawn(seal(pass));
 }
 
 Task<> OptimizerSweep::undo_step() {

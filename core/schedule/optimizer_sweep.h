@@ -114,6 +114,7 @@ class OptimizerSweep {
   // optimizer_sweep.cc
   void begin(std::uint64_t generation);
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
+  void pass_constants(const PassPtr& pass);
   void start_more(const PassPtr& pass);
   std::optional<ChunkId> next_chunk(Pass& pass) const;
   void read_ahead(const PassPtr& pass);

@@ -7,8 +7,9 @@ namespace ziggurat {
 RecordCache::RecordCache(Context& context, std::span<const std::uint64_t> item_bytes) {
   items_.reserve(item_bytes.size());
   for (const std::uint64_t size_bytes : item_bytes) {
-    items_.push_back(
-        {.lease = context.permanent_lease(Purpose::kKeptRecords, size_bytes, "kept record")});
+    items_.emplace_back();
+    if (size_bytes == 0) continue;
+    items_.back().lease = context.permanent_lease(Purpose::kKeptRecords, size_bytes, "kept record");
   }
 }
 

@@ -25,12 +25,15 @@ namespace ziggurat {
 class RecordCache {
  public:
   /// Takes `item_bytes[i]` of host memory for chunk i, for good: a work item's worth each, so that
-  /// a kept chunk never waits for memory. Errors: kResourceExhausted.
+  /// a kept chunk never waits for memory; 0 for one that is constant, which no sweep reads. Errors:
+  /// kResourceExhausted.
   RecordCache(Context& context, std::span<const std::uint64_t> item_bytes);
 
-  /// Chunks [0, kept_chunks()) are kept.
+  /// Of chunks [0, kept_chunks()), those that are not constant are kept.
   std::size_t kept_chunks() const noexcept { return items_.size(); }
-  bool keeps(ChunkId chunk) const noexcept { return chunk < items_.size(); }
+  bool keeps(ChunkId chunk) const noexcept {
+    return chunk < items_.size() && static_cast<bool>(items_[chunk].lease);
+  }
   /// The chunk's work item; its record comes first.
   std::span<std::byte> item(ChunkId chunk) const noexcept { return items_[chunk].lease.bytes(); }
 

@@ -6,11 +6,11 @@
 
 namespace ziggurat {
 
-Task<std::uint64_t> hash_record(Context& context, std::span<const std::byte> record,
-                                std::uint64_t seed) {
+Task<std::uint64_t> hash_record(Context& context, ChunkId chunk,
+                                std::span<const std::byte> record, std::uint64_t seed) {
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
-    hash = record_hash(record, seed, context.table.record_format());
+    hash = record_hash(record, seed, context.table.record_format(chunk));
   };
   co_await context.workers.run(context.reactor, "hash record", job);
   co_return hash;
@@ -19,7 +19,7 @@ Task<std::uint64_t> hash_record(Context& context, std::span<const std::byte> rec
 Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                         std::uint64_t generation, std::span<const std::byte> record) {
   const StateStore::Expected expected = store.expected(chunk, generation);
-  const std::uint64_t hash = co_await hash_record(context, record, expected.seed);
+  const std::uint64_t hash = co_await hash_record(context, chunk, record, expected.seed);
   co_return hash == expected.hash;
 }
 

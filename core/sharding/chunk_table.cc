@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -40,12 +41,29 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::ui
   return runs;
 }
 
+/// Of a unit's tiles, those whose every parameter is constant: what only pads a unit that has such
+/// parameters is constant too. Empty where no parameter is.
+std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_count) {
+  if (std::ranges::none_of(unit.params, &ParamSpec::constant)) return {};
+  std::vector<bool> constant(padded_count / kTileElements, true);
+  std::uint64_t offset = 0;
+  for (const ParamSpec& param : unit.params) {
+    const std::uint64_t end = offset + param.count();
+    for (std::uint64_t tile = offset / kTileElements; !param.constant && tile * kTileElements < end;
+         ++tile)
+      constant[tile] = false;
+    offset = end;
+  }
+  return constant;
+}
+
 nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitSpec& unit : model.units) {
     nlohmann::json params = nlohmann::json::array();
     for (const ParamSpec& param : unit.params) {
       params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
+      if (param.constant) params.back()["constant"] = true;
       if (part.ranks == 1 || param.tp_dim < 0) continue;
       params.back()["tp_dim"] = param.tp_dim;
       params.back()["tp_sections"] = param.tp_sections;
@@ -118,6 +136,24 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   }
 }
 
+/// `model` with the constant parameters that `layout` names.
+ModelSpec with_constants(ModelSpec model, const std::string& layout) {
+  const std::vector<std::string> constant = ChunkTable::constant_params(layout);
+  const std::set<std::string> names(constant.begin(), constant.end());
+  for (UnitSpec& unit : model.units) {
+    for (ParamSpec& param : unit.params) {
+      param.constant = names.contains(param.name);
+      if (!param.constant || param.frozen) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter '{}' was frozen when the store was made, so the store has "
+                              "no optimizer state for it, and this run would train it: freeze it "
+                              "in param_groups, or export the model and begin a new store with it",
+                              param.name));
+    }
+  }
+  return model;
+}
+
 }  // namespace
 
 ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state,
@@ -126,7 +162,8 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
       chunk_tiles_max_(chunk_tiles_max),
       state_(state),
       sharding_(sharding),
-      record_format_(ziggurat::record_format(state)) {
+      record_format_(ziggurat::record_format(state)),
+      constant_format_({{"master fp32", sizeof(float) * kTileElements}}) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
@@ -151,32 +188,71 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
                     .slice_count = slice_count,
                     .first_chunk = static_cast<ChunkId>(chunks_.size()),
                     .chunk_count = 0,
+                    .updated_count = 0,
                     .first_tile = tile_count_});
+  const std::uint64_t slice_tiles = slice_count / kTileElements;
+  const std::vector<bool> constant = constant_tiles(unit, padded_count);
+  std::set<std::uint64_t> places;  // in a slice, where constant tiles begin or end in any slice
+  for (std::size_t tile = 1; tile < constant.size(); ++tile) {
+    if (constant[tile] != constant[tile - 1]) places.insert(tile % slice_tiles);
+  }
+  places.erase(0);
+  const std::vector<std::uint64_t> ends(places.begin(), places.end());
+  const std::vector<TileRun> cut = cut_slice(slice_tiles, ends, chunk_tiles_max);
   const int first = sharding_.optimizer_sharded() ? sharding_.rank : 0;
-  for (int slice = first; slice < first + slices_held(); ++slice)
-    add_slice(unit, static_cast<std::uint64_t>(slice) * slice_count, chunk_tiles_max);
+  for (int slice = first; slice < first + slices_held(); ++slice) {
+    const std::uint64_t begin = static_cast<std::uint64_t>(slice) * slice_tiles;
+    for (const TileRun& run : cut) {
+      const bool all = !constant.empty() && constant[begin + run.begin];
+      add_chunk(unit, begin + run.begin, begin + run.end, all);
+    }
+  }
+  constant_cuts_.emplace_back();
+  for (const TileRun& run : constant.empty() ? std::span<const TileRun>() : std::span(cut)) {
+    bool everywhere = true;
+    for (std::uint64_t tile = run.begin; tile < constant.size(); tile += slice_tiles)
+      everywhere = everywhere && constant[tile];
+    constant_cuts_.back().push_back(everywhere);
+  }
   units_.back().chunk_count =
       static_cast<std::uint32_t>(chunks_.size() - units_.back().first_chunk);
   tile_count_ += padded_count / kTileElements;
 }
 
-/// The chunks of the newest unit's slice that begins at element `begin`.
-void ChunkTable::add_slice(const UnitSpec& unit, std::uint64_t begin,
-                           std::uint64_t chunk_tiles_max) {
-  const std::uint64_t tiles = units_.back().slice_count / kTileElements;
-  const std::uint64_t chunk_count = (tiles + chunk_tiles_max - 1) / chunk_tiles_max;
-  for (std::uint64_t i = 0; i < chunk_count; ++i) {
+/// `places`: where chunks must end.
+std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
+                                                       std::span<const std::uint64_t> places,
+                                                       std::uint64_t chunk_tiles_max) {
+  std::vector<TileRun> cut;
+  std::uint64_t begin = 0;
+  const auto cut_evenly = [&](std::uint64_t end) {
+    const std::uint64_t length = end - begin;
+    const std::uint64_t pieces = (length + chunk_tiles_max - 1) / chunk_tiles_max;
     // Even cut: 433 tiles in 19 chunks are 22 or 23 tiles each, never 18 full ones and a crumb.
-    const std::uint64_t from = begin + tiles * i / chunk_count * kTileElements;
-    const std::uint64_t to = begin + tiles * (i + 1) / chunk_count * kTileElements;
-    chunks_.push_back(
-        {.unit = static_cast<UnitId>(units_.size() - 1),
-         .begin = from,
-         .count = to - from,
-         .record_size_bytes = record_format_.record_bytes((to - from) / kTileElements),
-         .param_size_bytes = (to - from) * size_bytes(model_.dtype)});
-    decay_runs_.push_back(runs_of(unit, from, to));
-  }
+    for (std::uint64_t i = 0; i < pieces; ++i)
+      cut.push_back({begin + length * i / pieces, begin + length * (i + 1) / pieces});
+    begin = end;
+  };
+  for (const std::uint64_t place : places) cut_evenly(place);
+  cut_evenly(tiles);
+  return cut;
+}
+
+/// Of tiles [begin, end) of the newest unit.
+void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end,
+                           bool constant) {
+  const std::uint64_t count = (end - begin) * kTileElements;
+  const RecordFormat& format = constant ? constant_format_ : record_format_;
+  chunks_.push_back({.unit = static_cast<UnitId>(units_.size() - 1),
+                     .begin = begin * kTileElements,
+                     .count = count,
+                     .record_size_bytes = format.record_bytes(end - begin),
+                     .param_size_bytes = count * size_bytes(model_.dtype),
+                     .constant = constant});
+  decay_runs_.push_back(runs_of(unit, begin * kTileElements, end * kTileElements));
+  if (constant) return;
+  ++units_.back().updated_count;
+  ++updated_count_;
 }
 
 std::string ChunkTable::layout() const {
@@ -210,6 +286,17 @@ DType ChunkTable::param_dtype(const std::string& layout) {
                             fmt::join(kDTypeNames, ", ")));
   }
   return *dtype;
+}
+
+std::vector<std::string> ChunkTable::constant_params(const std::string& layout) {
+  std::vector<std::string> names;
+  const nlohmann::json json = parsed(layout);
+  for (const nlohmann::json& unit : json.value("units", nlohmann::json::array())) {
+    for (const nlohmann::json& param : unit.value("params", nlohmann::json::array())) {
+      if (param.value("constant", false)) names.push_back(param.value("name", ""));
+    }
+  }
+  return names;
 }
 
 StateKind ChunkTable::state_of(const std::string& layout) {
@@ -269,7 +356,8 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                             to_string(stored.format)));
   }
   require_sharding(json, sharding);
-  ChunkTable table(model, json.value("chunk_tiles_max", std::uint64_t{1}), state, sharding);
+  ChunkTable table(with_constants(model, layout), json.value("chunk_tiles_max", std::uint64_t{1}),
+                   state, sharding);
   if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -303,6 +391,13 @@ std::uint64_t ChunkTable::total_record_bytes() const noexcept {
   std::uint64_t total = 0;
   for (const Chunk& chunk : chunks_) total += chunk.record_bytes();
   return total;
+}
+
+std::vector<bool> ChunkTable::constant_chunks() const {
+  std::vector<bool> constant;
+  if (updated_count_ == chunks_.size()) return constant;
+  for (const Chunk& chunk : chunks_) constant.push_back(chunk.constant);
+  return constant;
 }
 
 std::vector<std::uint64_t> ChunkTable::record_bytes() const {

@@ -11,6 +11,11 @@
 //
 //   unit of 40,000 elements, chunks of at most 2 tiles:  3 tiles -> chunks of 2 and 1 tiles, the
 //   last 9,152 elements padding
+//
+// Parameters that are frozen when a store is made are *constant*: it keeps their masters once, and
+// nothing else. Chunks end where constant tiles begin and end, so that a chunk is constant or not
+// as a whole; a tile that has both kinds of parameters is not. Slices are still cut alike, at the
+// places that any of them has.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +37,9 @@ struct Chunk {
   UnitId unit;
   std::uint64_t begin;              ///< first element in the unit's flat parameters
   std::uint64_t count;              ///< elements, whole tiles, padding included
-  std::uint64_t record_size_bytes;  ///< of its record, as the table's record format has it
+  std::uint64_t record_size_bytes;  ///< of its record, as record_format() of the chunk has it
   std::uint64_t param_size_bytes;   ///< of its parameters in the model's type
+  bool constant = false;            ///< never updated; its record is made once, of masters only
 
   std::uint64_t record_bytes() const noexcept { return record_size_bytes; }
   /// The chunk's parameters, and as much of gradient.
@@ -46,7 +52,8 @@ struct UnitChunks {
   std::uint64_t slice_count;   ///< elements of each rank's slice
   ChunkId first_chunk;         ///< of those that this rank updates
   std::uint32_t chunk_count;
-  std::uint64_t first_tile;  ///< of the model's tiles, in order of unit and offset
+  std::uint32_t updated_count;  ///< of these, those that are not constant
+  std::uint64_t first_tile;     ///< of the model's tiles, in order of unit and offset
 };
 
 class ChunkTable {
@@ -56,6 +63,8 @@ class ChunkTable {
              Sharding sharding = {});
   /// The table a store was created with. Errors: kInvalidArgument if `model`, `state` or
   /// `sharding` is not that of `layout`, saying where they differ. Stages 1 to 3 have one layout.
+  /// Which parameters are constant, the layout says: each must be frozen in `model`, which may have
+  /// others frozen too.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
                                 StateKind state = {}, Sharding sharding = {});
   /// Canonical JSON: the model's units, names and shapes, the chunk size, the formats, among how
@@ -65,6 +74,8 @@ class ChunkTable {
   /// The ModelSpec::name and ModelSpec::dtype in a layout. Errors: kDataLoss for what is none.
   static std::string model_name(const std::string& layout);
   static DType param_dtype(const std::string& layout);
+  /// The names of parameters that are constant in a layout.
+  static std::vector<std::string> constant_params(const std::string& layout);
   /// The StateKind in a layout.
   static StateKind state_of(const std::string& layout);
   /// Of rank 0; of the stages that hold as much, 0 or 3. Errors: kDataLoss for numbers that make no
@@ -114,8 +125,24 @@ class ChunkTable {
   std::uint64_t largest_record_bytes() const noexcept;
   std::uint64_t total_record_bytes() const noexcept;
   std::vector<std::uint64_t> record_bytes() const;
+  /// Per chunk; empty where none is constant.
+  std::vector<bool> constant_chunks() const;
   const StateKind& state() const noexcept { return state_; }
+  /// Of every chunk that is not constant.
   const RecordFormat& record_format() const noexcept { return record_format_; }
+  const RecordFormat& record_format(ChunkId id) const noexcept {
+    return chunk(id).constant ? constant_format_ : record_format_;
+  }
+  /// How the chunk's record holds its masters.
+  StateFormat state_format(ChunkId id) const noexcept {
+    return chunk(id).constant ? StateFormat::kFp32 : state_.format;
+  }
+  /// Chunks that every step updates.
+  std::size_t updated_count() const noexcept { return updated_count_; }
+  /// Chunk `i` of every slice of the unit, this rank's and the others', is constant.
+  bool constant_everywhere(UnitId id, std::size_t i) const noexcept {
+    return constant_cuts_[id].size() > i && constant_cuts_[id][i];
+  }
   /// Elements of a chunk that are no padding.
   std::uint64_t real_count(ChunkId id) const noexcept {
     const std::uint64_t end =
@@ -136,8 +163,15 @@ class ChunkTable {
   DType dtype() const noexcept { return model_.dtype; }
 
  private:
+  /// A run of tiles of every slice, counted from its beginning.
+  struct TileRun {
+    std::uint64_t begin;
+    std::uint64_t end;
+  };
   void add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max);
-  void add_slice(const UnitSpec& unit, std::uint64_t begin, std::uint64_t chunk_tiles_max);
+  void add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end, bool constant);
+  static std::vector<TileRun> cut_slice(std::uint64_t tiles, std::span<const std::uint64_t> places,
+                                        std::uint64_t chunk_tiles_max);
   std::uint32_t slices() const noexcept { return static_cast<std::uint32_t>(slices_held()); }
 
   ModelSpec model_;
@@ -145,10 +179,13 @@ class ChunkTable {
   StateKind state_;
   Sharding sharding_;
   RecordFormat record_format_;
+  RecordFormat constant_format_;
   std::vector<UnitChunks> units_;
   std::vector<Chunk> chunks_;
   std::vector<std::vector<DecayRun>> decay_runs_;
   std::vector<std::vector<ElementRun>> shared_runs_;
+  std::vector<std::vector<bool>> constant_cuts_;  ///< per unit: constant_everywhere(); none: empty
+  std::size_t updated_count_ = 0;
   std::uint64_t tile_count_ = 0;
 };
 

@@ -21,6 +21,8 @@ struct ParamSpec {
   bool decay = true;        ///< weight decay applies (matrices, by custom; not biases and norms)
   std::uint32_t group = 0;  ///< the engine's: assign_groups()
   bool frozen = false;      ///< the engine's too: its group is
+  /// The store keeps it once, without optimizer state: it was frozen when the store was made
+  bool constant = false;
   /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
   int tp_dim = -1;
   /// Parameters that are fused along it, each divided by itself: 3 where columns are q | k | v
@@ -45,6 +47,7 @@ struct UnitSpec {
     return total;
   }
   bool frozen() const { return std::ranges::all_of(params, &ParamSpec::frozen); }
+  bool constant() const { return std::ranges::all_of(params, &ParamSpec::constant); }
 };
 
 struct ModelSpec {

@@ -148,11 +148,11 @@ void assign_groups(ModelSpec& model, std::span<const ParamGroup> groups) {
     for (ParamSpec& param : unit.params) {
       if (first.empty()) first = param.name;
       param.group = 0;
-      param.frozen = false;
+      param.frozen = param.constant = false;
       for (std::uint32_t i = 0; i < groups.size() && param.group == 0; ++i) {
         if (!matches(groups[i].params, param.name)) continue;
         param.group = i + 1;
-        param.frozen = groups[i].frozen;
+        param.frozen = param.constant = groups[i].frozen;
         used[i] = true;
       }
     }

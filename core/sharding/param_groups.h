@@ -3,6 +3,8 @@
 // pattern (PyTorch's param_groups, without lists of tensors).
 //
 // Groups are settings, not state: a store does not know them, and a resumed run may have others.
+// But for parameters that are frozen when a store is made: it has no optimizer state for them, so
+// they stay frozen (chunk_table.h).
 #pragma once
 
 #include <cstdint>

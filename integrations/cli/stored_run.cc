@@ -100,6 +100,8 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;
   config.optimizer.state = info.state;
+  for (const std::string& name : info.constant_params)
+    config.param_groups.push_back({.params = name, .frozen = true});
   config.run_identity = info.run_identity;
   config.numerics_fingerprint = gpt::numerics_fingerprint();
   config.progress = [&console](const char* what, std::uint64_t done, std::uint64_t total) {

@@ -116,6 +116,58 @@ TEST(ChunkTable, ALayoutDoesNotKnowGroups) {
   EXPECT_EQ(ChunkTable(grouped, 2).layout(), ChunkTable(model, 2).layout());
 }
 
+/// small_model() with what matches `pattern` frozen.
+ModelSpec frozen_model(const std::string& pattern) {
+  ModelSpec model = small_model();
+  const std::vector<ParamGroup> groups{{.params = pattern, .frozen = true}};
+  assign_groups(model, groups);
+  return model;
+}
+
+TEST(ChunkTable, AFrozenUnitHasItsMastersOnceAndNothingElse) {
+  const ChunkTable plain(small_model(), 2);
+  const ChunkTable table(frozen_model("unit3.*"), 2);
+  EXPECT_EQ(table.unit(3).updated_count, 0U);
+  EXPECT_EQ(table.unit(4).updated_count, plain.unit(4).chunk_count);
+  EXPECT_EQ(table.updated_count() + table.unit(3).chunk_count, table.chunks().size());
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    EXPECT_EQ(table.chunk(id).begin, plain.chunk(id).begin);
+    if (table.chunk(id).unit == 3) {
+      EXPECT_EQ(table.chunk(id).record_bytes(), table.chunk(id).count * sizeof(float));
+    } else {
+      EXPECT_EQ(table.chunk(id).record_bytes(), plain.chunk(id).record_bytes());
+    }
+  }
+}
+
+TEST(ChunkTable, ChunksEndWhereAFrozenParameterHasWholeTiles) {
+  // Weights of 38,400 elements and a bias of 300: two whole tiles, and one that has both.
+  const ChunkTable weights(frozen_model("unit3.weight"), 1000);
+  ASSERT_EQ(weights.unit(3).chunk_count, 2U);
+  const ChunkId first = weights.unit(3).first_chunk;
+  EXPECT_TRUE(weights.chunk(first).constant);
+  EXPECT_EQ(weights.chunk(first).count, 2 * kTileElements);
+  EXPECT_FALSE(weights.chunk(first + 1).constant);
+  EXPECT_EQ(ChunkTable(frozen_model("*.bias"), 1000).updated_count(), 5U)
+      << "no bias has a tile to itself";
+}
+
+TEST(ChunkTable, WhatWasFrozenWhenTheStoreWasMadeStaysFrozen) {
+  const ChunkTable table(frozen_model("unit3.weight"), 2);
+  try {
+    ChunkTable::from_layout(small_model(), table.layout());
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("'unit3.weight' was frozen when the store"));
+  }
+  const ChunkTable again = ChunkTable::from_layout(frozen_model("unit3.*"), table.layout());
+  EXPECT_EQ(again.record_bytes(), table.record_bytes()) << "what is frozen since stays as it is";
+  const ChunkTable plain(small_model(), 2);
+  EXPECT_EQ(ChunkTable::from_layout(frozen_model("*"), plain.layout()).updated_count(),
+            plain.chunks().size());
+}
+
 TEST(ParamGroups, PatternsStandForNames) {
   EXPECT_TRUE(matches("wte.weight", "wte.weight"));
   EXPECT_FALSE(matches("wte.weight", "wte.weights"));
@@ -264,6 +316,44 @@ TEST_P(AmongRanks, EverySliceIsCutAlike) {
       for (std::size_t i = 0; i < own.size(); ++i) {
         EXPECT_EQ(own[i].begin, mine.own_begin(u) + cut[i].begin);
         EXPECT_EQ(own[i].count, cut[i].count);
+      }
+    }
+  }
+}
+
+TEST_P(AmongRanks, AChunkIsConstantAsAWholeAndEverySliceIsStillCutAlike) {
+  for (const char* pattern : {"unit3.*", "unit4.weight", "unit?.weight", "*.bias"}) {
+    SCOPED_TRACE(pattern);
+    const ModelSpec model = frozen_model(pattern);
+    const ChunkTable plain = table(0, 0);
+    const ChunkTable whole(model, GetParam().chunk_tiles_max, {}, {0, 0, world_size_});
+    EXPECT_EQ(whole.padded_count(), plain.padded_count());
+    std::vector<bool> trained(whole.tile_count(), false);
+    for (UnitId u = 0; u < whole.unit_count(); ++u) {
+      std::uint64_t element = whole.unit(u).first_tile * kTileElements;
+      for (const ParamSpec& param : model.units[u].params) {
+        for (const std::uint64_t end = element + param.count(); element < end; ++element)
+          if (!param.frozen) trained[element / kTileElements] = true;
+      }
+    }
+    for (int rank = 0; rank < world_size_; ++rank) {
+      const ChunkTable mine(model, GetParam().chunk_tiles_max, {}, {1, rank, world_size_});
+      for (UnitId u = 0; u < mine.unit_count(); ++u) {
+        const auto cut = whole.slice_chunks(u);
+        const auto own = mine.slice_chunks(u);
+        const bool some = std::ranges::any_of(model.units[u].params, &ParamSpec::frozen);
+        ASSERT_EQ(own.size(), cut.size());
+        std::uint64_t next = mine.own_begin(u);
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          ASSERT_EQ(own[i].begin, next);
+          ASSERT_EQ(own[i].count, cut[i].count);
+          next += own[i].count;
+          const std::uint64_t tile = mine.unit(u).first_tile + own[i].begin / kTileElements;
+          for (std::uint64_t t = tile; t < tile + own[i].count / kTileElements; ++t)
+            ASSERT_EQ(own[i].constant, some && !trained[t]) << "tile " << t << " of unit " << u;
+          ASSERT_TRUE(own[i].constant || !mine.constant_everywhere(u, i));
+        }
+        EXPECT_EQ(next, mine.own_begin(u) + mine.unit(u).slice_count);
       }
     }
   }

@@ -109,12 +109,22 @@ inline StepResult train_passes(Engine& engine, const ModelSpec& model, std::uint
 
 inline constexpr std::uint64_t kRoundingSeed = 5;
 
+/// The same model, of which nothing is stored without optimizer state.
+inline ModelSpec without_constants(ModelSpec model) {
+  for (UnitSpec& unit : model.units) {
+    for (ParamSpec& param : unit.params) param.constant = false;
+  }
+  return model;
+}
+
 /// The same in plain arrays: what every placement must equal, bit for bit.
 class PlainTraining {
  public:
   explicit PlainTraining(const ModelSpec& model, float clip_norm, StateKind state = {},
                          Rounding rounding = Rounding::kNearest)
-      : table_(model, 1U << 20, state), clip_norm_(clip_norm), rounding_(rounding) {
+      : table_(without_constants(model), 1U << 20, state),
+        clip_norm_(clip_norm),
+        rounding_(rounding) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       std::vector<float> masters(table_.unit(u).padded_count);
       initialize(u, 0, std::span(masters).first(table_.unit(u).count));

@@ -202,7 +202,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, EngineRanksFrozen,
                                            World{.name = "Stage3", .stage = 3}),
                          [](const auto& one) { return std::string(one.param.name); });
 
-// The trainer has no gradient for unit 0, and no rank sends any.
+// The trainer has no gradient for unit 0, and no rank sends any, nor parameters that nobody
+// changes.
 TEST_P(EngineRanksFrozen, LeaveAUnitAsItIsAndSendNoGradientOfIt) {
   constexpr std::uint64_t kSteps = 3;
   const World& world = GetParam();
@@ -239,7 +240,38 @@ TEST_P(EngineRanksFrozen, LeaveAUnitAsItIsAndSendNoGradientOfIt) {
   const std::uint64_t padded = slice_elements(model().units[0].count(), world.ranks) *
                                static_cast<std::uint64_t>(world.ranks);
   const std::uint64_t reduced = padded * size_bytes(world.dtype) / 2;  // (n - 1) / n of it
-  EXPECT_EQ(sent(false) - sent(true), kSteps * reduced * (world.stage == 0 ? 2 : 1));
+  // Stage 0 gathers the sums, too, stage 2 the new parameters.
+  EXPECT_EQ(sent(false) - sent(true), kSteps * reduced * (world.stage == 3 ? 1 : 2));
+}
+
+// A weight of three tiles and a part of one: of some slices a chunk is constant, and of others it
+// is not.
+TEST_P(EngineRanksFrozen, TrainWhatIsNotFrozenOfAUnitAndGoOn) {
+  const World& world = GetParam();
+  EngineConfig settings = config();
+  settings.param_groups = {{.params = "unit4.weight", .frozen = true}};
+  ModelSpec grouped = model();
+  assign_groups(grouped, settings.param_groups);
+  PlainTraining expected(grouped, world.clip_norm);
+  expected.world_size = world.ranks;
+  expected.make_scalars = [](const OptimizerStep::Settings& its) {
+    OptimizerStep::Settings none = its;
+    none.learning_rate = none.weight_decay = 0;
+    return StepScalars{OptimizerStep::make(its), OptimizerStep::make(none)};
+  };
+  for (std::uint64_t first = 0; first < 4; first += 2) {
+    for (std::uint64_t step = first; step < first + 2; ++step) expected.step(step, kLearningRate);
+    const auto runtimes = connected_runtimes(world.ranks, world.threads);
+    const auto errors = run_ranks(world.ranks, [&](int rank) {
+      RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model(), settings, world.device_bytes);
+      EXPECT_EQ(rig.engine->generation(), first);
+      for (std::uint64_t step = first; step < first + 2; ++step)
+        train_step(*rig.engine, model(), step, kLearningRate, {}, 1.0F, rank);
+      EXPECT_TRUE(same_params(*rig.engine, expected, model())) << "rank " << rank;
+      rig.engine->make_durable();
+    });
+    expect_none(errors);
+  }
 }
 
 TEST(EngineRanksStore, GoesOnInAnyStageThatHasSlices) {

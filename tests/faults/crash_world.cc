@@ -11,7 +11,6 @@
 #include <random>
 
 #include "base/bytes.h"
-#include "base/checksum.h"
 #include "base/log.h"
 #include "tests/support/aligned_memory.h"
 #include "tiers/record_hash.h"
@@ -21,43 +20,10 @@ namespace {
 
 using test::AlignedMemory;
 
-struct Tag {
-  std::uint64_t launch;
-  std::uint64_t generation;
-  bool operator==(const Tag&) const = default;
-};
-
 /// Of a record that was written on a guess: no generation that anybody may find.
 constexpr std::uint64_t kGuess = std::uint64_t{1} << 63;
 /// Virtual time in which a guess turns out wrong: before, while and after its writes are under way.
 constexpr std::uint64_t kGuessUsMax = 400;
-
-/// Two words of tag at the head of every 512-byte sector, the rest a function of the tag and the
-/// place.
-void write_pattern(std::span<std::byte> bytes, Tag tag, std::uint64_t place) {
-  std::uint64_t value = mix_seed(mix_seed(tag.launch, tag.generation), place);
-  auto* words = reinterpret_cast<std::uint64_t*>(bytes.data());
-  for (std::size_t i = 0; i < bytes.size() / 8; ++i) {
-    words[i] = i % 64 == 0 ? tag.launch : i % 64 == 1 ? tag.generation : value;
-    value += 0x9e37'79b9'7f4a'7c15;
-  }
-}
-
-std::uint64_t place_of(int rank, ChunkId chunk) {
-  return static_cast<std::uint64_t>(rank) * 1000 + chunk;
-}
-
-std::vector<std::byte> blob_of(Tag tag, int rank) {
-  std::vector<std::byte> blob(512 + 8 * (tag.generation % 5));
-  write_pattern(blob, tag, place_of(rank, 999));
-  return blob;
-}
-
-Tag tag_in(std::span<const std::byte> bytes) {
-  Tag tag{};
-  if (bytes.size() >= sizeof tag) std::memcpy(&tag, bytes.data(), sizeof tag);
-  return tag;
-}
 
 AlignedMemory& fill_memory(int rank, int stripes) {
   static std::map<std::pair<int, int>, std::unique_ptr<AlignedMemory>> memory;
@@ -151,10 +117,22 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
       SimulatedEngineOptions io;
       io.seed = launch.seed * 64 + static_cast<std::uint64_t>(number * options_.stripes + stripe);
       io.sync_is_a_lie = launch.sync_is_a_lie;
+      io.sync_fails = launch.sync_fails;
+      io.write_fate = launch.write_fate;
       rank.engines.push_back(std::make_unique<SimulatedEngine>(reactor, disk_, std::move(io)));
       rank.places.push_back({.io = *rank.engines.back(), .observers = {}, .directory = kDirectory});
     }
   }
+  std::vector<std::vector<std::string>> paths(static_cast<std::size_t>(options_.ranks));
+  for (int number = 0; number < options_.ranks; ++number) {
+    for (int stripe = 0; stripe < options_.stripes; ++stripe)
+      paths[static_cast<std::size_t>(number)].push_back(
+          path(number, static_cast<std::uint32_t>(stripe)));
+  }
+  provable_ = look_at(disk_, paths);
+  const bool may_refuse = provable_.applies && !provable_.newest;
+  const std::optional<SimulatedDisk> before =
+      may_refuse ? std::optional<SimulatedDisk>(disk_) : std::nullopt;
   if (launch.power_cut_after) disk_.cut_power_after(*launch.power_cut_after);
   const std::uint64_t events_before = disk_.events();
   std::size_t ended = 0;
@@ -177,13 +155,19 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
     if (rank->verified) result.resumed_at = rank->found.front().generation;
   }
   ranks_.clear();
-  if (result.error && !disk_.power_is_off()) blame(describe(result));
+  if (result.error && !disk_.power_is_off()) {
+    if (before && launch.start != Launch::Start::kCreate) {
+      judge_refusal(result, *before);
+    } else if (!launch.sync_fails) {
+      blame(describe(result));
+    }
+  }
   return result;
 }
 
 Task<> CrashWorld::run_rank(Rank& rank, const Launch& launch) {
   co_await start(rank, launch);
-  co_await verify(rank);
+  rank.verified = true;
   if (std::ranges::all_of(ranks_, [](const auto& each) { return each->verified; })) judge();
   for (int i = 0; i < launch.steps; ++i) {
     // The engine's own way: each rank's durable generation rides on the norm's all-reduce of the
@@ -218,12 +202,26 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
   if (resume) {
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     rank.store = co_await std::move(opening);
+    co_await settle(rank);
   } else {
     Task<std::unique_ptr<StripedStore>> creating =
         StripedStore::create(std::move(environment), std::move(wanted));
     rank.store = co_await std::move(creating);
     creations_.insert(launches_);
     co_await step(rank, 0, launch);
+    std::vector<RecordDamage> damaged;
+    co_await look_at_records(rank, damaged);
+    if (!damaged.empty()) blame("a store that was just made is damaged");
+  }
+}
+
+/// Until a generation that the store offers stands.
+Task<> CrashWorld::settle(Rank& rank) {
+  for (bool stands = false; !stands;) {
+    std::vector<RecordDamage> damaged;
+    co_await look_at_records(rank, damaged);
+    Task<bool> settling = rank.store->settle(std::move(damaged));
+    stands = co_await std::move(settling);
   }
 }
 
@@ -293,23 +291,31 @@ Task<> CrashWorld::step(Rank& rank, std::uint64_t generation, const Launch& laun
   creations_.clear();
 }
 
-/// Reads every record of the generation that was resumed at, and compares every byte with what that
-/// generation's writer wrote.
-Task<> CrashWorld::verify(Rank& rank) {
+/// Reads every record of the generation that the store stands at. What the store takes for whole is
+/// compared, byte by byte, with what that generation's writer wrote.
+Task<> CrashWorld::look_at_records(Rank& rank, std::vector<RecordDamage>& damaged) {
   StripedStore& store = *rank.store;
   const std::uint64_t generation = store.durable_generation();
   const int number = rank.quorum.rank();
+  rank.found.clear();
   for (ChunkId chunk = 0; chunk < store.chunk_count(); ++chunk) {
     const auto record = rank.records->bytes().first(store.record_bytes(chunk));
-    co_await store.read(chunk, generation, record);
-    const StateStore::Expected expected = store.expected(chunk, generation);
-    if (record_hash(record, expected.seed, options_.record_format) != expected.hash)
-      blame(fmt::format("rank {} chunk {} generation {}: the store's own hash does not fit", number,
-                        chunk, generation));
+    std::string fault;
+    try {
+      co_await store.read(chunk, generation, record);
+      const StateStore::Expected expected = store.expected(chunk, generation);
+      if (record_hash(record, expected.seed, options_.record_format) != expected.hash)
+        fault = "wrong checksum";
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDataLoss) throw;
+      fault = error.what();
+    }
+    if (!fault.empty()) {
+      damaged.push_back({.chunk = chunk, .fault = std::move(fault)});
+      continue;
+    }
     const Tag tag = tag_in(record);
-    const AlignedMemory wanted(record.size());
-    write_pattern(wanted.bytes(), tag, place_of(number, chunk));
-    if (std::memcmp(wanted.bytes().data(), record.data(), record.size()) != 0)
+    if (!has_pattern(record, tag, place_of(number, chunk)))
       blame(fmt::format("rank {} chunk {} generation {}: bytes are not those that launch {} wrote",
                         number, chunk, generation, tag.launch));
     rank.found.push_back(tag);
@@ -320,13 +326,18 @@ Task<> CrashWorld::verify(Rank& rank) {
     blame(fmt::format("rank {} generation {}: the blob is not what launch {} gave", number,
                       generation, tag.launch));
   rank.found.push_back(tag);
-  rank.verified = true;
 }
 
 /// One launch and one generation on every chunk of every rank; not older than what was promised, at
 /// most one newer; and of a history that this directory can have had.
 void CrashWorld::judge() {
   const Tag found = ranks_.front()->found.front();
+  if (found.launch != launches_ && provable_.applies && provable_.newest != found)
+    blame(fmt::format("opened launch {} generation {}, whole is {}", found.launch, found.generation,
+                      provable_.newest
+                          ? fmt::format("launch {} generation {}", provable_.newest->launch,
+                                        provable_.newest->generation)
+                          : "none"));
   for (const auto& rank : ranks_) {
     for (std::size_t chunk = 0; chunk < rank->found.size(); ++chunk) {
       const Tag tag = rank->found[chunk];
@@ -338,17 +349,35 @@ void CrashWorld::judge() {
                         found.generation));
     }
   }
-  if (!written_.contains({found.launch, found.generation}))
+  if (!options_.lying_drives && !written_.contains({found.launch, found.generation}))
     blame(fmt::format("launch {} generation {} came back from the dead", found.launch,
                       found.generation));
   const std::uint64_t least = promised().value_or(0);
   const bool created = found.generation == 0 && creations_.contains(found.launch);
-  if (!created && (found.generation < least || found.generation > least + 1))
+  if (!options_.lying_drives && !created &&
+      (found.generation < least || found.generation > least + 1))
     blame(fmt::format("generation {} recovered, {} had been reported durable on every rank",
                       found.generation, least));
   written_ = {{found.launch, found.generation}};
   creations_.clear();
   std::ranges::fill(durable_, found.generation);
+}
+
+/// Nothing was whole: the store says so, and has changed nothing.
+void CrashWorld::judge_refusal(const LaunchResult& result, const SimulatedDisk& before) {
+  for (const auto& error : result.errors) {
+    if (!error) blame("a rank goes on where no generation is whole");
+  }
+  if (code_of(result.error) != ErrorCode::kDataLoss &&
+      code_of(result.error) != ErrorCode::kUnavailable)
+    blame(describe(result));
+  for (int number = 0; number < options_.ranks; ++number) {
+    for (int stripe = 0; stripe < options_.stripes; ++stripe) {
+      const std::string file = path(number, static_cast<std::uint32_t>(stripe));
+      if (disk_.contents(file) != before.contents(file))
+        blame(fmt::format("{} was changed, and then refused", file));
+    }
+  }
 }
 
 }  // namespace ziggurat::faults

@@ -4,7 +4,9 @@
 //
 // Every record and blob says which launch wrote it and in which generation, in every byte. The
 // world knows which launches may have written which generation, so it notices a lost generation, a
-// torn record and two histories mixed, without asking the store.
+// torn record and two histories mixed, without asking the store. And it looks into every slot of
+// the disks before a launch (store_oracle.h): what the store opens is the newest generation that is
+// whole there, and where none is, it refuses and leaves every byte as it was.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,6 +21,7 @@
 
 #include "aio/simulated_engine.h"
 #include "base/error.h"
+#include "tests/faults/store_oracle.h"
 #include "tiers/meeting.h"
 #include "tiers/striped_store.h"
 
@@ -43,6 +46,8 @@ struct WorldOptions {
   RecordFormat record_format{};
   std::uint32_t slots = 2;
   std::uint64_t capacity_bytes = std::uint64_t{1} << 40;
+  /// The drives may lose what they promised: only what is left of it is asked for.
+  bool lying_drives = false;
 };
 
 struct Launch {
@@ -52,9 +57,11 @@ struct Launch {
     kAuto
   } start = Start::kAuto;  ///< kAuto: resume if any rank has a store
   int steps = 2;
-  std::uint64_t seed = 1;                              ///< of completion times
-  std::optional<std::uint64_t> power_cut_after{};      ///< events
-  std::function<bool(std::uint64_t)> sync_is_a_lie{};  ///< SimulatedEngineOptions, of every rank
+  std::uint64_t seed = 1;                                ///< of completion times
+  std::optional<std::uint64_t> power_cut_after{};        ///< events
+  std::function<bool(std::uint64_t)> sync_is_a_lie{};    ///< SimulatedEngineOptions, of every rank
+  std::function<bool(std::uint64_t)> sync_fails{};       ///< likewise
+  std::function<WriteFate(std::uint64_t)> write_fate{};  ///< likewise
   /// Steps write some records on a guess, discard them in the midst of that, and write all anew.
   bool speculates = false;
 };
@@ -100,17 +107,20 @@ class CrashWorld {
   struct Rank;
   Task<> run_rank(Rank& rank, const Launch& launch);
   Task<> start(Rank& rank, const Launch& launch);
-  Task<> verify(Rank& rank);
+  Task<> settle(Rank& rank);
+  Task<> look_at_records(Rank& rank, std::vector<RecordDamage>& damaged);
   Task<> step(Rank& rank, std::uint64_t generation, const Launch& launch);
   Task<> write(Rank& rank, std::uint64_t generation, ChunkId chunk, Signal* discarded);
   std::span<std::byte> fill_record(Rank& rank, ChunkId chunk, std::uint64_t tagged_generation);
   void judge();
+  void judge_refusal(const LaunchResult& result, const SimulatedDisk& before);
   void blame(const std::string& fault);
 
   WorldOptions options_;
   SimulatedDisk disk_;
   std::string fault_;
   std::uint64_t launches_ = 0;
+  OracleFinding provable_;                    ///< before the launch under way
   std::vector<std::unique_ptr<Rank>> ranks_;  ///< of the launch under way
   std::set<std::pair<std::uint64_t, std::uint64_t>>
       written_;  ///< (launch, generation) that a recovery may find

@@ -163,6 +163,27 @@ class StoreLife {
   void open() {
     store_.reset();
     store_ = bench_.reactor.block_on(StateStore::open(environment(), bench_.directory));
+    while (!bench_.reactor.block_on(store_->settle(damaged()))) {
+    }
+  }
+
+  /// Of the generation that the store stands at, what does not read as it was written.
+  std::vector<RecordDamage> damaged() {
+    std::vector<RecordDamage> damaged;
+    const std::uint64_t generation = store_->durable_generation();
+    for (ChunkId chunk = 0; chunk < spec_.record_bytes.size(); ++chunk) {
+      const auto record = memory().first(spec_.record_bytes[chunk]);
+      try {
+        bench_.reactor.block_on(store_->read(chunk, generation, record));
+        const auto expected = store_->expected(chunk, generation);
+        if (record_hash(record, expected.seed) != expected.hash)
+          damaged.push_back({.chunk = chunk, .fault = "wrong checksum"});
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kDataLoss) throw;
+        damaged.push_back({.chunk = chunk, .fault = error.what(), .native = error.native()});
+      }
+    }
+    return damaged;
   }
 
   /// All records at once, as an engine writes them.

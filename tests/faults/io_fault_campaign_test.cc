@@ -147,8 +147,10 @@ class IoFaultCampaign : public ::testing::TestWithParam<EngineCase> {
     }
     if (kind.fault.effect == Fault::Effect::kErrno) {
       // A store that could read none of its copies sums several up.
-      const int native = error.code() == ErrorCode::kDataLoss ? 0 : kind.fault.error_number;
-      EXPECT_EQ(error.native(), native) << text;
+      const bool summed_up = error.code() == ErrorCode::kDataLoss && error.native() == 0;
+      if (!summed_up) {
+        EXPECT_EQ(error.native(), kind.fault.error_number) << text;
+      }
       EXPECT_THAT(text, ::testing::HasSubstr(errno_text(kind.fault.error_number)));
     }
     if (kind.fault.point == FaultPoint::kSync) {

@@ -178,6 +178,33 @@ TEST(StoreCrash, CreationCutOffLeavesTheOlderStoreOrTheNewOne) {
   }
 }
 
+// The store that is replaced may be of any shape: of more ranks, here.
+TEST(StoreCrash, CreationCutOffBetweenTwoRenamesIsFinishedOverAStoreOfAnotherShape) {
+  CrashWorld old = trained({.ranks = 4, .record_bytes = {64 * 1024, 64 * 1024}}, 2);
+  CrashWorld before({.ranks = 2, .record_bytes = {64 * 1024, 64 * 1024}});
+  before.disk() = old.disk();
+  const std::uint64_t events = events_of(before, {.start = Start::kCreate, .steps = 0});
+  int finished = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CrashWorld world = before;
+    world.launch(
+        {.start = Start::kCreate, .steps = 0, .seed = seed, .power_cut_after = events - seed % 20});
+    if (seed % 2 == 0) {
+      world.disk().crash(seed);
+    } else {
+      world.disk().kill(seed);
+    }
+    const int unfinished = static_cast<int>(world.disk().exists(world.temporary_path(0))) +
+                           static_cast<int>(world.disk().exists(world.temporary_path(1)));
+    if (unfinished != 1) continue;  // before the first rename, or after the last
+    const LaunchResult back = world.launch({.start = Start::kResume, .steps = 1, .seed = seed + 1});
+    ASSERT_EQ(world.fault(), "") << "seed " << seed;
+    ASSERT_EQ(describe(back), "finished") << "seed " << seed;
+    ++finished;
+  }
+  EXPECT_GT(finished, 10);
+}
+
 // The suite can fail: with any one of the store's syncs taken away, it finds the store out. In a
 // launch that resumes a clean store, sync 0 is open()'s; then each commit has one before its
 // superblock and one after.

@@ -41,7 +41,10 @@ class Owner {
   }
 
   void create() { store = reactor_.block_on(StateStore::create(environment(), directory_, spec)); }
-  void open() { store = reactor_.block_on(StateStore::open(environment(), directory_)); }
+  void open() {
+    store = reactor_.block_on(StateStore::open(environment(), directory_));
+    EXPECT_TRUE(reactor_.block_on(store->settle({})));
+  }
   void write(ChunkId chunk, std::uint64_t generation) {
     const AlignedMemory record(spec.record_bytes[chunk]);
     std::ranges::fill(record.bytes(), static_cast<std::byte>(16 * generation + chunk));
@@ -57,12 +60,15 @@ class Owner {
   }
   /// Reads, and compares hash and bytes.
   bool holds(ChunkId chunk, std::uint64_t generation) {
+    return holds(chunk, generation, generation);
+  }
+  bool holds(ChunkId chunk, std::uint64_t generation, std::uint64_t made_in) {
     const AlignedMemory record(spec.record_bytes[chunk]);
     reactor_.block_on(store->read(chunk, generation, record.bytes()));
     const auto expected = store->expected(chunk, generation);
     return record_hash(record.bytes(), expected.seed) == expected.hash &&
            std::ranges::all_of(record.bytes(), [&](std::byte b) {
-             return b == static_cast<std::byte>(16 * generation + chunk);
+             return b == static_cast<std::byte>(16 * made_in + chunk);
            });
   }
 
@@ -162,6 +168,49 @@ TEST_F(StateStoreOnFile, BothGenerationsAreReadableWhileTheNextIsWritten) {
   EXPECT_TRUE(owner_->holds(1, 1));
 }
 
+TEST_F(StateStoreOnFile, AConstantRecordIsWrittenOnceAndIsThatOfEveryGeneration) {
+  for (const std::uint32_t slots : {1u, 2u}) {
+    SCOPED_TRACE(slots);
+    owner_->store.reset();
+    owner_->spec.slots = slots;
+    owner_->spec.constant = {};
+    const std::uint64_t bytes = StateStore::file_bytes(owner_->spec);
+    owner_->spec.constant = {false, true};
+    EXPECT_EQ(bytes - StateStore::file_bytes(owner_->spec),
+              (slots - 1) * owner_->spec.record_bytes[1]);
+    owner_->create();
+    owner_->step(0);
+    for (const std::uint64_t generation : {1, 2, 3}) {
+      owner_->write(0, generation);
+      owner_->commit(generation);
+      EXPECT_TRUE(owner_->holds(1, generation, 0)) << "generation " << generation;
+      owner_->store.reset();
+      owner_->open();
+      EXPECT_EQ(owner_->store->durable_generation(), generation);
+      EXPECT_TRUE(owner_->holds(0, generation));
+      EXPECT_TRUE(owner_->holds(1, generation, 0)) << "generation " << generation << ", opened";
+    }
+    EXPECT_THAT(owner_->store->corrupt_record(0, 3).what(),
+                testing::Not(HasSubstr("belongs to every generation")));
+    if (slots == 2) {
+      EXPECT_THAT(owner_->store->corrupt_record(1, 3).what(),
+                  HasSubstr("belongs to every generation"));
+    }
+  }
+}
+
+TEST_F(StateStoreOnFile, ADiscardedGenerationLeavesConstantRecordsAsTheyAre) {
+  owner_->spec.constant = {false, true};
+  owner_->create();
+  owner_->step(0);
+  owner_->write(0, 1);
+  owner_->store->discard(1);
+  owner_->write(0, 1);
+  owner_->commit(1);
+  EXPECT_TRUE(owner_->holds(0, 1));
+  EXPECT_TRUE(owner_->holds(1, 1, 0));
+}
+
 TEST_F(StateStoreOnFile, OpenWaitsForTheLockOfAKilledOwner) {
   owner_->create();
   owner_->step(0);
@@ -235,6 +284,14 @@ TEST_F(StateStoreDeath, AGenerationIsSealedOnlyWithAllItsRecords) {
   owner_.write(0, 1);
   EXPECT_DEATH(owner_.commit(1), "chunk 1 holds");
   EXPECT_DEATH(owner_.holds(1, 1), "generation 1 asked for");
+}
+
+TEST_F(StateStoreDeath, AConstantRecordIsNotWrittenAgain) {
+  owner_.store.reset();
+  owner_.spec.constant = {false, true};
+  owner_.create();
+  owner_.step(0);
+  EXPECT_DEATH(owner_.write(1, 1), "chunk 1 is constant");
 }
 
 TEST_F(StateStoreDeath, ADiscardedGenerationIsSealedOnlyWhenAllIsWrittenAnew) {

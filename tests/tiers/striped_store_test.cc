@@ -62,7 +62,9 @@ class Drives : public testing::Test {
   }
 
   std::unique_ptr<StripedStore> open() {
-    return reactor_.block_on(StripedStore::open(environment()));
+    auto store = reactor_.block_on(StripedStore::open(environment()));
+    EXPECT_TRUE(reactor_.block_on(store->settle({})));
+    return store;
   }
 
   Task<> write(StripedStore& store, ChunkId chunk, std::uint64_t generation) {

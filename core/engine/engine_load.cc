@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_load.cc: from a store to state in memory: every record is read and compared,
+// and where one is damaged, all ranks go back to the generation before and read that.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "base/error.h"
+#include "base/runtime/for_each.h"
+#include "core/engine/engine_impl.h"
+#include "core/schedule/stored_record.h"
+
+namespace ziggurat {
+namespace {
+
+/// Reads of a record before it is given up: a transfer may go wrong where the medium is whole, and
+/// what it costs to believe it is a generation.
+constexpr int kLooks = 2;
+
+}  // namespace
+
+void EngineImpl::read_blob(const StoreState& state) {
+  BlobHeader header;
+  if (state.blob.size() < sizeof(header)) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("store {}: the blob of generation {} is too short", storage_->paths(),
+                            state.generation));
+  }
+  std::memcpy(&header, state.blob.data(), sizeof(header));
+  if (header.magic != BlobHeader::kMagic) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("store {}: the blob of generation {} is not an engine's",
+                            storage_->paths(), state.generation));
+  }
+  generation_ = header.generation;
+  last_blob_ = state.blob;
+  resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
+}
+
+/// Of each candidate everything is read anew, blob included: what the one before it left in memory
+/// is overwritten.
+Task<> EngineImpl::load_state() {
+  StripedStore& store = *storage_->store;
+  for (bool stands = false; !stands;) {
+    read_blob(store.state());
+    opened_bytes_ = 0;
+    std::vector<RecordDamage> damaged;
+    const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
+      return load_chunk(static_cast<ChunkId>(id), damaged);
+    };
+    co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
+    std::ranges::sort(damaged, {}, &RecordDamage::chunk);
+    Task<bool> settling = store.settle(std::move(damaged));
+    stands = co_await std::move(settling);
+  }
+  const StoreState& state = store.state();
+  notes_.insert(notes_.end(), state.notes.begin(), state.notes.end());
+  make_sweep(state.generation - generation_);
+}
+
+Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {
+  if (kept_->keeps(id)) kept_->forget(id);
+  Lease lease;
+  if (!kept_->keeps(id)) lease = co_await state_lease(id);
+  const std::span<std::byte> item = item_memory(id, lease);
+  const std::span<std::byte> record = record_memory(id, item);
+  RecordDamage damage{.chunk = id, .fault = {}};
+  bool whole = false;
+  for (int look = 0; look < kLooks && !whole; ++look) whole = co_await load_record(record, damage);
+  report_progress(id, "reading the store");
+  if (whole) {
+    co_await publish_params(id, item);
+  } else {
+    damaged.push_back(std::move(damage));
+  }
+}
+
+/// Reads and compares a record of the store's generation; false, with the fault in `damage`, if it
+/// is not what was written.
+Task<bool> EngineImpl::load_record(std::span<std::byte> record, RecordDamage& damage) {
+  const StripedStore& store = *storage_->store;
+  const std::uint64_t stored = store.durable_generation();
+  try {
+    co_await storage_->store->read(damage.chunk, stored, record);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDataLoss) throw;
+    damage.fault = error.what();
+    damage.native = error.native();
+    co_return false;
+  }
+  damage.fault = "wrong checksum";
+  damage.native = 0;
+  co_return co_await is_record_of(*context_, store, damage.chunk, stored, record);
+}
+
+}  // namespace ziggurat

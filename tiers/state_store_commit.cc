@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/state_store_commit.cc: how a generation becomes durable, and the first one a store.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/checksum.h"
+#include "base/error.h"
+#include "tiers/state_store_impl.h"
+
+namespace ziggurat {
+
+Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> blob,
+                          const std::function<void()>& before_seal) {
+  ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
+                 "generation {} cannot be sealed, {} is next", generation, impl_->next_generation);
+  impl_->carry_constants(generation);
+  const SlotTable& table = impl_->tables[parity_of(generation)];
+  for (ChunkId chunk = 0; chunk < table.size(); ++chunk) {
+    ZIGGURAT_CHECK(table[chunk].complete && table[chunk].generation == generation,
+                   "generation {} cannot be sealed: chunk {} holds {} ({})", generation, chunk,
+                   table[chunk].generation, table[chunk].complete ? "whole" : "being written");
+  }
+  if (impl_->broken) std::rethrow_exception(impl_->broken);
+  if (blob.size() > impl_->spec.blob_capacity_bytes)
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("blob: {} bytes, this store holds {} (blob_capacity_bytes when created)",
+                    blob.size(), impl_->spec.blob_capacity_bytes));
+  impl_->committing = true;
+  std::exception_ptr error;
+  try {
+    Task<> sealing = impl_->seal(generation, blob, before_seal);
+    if (impl_->temporary) sealing = impl_->publish(std::move(sealing));
+    co_await std::move(sealing);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  impl_->committing = false;
+  if (error) {
+    impl_->broken = error;
+    std::rethrow_exception(error);
+  }
+  impl_->state.generation = generation;
+  impl_->state.blob.assign(blob.begin(), blob.end());
+  impl_->next_generation = generation + 1;
+  impl_->discarded = 0;
+  impl_->mark_begun = false;
+  impl_->marked.reset();
+  if (generation == 0 || impl_->environment.ranks.world_size() == 1)
+    impl_->durable_everywhere = generation;
+}
+
+Task<> StateStore::Impl::write_superblock_copy(unsigned parity, int copy) {
+  co_await file->write(StoreLayout::superblock_offset(parity, copy, layout.file_bytes),
+                       superblock_memory);
+}
+
+/// Both copies, durable.
+Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
+  encode_superblock(superblock, superblock_memory);
+  for (int copy = 0; copy < kSuperblockCopies; ++copy) {
+    co_await write_superblock_copy(parity_of(superblock.generation), copy);
+    // With one slot there must never be an instant at which neither an in-progress nor a sealed
+    // copy is whole: what would be left is the superblock of the generation whose records are gone.
+    // With two slots that generation is still there.
+    if (layout.slots == 1) co_await file->sync();
+  }
+  if (layout.slots == 2) co_await file->sync();
+}
+
+/// slots = 1: no record is overwritten before the file says, durably, that it is being overwritten.
+Task<> StateStore::Impl::mark_in_progress(std::uint64_t generation) {
+  if (mark_begun) {
+    co_await marked.wait();
+    co_return;
+  }
+  mark_begun = true;
+  Superblock mark = newest;
+  mark.generation = generation;
+  mark.epoch = state.epoch;
+  mark.in_progress = true;
+  std::exception_ptr error;
+  try {
+    co_await write_superblock(mark);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    broken = error;
+    marked.fail(error);
+    std::rethrow_exception(error);
+  }
+  marked.set();
+}
+
+Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byte> blob,
+                              const std::function<void()>& before_seal) {
+  const unsigned parity = parity_of(generation);
+  encode_table(tables[parity], table_memory);
+  std::ranges::fill(blob_memory, std::byte{0});
+  std::ranges::copy(blob, blob_memory.begin());
+
+  Superblock next = newest;
+  next.in_progress = false;
+  next.previous_hash = generation == 0 ? 0 : superblock_hash(newest);
+  next.lineage =
+      extend_lineage(generation == 0 ? newest.uuid.key() : newest.lineage, generation, attempt);
+  next.generation = generation;
+  next.optimizer_step = generation;
+  next.epoch = state.epoch;
+  next.table_offset_bytes = layout.table_offset[parity];
+  next.table_hash = hash64(table_memory, generation);
+  next.blob_offset_bytes = layout.blob_offset[parity];
+  next.blob_bytes = blob.size();
+  next.blob_hash = hash64(blob, generation);
+
+  co_await file->write(next.table_offset_bytes, table_memory);
+  const std::uint64_t blob_io_bytes = round_up(blob.size(), superblock_memory.size());
+  if (blob_io_bytes > 0)
+    co_await file->write(next.blob_offset_bytes, blob_memory.first(blob_io_bytes));
+  co_await file->sync();  // records, table and blob before the superblock that vouches for them
+  if (before_seal) before_seal();
+  seal_begun = true;
+  co_await write_superblock(next);
+  newest = next;
+}
+
+/// The first generation makes the file a store. Two rules make every instant of it recoverable:
+///  - No rank renames before all have sealed. So if any rank has the new name, every other has it
+///  too or a sealed temporary file
+///    of the same uuid, and open() finishes the rename. If none has, all still have what was there
+///    before: an older store, whole on every rank, or nothing.
+///  - No rank writes generation 1 before all have renamed, durably. So what open() renames is
+///  always generation 0 among ranks
+///    that are at generation 0 themselves.
+Task<> StateStore::Impl::publish(Task<> sealing) {
+  Task<> sealed = together(environment.ranks, std::move(sealing), "seal its new store");
+  co_await std::move(sealed);
+  Task<> naming = take_name();
+  Task<> named = together(environment.ranks, std::move(naming), "give its new store its name");
+  co_await std::move(named);
+}
+
+Task<> StateStore::Impl::take_name() {
+  environment.io.rename(temporary_path(), final_path());
+  environment.io.sync_directory(directory);
+  file->set_path(final_path());
+  temporary = false;
+  replaced.reset();
+  co_return;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/store_recovery.h: which generation a store goes on from. Every rank and stripe says what
+// its file holds; together they try the newest generation that is whole on all of them, and if one
+// of its records turns out damaged, the one before. Private to tiers/.
+//
+// Every decision is taken from values that all have (min and max of each one's), and who fails says
+// so at the next meeting (together()), so that all stop at the same place. Nothing is written
+// before a generation is settled on: until then a crash changes nothing, and after it every write
+// is one that the next recovery would make too.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tiers/state_store_impl.h"
+#include "tiers/store_survey.h"
+
+namespace ziggurat {
+
+class StoreRecovery {
+ public:
+  /// `survey` has read the file's contents. `notes`: what finding it had to say.
+  StoreRecovery(StateStore::Impl& store, std::unique_ptr<StoreSurvey> survey,
+                std::vector<std::string> notes);
+
+  /// Makes the newest generation that may still be whole everywhere the store's state. Errors:
+  /// kDataLoss if there is none.
+  Task<> choose();
+  /// StateStore::settle().
+  Task<bool> settle(std::vector<RecordDamage> damaged);
+
+ private:
+  void adopt(std::uint64_t generation);
+  std::string describe(const std::vector<RecordDamage>& damaged) const;
+  Task<> begin_epoch();
+  void report();
+  Error nothing_left() const;
+
+  StateStore::Impl& store_;
+  Quorum& ranks_;
+  std::unique_ptr<StoreSurvey> survey_;
+  std::vector<std::string> notes_;
+  std::vector<std::string> losses_;         ///< generations given up because of what is here
+  std::uint64_t limit_ = SlotEntry::kNone;  ///< only generations below it are tried
+  int native_ = 0;                          ///< errno of the first record that could not be read
+};
+
+}  // namespace ziggurat
