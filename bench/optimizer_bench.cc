@@ -2,44 +2,12 @@
 // bench/optimizer_bench.cc: what does hashing a record cost inside its update, against memory?
 // (Updates alone: `ziggurat bench optimizer`.)
 //
-// Ceiling: a kernel of the same 28 bytes per element (reads four fp32 arrays, writes three in
-// place) that computes next to nothing. Bandwidth drifts by minutes and by neighbours, so ceiling
-// and kernel take turns and `of_ceiling` is the median of the ratios of adjacent turns. What is
-// timed is verified first, against the scalar specification.
+// Ceiling: the same 28 bytes per element in the same arrays, moved and not computed with
+// (integrations/bench/optimizer_ceiling.h). Bandwidth drifts by minutes and by neighbours, so
+// ceiling and kernel take turns; the limit is the fastest walk of all turns, and `of_ceiling` the
+// share of the kernel's median. What is timed is verified first, against the scalar specification.
 //   optimizer_bench [--benchmark_filter=...]     ZIGGURAT_BENCH_TILES=n: tiles of 16,384 elements
 //   (default 1,536)
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "bench/optimizer_bench.cc"
-#include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
-#include <hwy/highway.h>
-
-#include <cstddef>
-
-HWY_BEFORE_NAMESPACE();
-namespace ziggurat::bench::HWY_NAMESPACE {
-
-/// The shape of Adam without its arithmetic.
-void ceiling(float* master, float* exp_avg, float* exp_avg_sq, const float* grad,
-             std::size_t count) {
-  namespace hn = hwy::HWY_NAMESPACE;
-  const hn::ScalableTag<float> d;
-  const auto keep = hn::Set(d, 0.5f);
-  for (std::size_t i = 0; i + hn::Lanes(d) <= count; i += hn::Lanes(d)) {
-    const auto g = hn::Load(d, grad + i);
-    const auto m = hn::Add(hn::Mul(keep, hn::Load(d, exp_avg + i)), g);
-    const auto v = hn::Add(hn::Mul(keep, hn::Load(d, exp_avg_sq + i)), g);
-    const auto w = hn::Add(hn::Mul(keep, hn::Load(d, master + i)), m);
-    hn::Store(m, d, exp_avg + i);
-    hn::Store(v, d, exp_avg_sq + i);
-    hn::Store(w, d, master + i);
-  }
-}
-
-}  // namespace ziggurat::bench::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-
 #include <benchmark/benchmark.h>
 #include <sys/mman.h>
 
@@ -49,6 +17,7 @@ HWY_AFTER_NAMESPACE();
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,14 +25,13 @@ HWY_AFTER_NAMESPACE();
 #include <vector>
 
 #include "base/check.h"
+#include "integrations/bench/optimizer_ceiling.h"
 #include "optimizer/simd_target.h"
 #include "optimizer/update.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat::bench {
 namespace {
-
-HWY_EXPORT(ceiling);
 
 constexpr double kBytesPerElement =
     28;  // fp32 read and written three times, bf16 read once and written once
@@ -90,19 +58,14 @@ class Pages {
   T* data_;
 };
 
-/// One worker's record, and the fp32 gradient that only the ceiling reads.
+/// One worker's record, gradient and parameter.
 struct Work {
   std::size_t count;
   Pages<float> record;
   Pages<bf16> grad, param;
-  Pages<float> grad_fp32;
 
   explicit Work(std::size_t tiles)
-      : count(tiles * kTileElements),
-        record(3 * count),
-        grad(count),
-        param(count),
-        grad_fp32(count) {
+      : count(tiles * kTileElements), record(3 * count), grad(count), param(count) {
     reset();
   }
   void reset() {
@@ -112,7 +75,6 @@ struct Work {
       record.data()[count + i] = 0.01f - value;
       record.data()[2 * count + i] = value;
       grad.data()[i] = float_to_bf16(value * 0.1f);
-      grad_fp32.data()[i] = value * 0.1f;
       param.data()[i] = 0;
     }
   }
@@ -121,9 +83,12 @@ struct Work {
             .grad = as_typed(std::span<const bf16>(grad.span())),
             .param = as_typed(param.span())};
   }
-  void run_ceiling() {
-    HWY_DYNAMIC_DISPATCH(ceiling)
-    (record.data(), record.data() + count, record.data() + 2 * count, grad_fp32.data(), count);
+  void run_ceiling(const CeilingWalk& walk) {
+    CeilingShape shape{.read = {reinterpret_cast<std::byte*>(grad.data()), sizeof(bf16)},
+                       .written = {reinterpret_cast<std::byte*>(param.data()), sizeof(bf16)}};
+    for (std::size_t i = 0; i < 3; ++i)
+      shape.in_place[i] = {reinterpret_cast<std::byte*>(record.data() + i * count), sizeof(float)};
+    bench::run_ceiling(shape, walk, count);
   }
 };
 
@@ -188,23 +153,21 @@ void against_ceiling(benchmark::State& state, const std::function<void(Work&)>& 
     works.push_back(owned.emplace_back(std::make_unique<Work>(tiles)).get());
   }
   const double bytes = kBytesPerElement * static_cast<double>(threads * tiles * kTileElements);
-  const std::function<void(Work&)> ceiling_pass = [](Work& work) { work.run_ceiling(); };
   seconds_of(works, action);
-  std::vector<double> ratios, ceilings, kernels;
-  double last_ceiling = seconds_of(works, ceiling_pass);
+  std::vector<double> kernels;
+  double ceiling_seconds = std::numeric_limits<double>::max();
   for (auto _ : state) {
-    const double kernel = seconds_of(works, action);
-    const double next_ceiling = seconds_of(works, ceiling_pass);
-    state.SetIterationTime(kernel);
-    const double ceiling_seconds = (last_ceiling + next_ceiling) / 2;
-    last_ceiling = next_ceiling;
-    ratios.push_back(ceiling_seconds / kernel);
-    ceilings.push_back(bytes / ceiling_seconds / 1e9);
-    kernels.push_back(bytes / kernel / 1e9);
+    kernels.push_back(seconds_of(works, action));
+    state.SetIterationTime(kernels.back());
+    for (const CeilingWalk& walk : kCeilingWalks) {
+      const auto pass = [&](Work& work) { work.run_ceiling(walk); };
+      ceiling_seconds = std::min(ceiling_seconds, seconds_of(works, pass));
+    }
   }
-  state.counters["GB/s"] = median(kernels);
-  state.counters["ceiling_GB/s"] = median(ceilings);
-  state.counters["of_ceiling"] = median(ratios);
+  const double kernel_seconds = median(kernels);
+  state.counters["GB/s"] = bytes / kernel_seconds / 1e9;
+  state.counters["ceiling_GB/s"] = bytes / ceiling_seconds / 1e9;
+  state.counters["of_ceiling"] = ceiling_seconds / kernel_seconds;
   state.SetLabel(std::string(simd_target()));
 }
 
@@ -223,5 +186,3 @@ BENCHMARK(adamw_hashed)
 }  // namespace ziggurat::bench
 
 BENCHMARK_MAIN();
-
-#endif  // HWY_ONCE

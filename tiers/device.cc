@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "base/memory_exhausted.h"
 #include "base/runtime/async.h"
 
 namespace ziggurat {
@@ -41,11 +41,14 @@ DeviceBuffer Device::allocate(std::uint64_t size_bytes, Purpose purpose) {
   const std::string why = free_bytes >= size_bytes
                               ? "but in pieces"
                               : format_bytes(size_bytes - free_bytes) + " too few";
-  throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("device memory: {} for {} do not fit: {} are free, {}; held: {}. Give a "
-                          "larger device memory budget, or keep fewer parameters live",
-                          format_bytes(size_bytes), to_string(purpose), format_bytes(free_bytes),
-                          why, held.text()));
+  throw MemoryExhausted(
+      {.budget = MemoryBudget::kDevice,
+       .had_bytes = held.capacity_bytes(),
+       .needed_bytes = held.used_bytes() + size_bytes},
+      fmt::format("device memory: {} for {} do not fit: {} are free, {}; held: {}. Give a larger "
+                  "device memory budget, or keep fewer parameters live",
+                  format_bytes(size_bytes), to_string(purpose), format_bytes(free_bytes), why,
+                  held.text()));
 }
 
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/error.h"
+#include "base/memory_exhausted.h"
 
 namespace ziggurat {
 
@@ -100,12 +100,15 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
   }
   const std::uint64_t smallest = std::max(smallest_budget(options), options.alignment_bytes);
   if (options.budget_bytes < smallest) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("host memory: a budget of {} is too small: the "
-                            "smallest that works is {} "
-                            "({} bytes), one largest item of each class: {}",
-                            format_bytes(options.budget_bytes), format_bytes(smallest), smallest,
-                            parts.empty() ? "none" : parts));
+    throw MemoryExhausted({.budget = MemoryBudget::kHost,
+                           .had_bytes = options.budget_bytes,
+                           .needed_bytes = smallest,
+                           .smallest_bytes = smallest},
+                          fmt::format("host memory: a budget of {} is too small: the "
+                                      "smallest that works is {} "
+                                      "({} bytes), one largest item of each class: {}",
+                                      format_bytes(options.budget_bytes), format_bytes(smallest),
+                                      smallest, parts.empty() ? "none" : parts));
   }
   options.budget_bytes = options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
   const HostMappingOptions mapping{.owner = "pinned pool",
@@ -394,7 +397,11 @@ void PinnedPool::fail_waiters() {
   const std::string text =
       fmt::format("host memory is locked up: nothing is in flight and {} requests wait for it\n{}",
                   waiting(), holder_table());
-  cancel_waiters(std::make_exception_ptr(Error(ErrorCode::kResourceExhausted, text)));
+  const Account held = account();
+  cancel_waiters(std::make_exception_ptr(MemoryExhausted({.budget = MemoryBudget::kHost,
+                                                          .had_bytes = held.capacity_bytes(),
+                                                          .needed_bytes = held.used_bytes()},
+                                                         text)));
 }
 
 void PinnedPool::cancel_waiters(std::exception_ptr error) {

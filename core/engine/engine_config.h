@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "core/sharding/memory.h"
+#include "core/sharding/model_spec.h"
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
 #include "core/sharding/quantization.h"
+#include "core/sharding/reduction.h"
 #include "core/sharding/strategy.h"
 #include "optimizer/state_format.h"
 
@@ -56,6 +57,10 @@ struct EngineConfig {
   /// Device memory that the trainer will take for itself; the engine leaves it free. In stage 3
   /// also what all accumulators take, where micro-batches run through the whole model.
   std::uint64_t trainer_device_bytes = 0;
+  /// Units that the trainer keeps acquired, or whose gradients it keeps open, while it uses others:
+  /// an embedding that is the head's matrix too. Beside them it uses one unit at a time. The least
+  /// device memory that open() accepts holds these at once.
+  std::vector<UnitId> trainer_held_units;
 
   /// Ranks that divide each layer among them: neighbours in Runtime::ranks (collectives/mesh.h);
   /// the ModelSpec is this rank's part (core/sharding/tensor_part.h). Must divide the number of

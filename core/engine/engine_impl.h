@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "core/engine/engine.h"
-#include "core/engine/host_plan.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
 #include "core/engine/trainer_calls.h"
+#include "core/plan/device_plan.h"
+#include "core/plan/host_plan.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/home_gather.h"
@@ -70,7 +71,7 @@ class EngineImpl final : public Engine {
   Task<bool> store_found();
   Task<> open_store();
   Task<> build_floors();
-  std::size_t accumulators() const;
+  DeviceRequest device_request() const;
   Task<> create_state(const Initializer& initialize);
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   std::size_t chunks_at_once() const;
@@ -99,7 +100,6 @@ class EngineImpl final : public Engine {
   // engine_ranks.cc
   Task<> agree_on_settings();
   Task<> set_gather_region_aside();
-  std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
   void validate_quantization(const Strategy& strategy) const;
@@ -108,9 +108,7 @@ class EngineImpl final : public Engine {
   Sharding sharding() const {
     const int parts = config_.tensor_parallel;
     const int rank = runtime_.ranks->rank();
-    const Strategy& cut = *strategy_;
-    Sharding its = Sharding::of(cut.zero_stage, rank / parts, cut.dp, shard_group());
-    its.node_ranks = cut.hpz;
+    Sharding its = Sharding::of(*strategy_, rank / parts);
     its.quantization = config_.quantization;
     its.ranks_per_node = config_.ranks_per_node;
     its.tensor = {.rank = rank % parts, .ranks = parts};
@@ -160,6 +158,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<Storage> storage_;
   std::optional<ChunkTable> table_;
   HostPlan plan_;
+  DevicePlan device_plan_;
   std::unique_ptr<PinnedPool> pool_;
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;

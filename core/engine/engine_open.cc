@@ -16,6 +16,7 @@
 #include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "core/engine/engine_settings.h"
+#include "core/plan/run_plan.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -135,6 +136,8 @@ Task<bool> EngineImpl::store_found() {
   co_return co_await storage_->quorum.max(here ? 1 : 0) != 0;
 }
 
+static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
+
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   const bool found = co_await store_found();
@@ -149,12 +152,22 @@ Task<> EngineImpl::open_store() {
   } else {
     // The budget is judged before a byte is written. One layout for all ranks: the smallest chunks.
     const StateKind& kind = config_.optimizer.state;
-    const std::uint64_t tiles = choose_chunk_tiles(model_, kind, sharding(), config_.placement,
-                                                   reduction(), config_.host_budget_bytes);
-    table_.emplace(model_, co_await storage_->quorum.min(tiles), kind, sharding());
+    const Sharding cut = sharding();
+    const ReductionSettings exchanged = reduction();
+    const std::uint64_t tiles = choose_chunk_tiles({.model = model_,
+                                                    .state = kind,
+                                                    .sharding = cut,
+                                                    .placement = config_.placement,
+                                                    .reduction = exchanged},
+                                                   config_.host_budget_bytes);
+    table_.emplace(model_, co_await storage_->quorum.min(tiles), kind, cut);
   }
   plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
+  const Account device = device_.account();
+  const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();
+  device_plan_ = plan_device(*table_, config_.placement, device_request(), device_bytes);
+  require_device_budget(device_plan_, device_bytes);
   if (resumed_) co_return;
   StoreSpec spec{.layout = table_->layout(),
                  .run_identity = config_.run_identity,
@@ -163,7 +176,7 @@ Task<> EngineImpl::open_store() {
                  .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
-                 .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
+                 .blob_capacity_bytes = kBlobRoomBytes};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -241,18 +254,16 @@ Task<> EngineImpl::build_floors() {
   grads_ = co_await std::move(making_grads);
   records_ = std::make_unique<RecordHome>(*context_);
   kept_ = std::make_unique<RecordCache>(*context_, plan_.kept_item_bytes);
-  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, accumulators(), reduction());
+  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, device_plan_.accumulators,
+                                         reduction());
   co_await set_gather_region_aside();
   describe();
 }
 
-/// Two, if the trainer's memory and two units' parameters still fit beside them; else one.
-std::size_t EngineImpl::accumulators() const {
-  const std::uint64_t unit_count = table_->largest_unit_padded_count();
-  const std::uint64_t with_two = config_.trainer_device_bytes +
-                                 unit_count * (2 * sizeof(float) + 2 * size_bytes(table_->dtype()));
-  const Account account = device_.account();
-  return account.used_bytes() + with_two + kMiB <= account.capacity_bytes() ? 2 : 1;
+DeviceRequest EngineImpl::device_request() const {
+  return {
+      .trainer = {.device_bytes = config_.trainer_device_bytes, .held = config_.trainer_held_units},
+      .keep_gathered = strategy_->keeps_params_to_backward};
 }
 
 Task<Lease> EngineImpl::state_lease(ChunkId id) {

@@ -52,55 +52,12 @@ Task<> EngineImpl::agree_on_settings() {
                           channels_->store->world_size(), differing));
 }
 
-/// Stage 3: device memory for whole units, as much on every rank: what the trainer, accumulators
-/// and gradients leave, and no more than all units take.
+/// Stage 3: device memory for whole units, as much on every rank.
 Task<> EngineImpl::set_gather_region_aside() {
   if (!table_->sharding().params_sharded()) co_return;
-  std::uint64_t largest_bytes = 0;
-  std::uint64_t all_bytes = 0;
-  for (UnitId u = 0; u < table_->unit_count(); ++u) {
-    largest_bytes = std::max(largest_bytes, UnitGather::place_bytes(*table_, u));
-    all_bytes += UnitGather::place_bytes(*table_, u);
-  }
-  std::uint64_t kept_free = config_.trainer_device_bytes + small_accumulator_bytes() + kMiB;
-  if (config_.placement.grads == Tier::kDevice) {
-    for (const Chunk& chunk : table_->chunks()) kept_free += chunk.param_bytes();
-  }
-  const Account account = device_.account();
-  const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
-  const std::uint64_t here = free_bytes > kept_free ? free_bytes - kept_free : 0;
-  const std::uint64_t everywhere = co_await storage_->quorum.min(here);
-  const std::uint64_t needed_bytes =
-      strategy_->keeps_params_to_backward ? all_bytes : largest_bytes;
-  if (everywhere < needed_bytes) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--device-memory: stage 3 needs {} for {} beside the "
-                            "trainer's {} and accumulators; the rank with the least has {} (this "
-                            "one {}): give {} more",
-                            format_bytes(needed_bytes),
-                            strategy_->keeps_params_to_backward
-                                ? "all units, which --strategy grad-op keeps"
-                                : "the largest unit",
-                            format_bytes(config_.trainer_device_bytes), format_bytes(everywhere),
-                            format_bytes(here), format_bytes(needed_bytes - everywhere)));
-  }
-  DeviceBuffer region = device_.allocate(std::min(everywhere, all_bytes), Purpose::kParams);
+  const std::uint64_t everywhere = co_await storage_->quorum.min(device_plan_.live_bytes);
+  DeviceBuffer region = device_.allocate(everywhere, Purpose::kParams);
   cache_->gather_through(std::make_unique<UnitGather>(*context_, *params_, std::move(region)));
-}
-
-/// Accumulators of units so small that none is set aside for them (GradientFlow), as far as several
-/// are out at once: an embedding's for the whole backward, and of two more units.
-std::uint64_t EngineImpl::small_accumulator_bytes() const {
-  const std::uint64_t largest = table_->largest_unit_padded_count();
-  std::vector<std::uint64_t> small;
-  for (UnitId u = 0; u < table_->unit_count(); ++u) {
-    const std::uint64_t count = table_->unit(u).padded_count;
-    if (count * 2 <= largest) small.push_back(count * sizeof(float));
-  }
-  std::ranges::sort(small, std::greater<>());
-  std::uint64_t total = 0;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, small.size()); ++i) total += small[i];
-  return total;
 }
 
 void EngineImpl::validate_quantization(const Strategy& strategy) const {

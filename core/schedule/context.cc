@@ -7,7 +7,8 @@
 
 #include <utility>
 
-#include "base/error.h"
+#include "base/bytes.h"
+#include "base/memory_exhausted.h"
 
 namespace ziggurat {
 
@@ -23,9 +24,13 @@ Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const 
   Lease lease = pool.try_acquire(
       {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
   if (!lease) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes,
-                            to_string(purpose), pool.account().text()));
+    const Account account = pool.account();
+    throw MemoryExhausted(
+        {.budget = MemoryBudget::kHost,
+         .had_bytes = account.capacity_bytes(),
+         .needed_bytes = account.used_bytes() + size_bytes},
+        fmt::format("`host_memory`: no room for {} of {}: {}", format_bytes(size_bytes),
+                    to_string(purpose), account.text()));
   }
   return lease;
 }

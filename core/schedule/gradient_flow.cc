@@ -9,7 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/error.h"
+#include "base/memory_exhausted.h"
 
 namespace ziggurat {
 namespace {
@@ -42,11 +42,10 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
     reducer_ = std::make_unique<GradientReducer>(context, reduction, norm_);
 }
 
-/// One of those set aside, unless the unit is so small that it would waste it (an embedding's stays
-/// for the whole backward).
+/// One of those set aside, or one of the unit's own.
 Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
-  if (size_bytes * 2 <= largest_bytes) co_return co_await one_more(size_bytes);
+  if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
   while (spare_.empty()) {
     if (error_) std::rethrow_exception(error_);
     if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // the trainer holds all
@@ -65,8 +64,11 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted) throw;
     const auto held = std::ranges::count(stages_, Stage::kAccumulating);
-    throw Error(
-        ErrorCode::kResourceExhausted,
+    const Account account = context_.device.account();
+    throw MemoryExhausted(
+        {.budget = MemoryBudget::kDevice,
+         .had_bytes = account.capacity_bytes(),
+         .needed_bytes = account.used_bytes() + size_bytes},
         fmt::format("{}; {} units have unfinished gradients, and another was asked for: a trainer "
                     "that runs each micro-batch through the whole model keeps every unit's, {} in "
                     "all (in stage 3 EngineConfig::trainer_device_bytes leaves room for them)",

@@ -27,6 +27,13 @@ class GradientFlow {
   GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max,
                const ReductionSettings& reduction);
 
+  /// A unit so small that an accumulator of the largest size would be wasted on it (an embedding's
+  /// stays for the whole backward) takes one of its own size.
+  static constexpr bool takes_own_accumulator(std::uint64_t size_bytes,
+                                              std::uint64_t largest_bytes) noexcept {
+    return size_bytes * 2 <= largest_bytes;
+  }
+
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
   /// unit's gradient must not be finished in this step.
   Task<std::span<float>> accumulator(UnitId unit);

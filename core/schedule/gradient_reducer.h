@@ -26,16 +26,9 @@
 #include "core/schedule/gradient_norm.h"
 #include "core/schedule/spare_buffers.h"
 #include "core/schedule/turns.h"
-#include "core/sharding/memory.h"
+#include "core/sharding/reduction.h"
 
 namespace ziggurat {
-
-struct ReductionSettings {
-  DType dtype = DType::kBFloat16;  ///< of the values that ranks send, unless they are quantized
-  /// Elements of one bucket, all slices together, rounded to whole tiles of each; a bucket ends
-  /// with its chunk.
-  std::uint64_t bucket_elements = 0;
-};
 
 class GradientReducer {
  public:

@@ -10,7 +10,6 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/error.h"
 
 namespace ziggurat {
 namespace {
@@ -35,11 +34,18 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
   });
   context.reactor.on_stall([this, alive] {
     if (alive.expired() || memory_waiters_ == 0) return;
-    memory_returned_.fail(std::make_exception_ptr(
-        Error(ErrorCode::kResourceExhausted,
-              fmt::format("--device-memory: nothing on the device can be given back: {}",
-                          context_.device.account().text()))));
+    memory_returned_.fail(
+        std::make_exception_ptr(exhausted(0, "nothing on the device can be given back")));
   });
+}
+
+/// The device does not hold `size_bytes` more.
+MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::string& why) const {
+  const Account account = context_.device.account();
+  return MemoryExhausted({.budget = MemoryBudget::kDevice,
+                          .had_bytes = account.capacity_bytes(),
+                          .needed_bytes = account.used_bytes() + size_bytes},
+                         fmt::format("`device_memory`: {}: {}", why, account.text()));
 }
 
 ParamCache::~ParamCache() { context_.device.on_free({}); }
@@ -81,11 +87,9 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
   Slot& slot = slots_[unit];
   const bool decided = slot.state == State::kPresent && slot.generation == generation_;
   if (!decided && !start_gather(unit, 0)) {
-    throw Error(
-        ErrorCode::kResourceExhausted,
-        fmt::format("--device-memory: unit {} ({}) does not fit beside the units in use: {}", unit,
-                    format_bytes(context_.table.unit_param_bytes(unit)),
-                    context_.device.account().text()));
+    const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
+    throw exhausted(size_bytes, fmt::format("unit {} ({}) does not fit beside the units in use",
+                                            unit, format_bytes(size_bytes)));
   }
   ++slot.pins;
   prefetch();
@@ -182,10 +186,8 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
     DeviceBuffer buffer = allocate_now(size_bytes, purpose, 0);
     if (buffer) co_return buffer;
     if (size_bytes > context_.device.account().capacity_bytes()) {
-      throw Error(
-          ErrorCode::kResourceExhausted,
-          fmt::format("--device-memory: {} of {} can never fit: {}", format_bytes(size_bytes),
-                      to_string(purpose), context_.device.account().text()));
+      throw exhausted(size_bytes, fmt::format("{} of {} can never fit", format_bytes(size_bytes),
+                                              to_string(purpose)));
     }
     ++memory_waiters_;
     std::exception_ptr error;

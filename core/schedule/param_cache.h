@@ -19,8 +19,10 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "base/memory_exhausted.h"
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/unit_gather.h"
@@ -93,6 +95,7 @@ class ParamCache {
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
   bool drop_farthest(std::uint64_t nearer_than);
   void drop(Slot& slot);
+  MemoryExhausted exhausted(std::uint64_t size_bytes, const std::string& why) const;
   void learn(UnitId unit);
   void prefetch();
   std::uint64_t next_use(UnitId unit) const;

@@ -19,6 +19,7 @@
 
 #include "base/bytes.h"
 #include "core/sharding/quantization.h"
+#include "core/sharding/strategy.h"
 #include "core/sharding/tensor_part.h"
 #include "tiers/record_hash.h"
 
@@ -45,6 +46,13 @@ struct Sharding {
   static constexpr Sharding of(int stage, int rank, int total, int group) noexcept {
     if (group == 0) return {stage, rank, total};
     return {stage, rank % group, group, total / group};
+  }
+  /// Data-parallel rank `rank`, by a strategy.
+  static Sharding of(const Strategy& strategy, int rank) noexcept {
+    Sharding its =
+        of(strategy.zero_stage, rank, strategy.dp, strategy.is_hybrid() ? strategy.shard_group : 0);
+    its.node_ranks = strategy.hpz;
+    return its;
   }
   /// Data-parallel ranks.
   int total() const noexcept { return world_size * replicas; }

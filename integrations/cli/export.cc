@@ -63,8 +63,9 @@ int export_model(const ExportCommand& command) {
                                     {"heads", fmt::format("{}", run.identity.model.heads)},
                                     {"steps", fmt::format("{}", generation)}}});
   }
+  WholeModel masters = run.masters();
   for (UnitId unit = 0; unit < run.spec.units.size(); ++unit) {
-    run.read_masters(unit, [&](std::span<const float> values) { writer->append(values); });
+    masters.read(unit, [&](std::span<const float> values) { writer->append(values); });
     if (writer) console.progress("exporting", writer->written_bytes(), writer->file_bytes());
   }
   run.part();

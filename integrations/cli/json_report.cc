@@ -109,6 +109,7 @@ json to_json(const RunReport& report) {
        {{"steps", report.steady.steps},
         {"wall_s", report.steady.wall_s},
         {"split", split_json(report.steady.split)},
+        {"best", split_json(report.steady.best)},
         {"counters", counters_json(report.steady.counters)},
         {"speculated", report.steady.speculated},
         {"nvme_bytes_per_s", report.steady.nvme_bytes_per_s}}},
@@ -117,6 +118,8 @@ json to_json(const RunReport& report) {
         {"compute_s", report.bound.compute_s},
         {"nvme_s", report.bound.nvme_s},
         {"hidden_in_backward_s", report.bound.hidden_in_backward_s},
+        {"nvme_bytes_per_s", report.bound_nvme_bytes_per_s},
+        {"profiled_nvme_bytes_per_s", report.facts.profiled_nvme_bytes_per_s},
         {"limit", to_string(report.bound.limit)},
         {"share", report.share}}},
   };

@@ -46,6 +46,7 @@ struct Command {
   std::vector<Setting> settings;
   bool has_config;  ///< takes --config
   std::function<int(const Settings&, Words)> run;
+  std::vector<Setting> only_in_file{};  ///< what --config may have beside: the rest of a run's
 };
 
 /// What a command line gave a command, as text; Settings decides what it means.
@@ -54,7 +55,7 @@ struct Given {
   std::string config;
 
   Settings settings(const Command& command) const {
-    Settings settings(command.settings);
+    Settings settings(command.settings, command.only_in_file);
     for (const auto& [name, text] : flags) settings.apply_flag(name, text);
     if (!config.empty()) settings.apply_file(config);
     return settings;
@@ -132,6 +133,11 @@ int run_schedule(const Settings& settings, Words) {
   return show_schedule(read_show_schedule(settings));
 }
 
+int run_plan(const Settings& settings, Words) {
+  say_notes(settings);
+  return plan(read_plan(settings));
+}
+
 std::vector<Command> commands() {
   return {
       {"train", "train a GPT-2 on the bytes of a text; goes on where the store stands",
@@ -141,8 +147,7 @@ std::vector<Command> commands() {
       {"plan",
        "say what each rank would hold on device, host and NVMe, and send, before anything "
        "runs",
-       names_of(plan_settings()), false,
-       [](const Settings& settings, Words) { return plan(read_plan(settings)); }},
+       names_of(plan_settings()), true, run_plan, names_of(train_table())},
       {"sample", "let a stored model write", names_of(sample_settings()), false, run_sample},
       {"export", "write a stored model's weights as a safetensors file",
        names_of(export_settings()), false, run_export}};

@@ -1,45 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/memory_advice.cc: sums over the model's units, and each remedy's saving by
-// summing again without it.
+// integrations/cli/memory_advice.cc: a run as core/plan sees it, and each remedy's saving by
+// planning again with it.
 #include "integrations/cli/memory_advice.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
 
 #include "base/bytes.h"
+#include "base/memory_exhausted.h"
 
 namespace ziggurat::cli {
 namespace {
 
-// Buffers on the device are aligned and freed in another order than they came; what that costs at
-// most, as seen in tests.
-constexpr std::uint64_t kFragmentationBytes = kMiB;
-
-struct ModelSizes {
-  std::uint64_t count = 0;         // elements
-  std::uint64_t values_bytes = 0;  // of their parameters, and of their gradients
-  std::uint64_t embedding =
-      0;  // of unit 0, in use through the whole backward: its matrix is tied to the head
-  std::uint64_t largest_block = 0;  // of the other units
-};
-
-ModelSizes sizes_of(const gpt::ModelConfig& model) {
-  ModelSizes sizes;
-  const ModelSpec spec = gpt::make_spec(model);
-  sizes.count = spec.count();
-  sizes.values_bytes = sizes.count * size_bytes(model.dtype);
-  for (std::size_t i = 0; i < spec.units.size(); ++i) {
-    std::uint64_t& place = i == gpt::kEmbeddingUnit ? sizes.embedding : sizes.largest_block;
-    place = std::max(place, spec.units[i].count());
-  }
-  return sizes;
-}
-
 /// Of `count` elements' records.
 std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
   return count * record_format(options.engine.optimizer.state).tile_bytes() / kTileElements;
+}
+std::uint64_t value_bytes(const gpt::ModelConfig& model) {
+  return gpt::make_spec(model).count() * size_bytes(model.dtype);
 }
 
 /// What one rank has of the parameters' bytes.
@@ -51,136 +32,131 @@ std::uint64_t updates_share(std::uint64_t whole_bytes, const Strategy& strategy)
   return whole_bytes / static_cast<std::uint64_t>(strategy.update_shards());
 }
 
-struct Remedy {
-  std::string text;
-  std::uint64_t saved_bytes;
+/// What the smallest budgets save by each change of a setting.
+class Remedies {
+ public:
+  Remedies(const TrainOptions& options, std::size_t threads, const Strategy& strategy,
+           MemoryBudget budget)
+      : options_(options), threads_(threads), strategy_(strategy), budget_(budget) {
+    now_bytes_ = smallest(options);
+  }
+
+  void consider(const std::string& text, const std::function<void(TrainOptions&)>& change) {
+    TrainOptions changed = options_;
+    change(changed);
+    const std::uint64_t then_bytes = smallest(changed);
+    if (then_bytes < now_bytes_) remedies_.push_back({text, now_bytes_ - then_bytes});
+  }
+  /// To another tier, if it is on `from`.
+  void move(const char* name, Tier Placement::*where, Tier from, Tier to) {
+    consider(fmt::format("--placement {}={}", name, to_string(to)), [&](TrainOptions& changed) {
+      Tier& tier = changed.engine.placement.*where;
+      if (tier == from) tier = to;
+    });
+  }
+
+  std::vector<std::string> ranked() {
+    std::ranges::stable_sort(remedies_, std::ranges::greater(), &Remedy::saved_bytes);
+    std::vector<std::string> lines;
+    for (const Remedy& remedy : remedies_)
+      lines.push_back(fmt::format("{}: {} less", remedy.text, format_bytes(remedy.saved_bytes)));
+    return lines;
+  }
+
+ private:
+  struct Remedy {
+    std::string text;
+    std::uint64_t saved_bytes;
+  };
+  std::uint64_t smallest(const TrainOptions& options) const {
+    const Budgets budgets = smallest_budgets(run_request(options, threads_, strategy_));
+    return budget_ == MemoryBudget::kDevice ? budgets.device_bytes : budgets.host_bytes;
+  }
+
+  const TrainOptions& options_;
+  std::size_t threads_;
+  const Strategy& strategy_;
+  MemoryBudget budget_;
+  std::uint64_t now_bytes_ = 0;
+  std::vector<Remedy> remedies_;
 };
 
-std::vector<std::string> ranked(std::vector<Remedy> remedies) {
-  std::stable_sort(remedies.begin(), remedies.end(),
-                   [](const Remedy& a, const Remedy& b) { return a.saved_bytes > b.saved_bytes; });
-  std::vector<std::string> lines;
-  for (const Remedy& remedy : remedies) {
-    if (remedy.saved_bytes > 0)
-      lines.push_back(fmt::format("{}: {} less", remedy.text, format_bytes(remedy.saved_bytes)));
-  }
-  return lines;
+void consider_device(Remedies& remedies, const gpt::RunShape& shape) {
+  remedies.consider("--activation-checkpointing block", [](TrainOptions& changed) {
+    changed.shape.checkpointing = gpt::ActivationCheckpointing::kBlock;
+  });
+  const auto halve = [&](const char* flag, std::int64_t gpt::RunShape::*number) {
+    const std::int64_t half = std::max<std::int64_t>(1, shape.*number / 2);
+    remedies.consider(fmt::format("{} {}", flag, half),
+                      [&](TrainOptions& changed) { changed.shape.*number = half; });
+  };
+  halve("--batch", &gpt::RunShape::batch);
+  halve("--accumulate", &gpt::RunShape::accumulate);
+  halve("--context", &gpt::RunShape::context);
+  remedies.move("optimizer", &Placement::optimizer, Tier::kDevice, Tier::kHost);
+  remedies.move("params", &Placement::params, Tier::kDevice, Tier::kHost);
+  remedies.move("grads", &Placement::grads, Tier::kDevice, Tier::kHost);
 }
 
-std::vector<std::string> device_advice(const TrainOptions& options, std::size_t threads,
-                                       const Strategy& strategy) {
-  const std::uint64_t now = device_need(options, threads, strategy).total_bytes();
-  std::vector<Remedy> remedies;
-  const auto consider = [&](std::string text, const TrainOptions& changed) {
-    const std::uint64_t then = device_need(changed, threads, strategy).total_bytes();
-    remedies.push_back({std::move(text), now - std::min(now, then)});
-  };
-  const auto change = [&](auto&& edit) {
-    TrainOptions changed = options;
-    edit(changed);
-    return changed;
-  };
-  consider("--activation-checkpointing block", change([](TrainOptions& o) {
-             o.shape.checkpointing = gpt::ActivationCheckpointing::kBlock;
-           }));
-  const std::int64_t batch = std::max<std::int64_t>(1, options.shape.batch / 2);
-  consider(fmt::format("--batch {}", batch),
-           change([&](TrainOptions& o) { o.shape.batch = batch; }));
-  const std::int64_t accumulate = std::max<std::int64_t>(1, options.shape.accumulate / 2);
-  consider(fmt::format("--accumulate {}", accumulate),
-           change([&](TrainOptions& o) { o.shape.accumulate = accumulate; }));
-  const std::int64_t context = std::max<std::int64_t>(1, options.shape.context / 2);
-  consider(fmt::format("--context {}", context),
-           change([&](TrainOptions& o) { o.shape.context = context; }));
-  consider("--placement optimizer=host", change([](TrainOptions& o) {
-             if (o.engine.placement.optimizer == Tier::kDevice)
-               o.engine.placement.optimizer = Tier::kHost;
-           }));
-  consider("--placement params=host", change([](TrainOptions& o) {
-             if (o.engine.placement.params == Tier::kDevice)
-               o.engine.placement.params = Tier::kHost;
-           }));
-  consider("--placement grads=host", change([](TrainOptions& o) {
-             if (o.engine.placement.grads == Tier::kDevice) o.engine.placement.grads = Tier::kHost;
-           }));
-  std::vector<std::string> lines = ranked(std::move(remedies));
-  if (now > options.device_bytes) {
-    lines.insert(lines.begin(),
-                 fmt::format("--device-memory {}MiB: the smallest for these settings",
-                             round_up(now, kMiB) / kMiB));
+void consider_host(Remedies& remedies) {
+  remedies.move("optimizer", &Placement::optimizer, Tier::kHost, Tier::kNvme);
+  remedies.move("grads", &Placement::grads, Tier::kHost, Tier::kNvme);
+  remedies.move("params", &Placement::params, Tier::kHost, Tier::kNvme);
+}
+
+std::vector<std::string> memory_advice(const MemoryShortage& shortage, const TrainOptions& options,
+                                       std::size_t threads, const Strategy& strategy) {
+  Remedies remedies(options, threads, strategy, shortage.budget);
+  const bool device = shortage.budget == MemoryBudget::kDevice;
+  if (device)
+    consider_device(remedies, options.shape);
+  else
+    consider_host(remedies);
+  std::vector<std::string> lines = remedies.ranked();
+  const char* const flag = device ? "--device-memory" : "--host-memory";
+  if (shortage.smallest_bytes > shortage.had_bytes) {
+    lines.insert(lines.begin(), fmt::format("{} {}MiB: the smallest for these settings", flag,
+                                            round_up(shortage.smallest_bytes, kMiB) / kMiB));
   } else {
-    lines.push_back("a larger --device-memory");
+    lines.push_back(fmt::format("a larger {}", flag));
   }
-  return lines;
-}
-
-std::vector<std::string> host_advice(const TrainOptions& options, const Strategy& strategy) {
-  const ModelSizes sizes = sizes_of(options.model);
-  std::vector<Remedy> remedies;
-  if (options.engine.placement.optimizer == Tier::kHost)
-    remedies.push_back({"--placement optimizer=nvme",
-                        updates_share(record_bytes(options, sizes.count), strategy)});
-  if (options.engine.placement.grads == Tier::kHost)
-    remedies.push_back({"--placement grads=nvme", updates_share(sizes.values_bytes, strategy)});
-  if (options.engine.placement.params == Tier::kHost)
-    remedies.push_back({"--placement params=nvme", params_share(sizes.values_bytes, strategy)});
-  std::vector<std::string> lines = ranked(std::move(remedies));
-  lines.push_back("a larger --host-memory");
   return lines;
 }
 
 }  // namespace
 
-std::string DeviceNeed::text() const {
-  std::string list =
-      fmt::format("activations {}, params {}, gradients {}", format_bytes(workspace_bytes),
-                  format_bytes(params_bytes), format_bytes(gradient_bytes));
-  if (optimizer_bytes > 0) list += fmt::format(", optimizer {}", format_bytes(optimizer_bytes));
-  return list;
-}
-
-DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const Strategy& strategy) {
-  const ModelSizes sizes = sizes_of(options.model);
-  const std::uint64_t in_use = sizes.embedding + sizes.largest_block;
-  DeviceNeed need;
-  need.workspace_bytes = gpt::Trainer::workspace_bytes(options.model, options.shape, threads);
-  const std::uint64_t in_use_bytes = in_use * size_bytes(options.model.dtype);
-  // Where slices are at home, whole units are gathered beside them.
-  const bool here = options.engine.placement.params == Tier::kDevice;
-  const bool gathered = !here || strategy.param_shards() > 1;
-  need.params_bytes =
-      (here ? params_share(sizes.values_bytes, strategy) : 0) +
-      (gathered ? (strategy.keeps_params_to_backward ? sizes.values_bytes : in_use_bytes) : 0) +
-      kFragmentationBytes;
-  need.gradient_bytes = 4 * in_use + (options.engine.placement.grads == Tier::kDevice
-                                          ? updates_share(sizes.values_bytes, strategy)
-                                          : 0);
-  if (options.engine.placement.optimizer == Tier::kDevice)
-    need.optimizer_bytes = updates_share(record_bytes(options, sizes.count), strategy);
-  return need;
-}
-
-void require_device_budget(const TrainOptions& options, std::size_t threads,
-                           const Strategy& strategy) {
-  const DeviceNeed need = device_need(options, threads, strategy);
-  if (need.total_bytes() <= options.device_bytes) return;
-  throw Error(
-      ErrorCode::kResourceExhausted,
-      fmt::format("--device-memory {} is too small; the smallest for these settings is {}: {}",
-                  format_bytes(options.device_bytes), format_bytes(need.total_bytes()),
-                  need.text()));
+RunRequest run_request(const TrainOptions& options, std::size_t threads, const Strategy& strategy) {
+  const EngineConfig& engine = options.engine;
+  const int parts = engine.tensor_parallel;
+  gpt::ModelConfig part = options.model;
+  part.part = {.rank = 0, .ranks = parts};
+  RunRequest request{.model = gpt::make_spec(part),
+                     .state = engine.optimizer.state,
+                     .sharding = Sharding::of(strategy, 0),
+                     .placement = engine.placement,
+                     .reduction = {.dtype = engine.reduce_dtype.value_or(part.dtype),
+                                   .bucket_elements = engine.reduce_bucket_elements},
+                     .device = {.trainer = gpt::Trainer::need(part, options.shape, threads),
+                                .keep_gathered = strategy.keeps_params_to_backward},
+                     .slots = engine.slots,
+                     .budgets = {options.device_bytes, engine.host_budget_bytes}};
+  request.sharding.quantization = engine.quantization;
+  request.sharding.ranks_per_node = engine.ranks_per_node / parts;
+  request.sharding.tensor = part.part;
+  return request;
 }
 
 std::uint64_t training_state_bytes(const TrainOptions& options) {
-  const ModelSizes sizes = sizes_of(options.model.whole());
-  return 2 * sizes.values_bytes + record_bytes(options, sizes.count);
+  const gpt::ModelConfig whole = options.model.whole();
+  return 2 * value_bytes(whole) + record_bytes(options, gpt::make_spec(whole).count());
 }
 
 WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
-  const ModelSizes sizes = sizes_of(options.model);
-  const std::uint64_t records = updates_share(record_bytes(options, sizes.count), strategy);
-  const std::uint64_t params = params_share(sizes.values_bytes, strategy);
-  const std::uint64_t grads = updates_share(sizes.values_bytes, strategy);
+  const std::uint64_t values_bytes = value_bytes(options.model);
+  const std::uint64_t all_records = record_bytes(options, gpt::make_spec(options.model).count());
+  const std::uint64_t records = updates_share(all_records, strategy);
+  const std::uint64_t params = params_share(values_bytes, strategy);
+  const std::uint64_t grads = updates_share(values_bytes, strategy);
   WritePlan plan;
   plan.fill_bytes = (static_cast<std::uint64_t>(options.engine.slots) + 1) * records;
   if (options.engine.placement.optimizer == Tier::kNvme) {
@@ -202,7 +178,6 @@ WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
                                 std::size_t threads, const Strategy& strategy) {
   if (error.code() != ErrorCode::kResourceExhausted) return {};
-  const std::string_view message = error.what();
   if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
     std::vector<std::string> lines;
     if (options.engine.slots == 2)
@@ -211,9 +186,9 @@ std::vector<std::string> advice(const Error& error, const TrainOptions& options,
     lines.emplace_back("a --store on a filesystem with more space");
     return lines;
   }
-  if (message.find("device") != std::string_view::npos)
-    return device_advice(options, threads, strategy);
-  return host_advice(options, strategy);
+  const auto* const exhausted = dynamic_cast<const MemoryExhausted*>(&error);
+  if (exhausted == nullptr) return {};
+  return memory_advice(exhausted->shortage(), options, threads, strategy);
 }
 
 }  // namespace ziggurat::cli

@@ -8,32 +8,16 @@
 #include <string>
 #include <vector>
 
+#include "core/plan/run_plan.h"
 #include "integrations/cli/train_options.h"
 
 namespace ziggurat::cli {
 
 // `strategy`: over how many ranks the state is cut; by default there is one.
 
-/// Smallest device budget of a rank, by what it is for.
-struct DeviceNeed {
-  std::uint64_t workspace_bytes = 0;  ///< activations and scratch of the trainer
-  std::uint64_t params_bytes = 0;     ///< placed there, or of the units in use at once
-  std::uint64_t gradient_bytes =
-      0;  ///< fp32 accumulators of the units in use at once, and gradients placed there
-  std::uint64_t optimizer_bytes = 0;  ///< placed there
-
-  std::uint64_t total_bytes() const noexcept {
-    return workspace_bytes + params_bytes + gradient_bytes + optimizer_bytes;
-  }
-  std::string text() const;
-};
-DeviceNeed device_need(const TrainOptions& options, std::size_t threads,
+/// The run that `options` ask for, on one rank, as core/plan sees it.
+RunRequest run_request(const TrainOptions& options, std::size_t threads,
                        const Strategy& strategy = {});
-
-/// Throws kResourceExhausted with the account and the smallest budget that works, before anything
-/// is written.
-void require_device_budget(const TrainOptions& options, std::size_t threads,
-                           const Strategy& strategy = {});
 
 /// Of all tiers: 16-bit parameters and gradients, and records.
 std::uint64_t training_state_bytes(const TrainOptions& options);

@@ -9,6 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/memory_exhausted.h"
+#include "integrations/cli/memory_advice.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/cli/plan_options.h"
 
@@ -23,8 +26,9 @@ constexpr std::array kExchanges{
 constexpr std::array kClasses{
     StateClass::kParams,          StateClass::kSecondaryParams, StateClass::kGradients,
     StateClass::kMasters,         StateClass::kMoments,         StateClass::kSecondSlot,
-    StateClass::kLiveParams,      StateClass::kAccumulator,     StateClass::kBucket,
-    StateClass::kQuantizedParams, StateClass::kWorkItems};
+    StateClass::kCheckpoint,      StateClass::kStoreTables,     StateClass::kActivations,
+    StateClass::kLiveParams,      StateClass::kAccumulator,     StateClass::kNormSums, StateClass::kBucket,
+    StateClass::kQuantizedParams, StateClass::kKeptRecords,     StateClass::kWorkItems};
 
 /// "1,234,567".
 std::string grouped(std::uint64_t value) {
@@ -73,17 +77,30 @@ class ByteTable {
   const char* unit_text_ = "GB (1e9 bytes)";
 };
 
-std::vector<RankMemory> memories(const PlanCommand& command) {
-  std::vector<RankMemory> all;
-  for (const Strategy& strategy : command.strategies) {
-    all.push_back(rank_memory({.model = command.model.size,
-                               .recipe = command.recipe,
-                               .strategy = strategy,
-                               .quantization = command.quantization,
-                               .placement = command.placement,
-                               .slots = command.slots,
-                               .reduce_bucket_count = command.reduce_bucket_count}));
+PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
+  PlannedStrategy column{.strategy = strategy, .memory = {}, .run = {}, .refusal = {}};
+  MemoryRequest at_rest{.model = command.model.size,
+                        .recipe = command.recipe,
+                        .strategy = strategy,
+                        .placement = command.placement,
+                        .slots = command.slots};
+  if (command.model.config) {
+    try {
+      column.run = plan_run(run_request(command.run, command.run.threads, strategy));
+      at_rest.chunk_tiles_max = column.run->chunk_tiles;
+    } catch (const MemoryExhausted& exhausted) {
+      if (command.strategies.size() == 1) throw;
+      column.refusal = exhausted.what();
+    }
   }
+  column.memory = rank_memory(at_rest);
+  if (column.run) add_in_use(column.memory, *column.run);
+  return column;
+}
+
+std::vector<PlannedStrategy> planned(const PlanCommand& command) {
+  std::vector<PlannedStrategy> all;
+  for (const Strategy& strategy : command.strategies) all.push_back(planned(command, strategy));
   return all;
 }
 
@@ -122,6 +139,28 @@ void print_opening(const PlanCommand& command) {
              command.world.ranks == 1 ? "" : "s", to_string(command.mesh),
              command.world.ranks_per_node);
   if (!command.warning.empty()) fmt::print("warning: {}\n", command.warning);
+}
+
+/// What the budgets come to: where they are given, the engine's own decisions.
+void print_budgets(const std::vector<PlannedStrategy>& columns) {
+  for (const PlannedStrategy& column : columns) {
+    const std::string name =
+        columns.size() == 1 ? "" : fmt::format("{}: ", to_string(column.strategy));
+    if (!column.refusal.empty()) fmt::print("\n{}{}\n", name, column.refusal);
+    if (!column.run) continue;
+    const RunPlan& run = *column.run;
+    const auto mib = [](std::uint64_t size_bytes) { return round_up(size_bytes, kMiB) / kMiB; };
+    fmt::print("\n{}device_memory {} MiB, at least {} MiB; host_memory {} MiB, at least {} MiB\n",
+               name, mib(run.budgets.device_bytes), mib(run.smallest.device_bytes),
+               mib(run.budgets.host_bytes), mib(run.smallest.host_bytes));
+    fmt::print("  chunks of at most {} parameters ({}), {} of them; {} accumulator{} set aside\n",
+               grouped(run.chunk_tiles * kTileElements), grouped(run.chunk_count),
+               run.host.item_bytes == 0
+                   ? "updated where they lie"
+                   : fmt::format("{} at once in host memory, {} kept there", run.host.items,
+                                 run.host.kept_item_bytes.size()),
+               run.device.accumulators, run.device.accumulators == 1 ? "" : "s");
+  }
 }
 
 void print_memory(const PlanCommand& command, const std::vector<RankMemory>& columns) {
@@ -215,15 +254,28 @@ void print_limits(const PlanCommand& command) {
         "\nStage 1 keeps what stage 2 keeps: a gradient is whole only while its unit is in "
         "backward. ZeRO's formula counts whole ones.");
   }
-  fmt::print("\nNot in it: activations and the trainer's workspace{}.\n",
-             command.model.config ? ""
-                                  : ", what a step has in use beside the state at rest, and "
-                                    "padding (a mere count has no units: give "
-                                    "LAYERSxWIDTHxHEADS)");
+  if (command.model.config) return;
+  fmt::print(
+      "\nNot in it: activations and the trainer's workspace, what a step has in use beside the "
+      "state at rest, and padding (a mere count has no units: give LAYERSxWIDTHxHEADS).\n");
 }
 
-nlohmann::json json_of(const PlanCommand& command, const Strategy& strategy,
-                       const RankMemory& memory) {
+nlohmann::json json_of(const RunPlan& run) {
+  const auto budgets = [](const Budgets& of) -> nlohmann::json {
+    return {{"device_bytes", of.device_bytes}, {"host_bytes", of.host_bytes}};
+  };
+  return {{"budgets", budgets(run.budgets)},
+          {"smallest", budgets(run.smallest)},
+          {"chunk_parameters", run.chunk_tiles * kTileElements},
+          {"chunks", run.chunk_count},
+          {"work_items", run.host.items},
+          {"kept_records", run.host.kept_item_bytes.size()},
+          {"accumulators", run.device.accumulators}};
+}
+
+nlohmann::json json_of(const PlanCommand& command, const PlannedStrategy& column) {
+  const Strategy& strategy = column.strategy;
+  const RankMemory& memory = column.memory;
   nlohmann::json items = nlohmann::json::array();
   for (const MemoryItem& item : memory.items) {
     items.push_back({{"class", to_string(item.kind)},
@@ -245,25 +297,27 @@ nlohmann::json json_of(const PlanCommand& command, const Strategy& strategy,
     node[std::string(to_string(tier))] =
         memory.bytes(tier) * static_cast<std::uint64_t>(command.world.ranks_per_node);
   }
-  return {{"strategy", to_string(strategy)},
-          {"zero_stage", strategy.zero_stage},
-          {"shard_group", strategy.shard_group},
-          {"hpz", strategy.hpz},
-          {"model_state_bytes", memory.model_state_bytes()},
-          {"published_state_bytes",
-           published_state_bytes(command.model.size, command.recipe, strategy)},
-          {"padding_bytes", memory.padding_bytes},
-          {"rank_bytes", std::move(rank)},
-          {"node_bytes", std::move(node)},
-          {"items", std::move(items)},
-          {"sent_bytes", traffic.sent().total()},
-          {"sent", std::move(exchanges)}};
+  nlohmann::json object{{"strategy", to_string(strategy)},
+                        {"zero_stage", strategy.zero_stage},
+                        {"shard_group", strategy.shard_group},
+                        {"hpz", strategy.hpz},
+                        {"model_state_bytes", memory.model_state_bytes()},
+                        {"published_state_bytes",
+                         published_state_bytes(command.model.size, command.recipe, strategy)},
+                        {"padding_bytes", memory.padding_bytes},
+                        {"rank_bytes", std::move(rank)},
+                        {"node_bytes", std::move(node)},
+                        {"items", std::move(items)},
+                        {"sent_bytes", traffic.sent().total()},
+                        {"sent", std::move(exchanges)}};
+  if (column.run) object["run"] = json_of(*column.run);
+  if (!column.refusal.empty()) object["refusal"] = column.refusal;
+  return object;
 }
 
-void write_json(const PlanCommand& command, const std::vector<RankMemory>& columns) {
+void write_json(const PlanCommand& command, const std::vector<PlannedStrategy>& columns) {
   nlohmann::json strategies = nlohmann::json::array();
-  for (std::size_t i = 0; i < columns.size(); ++i)
-    strategies.push_back(json_of(command, command.strategies[i], columns[i]));
+  for (const PlannedStrategy& column : columns) strategies.push_back(json_of(command, column));
   const nlohmann::json report{
       {"model", command.model.name},
       {"parameters", command.model.size.model_count},
@@ -281,14 +335,17 @@ void write_json(const PlanCommand& command, const std::vector<RankMemory>& colum
 }  // namespace
 
 int plan(const PlanCommand& command) {
-  const std::vector<RankMemory> columns = memories(command);
+  const std::vector<PlannedStrategy> columns = planned(command);
   if (!command.json_path.empty()) {
     write_json(command, columns);
     return 0;
   }
   print_opening(command);
   if (command.memory) {
-    print_memory(command, columns);
+    std::vector<RankMemory> memories;
+    for (const PlannedStrategy& column : columns) memories.push_back(column.memory);
+    print_memory(command, memories);
+    print_budgets(columns);
     print_limits(command);
   }
   if (command.traffic && command.world.ranks > 1) print_traffic(command);

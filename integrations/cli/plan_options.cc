@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/topology/core_budget.h"
+#include "base/topology/limits.h"
+#include "integrations/cli/memory_advice.h"
 #include "integrations/cli/train_options.h"
 #include "integrations/gpt/tensor_traffic.h"
 
@@ -55,6 +58,9 @@ constexpr std::string_view kOfTrain[] = {"strategy",
                                          "state_format",
                                          "placement",
                                          "slots",
+                                         "device_memory",
+                                         "host_memory",
+                                         "threads",
                                          "zero_stage"};
 
 std::vector<SettingOf<TrainOptions>> shared_table() {
@@ -62,9 +68,11 @@ std::vector<SettingOf<TrainOptions>> shared_table() {
   for (const SettingOf<TrainOptions>& setting : train_table()) {
     if (std::ranges::find(kOfTrain, setting.name) == std::end(kOfTrain)) continue;
     table.push_back(setting);
-    if (setting.name != "zero_stage") continue;
+    const bool stage = setting.name == "zero_stage";
+    if (!stage && !setting.name.ends_with("_memory")) continue;
     table.back().default_text.clear();
-    table.back().help += "; neither this nor a strategy: all of them, side by side";
+    table.back().help += stage ? "; neither this nor a strategy: all of them, side by side"
+                               : " of a rank; not given: as much as it uses well";
   }
   return table;
 }
@@ -149,6 +157,13 @@ void check_exchanges(const PlanCommand& command) {
   }
 }
 
+/// Workers that a rank would have, were its node this machine.
+std::size_t workers_of_a_rank(const WorldSize& world) {
+  const LocalRank first{
+      .rank = 0, .count = static_cast<std::size_t>(world.ranks_per_node), .source = {}};
+  return core_budget(Topology::discover(), first, cgroup_cpus()).workers;
+}
+
 }  // namespace
 
 TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
@@ -217,6 +232,12 @@ PlanCommand read_plan(const Settings& settings) {
   check_exchanges(command);
   command.memory = settings.on("memory") || !settings.on("traffic");
   command.traffic = settings.on("traffic") || !settings.on("memory");
+  if (command.model.config) run.model = *command.model.config;
+  if (!settings.given("device_memory")) run.device_bytes = 0;
+  if (!settings.given("host_memory")) run.engine.host_budget_bytes = 0;
+  run.engine.ranks_per_node = command.world.ranks_per_node;
+  if (run.threads == 0) run.threads = workers_of_a_rank(command.world);
+  command.run = std::move(run);
   command.json_path = settings.text("json");
   return command;
 }

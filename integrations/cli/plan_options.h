@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "collectives/mesh.h"
-#include "core/sharding/memory.h"
+#include "core/plan/memory.h"
+#include "core/plan/run_plan.h"
+#include "core/plan/traffic.h"
 #include "core/sharding/strategy.h"
-#include "core/sharding/traffic.h"
 #include "integrations/cli/settings.h"
+#include "integrations/cli/train_options.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"
 
@@ -27,6 +29,14 @@ struct PlannedModel {
   ModelSize size;                          ///< on one tensor-parallel rank
 };
 
+/// A strategy's plan; or why the engine would refuse the budgets.
+struct PlannedStrategy {
+  Strategy strategy;
+  RankMemory memory;           ///< at rest only, for a count
+  std::optional<RunPlan> run;  ///< none for a count, and where it is refused
+  std::string refusal;
+};
+
 struct PlanCommand {
   PlannedModel model;
   WorldSize world;
@@ -36,6 +46,7 @@ struct PlanCommand {
   Placement placement;
   int slots = 2;
   std::uint64_t reduce_bucket_count = 0;
+  TrainOptions run;  ///< the same as `train` would have it; budgets of 0 were not given
   std::vector<Strategy> strategies;  ///< one asked for, or all stages
   Quantization quantization;
   gpt::RunShape shape;    ///< what tensor-parallel ranks exchange depends on

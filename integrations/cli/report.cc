@@ -99,6 +99,20 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
                     *report.facts.loss_scale, report.skipped, report.steps + report.skipped));
 }
 
+/// What the bound is made from.
+std::string basis(const RunReport& report) {
+  std::string text =
+      fmt::format("each part of compute at its best of {} steps", report.steady.steps);
+  if (report.bound.nvme_s == 0) return text;
+  const double profiled = report.facts.profiled_nvme_bytes_per_s;
+  if (profiled > 0 && profiled >= report.steady.nvme_bytes_per_s)
+    return text + ", the drive as the machine profile has it";
+  text += ", the drive at its best step's speed";
+  return text + (profiled > 0
+                     ? fmt::format(" (the profile's {:.2f} GB/s were less)", profiled / 1e9)
+                     : " (no profile of it: `ziggurat bench io`)");
+}
+
 /// Several ranks: what they sent, and whom they waited for.
 void add_ranks(std::vector<std::string>& lines, const RunReport& report) {
   const RunFacts& facts = report.facts;
@@ -171,9 +185,9 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   const double scale = planned > 0 ? moved / planned : 0;
 
   StepWork work;
-  work.forward_s = steady.split.forward_s;
-  work.backward_s = steady.split.backward_s;
-  work.other_s = steady.split.data_s + steady.split.optimizer_s;
+  work.forward_s = steady.best.forward_s;
+  work.backward_s = steady.best.backward_s;
+  work.other_s = steady.best.data_s + steady.best.optimizer_s;
   work.sweep_nvme_bytes = static_cast<std::uint64_t>(sweep * scale);
   work.forward_nvme_bytes = static_cast<std::uint64_t>(forward * scale);
   work.backward_nvme_bytes = static_cast<std::uint64_t>(backward * scale);
@@ -197,7 +211,9 @@ RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSn
   report.mean_loss_last_10 = log.mean_loss(10);
   report.totals = totals;
   report.steady = log.steady();
-  const LinkSpeeds links{.nvme = report.steady.nvme_bytes_per_s};
+  report.bound_nvme_bytes_per_s =
+      std::max(report.steady.nvme_bytes_per_s, facts.profiled_nvme_bytes_per_s);
+  const LinkSpeeds links{.nvme = report.bound_nvme_bytes_per_s};
   StepWork work = step_work(facts, report.steady);
   const StepBound waiting = step_bound(work, links);
   work.sweep_waits_for_norm = false;
@@ -234,8 +250,9 @@ std::vector<std::string> table(const RunReport& report) {
   lines.push_back(
       fmt::format("the least a step can take: {:.4f} s (compute {:.4f} s; NVMe {:.4f} s at {:.2f} "
                   "GB/s, {:.4f} s of it under backward)",
-                  bound.seconds, bound.compute_s, bound.nvme_s,
-                  report.steady.nvme_bytes_per_s / 1e9, bound.hidden_in_backward_s));
+                  bound.seconds, bound.compute_s, bound.nvme_s, report.bound_nvme_bytes_per_s / 1e9,
+                  bound.hidden_in_backward_s));
+  lines.push_back("  it rests on " + basis(report));
   lines.push_back(fmt::format("reached: {:.2f} of it; binding limit: {}", report.share,
                               to_string(bound.limit)));
   lines.push_back(fmt::format(

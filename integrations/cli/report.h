@@ -45,6 +45,8 @@ struct RunFacts {
   std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
   std::uint64_t kept_record_bytes = 0;  ///< Engine::kept_record_bytes()
   std::uint64_t store_bytes = 0;        ///< of files, as allocated
+  /// What the machine profile says of the store's drives together; 0: it does not know them.
+  double profiled_nvme_bytes_per_s = 0;
   /// Where there are several: each one's figures, and the longest that any waited for each.
   std::vector<RankFigures> ranks{};
   int zero_stage = 0;
@@ -69,11 +71,15 @@ struct RunReport {
   CounterSnapshot totals;  ///< from the first step until the last was durable
   StepLog::Steady steady;
   StepBound bound;  ///< of an average steady step: steps that waited for the norm, and that did not
+  /// The drive's speed that it rests on: the profile's, or the run's best step's if that was
+  /// faster.
+  double bound_nvme_bytes_per_s = 0;
   double share = 0;  ///< bound / measured
 };
 
-/// The bound's inputs from what was measured: bytes split by what each class of state does in a
-/// step.
+/// The bound's inputs: of compute and the rest each part's best of the steady steps, not its mean,
+/// which has in it what the bound must not know (waiting for a core, for memory); bytes split by
+/// what each class of state does in a step.
 StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady);
 
 /// Assembles the report. `totals` are those of the whole run, from the first step until the last

@@ -9,9 +9,13 @@
 #include "base/check.h"
 
 namespace ziggurat::cli {
-Settings::Settings(std::span<const Setting> table) {
-  for (const Setting& setting : table)
-    values_[underscored(setting.name)] = {setting, setting.default_text, Source::kDefault, {}, {}};
+Settings::Settings(std::span<const Setting> table, std::span<const Setting> only_in_file) {
+  const auto add = [this](const Setting& setting) {
+    values_.try_emplace(underscored(setting.name),
+                        Value{setting, setting.default_text, Source::kDefault, {}, {}});
+  };
+  for (const Setting& setting : table) add(setting);
+  for (const Setting& setting : only_in_file) add(setting);
 }
 
 const Settings::Value& Settings::value(std::string_view name) const {

@@ -41,7 +41,8 @@ std::vector<Setting> names_of(const Table& table) {
 
 class Settings {
  public:
-  explicit Settings(std::span<const Setting> table);
+  /// `only_in_file`: what a settings file may have beside, though the command does not use it.
+  explicit Settings(std::span<const Setting> table, std::span<const Setting> only_in_file = {});
 
   /// Values from a JSON object, by our names or DeepSpeed's (integrations/deepspeed), for every
   /// key no flag has set. Errors: UsageError naming the file, the key and what is wrong.

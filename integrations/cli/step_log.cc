@@ -4,9 +4,23 @@
 
 #include <algorithm>
 #include <numeric>
-#include <vector>
 
 namespace ziggurat::cli {
+namespace {
+
+/// Part by part.
+StepSplit least(const StepSplit& a, const StepSplit& b) noexcept {
+  StepSplit result{.data_s = std::min(a.data_s, b.data_s),
+                   .forward_s = std::min(a.forward_s, b.forward_s),
+                   .backward_s = std::min(a.backward_s, b.backward_s),
+                   .optimizer_s = std::min(a.optimizer_s, b.optimizer_s),
+                   .wait_s = {},
+                   .other_s = std::min(a.other_s, b.other_s)};
+  for (std::size_t i = 0; i < kWaits; ++i) result.wait_s[i] = std::min(a.wait_s[i], b.wait_s[i]);
+  return result;
+}
+
+}  // namespace
 
 CounterSnapshot CounterSnapshot::of(const Metrics& metrics) noexcept {
   CounterSnapshot snapshot;
@@ -109,29 +123,26 @@ StepLog::Steady StepLog::steady() const {
   const std::size_t dropped = steps_ - newest_.size();
   std::size_t first = dropped < kWarmUpSteps ? kWarmUpSteps - dropped : 0;
   if (first >= newest_.size()) first = 0;
-  std::vector<double> speeds;
+  result.best = newest_[first].split;
   for (std::size_t i = first; i < newest_.size(); ++i) {
     const StepRecord& record = newest_[i];
     ++result.steps;
     result.wall_s += record.wall_s;
     result.split += record.split;
+    result.best = least(result.best, record.split);
     result.counters += record.counters;
     if (record.counters[Counter::kSpeculations] > record.counters[Counter::kSpeculationsRedone])
       result.speculated += 1;
     const auto moved = static_cast<double>(record.counters[Counter::kNvmeReadBytes] +
                                            record.counters[Counter::kNvmeWriteBytes]);
     const double busy_s = record.counters.seconds(Counter::kNvmeBusyNs);
-    if (moved > 0 && busy_s > 0) speeds.push_back(moved / busy_s);
+    if (busy_s > 0) result.nvme_bytes_per_s = std::max(result.nvme_bytes_per_s, moved / busy_s);
   }
   const auto count = static_cast<double>(result.steps);
   result.wall_s /= count;
   result.speculated /= count;
   result.split = result.split / count;
   for (std::uint64_t& value : result.counters.values) value /= result.steps;
-  if (!speeds.empty()) {
-    std::sort(speeds.begin(), speeds.end());
-    result.nvme_bytes_per_s = speeds[speeds.size() - 1 - speeds.size() / 10];
-  }
   return result;
 }
 

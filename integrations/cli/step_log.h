@@ -102,8 +102,9 @@ class StepLog {
     double wall_s = 0;
     StepSplit split;
     CounterSnapshot counters;  ///< of an average step
-    /// Bytes per second while busy that the drive reached in the best tenth of these steps: what it
-    /// can do.
+    /// Each part's least time in any of these steps: what it takes where nothing is in its way.
+    StepSplit best;
+    /// Bytes per second while busy that the drive reached in the best of these steps.
     double nvme_bytes_per_s = 0;
     /// Share of the steps whose update began before the norm and was not made again.
     double speculated = 0;

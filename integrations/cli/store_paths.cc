@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 #include <system_error>
 
@@ -65,6 +66,20 @@ bool apply_profile(std::vector<StoreDirectory>& store, const MachineProfile& pro
   if (weights.size() < store.size()) return false;
   for (std::size_t i = 0; i < store.size(); ++i) store[i].weight = weights[i];
   return true;
+}
+
+double profiled_bytes_per_s(const std::vector<StoreDirectory>& store,
+                            const MachineProfile& profile) {
+  double weights = 0;
+  for (const StoreDirectory& directory : store) weights += static_cast<double>(directory.weight);
+  double slowest = std::numeric_limits<double>::infinity();
+  for (const StoreDirectory& directory : store) {
+    const DriveProfile* const drive = drive_under(directory.path, profile);
+    if (drive == nullptr) return 0;
+    const double share = static_cast<double>(directory.weight) / weights;
+    slowest = std::min(slowest, 1e9 * std::max(drive->mix_gb_per_s, drive->sweep_gb_per_s) / share);
+  }
+  return store.empty() ? 0 : slowest;
 }
 
 namespace {

@@ -17,6 +17,10 @@ std::vector<StoreDirectory> parse_store(const std::string& text);
 /// the optimizer's sweep, and what keeps it busy. Equal weights if it lacks one of them; returns
 /// whether it had all.
 bool apply_profile(std::vector<StoreDirectory>& store, const MachineProfile& profile);
+/// What the drives under `store` do together, read and written by a sweep, as far as the slowest
+/// for its share lets them; 0 if `profile` lacks one of them.
+double profiled_bytes_per_s(const std::vector<StoreDirectory>& store,
+                            const MachineProfile& profile);
 /// A store, or a stripe of one, is in one of them.
 bool store_exists(const std::vector<StoreDirectory>& store);
 /// Ranks whose files are in them, counted from 0.

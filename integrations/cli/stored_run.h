@@ -7,13 +7,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <span>
 #include <string>
 
+#include "core/checkpoint/whole_model.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
+#include "core/plan/run_plan.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/train_ranks.h"
@@ -22,25 +22,19 @@
 namespace ziggurat::cli {
 
 struct StoredRun {
-  struct Budgets {               ///< of each rank
-    std::uint64_t device_bytes;  ///< 0: what the engine itself takes; nothing will be computed
-    std::uint64_t host_bytes;
-  };
-  /// Errors: kInvalidArgument if there is no store, or one of another trainer; and
-  /// Engine::open()'s. Never makes a store.
+  /// No device budget: what the engine itself takes; nothing will be computed. Errors:
+  /// kInvalidArgument if there is no store, or one of another trainer; and Engine::open()'s. Never
+  /// makes a store.
   static StoredRun open(const std::string& directory, Budgets budgets, Console& console);
 
-  /// Of rank 0: `unit`'s fp32 masters in element order, whichever rank has them. Every rank calls
-  /// it for the same units.
-  using Consume = std::function<void(std::span<const float>)>;
-  void read_masters(UnitId unit, const Consume& consume);
+  /// Its fp32 masters, whichever rank has them.
+  WholeModel masters();
   /// No rank needs another any more.
   void part();
 
   RunIdentity identity;
   ModelSpec spec;  ///< of the whole model
-  int slices = 1;  ///< data-parallel ranks among which each unit lies, 0 first
-  int parts = 1;   ///< tensor-parallel ranks that divide each layer: neighbours
+  WholeModel::Layout layout;
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<TrainRanks> ranks;
   std::unique_ptr<HostDevice> device;

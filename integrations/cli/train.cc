@@ -175,6 +175,7 @@ RunFacts TrainRun::facts() {
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
   facts.kept_record_bytes = engine_->kept_record_bytes();
   facts.store_bytes = stored_bytes(options_.engine.store);
+  facts.profiled_nvme_bytes_per_s = profiled_nvme_bytes_per_s_;
   facts.device = device_->account();
   facts.host = engine_->host_account();
   if (ranks_->count() > 1) {

@@ -17,7 +17,6 @@ namespace ziggurat::cli {
 void TrainRun::open() {
   text_ = std::make_unique<gpt::Text>(gpt::Text::load(options_.data, options_.shape.context));
   connect();
-  require_device_budget(options_, threads(), strategy_);
   settings_ = changeable_settings(options_, threads());
   device_ = HostDevice::create(runtime_->reactor, options_.device_bytes, runtime_->trace.get(),
                                &runtime_->metrics);
@@ -65,7 +64,9 @@ void TrainRun::connect() {
 EngineConfig TrainRun::engine_config() {
   EngineConfig config = options_.engine;
   config.store = measured_store();
-  config.trainer_device_bytes = gpt::Trainer::workspace_bytes(model_, options_.shape, threads());
+  TrainerNeed need = gpt::Trainer::need(model_, options_.shape, threads());
+  config.trainer_device_bytes = need.device_bytes;
+  config.trainer_held_units = std::move(need.held);
   const int per_node =
       config.ranks_per_node > 0 ? config.ranks_per_node : static_cast<int>(local_rank().count);
   config.ranks_per_node = std::max(1, per_node / model_.part.ranks);
@@ -87,8 +88,10 @@ EngineConfig TrainRun::engine_config() {
 /// each drive is given as much at once as it was measured to need.
 std::vector<StoreDirectory> TrainRun::measured_store() {
   std::vector<StoreDirectory> store = options_.engine.store;
-  const auto profile = read_default_profile();
-  if (!apply_profile(store, profile.value_or(MachineProfile{})) && store.size() > 1)
+  const MachineProfile profile = read_default_profile().value_or(MachineProfile{});
+  const bool known = apply_profile(store, profile);
+  profiled_nvme_bytes_per_s_ = profiled_bytes_per_s(store, profile);
+  if (!known && store.size() > 1)
     console_.line(
         "  a new store is shared equally by its directories: their speeds are not in the machine "
         "profile (`ziggurat bench io --path DIR --path DIR2` measures them)");

@@ -47,20 +47,6 @@ double TrainRanks::mean(double value) { return share(value, false).loss; }
 
 void TrainRanks::part() { share(0, false); }
 
-void TrainRanks::send(std::span<const std::byte> bytes, int to) {
-  runtime_.reactor.block_on(
-      [](Communicator& channel, std::span<const std::byte> its, int rank) -> Task<> {
-        co_await channel.send(its, rank);
-      }(*channel_, bytes, to));
-}
-
-void TrainRanks::recv(std::span<std::byte> bytes, int from) {
-  runtime_.reactor.block_on(
-      [](Communicator& channel, std::span<std::byte> its, int rank) -> Task<> {
-        co_await channel.recv(its, rank);
-      }(*channel_, bytes, from));
-}
-
 void TrainRanks::gather(std::span<std::byte> values, std::size_t one_bytes) {
   runtime_.reactor.block_on(
       [](Communicator& channel, std::span<std::byte> all, std::size_t size) -> Task<> {

@@ -37,9 +37,8 @@ class TrainRanks {
   /// Every rank has come here: none of them needs another any more.
   void part();
 
-  /// To one other rank, which takes as much; its calls from and to one rank are in one order.
-  void send(std::span<const std::byte> bytes, int to);
-  void recv(std::span<std::byte> bytes, int from);
+  /// Of all ranks, for whoever calls on the reactor in the same order on each.
+  Communicator& channel() noexcept { return *channel_; }
 
   /// What this rank has sent since the ranks were connected.
   Traffic traffic();

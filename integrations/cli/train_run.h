@@ -82,6 +82,7 @@ class TrainRun {
   std::unique_ptr<HostDevice> device_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<gpt::Trainer> trainer_;
+  double profiled_nvme_bytes_per_s_ = 0;  // of the store's drives together
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;

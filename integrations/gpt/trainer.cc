@@ -302,6 +302,10 @@ std::uint64_t Trainer::workspace_bytes(const ModelConfig& model, const RunShape&
   return carver.used_bytes();
 }
 
+TrainerNeed Trainer::need(const ModelConfig& model, const RunShape& shape, std::size_t threads) {
+  return {.device_bytes = workspace_bytes(model, shape, threads), .held = {kEmbeddingUnit}};
+}
+
 double Trainer::forward_backward(std::span<const Batch> micro_batches, float loss_scale) {
   if (micro_batches.size() != static_cast<std::size_t>(impl_->shape().accumulate)) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -21,6 +21,7 @@
 
 #include "base/runtime/worker_pool.h"
 #include "core/engine/engine.h"
+#include "core/plan/device_plan.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/row_share.h"
 #include "integrations/gpt/text.h"
@@ -84,6 +85,10 @@ class Trainer {
   /// Device bytes that the constructor asks for.
   static std::uint64_t workspace_bytes(const ModelConfig& model, const RunShape& shape,
                                        std::size_t threads);
+
+  /// The same, and that the embedding, which is the head's matrix too, is in use through the whole
+  /// backward: what a plan must know.
+  static TrainerNeed need(const ModelConfig& model, const RunShape& shape, std::size_t threads);
 
   /// Forward and backward of one step, vertical order: all micro-batches of a unit before the next
   /// unit. Returns the mean loss over the step's tokens, in nats; every unit's gradient of

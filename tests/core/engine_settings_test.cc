@@ -76,13 +76,14 @@ const std::map<std::string, std::string>& others() {
 // have it alike it has an entry in the table.
 TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   const EngineConfig config;
-  const auto& [store, placement, host_budget_bytes, trainer_device_bytes, tensor_parallel, strategy,
-               quantization, ranks_per_node, reduce_dtype, reduce_bucket_elements,
-               prefetch_elements_max, optimizer, param_groups, clip_norm, speculation,
-               max_live_parameters, max_reuse_distance, slots, durable_every_s, resume,
+  const auto& [store, placement, host_budget_bytes, trainer_device_bytes, trainer_held_units,
+               tensor_parallel, strategy, quantization, ranks_per_node, reduce_dtype,
+               reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
+               speculation, max_live_parameters, max_reuse_distance, slots, durable_every_s, resume,
                run_identity, numerics_fingerprint, progress, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
-  static_cast<void>(std::tie(store, trainer_device_bytes, progress, before_seal));
+  static_cast<void>(
+      std::tie(store, trainer_device_bytes, trainer_held_units, progress, before_seal));
   // Compared by agree_on_settings() and check_identity() themselves.
   static_cast<void>(std::tie(run_identity, numerics_fingerprint));
   // In the table: strategy, quantization and optimizer have several entries each.

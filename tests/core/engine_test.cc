@@ -219,7 +219,7 @@ TEST(Engine, TheSmallestHostBudgetItNamesWorks) {
     config.placement = parse_placement(placement);
     config.host_budget_bytes = kMiB / 4;
     const std::string text = error_of([&] { const Rig rig(model, config); }).what();
-    const std::string marker = "with this placement is ";
+    const std::string marker = "that works with these settings is ";
     const std::string size = text.substr(text.find(marker) + marker.size());
     config.host_budget_bytes = parse_size(size.substr(0, size.find(':')), "size");
     Rig rig(model, config);
@@ -232,13 +232,15 @@ TEST(Engine, TheSmallestHostBudgetItNamesWorks) {
   }
 }
 
-TEST(Engine, ADeviceBudgetTooSmallInMidStepIsAnErrorWithTheAccount) {
+TEST(Engine, ADeviceBudgetTooSmallSaysTheSmallestAndWritesNothing) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
-  Rig rig(model, small_config(directory.path()), 2, 256 * kKiB);
-  const Error error = error_of([&] { train_step(*rig.engine, model, 0, kLearningRate); });
+  const Error error =
+      error_of([&] { const Rig rig(model, small_config(directory.path()), 2, 256 * kKiB); });
   EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
-  EXPECT_THAT(error.what(), HasSubstr("--device-memory"));
+  EXPECT_THAT(error.what(), HasSubstr("`device_memory` 256.0 KiB is too small"));
+  EXPECT_THAT(error.what(), HasSubstr("smallest that works"));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
 TEST(Engine, ATightDeviceBudgetTakesTurnsAndGivesTheSameBits) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/engine_traffic_test.cc: the bytes that ranks sent in a step, counted where they are
-// sent, against what core/sharding/traffic.h said they would be.
+// sent, against what core/plan/traffic.h said they would be.
 #include <gtest/gtest.h>
 
 #include <barrier>
 
-#include "core/sharding/traffic.h"
+#include "core/plan/traffic.h"
 #include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {

@@ -83,6 +83,69 @@ TEST_F(CliPlan, AShapeIsPaddedAndHasWhatIsInUse) {
   EXPECT_EQ(nvme, only.at("rank_bytes").at("nvme").get<std::uint64_t>());
 }
 
+TEST_F(CliPlan, TheHostBudgetDecidesWhatTheHostHolds) {
+  const auto host_bytes = [&](const char* budget) {
+    const auto report = json({"--model", "4x256x4", "--host-memory", budget});
+    return report.at("strategies").at(0).at("rank_bytes").at("host").get<std::uint64_t>();
+  };
+  // Less than twelve of the largest work items, then records that are kept, then no more to keep.
+  EXPECT_LE(host_bytes("16MiB"), 16u << 20);
+  EXPECT_GE(host_bytes("16MiB"), 15u << 20);
+  EXPECT_GE(host_bytes("32MiB"), 31u << 20);
+  EXPECT_EQ(host_bytes("256MiB"), host_bytes("512MiB"));
+  EXPECT_THAT(shown({"--model", "4x256x4", "--host-memory", "32MiB"}),
+              AllOf(HasSubstr("records kept from step to step"), HasSubstr("host_memory 32 MiB")));
+}
+
+// `plan` and `train` are one answer: bytes of each tier, and the words of a refusal.
+TEST_F(CliPlan, SaysWhatTrainSays) {
+  const Arguments model{"--model", "2x128x2", "--context", "64", "--threads", "2"};
+  write_file(folder_ / "text", sample_text());
+  for (const Arguments& budgets : {Arguments{"--device-memory", "6MiB", "--host-memory", "10MiB"},
+                                   Arguments{"--device-memory", "32MiB", "--host-memory", "64MiB"},
+                                   Arguments{"--device-memory", "32MiB", "--host-memory", "64MiB",
+                                             "--placement", "all=host"}}) {
+    const auto planned = json(model + budgets).at("strategies").at(0).at("rank_bytes");
+    const Output trained =
+        ziggurat(folder_.path(),
+                 Arguments{"train", "--data", folder_ / "text", "--store", folder_ / "store",
+                           "--resume", "never", "--steps", "3", "--json", folder_ / "run.json"} +
+                     model + budgets);
+    ASSERT_EQ(trained.exit_code, 0) << trained.err;
+    const auto tiers =
+        nlohmann::json::parse(contents(folder_ / "run.json")).at("total").at("tiers");
+    for (const char* tier : {"device", "host"}) {
+      const double peak = tiers.at(tier).at("peak_bytes");
+      EXPECT_NEAR(planned.at(tier).get<double>(), peak, 0.02 * peak) << tier;
+    }
+  }
+  for (const Arguments& budgets :
+       {Arguments{"--device-memory", "2MiB"},
+        Arguments{"--host-memory", "1MiB", "--device-memory", "32MiB"}}) {
+    const Output planned = plan(model + budgets);
+    const Output trained = ziggurat(folder_.path(), Arguments{"train", "--data", folder_ / "text",
+                                                              "--store", folder_ / "other"} +
+                                                        model + budgets);
+    EXPECT_EQ(planned.exit_code, 1);
+    EXPECT_EQ(trained.exit_code, 1);
+    EXPECT_THAT(planned.err, HasSubstr("the smallest that works with these settings is"));
+    EXPECT_EQ(planned.err.substr(0, planned.err.find('\n')),
+              trained.err.substr(0, trained.err.find('\n')));
+  }
+}
+
+// The file of a run, with what a plan has no use for.
+TEST_F(CliPlan, TakesTheSettingsFileOfARun) {
+  write_file(folder_ / "run.json",
+             R"({"model": "4x256x4", "device-memory": "24MiB", "host-memory": "96MiB", "lr": 1e-3,
+                 "steps": 7, "placement": "all=host"})");
+  const auto by_file = json({"--config", folder_ / "run.json"});
+  const auto by_flags = json({"--model", "4x256x4", "--device-memory", "24MiB", "--host-memory",
+                              "128MiB", "--placement", "all=host"});
+  EXPECT_EQ(json({"--config", folder_ / "run.json", "--host-memory", "128MiB"}), by_flags);
+  EXPECT_NE(by_file, by_flags);
+}
+
 TEST_F(CliPlan, HybridAndHpzAreTwoThings) {
   const std::string hybrid =
       shown({"--model", "7B", "--ranks", "64", "--strategy", "hybrid", "--shard-group", "8"});

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/memory_exhausted.h"
 #include "integrations/cli/json_report.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/report.h"
@@ -174,6 +175,35 @@ TEST(CliReport, TheTableNamesEveryPartAndTheLimit) {
   }
 }
 
+// A neighbour that takes the processor for some steps makes them slow, and no less slow to beat.
+TEST(CliReport, TheBoundRestsOnEachPartsBestAndSaysSo) {
+  StepLog log;
+  for (std::uint64_t step = 1; step <= 12; ++step) {
+    StepTimes times = one_second();
+    if (step % 2 == 0) times.forward_compute_s += 0.3;
+    if (step % 3 == 0) times.backward_compute_s += 0.3;
+    StepRecord one = record(step);
+    one.split = split_of(times);
+    log.add(one);
+  }
+  RunFacts with = facts();
+  RunReport report = make_report(with, log, totals_of(log));
+  EXPECT_NEAR(report.bound.compute_s, 0.75, 1e-9);
+  EXPECT_NEAR(report.bound.seconds, 1.05, 1e-9);
+  EXPECT_THAT(table(report), Contains(AllOf(HasSubstr("its best of 10 steps"),
+                                            HasSubstr("the drive at its best step's speed"),
+                                            HasSubstr("no profile of it"))));
+  with.profiled_nvme_bytes_per_s = 5e9;
+  report = make_report(with, log, totals_of(log));
+  EXPECT_NEAR(report.bound.seconds, 0.2 + 0.2 + 0.4 + 0.15, 1e-9);
+  EXPECT_THAT(table(report), Contains(HasSubstr("the drive as the machine profile has it")));
+  // The drive has done better than its profile: that was no limit.
+  with.profiled_nvme_bytes_per_s = 3e9;
+  report = make_report(with, log, totals_of(log));
+  EXPECT_NEAR(report.bound.seconds, 1.05, 1e-9);
+  EXPECT_THAT(table(report), Contains(HasSubstr("(the profile's 3.00 GB/s were less)")));
+}
+
 TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
   const auto text_of = [](const CounterSnapshot& more) {
     StepLog log;
@@ -312,11 +342,11 @@ TrainOptions tiny() {
 TEST(CliAdvice, ADeviceTooSmallIsToldTheSmallestAndWhatHelpsMostFirst) {
   const TrainOptions options = tiny();
   try {
-    require_device_budget(options, 2);
+    plan_run(run_request(options, 2));
     FAIL() << "1 MiB was enough";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
-    EXPECT_THAT(error.what(), HasSubstr("--device-memory 1.0 MiB"));
+  } catch (const MemoryExhausted& error) {
+    EXPECT_EQ(error.shortage().budget, MemoryBudget::kDevice);
+    EXPECT_THAT(error.what(), HasSubstr("`device_memory` 1.0 MiB"));
     EXPECT_THAT(error.what(), HasSubstr("smallest"));
     const std::vector<std::string> lines = advice(error, options, 2);
     ASSERT_GE(lines.size(), 3U);
@@ -328,7 +358,8 @@ TEST(CliAdvice, ADeviceTooSmallIsToldTheSmallestAndWhatHelpsMostFirst) {
 
 TEST(CliAdvice, AHostTooSmallIsToldWhichClassToMove) {
   TrainOptions options = tiny();
-  const Error error(ErrorCode::kResourceExhausted, "--host-memory 1.0 MiB is too small");
+  // Whatever its words.
+  const MemoryExhausted error({.budget = MemoryBudget::kHost, .had_bytes = kMiB}, "device");
   options.engine.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
   EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("optimizer=nvme"));
   options.engine.placement = {Tier::kHost, Tier::kNvme, Tier::kNvme};
@@ -346,28 +377,23 @@ TEST(CliAdvice, SizesAreThoseOfTheFormat) {
   EXPECT_NEAR(written(StateFormat::k8Bit) / fp32, 6.03125 / 12, 1e-5);
   EXPECT_EQ(written(StateFormat::kSplit), fp32);
   EXPECT_NEAR(written(StateFormat::kBf16) / fp32, 0.5, 1e-5);
-  options.engine.placement.optimizer = Tier::kDevice;
-  const std::uint64_t in_bf16 = device_need(options, 2).optimizer_bytes;
-  options.engine.optimizer.state = {OptimizerKind::kSgd, StateFormat::kFp32};
-  EXPECT_NEAR(static_cast<double>(device_need(options, 2).optimizer_bytes),
-              static_cast<double>(in_bf16) * 8 / 6, 8);
 }
 
 // Slices at home, and whole units beside them while they are used.
 TEST(CliAdvice, SizesOfARankAreThoseOfItsSlices) {
   TrainOptions options = tiny();
-  options.engine.placement = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
   const Strategy four = resolve({.zero_stage = 3}, 4);
-  const DeviceNeed alone = device_need(options, 2);
-  const DeviceNeed its = device_need(options, 2, four);
-  EXPECT_EQ(its.optimizer_bytes, alone.optimizer_bytes / 4);
-  EXPECT_LT(its.gradient_bytes, alone.gradient_bytes);
-  const Strategy whole_params = resolve({.zero_stage = 2}, 4);
-  EXPECT_EQ(device_need(options, 2, whole_params).params_bytes, alone.params_bytes);
-  options.engine.placement.optimizer = Tier::kNvme;
   EXPECT_EQ(write_plan(options, four).per_step_bytes, write_plan(options).per_step_bytes / 4);
   const Strategy copies = resolve({.zero_stage = 0}, 4);
   EXPECT_EQ(write_plan(options, copies).per_step_bytes, write_plan(options).per_step_bytes);
+}
+
+// The numbers say which budget, whatever the message says.
+TEST(CliAdvice, TheSmallestThatWorksComesFirst) {
+  const MemoryExhausted error(
+      {.budget = MemoryBudget::kHost, .had_bytes = kMiB, .smallest_bytes = 7 * kMiB}, "too small");
+  EXPECT_THAT(advice(error, tiny(), 2).front(),
+              HasSubstr("--host-memory 7MiB: the smallest for these settings"));
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {

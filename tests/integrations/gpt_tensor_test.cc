@@ -9,7 +9,7 @@
 #include <barrier>
 #include <cmath>
 
-#include "core/sharding/traffic.h"
+#include "core/plan/traffic.h"
 #include "integrations/gpt/tensor_ranks.h"
 #include "integrations/gpt/tensor_traffic.h"
 #include "tests/core/ranks_harness.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/traffic.cc: slices times receivers.
-#include "core/sharding/traffic.h"
+// core/plan/traffic.cc: slices times receivers.
+#include "core/plan/traffic.h"
 
 #include <algorithm>
 

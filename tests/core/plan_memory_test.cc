@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/sharding_memory_test.cc: bytes of a rank against the ZeRO papers' tables, and the laws
+// tests/core/plan_memory_test.cc: bytes of a rank against the ZeRO papers' tables, and the laws
 // of padding.
-#include "core/sharding/memory.h"
+#include "core/plan/memory.h"
 
 #include <gtest/gtest.h>
 
@@ -167,7 +167,6 @@ TEST(ShardingMemory, AgreesWithTheChunkTableOfEveryStage) {
           std::uint64_t grad_bytes = 0;
           for (const Chunk& chunk : table.chunks()) grad_bytes += chunk.param_bytes();
           EXPECT_EQ(memory.bytes(StateClass::kGradients), grad_bytes);
-          EXPECT_EQ(memory.bytes(StateClass::kAccumulator), table.largest_unit_padded_count() * 4);
         }
       }
     }
@@ -183,21 +182,14 @@ TEST(ShardingMemory, RecordsOnNvmeHaveTwoSlotsUnlessToldOtherwise) {
   EXPECT_EQ(rank_memory(swept).bytes(Tier::kNvme), 12'000'000u);
 }
 
-TEST(ShardingMemory, WhatIsInUseDependsOnHowParametersLive) {
-  MemoryRequest four = request(1, {.zero_stage = 3}, 4);
-  four.model = model_size(blocks(6, 1024), 1);
-  const std::uint64_t unit = 12 * 1024 * 1024;  // whole tiles, four equal slices
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kLiveParams), kLiveUnits * unit * 2);
-  // Three buckets of a run of each of four slices and the sum; a run ends with its chunk.
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kBucket), 3 * 32 * kTileElements * 2 * 5);
-  four.reduce_bucket_count = 1000;  // a tile of each at least
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kBucket), 3 * kTileElements * 2 * 5);
-  four.strategy = resolve({.zero_stage = 1}, 4);  // whole, where they are used
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kLiveParams), 0u);
-  four.placement.params = Tier::kHost;
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kLiveParams), kLiveUnits * unit * 2);
-  four.strategy = resolve({.name = StrategyName::kGradOp}, 4);
-  EXPECT_EQ(rank_memory(four).bytes(StateClass::kLiveParams), 6 * unit * 2);
+// Wherever records are, the store has room for them: a checkpoint is written there.
+TEST(ShardingMemory, RecordsThatAreElsewhereHaveRoomForTheirCheckpointOnNvme) {
+  MemoryRequest one = request(1'000'000, {}, 1);
+  one.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
+  const RankMemory memory = rank_memory(one);
+  EXPECT_EQ(memory.bytes(StateClass::kCheckpoint, Tier::kNvme), 24'000'000u);
+  EXPECT_EQ(memory.bytes(Tier::kHost), 16'000'000u);
+  EXPECT_EQ(memory.model_state_bytes(), 16'000'000u);
 }
 
 TEST(ShardingMemory, TensorParallelRanksDivideWhatIsMarkedAndRoundUp) {

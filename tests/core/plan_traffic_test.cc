@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/sharding_traffic_test.cc: bytes sent in a step against the papers' multiples of Psi,
+// tests/core/plan_traffic_test.cc: bytes sent in a step against the papers' multiples of Psi,
 // and against messages counted one by one.
-#include "core/sharding/traffic.h"
+#include "core/plan/traffic.h"
 
 #include <gmock/gmock.h>
 

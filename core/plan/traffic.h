@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/traffic.h: the bytes that one rank sends to others in a step, before anything runs.
+// core/plan/traffic.h: the bytes that one rank sends to others in a step, before anything runs.
 //
 // Over n ranks, of V bytes whole, a rank sends (Thakur et al. 2005, sections 4.1 and 4.2; a direct
 // exchange as much as a ring):
@@ -34,7 +34,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/sharding/memory.h"
+#include "core/plan/memory.h"
 #include "core/sharding/quantization.h"
 #include "core/sharding/strategy.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/host_plan.h: how the host budget is divided, decided before anything is allocated.
+// core/plan/host_plan.h: how the host budget is divided, decided before anything is allocated.
 //
 //   budget = what stays (parameters, optimizer state placed on host; among ranks, buckets)
 //          + all gradients (if placed on host): with clipping, none can go before the last
@@ -14,15 +14,24 @@
 #include <string>
 #include <vector>
 
-#include "core/engine/engine_config.h"
-#include "core/schedule/gradient_reducer.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/placement.h"
+#include "core/sharding/reduction.h"
 #include "tiers/pinned_pool.h"
 
 namespace ziggurat {
 
+/// Tiles in a chunk at most: 6 MiB of fp32 AdamW's record.
+inline constexpr std::uint64_t kChunkTilesMax = 32;
+/// Work items of the optimizer's sweep that keep a drive and the cores busy; a chunk is the largest
+/// that leaves them room.
+inline constexpr std::uint64_t kWorkItemsWanted = 12;
+
 struct HostPlan {
   std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host, buckets
+  std::uint64_t norm_bytes = 0;       ///< of those, sums of squares and their way between ranks
+  std::uint64_t bucket_bytes = 0;     ///< gradients between ranks
+  std::uint64_t quantized_bytes = 0;  ///< quantized parameters between them
   std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
   std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
@@ -32,8 +41,21 @@ struct HostPlan {
 
   /// Smallest budget with this chunk size.
   std::uint64_t smallest_bytes() const;
+  /// And the smallest that leaves the sweep all the work items it can use.
+  std::uint64_t comfortable_bytes() const;
+  /// Leases of `chunk_count` chunks' sweep and of loads from NVMe, at the most.
+  std::uint64_t work_bytes(std::uint64_t chunk_count) const;
   /// Work items that `budget_bytes` would hold if no record was kept.
   std::uint64_t items_unless_kept(std::uint64_t budget_bytes) const;
+};
+
+/// What a new store's chunks are cut from, and where everything is.
+struct HostRequest {
+  const ModelSpec& model;
+  const StateKind& state;
+  const Sharding& sharding;
+  const Placement& placement;
+  const ReductionSettings& reduction;
 };
 
 /// The division of `budget_bytes` for an existing chunk table.
@@ -41,13 +63,15 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, std::uint64_t budget_bytes);
 
 /// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
-/// leaves 12 work items. Errors: kResourceExhausted, with the smallest budget and what it is made
-/// of, if not even one-tile chunks fit.
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
-                                 const Sharding& sharding, const Placement& placement,
-                                 const ReductionSettings& reduction, std::uint64_t budget_bytes);
+/// leaves 12 work items. Errors: MemoryExhausted, with the smallest budget and what it is made of,
+/// if not even one-tile chunks fit.
+std::uint64_t choose_chunk_tiles(const HostRequest& request, std::uint64_t budget_bytes);
 
-/// Throws kResourceExhausted with the account if `plan` does not fit.
+/// The division of the smallest budget that works, of the chunks that make it so: of one tile,
+/// unless whole records stay on the host and rounding makes small ones larger together.
+HostPlan smallest_host_plan(const HostRequest& request);
+
+/// Errors: MemoryExhausted, with the smallest budget and what it is made of.
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes);
 
 }  // namespace ziggurat

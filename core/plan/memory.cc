@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/memory.cc: elements by class, times bytes.
-#include "core/sharding/memory.h"
+// core/plan/memory.cc: elements by class, times bytes.
+#include "core/plan/memory.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "base/check.h"
 #include "core/sharding/shard.h"
-#include "optimizer/quantize.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {
@@ -63,51 +62,30 @@ std::uint64_t master_bytes(const StateKind& state) noexcept {
   return state.format == StateFormat::kBf16 ? sizeof(bf16) : sizeof(float);
 }
 
-std::uint64_t padded_unit(std::uint64_t count, int slices) noexcept {
-  return slice_elements(count, slices) * static_cast<std::uint64_t>(slices);
-}
-
-/// The most that kLiveUnits units in a row have, padding included.
-std::uint64_t live_count(const ModelSize& model, int slices) noexcept {
-  std::uint64_t most = 0;
-  for (std::size_t i = 0; i < model.units.size(); ++i) {
-    std::uint64_t sum = 0;
-    for (std::size_t u = i; u < std::min(i + kLiveUnits, model.units.size()); ++u)
-      sum += padded_unit(model.units[u], slices);
-    most = std::max(most, sum);
-  }
-  return most;
-}
-
 /// Gathers the items of a request.
 class Sum {
  public:
   explicit Sum(const MemoryRequest& request) : request_(request) {}
 
   RankMemory total() {
-    add_at_rest();
-    if (!request_.model.units.empty()) add_in_use();
-    return std::move(memory_);
-  }
-
- private:
-  void add(StateClass kind, Tier tier, std::uint64_t size_bytes) {
-    if (size_bytes > 0) memory_.items.push_back({kind, tier, size_bytes});
-  }
-  void add_cut(StateClass kind, Tier tier, int shards) {
-    const std::uint64_t element = size_bytes(request_.recipe.dtype);
-    const Share share = share_of(request_.model, request_.strategy.slices(), shards);
-    add(kind, tier, share.padded * element);
-    memory_.padding_bytes += (share.padded - share.exact) * element;
-  }
-
-  void add_at_rest() {
     const Strategy& strategy = request_.strategy;
     const Placement& placement = request_.placement;
     add_cut(StateClass::kParams, placement.params, strategy.param_shards());
     if (strategy.hpz > 0) add_cut(StateClass::kSecondaryParams, Tier::kHost, strategy.hpz);
     add_cut(StateClass::kGradients, placement.grads, strategy.update_shards());
     add_records(placement.optimizer);
+    return std::move(memory_);
+  }
+
+ private:
+  void add(StateClass kind, Tier tier, std::uint64_t size_bytes) {
+    memory_.add(kind, tier, size_bytes);
+  }
+  void add_cut(StateClass kind, Tier tier, int shards) {
+    const std::uint64_t element = size_bytes(request_.recipe.dtype);
+    const Share share = share_of(request_.model, request_.strategy.slices(), shards);
+    add(kind, tier, share.padded * element);
+    memory_.padding_bytes += (share.padded - share.exact) * element;
   }
 
   void add_records(Tier tier) {
@@ -121,73 +99,13 @@ class Sum {
     add(StateClass::kMasters, tier, masters);
     add(StateClass::kMoments, tier, records - masters);
     memory_.padding_bytes += padding;
-    if (tier != Tier::kNvme || request_.slots == 1) return;
-    add(StateClass::kSecondSlot, tier, records);
-    memory_.padding_bytes += padding;
-  }
-
-  void add_in_use() {
-    const ModelSize& model = request_.model;
-    const Strategy& strategy = request_.strategy;
-    const int slices = strategy.slices();
-    const std::uint64_t element = size_bytes(request_.recipe.dtype);
-    if (strategy.keeps_params_to_backward) {
-      std::uint64_t all = 0;
-      for (const std::uint64_t unit : model.units) all += padded_unit(unit, slices);
-      add(StateClass::kLiveParams, Tier::kDevice, all * element);
-    } else if (request_.placement.params != Tier::kDevice || strategy.param_shards() > 1) {
-      add(StateClass::kLiveParams, Tier::kDevice, live_count(model, slices) * element);
+    if (tier != Tier::kNvme) {
+      add(StateClass::kCheckpoint, Tier::kNvme,
+          records * static_cast<std::uint64_t>(request_.slots));
+    } else if (request_.slots == 2) {
+      add(StateClass::kSecondSlot, tier, records);
+      memory_.padding_bytes += padding;
     }
-    const std::uint64_t largest = *std::ranges::max_element(model.units);
-    add(StateClass::kAccumulator, Tier::kDevice, padded_unit(largest, slices) * sizeof(float));
-    const std::uint64_t slice = slice_elements(largest, slices);
-    std::uint64_t chunk = 0;  // not always the largest unit's: even cuts differ
-    for (const std::uint64_t unit : model.units)
-      chunk =
-          std::max(chunk, Cut(slice_elements(unit, slices), request_.chunk_tiles_max).largest());
-    if (strategy.dp > 1) add(StateClass::kBucket, Tier::kHost, bucket_bytes(chunk));
-    if (request_.quantization.weights) {
-      add(StateClass::kQuantizedParams, Tier::kHost,
-          kQuantizedGathers * static_cast<std::uint64_t>(slices) *
-              quantized_bytes(QuantizedBits::k8, slice));
-    }
-    add(StateClass::kWorkItems, Tier::kHost, work_item_bytes(slice, chunk));
-  }
-
-  /// Whole tiles of the same run of every slice, and their sum; or what is sent and what comes,
-  /// quantized. A bucket ends with its chunk (core/schedule/gradient_reducer.h).
-  std::uint64_t bucket_bytes(std::uint64_t chunk) const noexcept {
-    const auto slices = static_cast<std::uint64_t>(request_.strategy.slices());
-    const std::uint64_t tiles = request_.reduce_bucket_count / slices / kTileElements;
-    const std::uint64_t count = std::min(std::max<std::uint64_t>(1, tiles) * kTileElements, chunk);
-    if (const Quantization& quantization = request_.quantization; quantization.gradients()) {
-      const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
-      return kReduceBuckets * 2 * slices * quantized_bytes(bits, count);
-    }
-    const std::uint64_t sum = size_bytes(request_.recipe.reduce_dtype);
-    const std::uint64_t run = std::max<std::uint64_t>(sum, size_bytes(request_.recipe.dtype));
-    return kReduceBuckets * count * (slices * run + sum);
-  }
-
-  /// What the host must have for each class on NVMe (core/engine/host_plan.h): the sweep's items,
-  /// one load of parameters, one gradient on its way out.
-  std::uint64_t work_item_bytes(std::uint64_t slice, std::uint64_t chunk) const {
-    const Placement& placement = request_.placement;
-    const std::uint64_t element = size_bytes(request_.recipe.dtype);
-    std::uint64_t item = 0;
-    std::uint64_t total = 0;
-    if (placement.optimizer == Tier::kNvme)
-      item += record_format(request_.recipe.state).record_bytes(chunk / kTileElements);
-    if (placement.params == Tier::kNvme) {
-      item += chunk * element;
-      const int kept = request_.strategy.slices() / request_.strategy.param_shards();
-      total += slice * static_cast<std::uint64_t>(kept) * element;
-    }
-    if (placement.grads == Tier::kNvme) {
-      item += chunk * element;
-      total += chunk * element;
-    }
-    return total + kWorkItemsWanted * item;
   }
 
   const MemoryRequest& request_;
@@ -232,10 +150,15 @@ std::string_view to_string(StateClass kind) noexcept {
     case StateClass::kMasters: return "masters";
     case StateClass::kMoments: return "moments";
     case StateClass::kSecondSlot: return "second slot of records";
+    case StateClass::kCheckpoint: return "room for checkpoints of records";
+    case StateClass::kStoreTables: return "the store's tables";
+    case StateClass::kActivations: return "activations and workspace";
     case StateClass::kLiveParams: return "parameters in use";
     case StateClass::kAccumulator: return "gradient accumulator";
+    case StateClass::kNormSums: return "sums of squares";
     case StateClass::kBucket: return "gradient bucket";
     case StateClass::kQuantizedParams: return "quantized parameters";
+    case StateClass::kKeptRecords: return "records kept from step to step";
     case StateClass::kWorkItems: return "on the way from and to NVMe";
   }
   return "?";
@@ -263,7 +186,7 @@ std::uint64_t RankMemory::bytes(StateClass kind, Tier tier) const noexcept {
 std::uint64_t RankMemory::model_state_bytes() const noexcept {
   std::uint64_t total = 0;
   for (const MemoryItem& item : items) {
-    if (at_rest(item.kind) && item.kind != StateClass::kSecondSlot) total += item.size_bytes;
+    if (item.kind < StateClass::kSecondSlot) total += item.size_bytes;
   }
   return total;
 }

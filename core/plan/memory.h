@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/memory.h: the bytes of one rank, by class of state and tier, before anything runs.
+// core/plan/memory.h: the bytes of one rank, by class of state and tier, before anything runs.
 //
 // Per parameter a rank holds at rest (Rajbhandari et al. 2020, "ZeRO", section 3.1: 2 + 2 + 12 with
 // mixed-precision Adam), N being the ranks that a class is cut over (core/sharding/strategy.h):
@@ -10,21 +10,18 @@
 //   masters        4 / N            2 where the parameter is the master
 //   moments        the rest of the record's bytes / N   (optimizer/state_format.h)
 //
-// Beside it while a step runs: on the device the parameters in use and one fp32 accumulator of the
-// largest unit; on the host, among ranks, buckets of gradients and quantized parameters under way,
-// and what is on its way from and to NVMe.
+// What is there only while a step runs depends on the budgets: core/plan/run_plan.h.
 //
-// Pure functions; any thread. Not counted: activations and the trainer's workspace, and what a
-// budget is spent on beyond need (kept records, more units in flight).
+// Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 #include <vector>
 
+#include "core/plan/host_plan.h"
 #include "core/sharding/model_spec.h"
 #include "core/sharding/placement.h"
-#include "core/sharding/quantization.h"
 #include "core/sharding/strategy.h"
 #include "optimizer/state_format.h"
 
@@ -46,20 +43,6 @@ struct ModelSize {
 ModelSize model_size(const ModelSpec& model, int tp);
 ModelSize model_size(std::uint64_t count, int tp) noexcept;
 
-/// Tiles in a chunk at most: 6 MiB of fp32 AdamW's record.
-inline constexpr std::uint64_t kChunkTilesMax = 32;
-/// Work items of the optimizer's sweep that keep a drive and the cores busy; a chunk is the largest
-/// that leaves them room.
-inline constexpr std::uint64_t kWorkItemsWanted = 12;
-
-/// Buckets of gradients in host memory: one being rounded, one between the ranks, one being taken
-/// in; and their size unless told otherwise.
-inline constexpr std::uint64_t kReduceBuckets = 3;
-inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
-/// Units of parameters on the device at once where they are loaded for use: the one in use and
-/// those being brought for after it (core/schedule/param_cache.h).
-inline constexpr std::size_t kLiveUnits = 3;
-
 /// What an element of each class is.
 struct Recipe {
   DType dtype = DType::kBFloat16;         ///< parameters, and gradients at rest
@@ -73,26 +56,28 @@ enum class StateClass : std::uint8_t {
   kGradients,
   kMasters,
   kMoments,
-  kSecondSlot,  ///< of records on NVMe, so that every step is durable
-  kLiveParams,  ///< gathered or loaded for use
+  kSecondSlot,   ///< of records on NVMe, so that every step is durable
+  kCheckpoint,   ///< NVMe's room for records that are placed elsewhere
+  kStoreTables,  ///< headers, hashes, blobs
+  kActivations,  ///< and the trainer's workspace
+  kLiveParams,   ///< gathered or loaded for use
   kAccumulator,
+  kNormSums,  ///< sums of squares of tiles, of all ranks
   kBucket,
   kQuantizedParams,  ///< between ranks
+  kKeptRecords,      ///< that host memory keeps from sweep to sweep
   kWorkItems,        ///< leases of the optimizer's sweep, and of loads from NVMe
 };
 std::string_view to_string(StateClass kind) noexcept;
 /// At rest between steps; else it is there while a step runs.
-constexpr bool at_rest(StateClass kind) noexcept { return kind <= StateClass::kSecondSlot; }
+constexpr bool at_rest(StateClass kind) noexcept { return kind <= StateClass::kStoreTables; }
 
 struct MemoryRequest {
   ModelSize model;
   Recipe recipe;
   Strategy strategy;
-  Quantization quantization{};
   Placement placement;
   int slots = 2;  ///< of records on NVMe
-  /// Elements of gradients that ranks exchange at once, of all slices together.
-  std::uint64_t reduce_bucket_count = kReduceBucketCount;
   std::uint64_t chunk_tiles_max = kChunkTilesMax;
 };
 
@@ -103,17 +88,21 @@ struct MemoryItem {
 };
 
 struct RankMemory {
-  std::vector<MemoryItem> items;    ///< in the order of StateClass; none of 0 bytes
+  std::vector<MemoryItem> items;    ///< none of 0 bytes
   std::uint64_t padding_bytes = 0;  ///< of the items at rest
 
   std::uint64_t bytes(StateClass kind) const noexcept;
   std::uint64_t bytes(Tier tier) const noexcept;
   std::uint64_t bytes(StateClass kind, Tier tier) const noexcept;
+  void add(StateClass kind, Tier tier, std::uint64_t size_bytes) {
+    if (size_bytes > 0) items.push_back({kind, tier, size_bytes});
+  }
   /// Parameters, gradients and optimizer state, on whatever tier, one slot: the papers' "model
   /// states".
   std::uint64_t model_state_bytes() const noexcept;
 };
 
+/// What is held at rest.
 RankMemory rank_memory(const MemoryRequest& request);
 
 /// The papers' formula for model states, without padding (Rajbhandari et al. 2020, figure 1, with K

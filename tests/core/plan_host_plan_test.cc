@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/host_plan_test.cc: what the engine sets aside on the host is what the planner said.
-#include "core/engine/host_plan.h"
+// tests/core/plan_host_plan_test.cc: what the host keeps is what is at rest there, and what is left
+// of a budget becomes work items and kept records.
+#include "core/plan/host_plan.h"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "base/bytes.h"
-#include "core/sharding/memory.h"
+#include "core/plan/memory.h"
 
 namespace ziggurat {
 namespace {
@@ -19,11 +20,9 @@ ModelSpec model_of(std::initializer_list<std::int64_t> units) {
   return model;
 }
 
-/// 12 work items beside everything that stays, as plan_host counts them.
-std::uint64_t set_aside(const HostPlan& plan) {
-  std::uint64_t total = plan.permanent_bytes + plan.gradient_bytes;
-  for (const auto& reserve : plan.reserves) total += reserve.largest_item_bytes;
-  return total + (kWorkItemsWanted - 1) * plan.item_bytes;
+/// Of what is on the host for good, what is state.
+std::uint64_t state_bytes(const HostPlan& plan) {
+  return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes + plan.gradient_bytes;
 }
 
 /// Ranks, and how they share a state.
@@ -33,9 +32,7 @@ struct World {
   Quantization quantization{};
 
   Sharding sharding() const {
-    const Strategy strategy = resolve(request, ranks);
-    Sharding sharding = Sharding::of(strategy.zero_stage, 0, ranks, request.shard_group);
-    sharding.node_ranks = strategy.hpz;
+    Sharding sharding = Sharding::of(resolve(request, ranks), 0);
     sharding.quantization = quantization;
     return sharding;
   }
@@ -57,7 +54,7 @@ std::vector<World> worlds() {
 }
 
 // As of a whole model, of a part; where rounding up divides nothing, as the engine has it.
-TEST(HostPlan, IsWhatThePlannerSaysOfAPartOfEveryLayer) {
+TEST(HostPlan, HasTheStateThatIsAtRestThereOfAPartOfEveryLayer) {
   const ModelSpec model{"m",
                         {{"embedding",
                           {{.name = "symbols", .shape = {256, 768}, .tp_dim = 0},
@@ -78,20 +75,18 @@ TEST(HostPlan, IsWhatThePlannerSaysOfAPartOfEveryLayer) {
       const RankMemory memory = rank_memory({.model = model_size(model, parts),
                                              .recipe = {},
                                              .strategy = strategy,
-                                             .quantization = world.quantization,
                                              .placement = Placement{}});
       EXPECT_NEAR(
-          static_cast<double>(set_aside(plan)) / static_cast<double>(memory.bytes(Tier::kHost)), 1,
-          0.01)
+          static_cast<double>(state_bytes(plan)) / static_cast<double>(memory.bytes(Tier::kHost)),
+          1, 0.01)
           << to_string(strategy) << " of " << world.ranks << " x " << parts;
       EXPECT_EQ(memory.bytes(StateClass::kMasters) + memory.bytes(StateClass::kMoments),
                 table.total_record_bytes());
-      EXPECT_EQ(memory.bytes(StateClass::kAccumulator), table.largest_unit_padded_count() * 4);
     }
   }
 }
 
-TEST(HostPlan, IsWhatThePlannerSaysOfEveryStrategyPlacementAndFormat) {
+TEST(HostPlan, HasTheStateThatIsAtRestThereForEveryStrategyPlacementFormatAndChunk) {
   const ModelSpec model = model_of({900'000, 2'359'296, 2'359'296, 70'000});
   const ReductionSettings reduction{.dtype = DType::kBFloat16,
                                     .bucket_elements = kReduceBucketCount};
@@ -101,22 +96,41 @@ TEST(HostPlan, IsWhatThePlannerSaysOfEveryStrategyPlacementAndFormat) {
     const Placement placement = parse_placement(text);
     for (const StateFormat format : {StateFormat::kFp32, StateFormat::k8Bit, StateFormat::kBf16}) {
       for (const World& world : worlds()) {
-        const StateKind state{.format = format};
-        const Strategy strategy = resolve(world.request, world.ranks);
-        const ChunkTable table(model, kChunkTilesMax, state, world.sharding());
-        const HostPlan plan = plan_host(table, placement, reduction, 64 * kMiB);
-        const RankMemory memory = rank_memory({.model = model_size(model, 1),
-                                               .recipe = {.state = state},
-                                               .strategy = strategy,
-                                               .quantization = world.quantization,
-                                               .placement = placement});
-        const auto said = static_cast<double>(memory.bytes(Tier::kHost));
-        EXPECT_NEAR(static_cast<double>(set_aside(plan)) / said, 1, 0.01)
-            << text << ", " << to_string(format) << ", " << to_string(strategy) << " of "
-            << world.ranks;
+        for (const std::uint64_t tiles : {std::uint64_t{1}, std::uint64_t{7}, kChunkTilesMax}) {
+          const StateKind state{.format = format};
+          const Strategy strategy = resolve(world.request, world.ranks);
+          const ChunkTable table(model, tiles, state, world.sharding());
+          const HostPlan plan = plan_host(table, placement, reduction, 64 * kMiB);
+          const RankMemory memory = rank_memory({.model = model_size(model, 1),
+                                                 .recipe = {.state = state},
+                                                 .strategy = strategy,
+                                                 .placement = placement,
+                                                 .chunk_tiles_max = tiles});
+          const auto at_rest = static_cast<double>(memory.bytes(Tier::kHost));
+          EXPECT_NEAR(static_cast<double>(state_bytes(plan)), at_rest, 0.01 * at_rest)
+              << text << ", " << to_string(format) << ", " << to_string(strategy) << " of "
+              << world.ranks << ", chunks of " << tiles;
+        }
       }
     }
   }
+}
+
+// Of 7 chunks of 2 tiles each; a record has 384 KiB and a page.
+TEST(HostPlan, WhatABudgetLeavesBecomesWorkItemsAndThenKeptRecords) {
+  const ChunkTable table(model_of({14 * 16'384}), 2);
+  const auto plan_with = [&](std::uint64_t more_bytes) {
+    const std::uint64_t smallest = plan_host(table, Placement{}, {}, 0).smallest_bytes();
+    return plan_host(table, Placement{}, {}, smallest + more_bytes);
+  };
+  constexpr std::uint64_t kItem = 2 * 16'384 * 12 + 4096;
+  EXPECT_EQ(plan_with(0).items, 1u);
+  EXPECT_EQ(plan_with(kItem - 1).items, 1u);
+  EXPECT_EQ(plan_with(kItem).items, 2u);
+  // Six beside the reserve: as many as the other chunks need. So one is kept, and then all.
+  EXPECT_EQ(plan_with(5 * kItem).kept_bytes, 0u);
+  EXPECT_EQ(plan_with(7 * kItem).kept_bytes, 7 * kItem);
+  EXPECT_EQ(plan_with(0).comfortable_bytes(), plan_with(0).smallest_bytes() + 11 * kItem);
 }
 
 }  // namespace

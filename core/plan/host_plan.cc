@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/host_plan.cc: the sums behind the host budget.
-#include "core/engine/host_plan.h"
+// core/plan/host_plan.cc: the sums behind the host budget.
+#include "core/plan/host_plan.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "base/memory_exhausted.h"
 #include "core/schedule/gradient_norm.h"
+#include "core/schedule/gradient_reducer.h"
 #include "core/schedule/quantized_gather.h"
-#include "core/sharding/memory.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -51,6 +52,11 @@ void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& plac
     plan.kept_item_bytes[i] = kept_bytes(chunks[i]);
 }
 
+HostPlan plan_with(const HostRequest& request, std::uint64_t tiles, std::uint64_t budget_bytes) {
+  const ChunkTable table(request.model, tiles, request.state, request.sharding);
+  return plan_host(table, request.placement, request.reduction, budget_bytes);
+}
+
 }  // namespace
 
 std::uint64_t HostPlan::items_unless_kept(std::uint64_t budget_bytes) const {
@@ -62,20 +68,33 @@ std::uint64_t HostPlan::items_unless_kept(std::uint64_t budget_bytes) const {
 std::uint64_t HostPlan::smallest_bytes() const {
   std::uint64_t total = permanent_bytes + gradient_bytes;
   for (const auto& reserve : reserves) total += lease_bytes(reserve.largest_item_bytes);
-  return round_up(total, kMiB);
+  return std::max(total, PinnedPoolOptions{}.alignment_bytes);
+}
+
+std::uint64_t HostPlan::comfortable_bytes() const {
+  return smallest_bytes() + (kWorkItemsWanted - 1) * lease_bytes(item_bytes);
+}
+
+std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
+  std::uint64_t total = 0;
+  for (const auto& reserve : reserves) {
+    if (reserve.purpose != Purpose::kOptimizer) total += lease_bytes(reserve.largest_item_bytes);
+  }
+  return total + std::min(items, chunk_count) * lease_bytes(item_bytes);
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t element_bytes = size_bytes(table.dtype());
-  plan.permanent_bytes += lease_bytes(GradientNorm::memory_bytes(table));
+  plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table));
   if (!table.sharding().one_rank()) {
-    plan.permanent_bytes +=
+    plan.bucket_bytes =
         lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));
   }
   if (table.sharding().quantization.weights)
-    plan.permanent_bytes += lease_bytes(kQuantizedGathers * QuantizedGather::buffer_bytes(table));
+    plan.quantized_bytes = lease_bytes(kQuantizedGathers * QuantizedGather::buffer_bytes(table));
+  plan.permanent_bytes = plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes;
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     const std::uint64_t home_bytes = table.home_count(u) * element_bytes;
@@ -110,20 +129,25 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   return plan;
 }
 
-std::uint64_t choose_chunk_tiles(const ModelSpec& model, const StateKind& state,
-                                 const Sharding& sharding, const Placement& placement,
-                                 const ReductionSettings& reduction, std::uint64_t budget_bytes) {
-  const auto plan_with = [&](std::uint64_t tiles) {
-    return plan_host(ChunkTable(model, tiles, state, sharding), placement, reduction, budget_bytes);
-  };
+std::uint64_t choose_chunk_tiles(const HostRequest& request, std::uint64_t budget_bytes) {
   for (std::uint64_t tiles = kChunkTilesMax; tiles >= 1; --tiles) {
-    const HostPlan plan = plan_with(tiles);
+    const HostPlan plan = plan_with(request, tiles, budget_bytes);
     const bool fits = plan.smallest_bytes() <= budget_bytes;
     if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kWorkItemsWanted))
       return tiles;
   }
-  require_host_budget(plan_with(1), budget_bytes);
+  require_host_budget(smallest_host_plan(request), budget_bytes);
   return 1;
+}
+
+HostPlan smallest_host_plan(const HostRequest& request) {
+  HostPlan smallest = plan_with(request, 1, 0);
+  if (request.placement.optimizer != Tier::kHost) return smallest;
+  for (std::uint64_t tiles = 2; tiles <= kChunkTilesMax; ++tiles) {
+    HostPlan plan = plan_with(request, tiles, 0);
+    if (plan.smallest_bytes() < smallest.smallest_bytes()) smallest = std::move(plan);
+  }
+  return smallest;
 }
 
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
@@ -133,13 +157,17 @@ void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
     reserves += fmt::format(", one {} item of {}", to_string(reserve.purpose),
                             format_bytes(reserve.largest_item_bytes));
   }
-  throw Error(
-      ErrorCode::kResourceExhausted,
-      fmt::format("--host-memory {} is too small; the smallest that works with this placement is "
-                  "{}: {} that stays "
-                  "on host, {} of gradients{}",
-                  format_bytes(budget_bytes), format_bytes(plan.smallest_bytes()),
-                  format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
+  const std::uint64_t smallest = plan.smallest_bytes();
+  throw MemoryExhausted(
+      {.budget = MemoryBudget::kHost,
+       .had_bytes = budget_bytes,
+       .needed_bytes = smallest,
+       .smallest_bytes = smallest},
+      fmt::format(
+          "`host_memory` {} is too small; the smallest that works with these settings is {} "
+          "MiB: {} that stays on host, {} of gradients{}",
+          format_bytes(budget_bytes), round_up(smallest, kMiB) / kMiB,
+          format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
 }
 
 }  // namespace ziggurat

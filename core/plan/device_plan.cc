@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/plan/device_plan.cc: the sums behind the device budget.
+#include "core/plan/device_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "base/bytes.h"
+#include "base/memory_exhausted.h"
+#include "core/schedule/gradient_flow.h"
+#include "core/schedule/unit_gather.h"
+#include "tiers/arena.h"
+
+namespace ziggurat {
+namespace {
+
+/// The strictest alignment of a device's buffers (tiers/host_device.cc).
+constexpr std::uint64_t kAlignmentBytes = 4096;
+/// What buffers that are freed in another order than they came cost at most, as seen in tests.
+constexpr std::uint64_t kFragmentationBytes = kMiB;
+/// Units whose own accumulators are out at once where memory for them cannot be had later, because
+/// the region of stage 3 has the rest: one that is begun, two on their way out.
+constexpr std::size_t kOwnAccumulators = 3;
+/// Units of parameters at once: the one in use, and the two that prefetch brings
+/// (core/schedule/param_cache.h).
+constexpr std::size_t kLiveUnits = 3;
+
+/// What a buffer of `size_bytes` takes of a device.
+std::uint64_t buffer_bytes(std::uint64_t size_bytes) {
+  return staggered_bytes(size_bytes, kAlignmentBytes);
+}
+
+class Division {
+ public:
+  Division(const ChunkTable& table, const Placement& placement, const DeviceRequest& request)
+      : table_(table), placement_(placement), request_(request) {
+    largest_bytes_ = table.largest_unit_padded_count() * sizeof(float);
+    for (const UnitId unit : request.trainer.held) {
+      if (unit < table.unit_count()) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("trainer_held_units: there is no unit {}: the model has {}", unit,
+                              table.unit_count()));
+    }
+  }
+
+  DevicePlan plan(std::uint64_t budget_bytes) const {
+    DevicePlan plan = placed();
+    plan.accumulator_bytes = buffer_bytes(largest_bytes_);
+    plan.in_use_bytes = in_use_bytes();
+    plan.slack_bytes = gathers() || !request_.trainer.held.empty() ? kFragmentationBytes : 0;
+    set_aside(plan, 1);
+    plan.live_bytes = plan.in_use_bytes;
+    plan.smallest_bytes = plan.peak_bytes() + plan.slack_bytes;
+    if (budget_bytes < plan.smallest_bytes) return plan;
+    if (two_fit(plan, budget_bytes)) set_aside(plan, 2);
+    plan.live_bytes = live_bytes(plan, budget_bytes);
+    return plan;
+  }
+
+  std::uint64_t comfortable_bytes() const {
+    DevicePlan plan = this->plan(0);
+    set_aside(plan, 2);
+    plan.live_bytes = std::max(plan.in_use_bytes, units_in_a_row());
+    return plan.peak_bytes() + plan.slack_bytes;
+  }
+
+ private:
+  bool gathers() const { return table_.sharding().params_sharded(); }
+  bool all_at_home() const { return placement_.params == Tier::kDevice && !gathers(); }
+  bool held(UnitId unit) const {
+    return std::ranges::find(request_.trainer.held, unit) != request_.trainer.held.end();
+  }
+  std::uint64_t param_bytes(UnitId unit) const {
+    return gathers() ? UnitGather::place_bytes(table_, unit)
+                     : buffer_bytes(table_.unit_param_bytes(unit));
+  }
+
+  /// What is placed on the device, and the trainer's.
+  DevicePlan placed() const {
+    DevicePlan plan;
+    plan.trainer_bytes = buffer_bytes(request_.trainer.device_bytes);
+    for (UnitId u = 0; placement_.params == Tier::kDevice && u < table_.unit_count(); ++u)
+      plan.home_bytes += buffer_bytes(table_.home_count(u) * size_bytes(table_.dtype()));
+    for (const Chunk& chunk : table_.chunks()) {
+      if (placement_.optimizer == Tier::kDevice)
+        plan.record_bytes += buffer_bytes(chunk.record_bytes());
+      if (placement_.grads == Tier::kDevice)
+        plan.gradient_bytes += buffer_bytes(chunk.param_bytes());
+    }
+    return plan;
+  }
+
+  std::uint64_t in_use_bytes() const {
+    if (all_at_home()) return 0;
+    std::uint64_t total = 0;
+    std::uint64_t largest_other = 0;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      const std::uint64_t bytes = param_bytes(u);
+      if (held(u) || (gathers() && request_.keep_gathered))
+        total += bytes;
+      else
+        largest_other = std::max(largest_other, bytes);
+    }
+    return total + largest_other;
+  }
+
+  void set_aside(DevicePlan& plan, std::size_t count) const {
+    plan.accumulators = count;
+    const OwnAccumulators own = own_accumulators(count);
+    plan.other_accumulator_bytes = own.held_bytes + own.other_bytes;
+  }
+
+  /// Accumulators beyond those set aside.
+  struct OwnAccumulators {
+    std::uint64_t held_bytes = 0;   ///< through the whole backward
+    std::uint64_t other_bytes = 0;  ///< of the other units, as many as are out at once
+  };
+  OwnAccumulators own_accumulators(std::size_t spare) const {
+    OwnAccumulators result;
+    std::vector<std::uint64_t> small;
+    std::uint64_t largest = 0;  // of the others that a spare one would serve
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      const std::uint64_t size_bytes = table_.unit(u).padded_count * sizeof(float);
+      const bool own = GradientFlow::takes_own_accumulator(size_bytes, largest_bytes_);
+      const std::uint64_t bytes = buffer_bytes(size_bytes);
+      if (!held(u)) {
+        if (own) small.push_back(bytes);
+        if (!own) largest = std::max(largest, bytes);
+      } else if (own || spare == 0) {
+        result.held_bytes += bytes;
+      } else {
+        --spare;
+      }
+    }
+    const std::size_t held_count = std::min(request_.trainer.held.size(), kOwnAccumulators - 1);
+    std::size_t more = gathers() ? kOwnAccumulators - held_count : 1;
+    if (spare == 0 && largest > 0) {
+      result.other_bytes += largest;
+      --more;
+    }
+    std::ranges::sort(small, std::greater<>());
+    for (std::size_t i = 0; i < std::min(more, small.size()); ++i) result.other_bytes += small[i];
+    return result;
+  }
+
+  /// Beside two units' parameters: the one in use and the next.
+  bool two_fit(DevicePlan plan, std::uint64_t budget_bytes) const {
+    set_aside(plan, 2);
+    std::uint64_t largest = 0;
+    for (UnitId u = 0; !all_at_home() && u < table_.unit_count(); ++u)
+      largest = std::max(largest, param_bytes(u));
+    plan.live_bytes = std::max(plan.in_use_bytes, 2 * largest);
+    return plan.peak_bytes() + kFragmentationBytes <= budget_bytes;
+  }
+
+  std::uint64_t live_bytes(DevicePlan plan, std::uint64_t budget_bytes) const {
+    if (all_at_home()) return 0;
+    plan.live_bytes = 0;
+    const std::uint64_t rest = plan.peak_bytes();
+    if (gathers()) {
+      std::uint64_t all = 0;
+      for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
+      return std::min(all,
+                      (budget_bytes - rest - plan.slack_bytes) / kAlignmentBytes * kAlignmentBytes);
+    }
+    // Parameters fill the device in forward, when there are no gradients yet, and again in
+    // backward, beside the gradients and what is held; they give way to what is allocated later.
+    const std::uint64_t for_good = rest - plan.gradient_bytes - plan.other_accumulator_bytes;
+    const std::uint64_t in_backward =
+        for_good + plan.gradient_bytes + own_accumulators(plan.accumulators).held_bytes;
+    const std::uint64_t peak = std::max(for_good + fitting(budget_bytes - for_good),
+                                        in_backward + fitting(budget_bytes - in_backward));
+    return std::max(plan.in_use_bytes, peak - std::min(peak, rest));
+  }
+
+  /// The most that any units have of `room_bytes`: the largest sum of sizes that is not above it.
+  std::uint64_t fitting(std::uint64_t room_bytes) const {
+    std::uint64_t all = 0;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
+    if (all <= room_bytes) return all;
+    // Page by page; in a large room by more, at most a 65,536th of it.
+    constexpr std::uint64_t kGrainsMax = 65'536;
+    const std::uint64_t grain = round_up(room_bytes / kGrainsMax + 1, kAlignmentBytes);
+    std::vector<bool> reached(room_bytes / grain + 1);
+    reached[0] = true;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      const std::uint64_t size = (param_bytes(u) + grain - 1) / grain;
+      for (std::uint64_t sum = reached.size(); sum-- > size;) {
+        if (reached[sum - size]) reached[sum] = true;
+      }
+    }
+    const auto most = std::find(reached.rbegin(), reached.rend(), true);
+    return static_cast<std::uint64_t>(reached.rend() - most - 1) * grain;
+  }
+
+  std::uint64_t units_in_a_row() const {
+    if (all_at_home()) return 0;
+    std::uint64_t most = 0;
+    for (UnitId first = 0; first < table_.unit_count(); ++first) {
+      std::uint64_t sum = 0;
+      for (UnitId u = first; u < std::min<std::size_t>(first + kLiveUnits, table_.unit_count());
+           ++u)
+        sum += param_bytes(u);
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+
+  const ChunkTable& table_;
+  const Placement& placement_;
+  const DeviceRequest& request_;
+  std::uint64_t largest_bytes_ = 0;
+};
+
+}  // namespace
+
+std::string DevicePlan::text() const {
+  std::string list;
+  const auto add = [&](const char* what, std::uint64_t size_bytes) {
+    if (size_bytes == 0) return;
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", what, format_bytes(size_bytes));
+  };
+  add("activations", trainer_bytes);
+  add("parameters placed there", home_bytes);
+  add("optimizer state placed there", record_bytes);
+  add("gradients placed there", gradient_bytes);
+  add("accumulators", accumulator_bytes + other_accumulator_bytes);
+  add("parameters in use", in_use_bytes);
+  add("between them", slack_bytes);
+  return list;
+}
+
+DevicePlan plan_device(const ChunkTable& table, const Placement& placement,
+                       const DeviceRequest& request, std::uint64_t budget_bytes) {
+  return Division(table, placement, request).plan(budget_bytes);
+}
+
+std::uint64_t comfortable_device_bytes(const ChunkTable& table, const Placement& placement,
+                                       const DeviceRequest& request) {
+  return Division(table, placement, request).comfortable_bytes();
+}
+
+void require_device_budget(const DevicePlan& plan, std::uint64_t budget_bytes) {
+  if (plan.smallest_bytes <= budget_bytes) return;
+  throw MemoryExhausted(
+      {.budget = MemoryBudget::kDevice,
+       .had_bytes = budget_bytes,
+       .needed_bytes = plan.smallest_bytes,
+       .smallest_bytes = plan.smallest_bytes},
+      fmt::format("`device_memory` {} is too small; the smallest that works with these settings is "
+                  "{} MiB: {}",
+                  format_bytes(budget_bytes), round_up(plan.smallest_bytes, kMiB) / kMiB,
+                  plan.text()));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/plan/run_plan.cc: the engine's decisions at open, in its order, on a table of its own.
+#include "core/plan/run_plan.h"
+
+#include "base/bytes.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat {
+namespace {
+
+ChunkTable table_of(const RunRequest& request, std::uint64_t tiles) {
+  return ChunkTable(request.model, tiles, request.state, request.sharding);
+}
+
+HostRequest host_request(const RunRequest& request) {
+  return {.model = request.model,
+          .state = request.state,
+          .sharding = request.sharding,
+          .placement = request.placement,
+          .reduction = request.reduction};
+}
+
+/// Of the store's file, what is not records.
+std::uint64_t table_bytes(const ChunkTable& table, int slots) {
+  const StoreSpec spec{.layout = table.layout(),
+                       .run_identity = {},
+                       .numerics_fingerprint = {},
+                       .record_bytes = table.record_bytes(),
+                       .record_format = table.record_format(),
+                       .slots = static_cast<std::uint32_t>(slots),
+                       .blob_capacity_bytes = kBlobRoomBytes};
+  return StateStore::file_bytes(spec) - spec.slots * table.total_record_bytes();
+}
+
+}  // namespace
+
+Budgets smallest_budgets(const RunRequest& request) {
+  const HostRequest host = host_request(request);
+  const std::uint64_t host_bytes = smallest_host_plan(host).smallest_bytes();
+  const ChunkTable table = table_of(request, choose_chunk_tiles(host, host_bytes));
+  return {.device_bytes = plan_device(table, request.placement, request.device, 0).smallest_bytes,
+          .host_bytes = host_bytes};
+}
+
+RunPlan plan_run(const RunRequest& request) {
+  const HostRequest host = host_request(request);
+  RunPlan plan;
+  plan.budgets = request.budgets;
+  plan.smallest.host_bytes = smallest_host_plan(host).smallest_bytes();
+  if (plan.budgets.host_bytes == 0) {
+    plan.budgets.host_bytes =
+        plan_host(table_of(request, kChunkTilesMax), request.placement, request.reduction, 0)
+            .comfortable_bytes();
+  }
+  plan.chunk_tiles = choose_chunk_tiles(host, plan.budgets.host_bytes);
+  const ChunkTable table = table_of(request, plan.chunk_tiles);
+  if (plan.budgets.device_bytes == 0) {
+    plan.budgets.device_bytes = comfortable_device_bytes(table, request.placement, request.device);
+  }
+  plan.chunk_count = table.chunks().size();
+  plan.host = plan_host(table, request.placement, request.reduction, plan.budgets.host_bytes);
+  plan.device = plan_device(table, request.placement, request.device, plan.budgets.device_bytes);
+  require_device_budget(plan.device, plan.budgets.device_bytes);
+  plan.smallest.device_bytes = plan.device.smallest_bytes;
+  plan.table_bytes = table_bytes(table, request.slots);
+  return plan;
+}
+
+void add_in_use(RankMemory& memory, const RunPlan& plan) {
+  const DevicePlan& device = plan.device;
+  const HostPlan& host = plan.host;
+  memory.add(StateClass::kStoreTables, Tier::kNvme, plan.table_bytes);
+  memory.add(StateClass::kActivations, Tier::kDevice, device.trainer_bytes);
+  memory.add(StateClass::kLiveParams, Tier::kDevice, device.live_bytes);
+  memory.add(StateClass::kAccumulator, Tier::kDevice,
+             device.accumulators * device.accumulator_bytes + device.other_accumulator_bytes);
+  memory.add(StateClass::kNormSums, Tier::kHost, host.norm_bytes);
+  memory.add(StateClass::kBucket, Tier::kHost, host.bucket_bytes);
+  memory.add(StateClass::kQuantizedParams, Tier::kHost, host.quantized_bytes);
+  memory.add(StateClass::kKeptRecords, Tier::kHost, host.kept_bytes);
+  memory.add(StateClass::kWorkItems, Tier::kHost,
+             host.work_bytes(plan.chunk_count - host.kept_item_bytes.size()));
+}
+
+}  // namespace ziggurat
