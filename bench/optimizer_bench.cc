@@ -16,7 +16,7 @@
 #include <cstddef>
 
 HWY_BEFORE_NAMESPACE();
-namespace ziggurat::bench::HWY_NAMESPACE {
+namespace ziggurat::measure::HWY_NAMESPACE {
 
 /// The shape of Adam without its arithmetic.
 void ceiling(float* master, float* exp_avg, float* exp_avg_sq, const float* grad,
@@ -35,7 +35,7 @@ void ceiling(float* master, float* exp_avg, float* exp_avg_sq, const float* grad
   }
 }
 
-}  // namespace ziggurat::bench::HWY_NAMESPACE
+}  // namespace ziggurat::measure::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
@@ -56,11 +56,11 @@ HWY_AFTER_NAMESPACE();
 #include <vector>
 
 #include "base/check.h"
-#include "optimizer/simd_target.h"
+#include "base/numerics/simd_target.h"
 #include "optimizer/update.h"
 #include "tiers/record_hash.h"
 
-namespace ziggurat::bench {
+namespace ziggurat::measure {
 namespace {
 
 HWY_EXPORT(ceiling);
@@ -220,7 +220,7 @@ BENCHMARK(adamw_hashed)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace ziggurat::bench
+}  // namespace ziggurat::measure
 
 BENCHMARK_MAIN();
 

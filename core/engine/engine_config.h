@@ -70,7 +70,7 @@ struct EngineConfig {
   /// the engine does not open; otherwise those that there is room for.
   bool keep_gathered = false;
   /// Stage 3 over all ranks: parameters in int8, gradients in 8 or 4 bits between the ranks
-  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of optimizer/quantize.h. Part of
+  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of collectives/quantize.h. Part of
   /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
   Quantization quantization;
   /// Data-parallel ranks of a node by which quantized exchanges go: consecutive ones. What gradient
@@ -91,7 +91,8 @@ struct EngineConfig {
   float clip_norm = 1.0F;
 
   /// Updates that start before the norm is known, on the guess that it demands neither clipping nor
-  /// a skip (core/schedule/speculation.h). Wants records on NVMe, in two slots. Never changes bits.
+  /// a skip (core/schedule/optimizer/speculation.h). Wants records on NVMe, in two slots. Never
+  /// changes bits.
   enum class Speculation : std::uint8_t {
     kAuto,    ///< while the guess has mostly been right
     kNever,   ///< to measure against

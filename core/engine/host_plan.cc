@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "core/schedule/quantized_gather.h"
+#include "core/schedule/params/quantized_gather.h"
 #include "core/sharding/memory.h"
 #include "tiers/arena.h"
 

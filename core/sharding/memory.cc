@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "collectives/quantize.h"
 #include "core/sharding/shard.h"
-#include "optimizer/quantize.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {
@@ -155,7 +155,7 @@ class Sum {
   }
 
   /// Whole tiles of the same run of every slice, and their sum; or what is sent and what comes,
-  /// quantized. A bucket ends with its chunk (core/schedule/gradient_reducer.h).
+  /// quantized. A bucket ends with its chunk (core/schedule/gradients/gradient_reducer.h).
   std::uint64_t bucket_bytes(std::uint64_t chunk) const noexcept {
     const auto slices = static_cast<std::uint64_t>(request_.strategy.slices());
     const std::uint64_t tiles = request_.reduce_bucket_count / slices / kTileElements;

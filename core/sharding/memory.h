@@ -57,7 +57,7 @@ inline constexpr std::uint64_t kWorkItemsWanted = 12;
 inline constexpr std::uint64_t kReduceBuckets = 3;
 inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
 /// Units of parameters on the device at once where they are loaded for use: the one in use and
-/// those being brought for after it (core/schedule/param_cache.h).
+/// those being brought for after it (core/schedule/params/param_cache.h).
 inline constexpr std::size_t kLiveUnits = 3;
 
 /// What an element of each class is.
