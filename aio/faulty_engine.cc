@@ -192,7 +192,6 @@ void FaultyEngine::submit(IoOp& op) {
 
 void FaultyEngine::hold(IoOp& op, std::int32_t result, bool carry_out, Nanoseconds delay) {
   held_->ops.push_back(&op);
-  reactor_.external_begin();
   auto let_go = [held = held_, &op, result, carry_out] {
     if (held->engine != nullptr) held->engine->release(op, result, carry_out);
   };
@@ -205,7 +204,6 @@ void FaultyEngine::hold(IoOp& op, std::int32_t result, bool carry_out, Nanosecon
 
 void FaultyEngine::release(IoOp& op, std::int32_t result, bool carry_out) {
   held_->ops.erase(std::find(held_->ops.begin(), held_->ops.end(), &op));
-  reactor_.external_end();
   if (carry_out) {
     inside_->submit(op);
   } else {

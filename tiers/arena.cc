@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/arena.cc: the map of free ranges. It never holds two neighbours, so a range's neighbours
-// are all there is to merge.
+// tiers/arena.cc: the set of free ranges never holds two neighbours, so a range's neighbours are
+// all there is to merge.
 #include "tiers/arena.h"
-
-#include <algorithm>
-#include <iterator>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -15,21 +12,29 @@ Arena::Arena(std::uint64_t size_bytes, std::uint64_t alignment_bytes)
     : size_bytes_(size_bytes / alignment_bytes * alignment_bytes),
       alignment_bytes_(alignment_bytes),
       free_bytes_(size_bytes_) {
-  if (size_bytes_ > 0) free_ranges_.emplace(0, size_bytes_);
+  if (size_bytes_ > 0) free_ranges_.insert({0, size_bytes_});
 }
 
 std::optional<std::uint64_t> Arena::allocate(std::uint64_t size_bytes) {
   ZIGGURAT_CHECK(size_bytes > 0, "an allocation of nothing");
   if (size_bytes > free_bytes_) return std::nullopt;  // also keeps round_up from overflowing
   const std::uint64_t size = round_up(size_bytes, alignment_bytes_);
-  const auto range = std::find_if(free_ranges_.begin(), free_ranges_.end(),
-                                  [size](const auto& entry) { return entry.second >= size; });
-  if (range == free_ranges_.end()) return std::nullopt;
-  const auto [offset, length] = *range;
-  const auto next = free_ranges_.erase(range);
-  if (length > size) free_ranges_.emplace_hint(next, offset + size, length - size);
-  free_bytes_ -= size;
-  return offset;
+  const auto range = free_ranges_.first_of_at_least(size);
+  if (!range) return std::nullopt;
+  take(range->offset_bytes, size);
+  return range->offset_bytes;
+}
+
+void Arena::take(std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+  const FreeRange taken{offset_bytes, round_up(size_bytes, alignment_bytes_)};
+  const auto range = free_ranges_.before(offset_bytes + 1);
+  ZIGGURAT_CHECK(range && taken.end() <= range->end(), "[{}, {}) is taken and not free",
+                 taken.offset_bytes, taken.end());
+  free_ranges_.erase(range->offset_bytes);
+  if (range->offset_bytes < offset_bytes)
+    free_ranges_.insert({range->offset_bytes, offset_bytes - range->offset_bytes});
+  if (taken.end() < range->end()) free_ranges_.insert({taken.end(), range->end() - taken.end()});
+  free_bytes_ -= taken.size_bytes;
 }
 
 void Arena::free(std::uint64_t offset_bytes, std::uint64_t size_bytes) {
@@ -38,31 +43,23 @@ void Arena::free(std::uint64_t offset_bytes, std::uint64_t size_bytes) {
   std::uint64_t end = offset_bytes + size;
   ZIGGURAT_CHECK(size > 0 && begin % alignment_bytes_ == 0 && end <= size_bytes_,
                  "range [{}, {}) of an arena of {}", begin, end, size_bytes_);
-  auto next = free_ranges_.lower_bound(begin);
-  if (next != free_ranges_.end()) {
-    ZIGGURAT_CHECK(end <= next->first, "[{}, {}) is freed twice: {} is free", begin, end,
-                   next->first);
-    if (end == next->first) {
-      end += next->second;
-      next = free_ranges_.erase(next);
+  if (const auto next = free_ranges_.at_or_after(begin)) {
+    ZIGGURAT_CHECK(end <= next->offset_bytes, "[{}, {}) is freed twice: {} is free", begin, end,
+                   next->offset_bytes);
+    if (end == next->offset_bytes) {
+      end = next->end();
+      free_ranges_.erase(next->offset_bytes);
     }
   }
-  if (next != free_ranges_.begin()) {
-    const auto before = std::prev(next);
-    ZIGGURAT_CHECK(before->first + before->second <= begin, "[{}, {}) is freed twice", begin, end);
-    if (before->first + before->second == begin) {
-      begin = before->first;
-      next = free_ranges_.erase(before);
+  if (const auto before = free_ranges_.before(begin)) {
+    ZIGGURAT_CHECK(before->end() <= begin, "[{}, {}) is freed twice", begin, end);
+    if (before->end() == begin) {
+      begin = before->offset_bytes;
+      free_ranges_.erase(before->offset_bytes);
     }
   }
-  free_ranges_.emplace_hint(next, begin, end - begin);
+  free_ranges_.insert({begin, end - begin});
   free_bytes_ += size;
-}
-
-std::uint64_t Arena::largest_free_bytes() const noexcept {
-  std::uint64_t largest = 0;
-  for (const auto& [offset, length] : free_ranges_) largest = std::max(largest, length);
-  return largest;
 }
 
 std::uint64_t staggered_bytes(std::uint64_t size_bytes, std::uint64_t alignment_bytes) noexcept {

@@ -3,12 +3,13 @@
 // neighbours coalesce.
 //
 // Offsets only, no memory; not thread-safe. Addresses of allocations are a function of the calls
-// alone.
+// alone. A call costs the logarithm of the number of free ranges.
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
+
+#include "tiers/free_ranges.h"
 
 namespace ziggurat {
 
@@ -19,18 +20,20 @@ class Arena {
   /// Offset of a free range of `size_bytes` (rounded up to the alignment), or nothing if no range
   /// is long enough.
   std::optional<std::uint64_t> allocate(std::uint64_t size_bytes);
+  /// Takes a given range, all of which must be free.
+  void take(std::uint64_t offset_bytes, std::uint64_t size_bytes);
   /// Gives back a range exactly as it was allocated.
   void free(std::uint64_t offset_bytes, std::uint64_t size_bytes);
 
   std::uint64_t size_bytes() const noexcept { return size_bytes_; }
   std::uint64_t free_bytes() const noexcept { return free_bytes_; }
-  std::uint64_t largest_free_bytes() const noexcept;
+  std::uint64_t largest_free_bytes() const noexcept { return free_ranges_.longest_bytes(); }
 
  private:
   std::uint64_t size_bytes_;
   std::uint64_t alignment_bytes_;
   std::uint64_t free_bytes_;
-  std::map<std::uint64_t, std::uint64_t> free_ranges_;  // offset -> size
+  FreeRanges free_ranges_;  // no two touch
 };
 
 /// Bytes that an array of `size_bytes` should occupy so that arrays side by side are not congruent

@@ -24,20 +24,20 @@ struct PinnedPool::Lifetime {
 };
 
 /// Lives in the frame of acquire(). Leaves the queue when served, failed or destroyed.
-struct PinnedPool::Waiter {
+struct PinnedPool::Waiter : LeaseQueue::Entry {
   Waiter(PinnedPool& pool, const LeaseRequest& wanted)
-      : request(wanted), granted(pool.reactor_), lifetime(pool.lifetime_) {
+      : Entry{.regions = pool.usable(wanted), .need = wanted.need},
+        request(wanted),
+        granted(pool.reactor_),
+        lifetime(pool.lifetime_) {
     const std::lock_guard lock(pool.mutex_);
-    const auto later =
-        std::find_if(pool.waiters_.begin(), pool.waiters_.end(),
-                     [this](const Waiter* other) { return request.need < other->request.need; });
-    pool.waiters_.insert(later, this);
+    pool.waiters_.insert(*this);
   }
   ~Waiter() {
     const std::lock_guard alive(lifetime->mutex);
     if (lifetime->pool == nullptr) return;
     const std::lock_guard lock(lifetime->pool->mutex_);
-    lifetime->pool->waiters_.remove(this);
+    lifetime->pool->waiters_.erase(*this);
   }
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
@@ -46,13 +46,6 @@ struct PinnedPool::Waiter {
   Lease lease;
   Signal granted;
   std::shared_ptr<Lifetime> lifetime;
-};
-
-struct PinnedPool::Offer {
-  ReclaimId id;
-  std::uint64_t serial;  // of its holder
-  Need need;
-  std::function<void()> give_back;
 };
 
 Lease::Lease(Lease&& other) noexcept
@@ -139,12 +132,12 @@ PinnedPool::PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping 
       lifetime_(std::make_shared<Lifetime>()) {
   lifetime_->pool = this;
   const std::uint64_t general = options_.budget_bytes - smallest_budget(options_);
-  regions_.push_back({Purpose::kCount, 0, Arena(general, options_.alignment_bytes)});
+  regions_.emplace_back(Purpose::kCount, 0, general, options_.alignment_bytes);
   std::uint64_t base = general;
   for (const auto& reserve : options_.reserves) {
     const std::uint64_t size =
         staggered_bytes(reserve.largest_item_bytes, options_.alignment_bytes);
-    regions_.push_back({reserve.purpose, base, Arena(size, options_.alignment_bytes)});
+    regions_.emplace_back(reserve.purpose, base, size, options_.alignment_bytes);
     base += size;
   }
   // Handlers cannot be taken out of the reactor again.
@@ -161,27 +154,28 @@ PinnedPool::~PinnedPool() {
   ZIGGURAT_CHECK(holders_.empty(), "the pinned pool goes away while memory is lent:\n{}", table());
   const auto error = std::make_exception_ptr(Error(
       ErrorCode::kCancelled, "host memory: the pinned pool was closed while somebody waited"));
-  for (Waiter* waiter : waiters_) waiter->granted.fail(error);
+  for (LeaseQueue::Entry* entry : waiters_.in_order())
+    static_cast<Waiter*>(entry)->granted.fail(error);
 }
 
-bool PinnedPool::may_use(const LeaseRequest& request, std::size_t region) const {
-  const Region& where = regions_[region];
-  return (region == 0 || where.purpose == request.purpose) &&
-         request.size_bytes <= where.arena.size_bytes();
-}
-
-void PinnedPool::claim(const LeaseRequest& request, Claims& claimed) const {
+/// The general region and the reserve of its purpose, each if it is large enough.
+RegionSet PinnedPool::usable(const LeaseRequest& request) const {
+  RegionSet regions = 0;
   for (std::size_t region = 0; region < regions_.size(); ++region) {
-    if (may_use(request, region)) claimed[region] = true;
+    const Region& where = regions_[region];
+    const bool open_to_it = region == 0 || where.purpose == request.purpose;
+    if (open_to_it && request.size_bytes <= where.arena.size_bytes())
+      regions |= RegionSet{1} << region;
   }
+  return regions;
 }
 
 void PinnedPool::check_possible(const LeaseRequest& request) const {
+  if (request.size_bytes > 0 && usable(request) != 0) return;
   std::uint64_t longest = regions_[0].arena.size_bytes();
   for (const Region& region : regions_) {
     if (region.purpose == request.purpose) longest = std::max(longest, region.arena.size_bytes());
   }
-  if (request.size_bytes > 0 && request.size_bytes <= longest) return;
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format("host memory: {} for {} ({}) can never be lent: the longest that "
@@ -193,9 +187,9 @@ void PinnedPool::check_possible(const LeaseRequest& request) const {
 
 /// Its own reserve first: nobody else can use that, and what one class leaves of the general region
 /// another may be waiting for.
-Lease PinnedPool::carve(const LeaseRequest& request, const Claims& claimed) {
+Lease PinnedPool::carve(const LeaseRequest& request, RegionSet regions) {
   for (std::size_t region = regions_.size(); region-- > 0;) {
-    if (claimed[region] || !may_use(request, region)) continue;
+    if ((regions >> region & 1) == 0) continue;
     if (Lease lease = carve_from(region, request)) return lease;
   }
   return {};
@@ -210,25 +204,34 @@ Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
     offset = from.arena.allocate(range);
   }
   if (!offset) return {};
+  from.with_offers.take(*offset, range);
   account_.add(request.purpose, range);
   Lease lease;
   lease.pool_ = this;
   lease.data_ = mapping_.bytes().data() + from.base_offset_bytes + *offset;
   lease.size_bytes_ = request.size_bytes;
-  holders_.push_back({next_serial_++, lease.data_, request.holder, request.purpose,
-                      request.size_bytes, request.need, region, *offset, range});
+  holders_.emplace(lease.data_, Holder{.serial = next_serial_++,
+                                       .name = request.holder,
+                                       .purpose = request.purpose,
+                                       .size_bytes = request.size_bytes,
+                                       .need = request.need,
+                                       .region = region,
+                                       .offset_bytes = *offset,
+                                       .range_bytes = range,
+                                       .offer = 0});
   return lease;
+}
+
+PinnedPool::Holder& PinnedPool::holder_of(const Lease& lease) {
+  const auto holder = holders_.find(lease.data_);
+  ZIGGURAT_CHECK(holder != holders_.end(), "a lease that this pool did not lend");
+  return holder->second;
 }
 
 Lease PinnedPool::try_acquire(const LeaseRequest& request) {
   if (request.size_bytes == 0) return {};
   const std::lock_guard lock(mutex_);
-  Claims claimed(regions_.size());
-  for (const Waiter* waiter : waiters_) {
-    if (request.need < waiter->request.need) break;
-    claim(waiter->request, claimed);
-  }
-  return carve(request, claimed);
+  return carve(request, usable(request) & ~waiters_.claims(request.need));
 }
 
 Task<Lease> PinnedPool::acquire(LeaseRequest request) {
@@ -243,19 +246,16 @@ Task<Lease> PinnedPool::acquire(LeaseRequest request) {
 void PinnedPool::give_back(Lease& lease) noexcept {
   Reactor& reactor = reactor_;
   std::shared_ptr<Lifetime> somebody_waits;
-  std::vector<Offer> ended;  // destroyed after the lock: a callback may own anything
+  Offer ended;  // destroyed after the lock: a callback may own anything
   {
     const std::lock_guard lock(mutex_);
-    const auto holder = std::find_if(holders_.begin(), holders_.end(),
-                                     [&](const Holder& h) { return h.data == lease.data_; });
-    ZIGGURAT_CHECK(holder != holders_.end(), "a lease that this pool never lent");
-    const auto of_lease = [&](const Offer& offer) { return offer.serial == holder->serial; };
-    std::copy_if(std::make_move_iterator(offers_.begin()), std::make_move_iterator(offers_.end()),
-                 std::back_inserter(ended), of_lease);
-    std::erase_if(offers_, of_lease);
-    regions_[holder->region].arena.free(holder->offset_bytes, holder->range_bytes);
-    account_.subtract(holder->purpose, holder->range_bytes);
-    holders_.erase(holder);
+    const Holder holder = holder_of(lease);
+    if (holder.offer != 0) ended = end_offer(holder.offer);
+    Region& region = regions_[holder.region];
+    region.arena.free(holder.offset_bytes, holder.range_bytes);
+    region.with_offers.free(holder.offset_bytes, holder.range_bytes);
+    account_.subtract(holder.purpose, holder.range_bytes);
+    holders_.erase(lease.data_);
     if (!waiters_.empty()) somebody_waits = lifetime_;
   }
   // From here the pool may be gone: this was perhaps its last lease, on another thread.
@@ -271,17 +271,16 @@ void PinnedPool::post_serve(Reactor& reactor, std::shared_ptr<Lifetime> lifetime
 
 bool PinnedPool::serve_from_free_memory() {
   bool served = false;
-  Claims claimed(regions_.size());
-  for (auto it = waiters_.begin(); it != waiters_.end();) {
-    Waiter& waiter = **it;
-    if (Lease lease = carve(waiter.request, claimed)) {
-      it = waiters_.erase(it);
+  RegionSet claimed = 0;
+  while (LeaseQueue::Entry* entry = waiters_.soonest(claimed)) {
+    Waiter& waiter = *static_cast<Waiter*>(entry);
+    if (Lease lease = carve(waiter.request, waiter.regions & ~claimed)) {
+      waiters_.erase(waiter);
       waiter.lease = std::move(lease);
       waiter.granted.set();  // resumes it later, through the reactor's queue
       served = true;
     } else {
-      claim(waiter.request, claimed);
-      ++it;
+      claimed |= waiter.regions;
     }
   }
   return served;
@@ -301,59 +300,52 @@ bool PinnedPool::serve_waiters(bool whatever_need) {
       offer.give_back();  // unlocked: it drops the lease, and may do anything else
     const std::lock_guard lock(mutex_);
     for (const Offer& offer : taken) {
-      ZIGGURAT_CHECK(std::none_of(holders_.begin(), holders_.end(),
-                                  [&](const Holder& h) { return h.serial == offer.serial; }),
+      const auto holder = holders_.find(offer.data);
+      ZIGGURAT_CHECK(holder == holders_.end() || holder->second.serial != offer.serial,
                      "an offered lease was called back and not dropped");
     }
   }
 }
 
-/// Takes out of the list the offers that serve the soonest waiter whom offers can serve. None, if
+/// Ends the offers that serve the soonest waiter whom offers can serve, and returns them. None, if
 /// all of them would not do: nothing is thrown away for nothing.
 std::vector<PinnedPool::Offer> PinnedPool::plan_reclaim(bool whatever_need) {
-  Claims claimed(regions_.size());
-  for (const Waiter* waiter : waiters_) {
+  if (offers_.empty()) return {};
+  RegionSet claimed = 0;
+  while (const LeaseQueue::Entry* entry = waiters_.soonest(claimed)) {
+    const Waiter& waiter = *static_cast<const Waiter*>(entry);
     for (std::size_t region = 0; region < regions_.size(); ++region) {
-      if (claimed[region] || !may_use(waiter->request, region)) continue;
-      const auto ids = enough_offers(waiter->request, region, whatever_need);
-      if (ids.empty()) continue;
-      const auto chosen = [&](const Offer& offer) {
-        return std::find(ids.begin(), ids.end(), offer.id) != ids.end();
-      };
+      if (((waiter.regions & ~claimed) >> region & 1) == 0) continue;
       std::vector<Offer> taken;
-      std::copy_if(std::make_move_iterator(offers_.begin()), std::make_move_iterator(offers_.end()),
-                   std::back_inserter(taken), chosen);
-      std::erase_if(offers_, chosen);
-      return taken;
+      for (const ReclaimId id : enough_offers(waiter.request, regions_[region], whatever_need))
+        taken.push_back(end_offer(id));
+      if (!taken.empty()) return taken;
     }
-    claim(waiter->request, claimed);
+    claimed |= waiter.regions;
   }
   return {};
 }
 
-/// The offers of latest need that, returned, make `request` fit `region`: tried on a copy of its
-/// arena.
+/// The offers of latest need that, returned, make `request` fit `region`: they are returned to its
+/// arena one by one until it does, and taken out of it again.
 std::vector<PinnedPool::ReclaimId> PinnedPool::enough_offers(const LeaseRequest& request,
-                                                             std::size_t region,
-                                                             bool whatever_need) const {
-  std::vector<const Offer*> latest_first;
-  for (const Offer& offer : offers_) {
-    if (whatever_need || request.need < offer.need) latest_first.push_back(&offer);
-  }
-  std::stable_sort(latest_first.begin(), latest_first.end(),
-                   [](const Offer* a, const Offer* b) { return b->need < a->need; });
-  Arena arena = regions_[region].arena;
+                                                             Region& region, bool whatever_need) {
+  if (region.with_offers.largest_free_bytes() < request.size_bytes) return {};
   std::vector<ReclaimId> ids;
-  for (const Offer* offer : latest_first) {
-    const auto holder = std::find_if(holders_.begin(), holders_.end(), [&](const Holder& h) {
-      return h.serial == offer->serial && h.region == region;
-    });
-    if (holder == holders_.end()) continue;
-    arena.free(holder->offset_bytes, holder->range_bytes);
-    ids.push_back(offer->id);
-    if (arena.allocate(request.size_bytes)) return ids;
+  std::vector<const Holder*> tried;
+  bool enough = false;
+  for (const OfferOrder& offer : region.offers) {
+    if (enough || !(whatever_need || request.need < offer.need)) break;
+    ++offers_looked_at_;
+    const Holder& holder = holders_.at(offers_.at(offer.id).data);
+    region.arena.free(holder.offset_bytes, holder.range_bytes);
+    tried.push_back(&holder);
+    ids.push_back(offer.id);
+    enough = region.arena.largest_free_bytes() >= request.size_bytes;
   }
-  return {};
+  for (const Holder* holder : tried) region.arena.take(holder->offset_bytes, holder->range_bytes);
+  if (!enough) ids.clear();
+  return ids;
 }
 
 PinnedPool::ReclaimId PinnedPool::offer(const Lease& lease, Need need,
@@ -362,25 +354,36 @@ PinnedPool::ReclaimId PinnedPool::offer(const Lease& lease, Need need,
   ReclaimId id = 0;
   {
     const std::lock_guard lock(mutex_);
-    const auto holder = std::find_if(holders_.begin(), holders_.end(),
-                                     [&](const Holder& h) { return h.data == lease.data_; });
-    ZIGGURAT_CHECK(holder != holders_.end(), "offered a lease that is not out");
-    id = next_reclaim_++;
-    offers_.push_back({id, holder->serial, need, std::move(give_back)});
+    Holder& holder = holder_of(lease);
+    ZIGGURAT_CHECK(holder.offer == 0, "a lease is offered twice");
+    id = holder.offer = next_reclaim_++;
+    Region& region = regions_[holder.region];
+    region.offers.insert({need, id});
+    region.with_offers.free(holder.offset_bytes, holder.range_bytes);
+    offers_.emplace(id, Offer{holder.serial, lease.data_, need, std::move(give_back)});
     if (!waiters_.empty()) somebody_waits = lifetime_;
   }
   if (somebody_waits) post_serve(reactor_, std::move(somebody_waits));
   return id;
 }
 
+PinnedPool::Offer PinnedPool::end_offer(ReclaimId id) {
+  const auto found = offers_.find(id);
+  Offer offer = std::move(found->second);
+  offers_.erase(found);
+  Holder& holder = holders_.at(offer.data);
+  holder.offer = 0;
+  Region& region = regions_[holder.region];
+  region.offers.erase({offer.need, id});
+  region.with_offers.take(holder.offset_bytes, holder.range_bytes);
+  return offer;
+}
+
 void PinnedPool::withdraw(ReclaimId id) {
-  std::vector<Offer> ended;
+  Offer ended;  // destroyed after the lock
   const std::lock_guard lock(mutex_);
-  const auto offer =
-      std::find_if(offers_.begin(), offers_.end(), [id](const Offer& o) { return o.id == id; });
-  if (offer == offers_.end()) return;  // called back, or ended with its lease
-  ended.push_back(std::move(*offer));
-  offers_.erase(offer);
+  if (!offers_.contains(id)) return;  // called back, or ended with its lease
+  ended = end_offer(id);
 }
 
 void PinnedPool::fail_waiters() {
@@ -395,12 +398,13 @@ void PinnedPool::fail_waiters() {
 }
 
 void PinnedPool::cancel_waiters(std::exception_ptr error) {
-  std::list<Waiter*> waiters;
+  std::vector<LeaseQueue::Entry*> waiters;
   {
     const std::lock_guard lock(mutex_);
-    waiters.swap(waiters_);
+    waiters = waiters_.in_order();
+    for (LeaseQueue::Entry* entry : waiters) waiters_.erase(*entry);
   }
-  for (Waiter* waiter : waiters) waiter->granted.fail(error);
+  for (LeaseQueue::Entry* entry : waiters) static_cast<Waiter*>(entry)->granted.fail(error);
 }
 
 Account PinnedPool::account() const {
@@ -416,6 +420,11 @@ std::uint64_t PinnedPool::free_bytes() const {
 std::size_t PinnedPool::waiting() const {
   const std::lock_guard lock(mutex_);
   return waiters_.size();
+}
+
+std::uint64_t PinnedPool::looked_at() const {
+  const std::lock_guard lock(mutex_);
+  return waiters_.looked_at() + offers_looked_at_;
 }
 
 std::string PinnedPool::holder_table() const {
@@ -438,10 +447,14 @@ std::string PinnedPool::table() const {
         format_bytes(region.arena.free_bytes()), format_bytes(region.arena.size_bytes()),
         format_bytes(region.arena.largest_free_bytes()));
   }
-  for (const Holder& h : holders_) text += line("holds", h.purpose, h.size_bytes, h.need, h.name);
-  for (const Waiter* w : waiters_) {
-    text += line("waits", w->request.purpose, w->request.size_bytes, w->request.need,
-                 w->request.holder);
+  std::vector<const Holder*> holders;
+  for (const auto& [data, holder] : holders_) holders.push_back(&holder);
+  std::ranges::sort(holders, {}, &Holder::serial);
+  for (const Holder* h : holders)
+    text += line("holds", h->purpose, h->size_bytes, h->need, h->name);
+  for (const LeaseQueue::Entry* entry : waiters_.in_order()) {
+    const LeaseRequest& request = static_cast<const Waiter*>(entry)->request;
+    text += line("waits", request.purpose, request.size_bytes, request.need, request.holder);
   }
   return text;
 }

@@ -23,23 +23,27 @@
 // ones behind it; and since nobody claims another purpose's reserve, a waiter that its own reserve
 // can serve is never blocked by one of another purpose, however soon that one's need: rule 3 would
 // be worth nothing.
+//
+// Cost: a call takes the time of a few look-ups in ordered sets, however many leases are out and
+// however many requests wait; what it takes back it looks at one by one.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/runtime/async.h"
 #include "tiers/account.h"
 #include "tiers/arena.h"
 #include "tiers/host_mapping.h"
+#include "tiers/lease_queue.h"
 
 namespace ziggurat {
 
@@ -66,13 +70,6 @@ class Lease {
   PinnedPool* pool_ = nullptr;
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
-};
-
-/// Who needs it how soon: smaller is sooner.
-struct Need {
-  std::uint64_t generation = 0;
-  std::uint64_t position = 0;  ///< in the step
-  auto operator<=>(const Need&) const = default;
 };
 
 struct LeaseRequest {
@@ -116,7 +113,7 @@ class PinnedPool {
   /// Rule 2: until withdraw(), the pool may call `give_back` (which must drop the lease before it
   /// returns) when somebody with a sooner need waits and getting it (with other offers of later
   /// need) serves him; before a lock-up is reported, also if the need is later. On the reactor's
-  /// thread. For prefetched, clean buffers. An offer ends with its lease.
+  /// thread. For prefetched, clean buffers. A lease has one offer at a time, which ends with it.
   using ReclaimId = std::uint64_t;
   ReclaimId offer(const Lease& lease, Need need, std::function<void()> give_back);
   void withdraw(ReclaimId id);
@@ -128,6 +125,8 @@ class PinnedPool {
   Account account() const;
   std::uint64_t free_bytes() const;
   std::size_t waiting() const;
+  /// Waiters and offers looked at since creation: what the pool's decisions cost, on any machine.
+  std::uint64_t looked_at() const;
   /// What the mapping is made of: "2 MiB huge pages", "transparent huge pages", "4 KiB pages".
   const std::string& page_kind() const noexcept { return mapping_.page_kind(); }
   /// Who holds what and who waits for what: the text of a lock-up error.
@@ -136,16 +135,35 @@ class PinnedPool {
  private:
   friend class Lease;
   struct Waiter;
-  struct Offer;
   struct Lifetime;
+  struct Offer {
+    std::uint64_t serial;   // of its holder
+    const std::byte* data;  // its holder's
+    Need need;
+    std::function<void()> give_back;
+  };
+  /// The latest need first; of equal ones, the first offered.
+  struct OfferOrder {
+    Need need;
+    ReclaimId id;
+    bool operator<(const OfferOrder& other) const noexcept {
+      return need != other.need ? other.need < need : id < other.id;
+    }
+  };
   struct Region {
+    Region(Purpose its_purpose, std::uint64_t base, std::uint64_t size, std::uint64_t alignment)
+        : purpose(its_purpose),
+          base_offset_bytes(base),
+          arena(size, alignment),
+          with_offers(size, alignment) {}
     Purpose purpose;  // meaningful for reserves (index > 0)
     std::uint64_t base_offset_bytes;
     Arena arena;
+    Arena with_offers;  // what would be free if all offers were taken
+    std::set<OfferOrder> offers;
   };
   struct Holder {
     std::uint64_t serial;
-    const std::byte* data;
     const char* name;
     Purpose purpose;
     std::uint64_t size_bytes;
@@ -153,23 +171,23 @@ class PinnedPool {
     std::size_t region;
     std::uint64_t offset_bytes;  // in the region's arena
     std::uint64_t range_bytes;   // what it occupies there: its size, staggered
+    ReclaimId offer;             // 0: none
   };
-  /// Which regions somebody of sooner need waits for, by region.
-  using Claims = std::vector<bool>;
 
   PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping mapping);
+  RegionSet usable(const LeaseRequest& request) const;
   void check_possible(const LeaseRequest& request) const;
-  bool may_use(const LeaseRequest& request, std::size_t region) const;
 
   // With the mutex held:
-  Lease carve(const LeaseRequest& request, const Claims& claimed);
+  Lease carve(const LeaseRequest& request, RegionSet regions);
   Lease carve_from(std::size_t region, const LeaseRequest& request);
-  void claim(const LeaseRequest& request, Claims& claimed) const;
+  Holder& holder_of(const Lease& lease);
   bool serve_from_free_memory();
   std::string table() const;
   std::vector<Offer> plan_reclaim(bool whatever_need);
-  std::vector<ReclaimId> enough_offers(const LeaseRequest& request, std::size_t region,
-                                       bool whatever_need) const;
+  std::vector<ReclaimId> enough_offers(const LeaseRequest& request, Region& region,
+                                       bool whatever_need);
+  Offer end_offer(ReclaimId id);
 
   bool serve_waiters(bool whatever_need);
   void give_back(Lease& lease) noexcept;
@@ -182,9 +200,10 @@ class PinnedPool {
   mutable std::mutex mutex_;  // all below: leases return on any thread
   std::vector<Region> regions_;
   Account account_;
-  std::list<Waiter*> waiters_;  // sorted by need, then by arrival
-  std::vector<Offer> offers_;
-  std::vector<Holder> holders_;
+  LeaseQueue waiters_;                                    // of Waiter
+  std::unordered_map<const std::byte*, Holder> holders_;  // by their lease's address
+  std::unordered_map<ReclaimId, Offer> offers_;
+  std::uint64_t offers_looked_at_ = 0;
   ReclaimId next_reclaim_ = 1;
   std::uint64_t next_serial_ = 1;
   std::shared_ptr<Lifetime>

@@ -3,6 +3,7 @@
 // co_await.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/runtime/async.h"
+#include "base/runtime/for_each.h"
 #include "base/runtime/reactor.h"
 
 namespace ziggurat {
@@ -132,6 +134,42 @@ TEST_F(Coroutines, WorkGroupRethrowsTheFirstFailureWhenAllHaveEnded) {
   }
   EXPECT_TRUE(last_ended);
   EXPECT_TRUE(group.failed());
+}
+
+TEST_F(Coroutines, ForEachIndexBeginsInOrderAndHasNoMoreUnderWayThanAllowed) {
+  std::size_t under_way = 0;
+  std::size_t most = 0;
+  std::vector<std::size_t> begun;
+  const std::function<Task<>(std::size_t)> work = [&](std::size_t i) -> Task<> {
+    begun.push_back(i);
+    most = std::max(most, ++under_way);
+    Signal later(reactor_);
+    reactor_.post([&] { later.set(); });
+    co_await later.wait();
+    --under_way;
+  };
+  reactor_.block_on(for_each_index(reactor_, 1000, 7, work));
+  EXPECT_EQ(most, 7u);
+  EXPECT_EQ(begun.size(), 1000u);
+  EXPECT_TRUE(std::ranges::is_sorted(begun));
+  reactor_.block_on(for_each_index(reactor_, 0, 7, work));
+  EXPECT_EQ(begun.size(), 1000u);
+}
+
+TEST_F(Coroutines, ForEachIndexBeginsNothingAfterAFailureAndWaitsForWhatItBegan) {
+  std::size_t ended = 0;
+  std::size_t begun = 0;
+  const std::function<Task<>(std::size_t)> work = [&](std::size_t i) -> Task<> {
+    ++begun;
+    Signal later(reactor_);
+    reactor_.post([&] { later.set(); });
+    co_await later.wait();
+    ++ended;
+    if (i == 4) throw std::runtime_error("the fifth");
+  };
+  EXPECT_THROW(reactor_.block_on(for_each_index(reactor_, 1000, 3, work)), std::runtime_error);
+  EXPECT_EQ(begun, ended);
+  EXPECT_LE(begun, 4u + 3u);
 }
 
 // GCC 12 (to 12.2 at least; Clang 16 is right) destroys a temporary twice if it owns something and

@@ -191,6 +191,33 @@ TEST(Reactor, WaitingForWorkElsewhereIsNoLockUp) {
   EXPECT_FALSE(stalled);
 }
 
+// A worker's job takes no virtual time, however long the worker takes.
+TEST(Reactor, VirtualTimeStandsStillWhileWorkIsUnderWayElsewhere) {
+  for (const bool started : {false, true}) {
+    Reactor reactor(Clock::Kind::kVirtual);
+    if (started) reactor.start();
+    std::vector<std::string> log;
+    std::promise<void> begun;
+    std::thread elsewhere([&] {
+      begun.get_future().wait();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // a clock that jumps does so now
+      reactor.post([&] {
+        reactor.external_end();
+        log.push_back("work@" + std::to_string(reactor.clock().now().count()));
+      });
+    });
+    reactor.block_on(
+        [](Reactor& its, std::vector<std::string>& notes, std::promise<void>& now) -> Task<> {
+          its.external_begin();
+          its.clock().after(Nanoseconds(0), [&] { notes.push_back("at once"); });
+          now.set_value();
+          co_await stamp(its, std::chrono::hours(1), "timer", notes);
+        }(reactor, log, begun));
+    elsewhere.join();
+    EXPECT_EQ(log, (std::vector<std::string>{"at once", "work@0", "timer@3600000000000"}));
+  }
+}
+
 TEST(Reactor, WaitingForATimerIsNoLockUp) {
   for (const Clock::Kind kind : {Clock::Kind::kReal, Clock::Kind::kVirtual}) {
     Reactor reactor(kind);

@@ -6,8 +6,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <sys/sysmacros.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -162,6 +167,50 @@ TEST(Topology, FindsThisMachinesCores) {
   ASSERT_EQ(::sched_getaffinity(0, sizeof(usable), &usable), 0);
   for (int cpu : machine.physical_cores)
     EXPECT_TRUE(CPU_ISSET(static_cast<unsigned>(cpu), &usable)) << cpu;
+}
+
+/// An X server that closes each connection at once and counts them.
+class CountingXServer {
+ public:
+  CountingXServer() : socket_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    const std::string name = "/tmp/.X11-unix/X0";  // after a NUL: no file of that name
+    name.copy(address.sun_path + 1, name.size());
+    const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    listens_ = ::bind(socket_, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+               ::listen(socket_, 64) == 0;
+    if (!listens_) return;
+    thread_ = std::thread([this] {
+      for (int guest = 0; (guest = ::accept(socket_, nullptr, nullptr)) >= 0; ::close(guest))
+        ++connections_;
+    });
+  }
+  ~CountingXServer() {
+    static_cast<void>(connections());
+    ::close(socket_);
+  }
+  bool listens() const { return listens_; }
+  /// Those so far; no more are taken.
+  int connections() {
+    if (thread_.joinable()) {
+      ::shutdown(socket_, SHUT_RDWR);
+      thread_.join();
+    }
+    return connections_;
+  }
+
+ private:
+  int socket_;
+  bool listens_ = false;
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+TEST(Topology, LeavesTheXServersAlone) {
+  CountingXServer server;
+  if (!server.listens()) GTEST_SKIP() << "a real X server runs here";
+  static_cast<void>(Topology::discover());
+  EXPECT_EQ(server.connections(), 0);
 }
 
 TEST(Topology, KeepsToTheCpusThisThreadIsBoundTo) {

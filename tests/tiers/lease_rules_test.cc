@@ -366,6 +366,53 @@ TEST_F(LeaseRules, rule_4_a_wrong_prefetch_is_given_up_before_a_lock_up_is_repor
   EXPECT_NO_THROW(reactor_.block_on(demand(*pool)));
 }
 
+// What a step of many chunks costs. All of them wait at once here: more than the engine lets wait.
+TEST_F(LeaseRules, what_a_lease_costs_does_not_depend_on_how_many_wait_and_how_many_are_out) {
+  const auto looked_at_for = [this](std::uint64_t leases) {
+    const auto pool = make(leases, {{Purpose::kParams, 4 * kPage}});
+    std::vector<Lease> out;
+    while (Lease lease = pool->try_acquire(want(Purpose::kGradients, 1, 0)))
+      out.push_back(std::move(lease));
+    for (std::uint64_t i = 0; i < leases; ++i) {
+      const auto purpose = i % 2 == 0 ? Purpose::kOptimizer : Purpose::kStaging;
+      reactor_.spawn(hold(*pool, std::to_string(i), want(purpose, 1, leases - i)), {});
+    }
+    reactor_.run_until_idle();
+    EXPECT_EQ(pool->waiting(), leases);
+    out.clear();
+    while (pool->waiting() > 0) {
+      reactor_.run_until_idle();
+      leases_.clear();
+    }
+    reactor_.run_until_idle();
+    leases_.clear();
+    return pool->looked_at() / leases;
+  };
+  EXPECT_EQ(looked_at_for(100), looked_at_for(5000));
+}
+
+TEST_F(LeaseRules, what_taking_back_costs_does_not_depend_on_how_much_could_be_taken) {
+  const auto looked_at_for = [this](std::uint64_t leases) {
+    const auto pool = make(leases);
+    for (std::uint64_t i = 0; i < leases; ++i) {
+      const std::string name = std::to_string(i);
+      leases_[name] = pool->try_acquire(want(Purpose::kOptimizer, 1, 1000 + i));
+      pool->offer(leases_[name], {0, 1000 + i}, [this, name] { leases_.erase(name); });
+    }
+    const std::uint64_t before = pool->looked_at();
+    start(*pool, "demand", want(Purpose::kGradients, 2, 1));
+    EXPECT_EQ(leases_.count("demand"), 1u);
+    start(*pool, "later than any", want(Purpose::kGradients, 1, 1000000));
+    EXPECT_EQ(pool->waiting(), 1u);
+    const std::uint64_t looked_at = pool->looked_at() - before;
+    leases_.clear();
+    reactor_.run_until_idle();
+    leases_.clear();
+    return looked_at;
+  };
+  EXPECT_EQ(looked_at_for(100), looked_at_for(5000));
+}
+
 TEST_F(LeaseRules, what_can_never_fit_is_refused_at_once) {
   const auto pool = make(8, {{Purpose::kParams, 6 * kPage}});
   start(*pool, "too large", want(Purpose::kOptimizer, 3, 0));

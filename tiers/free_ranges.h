@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/free_ranges.h: a set of disjoint ranges in order of address, where the first that is long
+// enough is found without looking at the shorter ones before it.
+//
+// A treap (a binary tree whose shape hashed keys balance) in which each node knows the longest
+// range below it. Every operation looks at O(log n) nodes. The shape depends on the ranges alone,
+// so equal calls do equal work. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace ziggurat {
+
+struct FreeRange {
+  std::uint64_t offset_bytes;
+  std::uint64_t size_bytes;
+  std::uint64_t end() const noexcept { return offset_bytes + size_bytes; }
+};
+
+class FreeRanges {
+ public:
+  FreeRanges() noexcept;
+  FreeRanges(FreeRanges&&) noexcept;
+  FreeRanges& operator=(FreeRanges&&) noexcept;
+  ~FreeRanges();
+
+  void insert(FreeRange range);
+  /// The range that begins at `offset_bytes`; it must be in the set.
+  void erase(std::uint64_t offset_bytes);
+
+  /// The range of lowest address that has at least `size_bytes`.
+  std::optional<FreeRange> first_of_at_least(std::uint64_t size_bytes) const noexcept;
+  /// The first range that begins at `offset_bytes` or later.
+  std::optional<FreeRange> at_or_after(std::uint64_t offset_bytes) const noexcept;
+  /// The last range that begins before `offset_bytes`.
+  std::optional<FreeRange> before(std::uint64_t offset_bytes) const noexcept;
+  /// 0 if the set is empty.
+  std::uint64_t longest_bytes() const noexcept;
+
+ private:
+  struct Node;
+  using Tree = std::unique_ptr<Node>;
+  static void refresh(Node& node) noexcept;
+  static void split(Tree tree, std::uint64_t offset_bytes, Tree& before, Tree& from);
+  static Tree join(Tree before, Tree after);
+  static void erase_from(Tree& tree, std::uint64_t offset_bytes);
+
+  Tree root_;
+};
+
+}  // namespace ziggurat
