@@ -112,6 +112,9 @@ ChunkId StateStore::chunk_name(ChunkId chunk) const noexcept {
 std::uint64_t StateStore::record_bytes(ChunkId chunk) const noexcept {
   return impl_->layout.record_bytes[chunk];
 }
+std::uint64_t StateStore::blob_capacity_bytes() const noexcept {
+  return impl_->spec.blob_capacity_bytes;
+}
 std::uint64_t StateStore::durable_generation() const noexcept { return impl_->state.generation; }
 std::uint64_t StateStore::durable_everywhere() const noexcept { return impl_->durable_everywhere; }
 

@@ -106,6 +106,7 @@ class StateStore {
   /// The number that `chunk` of this file has in the whole store.
   ChunkId chunk_name(ChunkId chunk) const noexcept;
   std::uint64_t record_bytes(ChunkId chunk) const noexcept;
+  std::uint64_t blob_capacity_bytes() const noexcept;
   std::uint64_t durable_generation() const noexcept;
   /// The newest generation known durable on every rank (the engine learns it with the norm's
   /// all-reduce).

@@ -47,6 +47,7 @@ class StripedStore {
   const StoreState& state() const noexcept { return state_; }
   std::size_t chunk_count() const noexcept { return homes_.size(); }
   std::uint64_t record_bytes(ChunkId chunk) const noexcept;
+  std::uint64_t blob_capacity_bytes() const noexcept { return stripes_[0]->blob_capacity_bytes(); }
   std::uint64_t durable_generation() const noexcept { return state_.generation; }
   void set_durable_everywhere(std::uint64_t generation) noexcept;
   std::uint64_t durable_everywhere() const noexcept;

@@ -6,7 +6,6 @@
 // thread only.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 
@@ -16,16 +15,8 @@ namespace ziggurat {
 
 /// Runs work(0), .., work(count - 1), begun in this order, at most `at_once` of them under way.
 /// After the first failure no other is begun; returns when all that were begun have ended, and
-/// rethrows it.
-inline Task<> for_each_index(Reactor& reactor, std::size_t count, std::size_t at_once,
-                             const std::function<Task<>(std::size_t)>& work) {
-  std::size_t next = 0;
-  WorkGroup lanes(reactor);
-  const auto lane = [&]() -> Task<> {
-    while (next < count && !lanes.failed()) co_await work(next++);
-  };
-  for (std::size_t i = 0; i < std::min(count, at_once); ++i) lanes.spawn(lane());
-  co_await lanes.wait_idle();
-}
+/// rethrows it. `work` must outlive the await.
+Task<> for_each_index(Reactor& reactor, std::size_t count, std::size_t at_once,
+                      const std::function<Task<>(std::size_t)>& work);
 
 }  // namespace ziggurat

@@ -39,6 +39,9 @@
 
 namespace ziggurat {
 
+/// Of StepOptions::blob. A store of an earlier version holds 16 bytes less.
+inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
+
 struct StepOptions {
   float learning_rate = 0;
   std::optional<Betas> betas =
@@ -47,8 +50,8 @@ struct StepOptions {
   /// Where it is given, a norm that is not finite skips the step instead of being an error, so
   /// updates before the norm are guesses, as with clipping.
   std::optional<float> loss_scale = std::nullopt;
-  std::span<const std::byte>
-      blob;  ///< the trainer's own state (data cursor, RNG), copied, made durable with this step
+  std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made
+                                    ///< durable with this step; at most kBlobBytesMax
 };
 
 struct StepResult {
@@ -109,22 +112,26 @@ class Engine {
   virtual void finish_gradient(UnitId unit) = 0;
 
   /// Optional, before the step's first finish_gradient(): with the step's options known, updates
-  /// start during backward instead of after it where the norm decides nothing (clipping off, no
-  /// loss scale) or likely nothing. step() must then be given the same, but for the blob.
+  /// may start during backward instead of after it (EngineConfig::speculation), and are undone if
+  /// the step turns out bad. step() must then be given the same, but for the blob.
   virtual void prepare_step(const StepOptions& options) { static_cast<void>(options); }
 
   /// Ends the step: every unit's gradient must be finished. Waits for the norm, starts the
   /// optimizer sweep and returns; the sweep goes on under the next forward. Waits, if need be,
-  /// until the generation before is durable. Errors: kUnavailable for a norm that is not finite;
-  /// kInvalidArgument for options that make no step.
+  /// until the generation before is durable. Errors: kInvalidArgument, at once, naming a unit whose
+  /// gradient is not finished. After these the state is as before the step's first gradient, on
+  /// every rank, and training can go on: kUnavailable for a norm that is not finite;
+  /// kInvalidArgument for options that make no step, or other ones than another rank's. After any
+  /// other the engine has ended: every call throws, and the newest durable generation is whole.
   virtual StepResult step(const StepOptions& options) = 0;
 
   /// Generation the parameters now stand at (number of finished steps), and the newest durable one.
   virtual std::uint64_t generation() const = 0;
   virtual std::uint64_t durable_generation() const = 0;
   /// Waits until every finished step is durable on every rank; with state placed off NVMe, writes a
-  /// checkpoint first. Call before exit: where ranks are several, one that closes its engine
-  /// without it ends the others' calls.
+  /// checkpoint first. A step under way is no part of it: its records do not change before step(),
+  /// so it may be called in mid-backward too. Call before exit: where ranks are several, one that
+  /// closes its engine without it ends the others' calls.
   virtual void make_durable() = 0;
 
   /// True if open() found a store and resumed; then the blob of the generation it resumed at.

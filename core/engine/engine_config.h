@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "core/sharding/param_groups.h"
 #include "core/sharding/placement.h"
 #include "core/sharding/quantization.h"
+#include "core/sharding/strategy.h"
 #include "optimizer/state_format.h"
 
 namespace ziggurat {
@@ -40,6 +40,11 @@ struct StoreDirectory {
   std::uint64_t outstanding_bytes = 0;
 };
 
+/// Of a config that asks for no stage and no strategy.
+inline constexpr int kDefaultZeroStage = 2;
+/// A limit in elements that limits nothing: more than any model has.
+inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
+
 struct EngineConfig {
   /// Where the state is, or shall be. More than one: each record lives in one of them, in
   /// proportion to the weights when the store is made; all of them, in any order, whenever it is
@@ -56,19 +61,11 @@ struct EngineConfig {
   /// the ModelSpec is this rank's part (core/sharding/tensor_part.h). Must divide the number of
   /// ranks; all that follows is among the data-parallel ranks, which have the same part.
   int tensor_parallel = 1;
-  /// ZeRO stage over the data-parallel ranks (core/sharding/shard.h), 0 to 3. Stages never
-  /// change bits; one rank has the whole state whatever it says.
-  int zero_stage = 2;
-  /// Ranks that share one copy of the state; the others have copies of their own, kept equal
-  /// (HYBRID_SHARD). Consecutive ranks; must divide their number. 0: all ranks share one.
-  int shard_group = 0;
-  /// Stage 3: ranks of a node, each of which keeps 1 / node_ranks of every unit in host memory once
-  /// it was gathered in a step, so that it is gathered within the node from then on (hpZ).
-  /// Consecutive ranks; must divide those that share a copy of the state. 0: no second partition.
-  int node_ranks = 0;
-  /// Stage 3: every unit stays on the device from forward to backward (FSDP's SHARD_GRAD_OP), or
-  /// the engine does not open; otherwise those that there is room for.
-  bool keep_gathered = false;
+  /// Over how many data-parallel ranks each class of state is cut (core/sharding/strategy.h), and
+  /// how long gathered parameters live. Stages never change bits; one rank has the whole state
+  /// whatever this says. Nothing given: stage 2. Stage 3 with grad-op: every unit stays on the
+  /// device from forward to backward, or the engine does not open.
+  StrategyRequest strategy;
   /// Stage 3 over all ranks: parameters in int8, gradients in 8 or 4 bits between the ranks
   /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of collectives/quantize.h. Part of
   /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
@@ -83,16 +80,17 @@ struct EngineConfig {
   /// buckets are set aside in host memory. Never changes bits.
   std::uint64_t reduce_bucket_elements = kReduceBucketCount;
   /// Elements of parameters that are loaded, or in stage 3 gathered, ahead of the trainer.
-  std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t prefetch_elements_max = kElementsMax;
 
   OptimizerConfig optimizer;
   std::vector<ParamGroup> param_groups;  ///< parameters with other settings than optimizer's
-  /// Global 2-norm. 0 turns clipping off: without a loss scale, updates then start during backward.
+  /// Global 2-norm. 0 turns clipping off.
   float clip_norm = 1.0F;
 
-  /// Updates that start before the norm is known, on the guess that it demands neither clipping nor
-  /// a skip (core/schedule/optimizer/speculation.h). Wants records on NVMe, in two slots. Never
-  /// changes bits.
+  /// Updates that start before the step is known to be good, on the guess that its norm is finite
+  /// and demands no clipping (core/schedule/optimizer/speculation.h), and are undone or made again
+  /// if not. Needs records on NVMe, in two slots; elsewhere nothing starts early. Never changes
+  /// bits.
   enum class Speculation : std::uint8_t {
     kAuto,    ///< while the guess has mostly been right
     kNever,   ///< to measure against
@@ -101,9 +99,9 @@ struct EngineConfig {
   Speculation speculation = Speculation::kAuto;
 
   /// Elements of parameters that may be on the device beyond those acquired (prefetch and reuse).
-  std::uint64_t max_live_parameters = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t max_live_parameters = kElementsMax;
   /// A released unit stays if it is used again within this many elements of other parameters.
-  std::uint64_t max_reuse_distance = std::numeric_limits<std::uint64_t>::max();
+  std::uint64_t max_reuse_distance = kElementsMax;
 
   int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep
                   ///< loses the run

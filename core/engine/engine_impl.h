@@ -11,6 +11,7 @@
 
 #include "core/engine/engine.h"
 #include "core/engine/host_plan.h"
+#include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradients/gradient_flow.h"
@@ -63,7 +64,7 @@ class EngineImpl final : public Engine {
 
  private:
   // engine_open.cc
-  void validate() const;
+  void validate();
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();
@@ -73,6 +74,7 @@ class EngineImpl final : public Engine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   Task<> load_state();
   Task<> load_chunk(ChunkId id);
+  std::size_t chunks_at_once() const;
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
   std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
@@ -91,19 +93,19 @@ class EngineImpl final : public Engine {
 
   // engine_ranks.cc
   Task<> agree_on_settings();
-  Task<> agree_on_step(const StepOptions& options);
   Task<> set_gather_region_aside();
   std::uint64_t small_accumulator_bytes() const;
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
-  Strategy strategy() const;
   void validate_quantization(const Strategy& strategy) const;
+  /// Ranks that share a copy of the state, where there are several copies; else 0.
+  int shard_group() const { return strategy_->is_hybrid() ? strategy_->shard_group : 0; }
   Sharding sharding() const {
     const int parts = config_.tensor_parallel;
     const int rank = runtime_.ranks->rank();
-    Sharding its = Sharding::of(config_.zero_stage, rank / parts,
-                                runtime_.ranks->world_size() / parts, config_.shard_group);
-    its.node_ranks = config_.node_ranks;
+    const Strategy& cut = *strategy_;
+    Sharding its = Sharding::of(cut.zero_stage, rank / parts, cut.dp, shard_group());
+    its.node_ranks = cut.hpz;
     its.quantization = config_.quantization;
     its.ranks_per_node = config_.ranks_per_node;
     its.tensor = {.rank = rank % parts, .ranks = parts};
@@ -114,18 +116,30 @@ class EngineImpl final : public Engine {
   // engine.cc
   Task<> close();
   void clear_frozen(UnitId unit);
-  Task<> skip_step();
-  Task<StepResult> finish_step(const StepOptions& options);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
-  bool may_speculate() const;
+  void fail(std::exception_ptr error);
+  void end_with(const std::exception_ptr& error);
+
+  // engine_step.cc
+  Task<StepResult> finish_step(const StepOptions& options);
+  Task<StepVerdict> judged(const StepOptions& options);
+  Task<StepVerdict> judge_step(const StepOptions& options);
+  Task<std::optional<Error>> agree_on_step(const StepOptions& options, StepRefusal refusal);
+  StepRefusal refusal_of(const StepOptions& options) const;
+  std::string refusal_text(StepRefusal refusal, const StepOptions& options) const;
+  Task<> undo_step();
+  Error undo_failed(const std::exception_ptr& cause) const;
+  void begin_step();
+  bool may_guess() const;
+  Betas betas_of(const StepOptions& options) const;
   double gradient_divisor(const StepOptions& options) const;
   StepScalars scalars(const StepOptions& options, float grad_scale) const;
+  std::uint64_t blob_bytes_max() const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
-  void fail(std::exception_ptr error);
-  void fail_here(const std::exception_ptr& error);
 
   ModelSpec model_;
   EngineConfig config_;
+  std::optional<Strategy> strategy_;  // what config_ asks for, on these ranks; from validate() on
   Runtime& runtime_;
   Device& device_;
 
@@ -151,8 +165,8 @@ class EngineImpl final : public Engine {
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  std::optional<EarlyStep> early_;  // of the step under way, if it need not wait for the norm
-  StepOptions early_options_;       // what it was made from
+  std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
+  std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
   SpeculationWatch watch_;
   std::vector<std::byte> step_messages_;  // of all ranks, in step()
   std::exception_ptr error_;

@@ -6,64 +6,67 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
+#include "core/engine/engine_settings.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& store) {
-  return runtime.reactor.block_on(
-      [](Runtime& run, std::vector<StoreDirectory> directories) -> Task<StoreInfo> {
-        for (const StoreDirectory& directory : directories) {
-          if (!std::filesystem::is_directory(directory.path))
-            throw Error(ErrorCode::kInvalidArgument,
-                        fmt::format("--store {}: no such directory", directory.path));
-        }
-        RankChannels channels(*run.ranks, {});
-        auto storage = Storage::open(run, *channels.store, directories);
-        const EngineConfig config;
-        StripedStore::Environment environment = storage->environment(run, config);
-        Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
-        storage->store = co_await std::move(opening);
-        const StoreState& state = storage->store->state();
-        StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
-                       .dtype = ChunkTable::param_dtype(state.layout),
-                       .run_identity = state.run_identity,
-                       .numerics_fingerprint = state.numerics_fingerprint,
-                       .state = ChunkTable::state_of(state.layout),
-                       .sharding = ChunkTable::sharding_of(state.layout),
-                       .generation = 0,
-                       .blob = {}};
-        BlobHeader header;
-        if (state.blob.size() >= sizeof(header)) {
-          std::memcpy(&header, state.blob.data(), sizeof(header));
-          info.generation = header.generation;
-          info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
-        }
-        co_return info;
-      }(runtime, store));
+  const EngineConfig defaults;
+  return runtime.reactor.block_on([](Runtime& run, std::vector<StoreDirectory> directories,
+                                     const EngineConfig& config) -> Task<StoreInfo> {
+    for (const StoreDirectory& directory : directories) {
+      if (!std::filesystem::is_directory(directory.path))
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("--store {}: no such directory", directory.path));
+    }
+    RankChannels channels(*run.ranks, {});
+    auto storage = Storage::open(run, *channels.store, directories);
+    StripedStore::Environment environment = storage->environment(run, config);
+    Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
+    storage->store = co_await std::move(opening);
+    const StoreState& state = storage->store->state();
+    StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
+                   .dtype = ChunkTable::param_dtype(state.layout),
+                   .run_identity = state.run_identity,
+                   .numerics_fingerprint = state.numerics_fingerprint,
+                   .state = ChunkTable::state_of(state.layout),
+                   .sharding = ChunkTable::sharding_of(state.layout),
+                   .generation = 0,
+                   .blob = {}};
+    BlobHeader header;
+    if (state.blob.size() >= sizeof(header)) {
+      std::memcpy(&header, state.blob.data(), sizeof(header));
+      info.generation = header.generation;
+      info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
+    }
+    co_return info;
+  }(runtime, store, defaults));
 }
 
-void EngineImpl::validate() const {
+void EngineImpl::validate() {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("--slots {}: 1 or 2", config_.slots));
   require(config_.tensor_parallel >= 1, fmt::format("--tp {}: 1 or more", config_.tensor_parallel));
-  validate_quantization(strategy());
+  strategy_ = strategy_of(config_, runtime_.ranks->world_size());
+  validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
-              (config_.clip_norm > 0 && config_.placement.optimizer == Tier::kNvme &&
-               config_.slots == 2),
-          "--speculate always: there is something to guess, and a way back, only with clipping, "
-          "--placement optimizer=nvme and --slots 2");
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          "speculation always: an update that starts before the step's end can be undone only with "
+          "placement optimizer=nvme and slots 2");
   require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                      model_.dtype == DType::kBFloat16);
   require(!config_.store.empty(), "--store: a directory is needed");
@@ -93,8 +96,8 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   assign_groups(model_, config_.param_groups);
   channels_ = std::make_unique<RankChannels>(*runtime_.ranks,
                                              RankChannels::Groups{.tensor = config_.tensor_parallel,
-                                                                  .shard = config_.shard_group,
-                                                                  .node = config_.node_ranks,
+                                                                  .shard = shard_group(),
+                                                                  .node = strategy_->hpz,
                                                                   .exchanges = exchanges()});
   if (sharding().ranks() > 1) co_await agree_on_settings();
   co_await open_store();
@@ -154,7 +157,8 @@ Task<> EngineImpl::open_store() {
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),
                  .record_format = table_->record_format(),
-                 .slots = static_cast<std::uint32_t>(config_.slots)};
+                 .slots = static_cast<std::uint32_t>(config_.slots),
+                 .blob_capacity_bytes = kBlobBytesMax + sizeof(BlobHeader)};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -217,9 +221,13 @@ Task<> EngineImpl::build_floors() {
   const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};
   Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
   params_ = co_await std::move(making_params);
-  const ParamCacheLimits limits{.max_live_parameters = config_.max_live_parameters,
-                                .max_reuse_distance = config_.max_reuse_distance,
-                                .prefetch_elements_max = config_.prefetch_elements_max};
+  // Without a limit a unit stays whose next use is not known.
+  const auto limit = [](std::uint64_t elements) {
+    return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
+  };
+  const ParamCacheLimits limits{.max_live_parameters = limit(config_.max_live_parameters),
+                                .max_reuse_distance = limit(config_.max_reuse_distance),
+                                .prefetch_elements_max = limit(config_.prefetch_elements_max)};
   cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
     return cache_->allocate(size_bytes, purpose);
@@ -293,11 +301,16 @@ void EngineImpl::report_progress(ChunkId id, const char* what) {
   if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
 }
 
+/// Begun by create_state() and load_state(): whoever waits for memory has a stack.
+std::size_t EngineImpl::chunks_at_once() const {
+  return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
+}
+
 Task<> EngineImpl::create_state(const Initializer& initialize) {
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id)
-    chunks.spawn(create_chunk(id, initialize));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
+    return create_chunk(static_cast<ChunkId>(id), initialize);
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   last_blob_ = wrap_blob(0, {});
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(0);
@@ -349,9 +362,10 @@ void EngineImpl::read_blob(const StoreState& state) {
 Task<> EngineImpl::load_state() {
   const StoreState& state = storage_->store->state();
   read_blob(state);
-  WorkGroup chunks(runtime_.reactor);
-  for (ChunkId id = 0; id < table_->chunks().size(); ++id) chunks.spawn(load_chunk(id));
-  co_await chunks.wait_idle();
+  const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {
+    return load_chunk(static_cast<ChunkId>(id));
+  };
+  co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
   make_sweep(state.generation - generation_);
 }
 

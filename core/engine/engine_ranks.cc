@@ -4,20 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
-#include "collectives/mesh.h"
 #include "core/engine/engine_impl.h"
+#include "core/engine/engine_settings.h"
 
 namespace ziggurat {
 namespace {
 
 struct Fact {
-  const char* name;
+  std::string name;
   std::uint64_t value;
 };
 
@@ -25,64 +24,18 @@ std::uint64_t text_hash(const std::string& text) {
   return hash64(std::as_bytes(std::span(text)), 0);
 }
 
-std::string group_text(const ParamGroup& group) {
-  const auto optional = [](const std::optional<float>& value) {
-    return value ? fmt::format("{}", *value) : std::string("-");
-  };
-  return fmt::format("{} {} {} {} {} {} {}\n", group.params, group.lr_scale,
-                     optional(group.weight_decay), optional(group.beta1), optional(group.beta2),
-                     optional(group.eps), group.frozen);
-}
-
-/// What one rank brings to a step, before its sums of squares.
-struct StepFacts {
-  std::uint64_t generation;
-  std::uint64_t options;  ///< hash
-  std::uint64_t order;    ///< of gathers
-};
-
-std::uint64_t options_hash(const StepOptions& options) {
-  const Betas betas = options.betas.value_or(Betas{});
-  const std::string text = fmt::format(
-      "{} {} {} {} {} {}", options.learning_rate, options.betas.has_value(), betas.beta1,
-      betas.beta2, options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
-  return text_hash(text);
-}
-
 }  // namespace
 
 /// Every rank sees every difference, and all leave with the same error.
 Task<> EngineImpl::agree_on_settings() {
-  std::string groups;
-  for (const ParamGroup& group : config_.param_groups) groups += group_text(group);
-  const OptimizerConfig& optimizer = config_.optimizer;
-  const std::vector<Fact> facts{
-      {"the model", text_hash(ChunkTable(model_, 1, optimizer.state).layout())},
-      {"--tp", static_cast<std::uint64_t>(config_.tensor_parallel)},
-      {"--zero-stage", static_cast<std::uint64_t>(config_.zero_stage)},
-      {"--shard-group", static_cast<std::uint64_t>(config_.shard_group)},
-      {"--hpz", static_cast<std::uint64_t>(config_.node_ranks)},
-      {"--strategy", static_cast<std::uint64_t>(config_.keep_gathered)},
-      {"--quantized-weights", static_cast<std::uint64_t>(config_.quantization.weights)},
-      {"--quantized-gradients", static_cast<std::uint64_t>(config_.quantization.gradient_bits)},
-      {"--ranks-per-node", static_cast<std::uint64_t>(exchanges().within)},
-      {"--reduce-dtype", static_cast<std::uint64_t>(reduction().dtype)},
-      {"--reduce-bucket-size", config_.reduce_bucket_elements},
-      {"--prefetch-bucket-size", config_.prefetch_elements_max},
-      {"max_live_parameters", config_.max_live_parameters},
-      {"max_reuse_distance", config_.max_reuse_distance},
-      {"--clip", std::bit_cast<std::uint32_t>(config_.clip_norm)},
-      {"--betas, --weight-decay, --rounding or --seed",
-       text_hash(fmt::format("{} {} {} {} {} {}", static_cast<int>(optimizer.rounding),
-                             optimizer.rounding_seed, optimizer.beta1, optimizer.beta2,
-                             optimizer.eps, optimizer.weight_decay))},
-      {"--param-groups", text_hash(groups)},
-      {"--speculate", static_cast<std::uint64_t>(config_.speculation)},
-      {"--slots", static_cast<std::uint64_t>(config_.slots)},
-      {"--resume", static_cast<std::uint64_t>(config_.resume)},
+  std::vector<Fact> facts{
+      {"the model", text_hash(ChunkTable(model_, 1, config_.optimizer.state).layout())},
       {"the run (data, seed, batch)", text_hash(config_.run_identity)},
-      {"--placement optimizer=", static_cast<std::uint64_t>(config_.placement.optimizer)},
-  };
+      {"the rounding's seed", config_.optimizer.rounding_seed}};
+  for (const SettingOf<EngineConfig>& setting : engine_settings()) {
+    if (setting.among_ranks == AmongRanks::kAlike)
+      facts.push_back({fmt::format("`{}`", setting.name), text_hash(setting.agreed(config_))});
+  }
   std::vector<std::uint64_t> least;
   for (const Fact& fact : facts) least.push_back(fact.value);
   std::vector<std::uint64_t> most = least;
@@ -90,51 +43,13 @@ Task<> EngineImpl::agree_on_settings() {
   co_await channels_->store->all_reduce(std::span(most), Communicator::Op::kMax);
   std::string differing;
   for (std::size_t i = 0; i < facts.size(); ++i) {
-    if (least[i] != most[i])
-      differing += (differing.empty() ? "" : ", ") + std::string(facts[i].name);
+    if (least[i] != most[i]) differing += (differing.empty() ? "" : ", ") + facts[i].name;
   }
   if (differing.empty()) co_return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the {} ranks have not the same settings: they differ in {}; start every "
-                          "rank with the same command",
+              fmt::format("the {} ranks do not have the same settings: they differ in {}; start "
+                          "every rank with the same command",
                           channels_->store->world_size(), differing));
-}
-
-/// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
-/// in the same order. With them goes what must be alike, so that a rank on its own way is found
-/// before anything is updated.
-Task<> EngineImpl::agree_on_step(const StepOptions& options) {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
-  GradientNorm& norm = flow_->norm();
-  const auto ranks = static_cast<std::size_t>(channels_->steps->world_size());
-  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
-  step_messages_.resize(ranks * size_bytes);
-  const std::span<std::byte> messages(step_messages_);
-  const auto message = [&](std::size_t rank) {
-    return messages.subspan(rank * size_bytes, size_bytes);
-  };
-
-  const auto own = static_cast<std::size_t>(channels_->steps->rank());
-  const StepFacts facts{generation_ + 1, options_hash(options), cache_->take_order()};
-  std::memcpy(message(own).data(), &facts, sizeof(facts));
-  norm.write_message(message(own).subspan(sizeof(facts)));
-  co_await channels_->steps->all_gather(message(own), messages);
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    StepFacts theirs{};
-    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
-    const char* differs = theirs.generation != facts.generation ? "makes another generation"
-                          : theirs.options != facts.options
-                              ? "has another learning rate, other betas or another loss scale"
-                          : theirs.order != facts.order ? "used the units in another order"
-                                                        : nullptr;
-    if (differs != nullptr) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("step {}: rank {} {} than rank {}: every rank must make the same "
-                              "calls; nothing was updated, generation {} stands",
-                              facts.generation, rank, differs, own, durable_generation()));
-    }
-    norm.read_message(static_cast<int>(rank), message(rank).subspan(sizeof(theirs)));
-  }
 }
 
 /// Stage 3: device memory for whole units, as much on every rank: what the trainer, accumulators
@@ -155,15 +70,17 @@ Task<> EngineImpl::set_gather_region_aside() {
   const std::uint64_t free_bytes = account.capacity_bytes() - account.used_bytes();
   const std::uint64_t here = free_bytes > kept_free ? free_bytes - kept_free : 0;
   const std::uint64_t everywhere = co_await storage_->quorum.min(here);
-  const std::uint64_t needed_bytes = config_.keep_gathered ? all_bytes : largest_bytes;
+  const std::uint64_t needed_bytes =
+      strategy_->keeps_params_to_backward ? all_bytes : largest_bytes;
   if (everywhere < needed_bytes) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("--device-memory: stage 3 needs {} for {} beside the "
                             "trainer's {} and accumulators; the rank with the least has {} (this "
                             "one {}): give {} more",
                             format_bytes(needed_bytes),
-                            config_.keep_gathered ? "all units, which --strategy grad-op keeps"
-                                                  : "the largest unit",
+                            strategy_->keeps_params_to_backward
+                                ? "all units, which --strategy grad-op keeps"
+                                : "the largest unit",
                             format_bytes(config_.trainer_device_bytes), format_bytes(everywhere),
                             format_bytes(here), format_bytes(needed_bytes - everywhere)));
   }
@@ -184,18 +101,6 @@ std::uint64_t EngineImpl::small_accumulator_bytes() const {
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < std::min<std::size_t>(3, small.size()); ++i) total += small[i];
   return total;
-}
-
-/// Of the ranks that have the same part of each layer. Errors: resolve()'s.
-Strategy EngineImpl::strategy() const {
-  const MeshShape shape =
-      with_dp_of_world({.tp = config_.tensor_parallel}, runtime_.ranks->world_size());
-  StrategyRequest request{.zero_stage = config_.zero_stage,
-                          .shard_group = config_.shard_group,
-                          .hpz = config_.node_ranks};
-  if (config_.shard_group > 0) request.name = StrategyName::kHybrid;
-  if (config_.keep_gathered) request.name = StrategyName::kGradOp;
-  return resolve(request, shape.dp);
 }
 
 void EngineImpl::validate_quantization(const Strategy& strategy) const {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/param_groups.cc: from patterns to numbers.
+// core/sharding/param_groups.cc: groups as text, and from patterns to numbers.
 #include "core/sharding/param_groups.h"
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
-#include <vector>
 
 #include "base/error.h"
 
@@ -32,7 +32,90 @@ void check(const ParamGroup& group) {
   below_one("beta2", group.beta2);
 }
 
+/// What stands before the next `separator`; `rest` goes on behind it.
+std::string_view take(std::string_view& rest, char separator) {
+  const std::size_t at = rest.find(separator);
+  const std::string_view word = rest.substr(0, at);
+  rest = at == std::string_view::npos ? std::string_view{} : rest.substr(at + 1);
+  return word;
+}
+
+std::optional<float> parse_float(std::string_view text) {
+  float value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// "lr-scale=0.5" or "frozen" into `group`; false if it is no such thing.
+bool read_entry(std::string_view entry, ParamGroup& group) {
+  if (entry == "frozen" || entry == "frozen=true" || entry == "frozen=false") {
+    group.frozen = entry != "frozen=false";
+    return true;
+  }
+  const std::string_view key = take(entry, '=');
+  const std::optional<float> value = parse_float(entry);
+  if (!value) return false;
+  if (key == "lr-scale")
+    group.lr_scale = *value;
+  else if (key == "weight-decay")
+    group.weight_decay = value;
+  else if (key == "beta1")
+    group.beta1 = value;
+  else if (key == "beta2")
+    group.beta2 = value;
+  else if (key == "eps")
+    group.eps = value;
+  else
+    return false;
+  return true;
+}
+
+ParamGroup parse_group(std::string_view text) {
+  ParamGroup group;
+  group.params = take(text, ':');
+  if (group.params.empty() || text.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "a group is PATTERN:KEY=VALUE[,KEY=VALUE..] or PATTERN:frozen, groups have ';' "
+                "between them");
+  }
+  while (!text.empty()) {
+    const std::string_view entry = take(text, ',');
+    if (read_entry(entry, group)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("'{}' is none of lr-scale, weight-decay, beta1, beta2 or eps with = "
+                            "and a number, and not frozen",
+                            entry));
+  }
+  return group;
+}
+
 }  // namespace
+
+std::vector<ParamGroup> parse_param_groups(std::string_view text) {
+  std::vector<ParamGroup> groups;
+  while (!text.empty()) groups.push_back(parse_group(take(text, ';')));
+  return groups;
+}
+
+std::string to_text(std::span<const ParamGroup> groups) {
+  std::string text;
+  for (const ParamGroup& group : groups) {
+    std::string entries;
+    const auto add = [&](std::string_view key, std::optional<float> value) {
+      if (value) entries += fmt::format("{}{}={}", entries.empty() ? "" : ",", key, *value);
+    };
+    if (group.lr_scale != 1) add("lr-scale", group.lr_scale);
+    add("weight-decay", group.weight_decay);
+    add("beta1", group.beta1);
+    add("beta2", group.beta2);
+    add("eps", group.eps);
+    if (group.frozen) entries += entries.empty() ? "frozen" : ",frozen";
+    if (entries.empty()) add("lr-scale", 1);
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ";", group.params, entries);
+  }
+  return text;
+}
 
 bool matches(std::string_view pattern, std::string_view name) noexcept {
   // Greedy with one way back: to the last *, which then takes one character more.

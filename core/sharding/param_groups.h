@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/sharding/model_spec.h"
 
@@ -28,6 +29,11 @@ struct ParamGroup {
   /// zero, in the norm too.
   bool frozen = false;
 };
+
+/// "h.*.mlp.*:lr-scale=0.5,beta2=0.99;wte.*:frozen". Errors: kInvalidArgument naming the word.
+std::vector<ParamGroup> parse_param_groups(std::string_view text);
+/// What parse_param_groups() reads as the same groups.
+std::string to_text(std::span<const ParamGroup> groups);
 
 /// `name` is one that `pattern` stands for.
 bool matches(std::string_view pattern, std::string_view name) noexcept;

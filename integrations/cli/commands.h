@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/dtype.h"
 #include "base/error.h"
 #include "integrations/cli/settings.h"
@@ -53,13 +54,15 @@ int show_schedule(const ScheduleCommand& command);
 
 struct SampleCommand {
   std::string store;
-  std::string prompt;
-  std::int64_t bytes = 0;
-  double temperature = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t device_bytes = 0;
-  std::uint64_t host_bytes = 0;
+  std::string prompt = "In the beginning";
+  std::int64_t bytes = 300;
+  double temperature = 0.8;
+  std::uint64_t seed = 1;
+  std::uint64_t device_bytes = 160 * kMiB;
+  std::uint64_t host_bytes = 384 * kMiB;
 };
+std::span<const SettingOf<SampleCommand>> sample_settings();
+SampleCommand read_sample(const Settings& settings);
 int sample(const SampleCommand& command);
 
 struct ExportCommand {
@@ -67,8 +70,10 @@ struct ExportCommand {
   std::string to;
   DType dtype = DType::kFloat32;
   bool force = false;
-  std::uint64_t host_bytes = 0;
+  std::uint64_t host_bytes = 384 * kMiB;
 };
+std::span<const SettingOf<ExportCommand>> export_settings();
+ExportCommand read_export(const Settings& settings);
 int export_model(const ExportCommand& command);
 
 int doctor(const std::vector<std::string>& paths);

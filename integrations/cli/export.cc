@@ -14,6 +14,34 @@
 #include "integrations/cli/stored_run.h"
 
 namespace ziggurat::cli {
+
+std::span<const SettingOf<ExportCommand>> export_settings() {
+  using In = SettingsIn<ExportCommand>;
+  using C = ExportCommand;
+  static const std::vector<SettingOf<C>> table{
+      In::text("store", &C::store,
+               {.values = "DIR[,DIR..]",
+                .help = "folder of the training state (required); several, on different drives, "
+                        "share it"}),
+      In::text("to", &C::to, {.values = "FILE", .help = "the safetensors file to make (required)"}),
+      In::parsed("dtype", &C::dtype, named_dtype, [](DType dtype) { return to_string(dtype); },
+                 {.values = "fp32|bf16|fp16",
+                  .help = "fp32: the masters, every bit; bf16, fp16: rounded, half the size"}),
+      In::truth("force", SettingKind::kSwitch, &C::force, {.help = "replace a file that is there"}),
+      In::size("host_memory", &C::host_bytes, 1,
+               {.values = "SIZE",
+                .help = "budget of pinned host memory, of each rank that the store has"})};
+  return table;
+}
+
+ExportCommand read_export(const Settings& settings) {
+  ExportCommand command;
+  settings.required("store", "the folder that `ziggurat train --store` made");
+  settings.required("to", "a file name, model.safetensors");
+  settings.write_to(command, export_settings());
+  return command;
+}
+
 int export_model(const ExportCommand& command) {
   Console console;
   StoredRun run = StoredRun::open(command.store,

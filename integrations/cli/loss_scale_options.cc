@@ -6,52 +6,48 @@
 
 #include <vector>
 
+#include "integrations/cli/settings.h"
+
 namespace ziggurat::cli {
 
-std::span<const Setting> loss_scale_settings() {
-  using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"loss-scale", kNumber, "0", "X", "fp16: the loss times X for backward; 0: dynamic"},
-      {"initial-scale-power", kInteger, "16", "N", "fp16: a dynamic loss scale begins at 2^N"},
-      {"loss-scale-window", kInteger, "1000", "N", "fp16: steps without overflow until it doubles"},
-      {"hysteresis", kInteger, "2", "N", "fp16: which overflow halves it; those before do not"},
-      {"consecutive-hysteresis", kSwitch, "false", "",
-       "fp16: count overflows anew after each step without one"},
-      {"min-loss-scale", kNumber, "1", "X", "fp16: the dynamic loss scale's minimum"},
+std::span<const SettingOf<LossScaleConfig>> loss_scale_settings() {
+  using In = SettingsIn<LossScaleConfig>;
+  using C = LossScaleConfig;
+  static const std::vector<SettingOf<LossScaleConfig>> table{
+      In::number("loss_scale", &C::loss_scale, {},
+                 {.values = "X", .help = "fp16: the loss times X for backward; 0: dynamic"}),
+      In::integer("initial_scale_power", &C::initial_scale_power, {.min = 0, .max = 126},
+                  {.values = "N", .help = "fp16: a dynamic loss scale begins at 2^N"}),
+      In::integer("loss_scale_window", &C::loss_scale_window, {.min = 1},
+                  {.values = "N", .help = "fp16: steps without overflow until it doubles"}),
+      In::integer("hysteresis", &C::hysteresis, {.min = 1},
+                  {.values = "N", .help = "fp16: which overflow halves it; those before do not"}),
+      In::truth("consecutive_hysteresis", SettingKind::kSwitch, &C::consecutive_hysteresis,
+                {.help = "fp16: count overflows anew after each step without one"}),
+      In::number("min_loss_scale", &C::min_loss_scale, {},
+                 {.values = "X", .help = "fp16: the dynamic loss scale's minimum"}),
   };
   return table;
 }
 
-LossScaleOptions read_loss_scale(const Settings& settings, DType dtype) {
-  LossScaleOptions options;
+void make_loss_scale(LossScaleOptions& options, const Settings& settings, DType dtype) {
   if (dtype != DType::kFloat16) {
     for (const Setting& setting : loss_scale_settings()) {
-      if (!settings.given(setting.key)) continue;
+      if (!settings.given(setting.name)) continue;
       throw UsageError(
-          fmt::format("{}: gradients in {} are not scaled; a loss scale is for --dtype "
-                      "fp16",
-                      settings.described(setting.key), to_string(dtype)));
+          fmt::format("{}: gradients in {} are not scaled; a loss scale is for --dtype fp16",
+                      settings.described(setting.name), to_string(dtype)));
     }
-    return options;
+    return;
   }
-  LossScaleConfig config;
-  config.loss_scale = settings.number("loss-scale", {});
-  config.initial_scale_power =
-      static_cast<int>(settings.integer("initial-scale-power", {.min = 0, .max = 126}));
-  config.loss_scale_window =
-      static_cast<std::uint64_t>(settings.integer("loss-scale-window", {.min = 1}));
-  config.hysteresis = static_cast<std::uint64_t>(settings.integer("hysteresis", {.min = 1}));
-  config.consecutive_hysteresis = settings.on("consecutive-hysteresis");
-  config.min_loss_scale = settings.number("min-loss-scale", {});
   try {
-    static_cast<void>(LossScaler(config));
+    static_cast<void>(LossScaler(options.given));
   } catch (const Error& error) {
     throw UsageError(fmt::format("--dtype fp16: {}", error.what()));
   }
-  options.config = config;
-  for (const Setting& setting : loss_scale_settings())
-    options.parameters[setting.key] = settings.text(setting.key);
-  return options;
+  options.config = options.given;
+  for (const SettingOf<LossScaleConfig>& setting : loss_scale_settings())
+    options.parameters[dashed(setting.name)] = setting.text(options.given);
 }
 
 }  // namespace ziggurat::cli

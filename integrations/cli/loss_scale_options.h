@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/loss_scale_options.h: the settings of the loss scale, which --dtype fp16 has and
-// no other.
+// integrations/cli/loss_scale_options.h: the settings of the loss scale, which fp16 has and no
+// other type.
 #pragma once
 
 #include <map>
@@ -9,20 +9,24 @@
 #include <string>
 
 #include "base/dtype.h"
-#include "integrations/cli/settings.h"
+#include "base/setting.h"
 #include "optimizer/loss_scale.h"
 
 namespace ziggurat::cli {
 
-/// The parameters of DeepSpeed's "fp16" block: its names, with dashes.
-std::span<const Setting> loss_scale_settings();
+class Settings;
+
+/// The parameters of DeepSpeed's "fp16" block, by its names.
+std::span<const SettingOf<LossScaleConfig>> loss_scale_settings();
 
 struct LossScaleOptions {
+  LossScaleConfig given;
   std::optional<LossScaleConfig> config;          ///< none: gradients are not scaled
-  std::map<std::string, std::string> parameters;  ///< by key, as text; empty where there is none
+  std::map<std::string, std::string> parameters;  ///< by flag, as text; empty where there is none
 };
 
-/// The scale of a run in `dtype`. Errors: UsageError, also for a parameter given without fp16.
-LossScaleOptions read_loss_scale(const Settings& settings, DType dtype);
+/// What is `given` is the scale of a run in `dtype`. Errors: UsageError, also for a parameter given
+/// without fp16.
+void make_loss_scale(LossScaleOptions& options, const Settings& settings, DType dtype);
 
 }  // namespace ziggurat::cli

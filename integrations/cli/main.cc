@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/rank_options.h"
@@ -37,80 +37,56 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// The flags of one command, collected as text; Settings decides what they mean.
-struct Flags {
-  std::span<const Setting> table;
-  std::map<std::string, std::string> texts;
+using Words = std::span<char*>;
+
+/// A command that is all settings: its flags, and what is done with them.
+struct Command {
+  const char* name;
+  const char* help;
+  std::vector<Setting> settings;
+  bool has_config;  ///< takes --config
+  std::function<int(const Settings&, Words)> run;
+};
+
+/// What a command line gave a command, as text; Settings decides what it means.
+struct Given {
+  std::vector<std::pair<std::string, std::string>> flags;
   std::string config;
 
-  void add_to(CLI::App& command) {
-    for (const Setting& setting : table) {
-      const std::string flag = "--" + setting.key;
-      if (setting.kind == SettingKind::kSwitch) {
-        command.add_flag_callback(
-            flag, [this, &setting] { texts[setting.key] = "true"; }, setting.help);
-        continue;
-      }
-      command
-          .add_option_function<std::string>(
-              flag, [this, &setting](const std::string& text) { texts[setting.key] = text; },
-              setting.help)
-          ->type_name(setting.value_name)
-          ->default_str(setting.default_text)
-          ->take_last();
-    }
-  }
-
-  void add_config_to(CLI::App& command) {
-    command
-        .add_option("--config", config,
-                    "JSON file with the same keys, or DeepSpeed's; flags win over it")
-        ->type_name("FILE");
-  }
-
-  Settings settings() const {
-    Settings settings(table);
-    for (const auto& [key, text] : texts) settings.apply_flag(key, text);
+  Settings settings(const Command& command) const {
+    Settings settings(command.settings);
+    for (const auto& [name, text] : flags) settings.apply_flag(name, text);
     if (!config.empty()) settings.apply_file(config);
     return settings;
   }
 };
 
-std::span<const Setting> sample_settings() {
-  using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"store", kText, "", "DIR[,DIR..]",
-       "folder of the training state (required); several, on different drives, share it"},
-      {"prompt", kText, "In the beginning", "TEXT", "what the model goes on from"},
-      {"bytes", kInteger, "300", "N", "bytes to add"},
-      {"temperature", kNumber, "0.8", "T", "0 takes the likeliest byte each time"},
-      {"seed", kInteger, "1", "S", "of the draw"},
-      {"device-memory", kSize, "160MiB", "SIZE",
-       "budget of the device, of each rank that the store has"},
-      {"host-memory", kSize, "384MiB", "SIZE",
-       "budget of pinned host memory, of each rank that the store has"},
-  };
-  return table;
-}
-
-std::span<const Setting> export_settings() {
-  using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"store", kText, "", "DIR[,DIR..]",
-       "folder of the training state (required); several, on different drives, share it"},
-      {"to", kText, "", "FILE", "the safetensors file to make (required)"},
-      {"dtype", kText, "fp32", "fp32|bf16|fp16",
-       "fp32: the masters, every bit; bf16, fp16: rounded, half the size"},
-      {"force", kSwitch, "false", "", "replace a file that is there"},
-      {"host-memory", kSize, "384MiB", "SIZE",
-       "budget of pinned host memory, of each rank that the store has"},
-  };
-  return table;
+/// `given` outlives the parsing.
+void add_flags(CLI::App& app, const Command& command, Given& given) {
+  for (const Setting& setting : command.settings) {
+    const std::string flag = "--" + dashed(setting.name);
+    const auto take = [&given, &setting](const std::string& text) {
+      given.flags.emplace_back(setting.name, text);
+    };
+    if (setting.kind == SettingKind::kSwitch) {
+      app.add_flag_callback(
+          flag, [take] { take("true"); }, setting.help);
+      continue;
+    }
+    app.add_option_function<std::string>(flag, take, setting.help)
+        ->type_name(setting.values)
+        ->default_str(setting.default_text)
+        ->take_last();
+  }
+  if (!command.has_config) return;
+  app.add_option("--config", given.config,
+                 "JSON file with the same keys, or DeepSpeed's; flags win over it")
+      ->type_name("FILE");
 }
 
 /// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
 /// rank is this program with these arguments.
-int run_as_ranks(int ranks, std::span<char*> arguments, const std::function<int()>& run) {
+int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   if (ranks <= 1 || rank_options().world_size > 1) return run();
   LaunchCommand command;
   command.ranks = ranks;
@@ -119,37 +95,25 @@ int run_as_ranks(int ranks, std::span<char*> arguments, const std::function<int(
   return launch(command);
 }
 
-int run_sample(const Settings& settings, std::span<char*> arguments) {
-  SampleCommand command;
-  command.store = settings.required("store", "the folder that `ziggurat train --store` made");
-  command.prompt = settings.required("prompt", "at least one byte");
-  command.bytes = settings.integer("bytes", {.min = 1, .max = 1'000'000});
-  command.temperature = settings.number("temperature", {.min = 0, .max = 100});
-  command.seed = static_cast<std::uint64_t>(settings.integer("seed", {}));
-  command.device_bytes = settings.size("device-memory", 1);
-  command.host_bytes = settings.size("host-memory", 1);
-  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
-                      [&] { return sample(command); });
-}
-
-int run_export(const Settings& settings, std::span<char*> arguments) {
-  ExportCommand command;
-  command.store = settings.required("store", "the folder that `ziggurat train --store` made");
-  command.to = settings.required("to", "a file name, model.safetensors");
-  command.dtype = *parse_dtype(settings.choice("dtype", kDTypeNames));
-  command.force = settings.on("force");
-  command.host_bytes = settings.size("host-memory", 1);
-  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
-                      [&] { return export_model(command); });
-}
-
 /// What the settings file has that changes nothing.
 void say_notes(const Settings& settings) {
   for (const std::string& note : settings.notes())
     fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
 }
 
-int run_train(const Settings& settings, std::span<char*> arguments) {
+int run_sample(const Settings& settings, Words arguments) {
+  const SampleCommand command = read_sample(settings);
+  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
+                      [&] { return sample(command); });
+}
+
+int run_export(const Settings& settings, Words arguments) {
+  const ExportCommand command = read_export(settings);
+  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
+                      [&] { return export_model(command); });
+}
+
+int run_train(const Settings& settings, Words arguments) {
   const TrainOptions options = read_train_options(settings);
   if (options.collectives == Collectives::kMpi && options.nproc > 1 &&
       rank_options().world_size == 1) {
@@ -161,6 +125,42 @@ int run_train(const Settings& settings, std::span<char*> arguments) {
     if (rank_options().rank == 0) say_notes(settings);
     return train(options);
   });
+}
+
+int run_schedule(const Settings& settings, Words) {
+  say_notes(settings);
+  return show_schedule(read_show_schedule(settings));
+}
+
+std::vector<Command> commands() {
+  return {
+      {"train", "train a GPT-2 on the bytes of a text; goes on where the store stands",
+       names_of(train_table()), true, run_train},
+      {"schedule", "show the learning rates of the run that `train` with the same flags would be",
+       names_of(train_table()), true, run_schedule},
+      {"plan",
+       "say what each rank would hold on device, host and NVMe, and send, before anything "
+       "runs",
+       names_of(plan_settings()), false,
+       [](const Settings& settings, Words) { return plan(read_plan(settings)); }},
+      {"sample", "let a stored model write", names_of(sample_settings()), false, run_sample},
+      {"export", "write a stored model's weights as a safetensors file",
+       names_of(export_settings()), false, run_export}};
+}
+
+std::vector<Command> bench_commands() {
+  return {{"optimizer",
+           "how near the optimizer's step comes to the speed of memory, in every format of state",
+           names_of(bench_optimizer_settings()), false,
+           [](const Settings& settings, Words) {
+             return bench_optimizer(read_bench_optimizer(settings));
+           }},
+          {"collectives",
+           "how fast ranks exchange: each operation and size, beside plain sockets and plain "
+           "copies",
+           names_of(bench_collectives_settings()), false, [](const Settings& settings, Words) {
+             return bench_collectives(read_bench_collectives(settings));
+           }}};
 }
 
 void complain(const std::string& message) {
@@ -204,141 +204,113 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("{}; {}", error.what(), help);
 }
 
-int run(int argc, char** argv) {
-  CLI::App app{
+/// The program's command line. What it was told to do is `action`, once it is parsed.
+class CommandLine {
+ public:
+  explicit CommandLine(Words words) : words_(words) {
+    app_.set_version_flag("--version", ZIGGURAT_VERSION);
+    app_.require_subcommand(1);
+    app_.failure_message([](const CLI::App*, const CLI::Error&) { return std::string(); });
+    for (Command& command : commands()) add(app_, std::move(command));
+    CLI::App* bench = app_.add_subcommand("bench", "measure this machine for training");
+    bench->require_subcommand(1);
+    add_bench_io(*bench);
+    for (Command& command : bench_commands()) add(*bench, std::move(command));
+    add_launch();
+    add_profile();
+    add_doctor();
+  }
+
+  int run(int argc, char** argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      if (error.get_exit_code() == 0) return app_.exit(error);  // --help, --version
+      complain(usage_message(app_, error));
+      return kExitUsage;
+    }
+    return action_();
+  }
+
+ private:
+  CLI::App* add(CLI::App& to, Command its) {
+    // On the heap: flags refer to both until the program ends.
+    Command& command = *commands_.emplace_back(std::make_unique<Command>(std::move(its)));
+    Given& given = *given_.emplace_back(std::make_unique<Given>());
+    CLI::App* app = to.add_subcommand(command.name, command.help);
+    add_flags(*app, command, given);
+    app->callback([this, &command, &given] {
+      action_ = [this, &command, &given] { return command.run(given.settings(command), words_); };
+    });
+    return app;
+  }
+
+  void add_bench_io(CLI::App& bench) {
+    std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>());
+    add(bench,
+        {"io",
+         "what a drive gives training: streams, the optimizer's sweep, deadlines, beside AdamW and "
+         "against fio; says how much it will write, and touches no file but its own",
+         names_of(bench_io_settings()), false,
+         [&paths](const Settings& settings, Words) {
+           return bench_io(read_bench_io(settings, paths));
+         }})
+        ->add_option("--path", paths, "folders to measure in (default: .)")
+        ->type_name("DIR");
+  }
+
+  void add_launch() {
+    CLI::App* app = app_.add_subcommand(
+        "launch", "start the ranks of a job on this machine: launch --nproc N -- COMMAND...");
+    app->add_option("--nproc", launch_.ranks, "ranks on this machine")
+        ->check(CLI::Range(1, 1024))
+        ->required();
+    app->add_option("--nnodes", launch_.nodes, "machines with as many ranks each")
+        ->check(CLI::Range(1, 10'000));
+    app->add_option("--node-rank", launch_.node, "which of them this is, from 0");
+    app->add_option("--rendezvous", launch_.rendezvous,
+                    "where rank 0 listens until all have come (default: loopback, one machine)")
+        ->type_name("HOST:PORT");
+    app->add_option("command", launch_.arguments, "what each rank runs, after --")->required();
+    app->callback([this] { action_ = [this] { return launch(launch_); }; });
+  }
+
+  void add_profile() {
+    CLI::App* app =
+        app_.add_subcommand("profile", "show what `bench io` wrote down of this machine");
+    app->add_option("--path", profile_.path, "that folder's drive only")->type_name("DIR");
+    app->add_option("--file", profile_.file, "the profile")
+        ->type_name("FILE")
+        ->default_str("~/.config/ziggurat/profile.json");
+    app->callback([this] { action_ = [this] { return profile(profile_); }; });
+  }
+
+  void add_doctor() {
+    std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>(Paths{"."}));
+    CLI::App* app = app_.add_subcommand(
+        "doctor", "say what this machine offers, what is in force, and why not more");
+    app->add_option("--path", paths, "folders where a store may go")
+        ->type_name("DIR")
+        ->default_str(".");
+    app->callback([this, &paths] { action_ = [&paths] { return doctor(paths); }; });
+  }
+
+  using Paths = std::vector<std::string>;
+
+  Words words_;
+  CLI::App app_{
       "Trains models whose state does not fit memory: parameters, gradients and optimizer state on "
       "device, host and NVMe.\n"
       "Exit codes: 0 done, 1 the world (file, disk, budget, store), 2 the command, 130 Ctrl-C (the "
       "step is finished first).",
       "ziggurat"};
-  app.set_version_flag("--version", ZIGGURAT_VERSION);
-  app.require_subcommand(1);
-  const std::span<char*> words(argv, static_cast<std::size_t>(argc));
-  app.failure_message([](const CLI::App*, const CLI::Error&) { return std::string(); });
-
-  std::function<int()> action;
-  Flags train_flags{train_settings(), {}, {}};
-  CLI::App* train_command = app.add_subcommand(
-      "train", "train a GPT-2 on the bytes of a text; goes on where the store stands");
-  train_flags.add_to(*train_command);
-  train_flags.add_config_to(*train_command);
-  train_command->callback(
-      [&] { action = [&] { return run_train(train_flags.settings(), words); }; });
-
-  Flags schedule_flags{train_settings(), {}, {}};
-  CLI::App* schedule_command = app.add_subcommand(
-      "schedule", "show the learning rates of the run that `train` with the same flags would be");
-  schedule_flags.add_to(*schedule_command);
-  schedule_flags.add_config_to(*schedule_command);
-  schedule_command->callback([&] {
-    action = [&] {
-      const Settings settings = schedule_flags.settings();
-      say_notes(settings);
-      return show_schedule(read_show_schedule(settings));
-    };
-  });
-
-  Flags plan_flags{plan_settings(), {}, {}};
-  CLI::App* plan_command = app.add_subcommand(
-      "plan",
-      "say what each rank would hold on device, host and NVMe, and send, before anything runs");
-  plan_flags.add_to(*plan_command);
-  plan_command->callback([&] { action = [&] { return plan(read_plan(plan_flags.settings())); }; });
-
-  Flags sample_flags{sample_settings(), {}, {}};
-  CLI::App* sample_command = app.add_subcommand("sample", "let a stored model write");
-  sample_flags.add_to(*sample_command);
-  sample_command->callback(
-      [&] { action = [&] { return run_sample(sample_flags.settings(), words); }; });
-
-  Flags export_flags{export_settings(), {}, {}};
-  CLI::App* export_command =
-      app.add_subcommand("export", "write a stored model's weights as a safetensors file");
-  export_flags.add_to(*export_command);
-  export_command->callback(
-      [&] { action = [&] { return run_export(export_flags.settings(), words); }; });
-
-  Flags bench_flags{bench_io_settings(), {}, {}};
-  std::vector<std::string> bench_paths;
-  CLI::App* bench_command = app.add_subcommand("bench", "measure this machine for training");
-  bench_command->require_subcommand(1);
-  CLI::App* bench_io_command = bench_command->add_subcommand(
-      "io",
-      "what a drive gives training: streams, the optimizer's sweep, deadlines, beside AdamW and "
-      "against fio; says how much it will write, and touches no file but its own");
-  bench_io_command->add_option("--path", bench_paths, "folders to measure in (default: .)")
-      ->type_name("DIR");
-  bench_flags.add_to(*bench_io_command);
-  bench_io_command->callback([&] {
-    action = [&] { return bench_io(read_bench_io(bench_flags.settings(), bench_paths)); };
-  });
-
-  Flags bench_optimizer_flags{bench_optimizer_settings(), {}, {}};
-  CLI::App* bench_optimizer_command = bench_command->add_subcommand(
-      "optimizer",
-      "how near the optimizer's step comes to the speed of memory, in every format of state");
-  bench_optimizer_flags.add_to(*bench_optimizer_command);
-  bench_optimizer_command->callback([&] {
-    action = [&] {
-      return bench_optimizer(read_bench_optimizer(bench_optimizer_flags.settings()));
-    };
-  });
-
-  Flags bench_collectives_flags{bench_collectives_settings(), {}, {}};
-  CLI::App* bench_collectives_command = bench_command->add_subcommand(
-      "collectives",
-      "how fast ranks exchange: each operation and size, beside plain sockets and plain copies");
-  bench_collectives_flags.add_to(*bench_collectives_command);
-  bench_collectives_command->callback([&] {
-    action = [&] {
-      return bench_collectives(read_bench_collectives(bench_collectives_flags.settings()));
-    };
-  });
-
-  LaunchCommand launch_command;
-  CLI::App* launch_app = app.add_subcommand(
-      "launch", "start the ranks of a job on this machine: launch --nproc N -- COMMAND...");
-  launch_app->add_option("--nproc", launch_command.ranks, "ranks on this machine")
-      ->check(CLI::Range(1, 1024))
-      ->required();
-  launch_app->add_option("--nnodes", launch_command.nodes, "machines with as many ranks each")
-      ->check(CLI::Range(1, 10'000));
-  launch_app->add_option("--node-rank", launch_command.node, "which of them this is, from 0");
-  launch_app
-      ->add_option("--rendezvous", launch_command.rendezvous,
-                   "where rank 0 listens until all have come (default: loopback, one machine)")
-      ->type_name("HOST:PORT");
-  launch_app->add_option("command", launch_command.arguments, "what each rank runs, after --")
-      ->required();
-  launch_app->callback([&] { action = [&] { return launch(launch_command); }; });
-
-  ProfileCommand profile_command;
-  CLI::App* profile_app =
-      app.add_subcommand("profile", "show what `bench io` wrote down of this machine");
-  profile_app->add_option("--path", profile_command.path, "that folder's drive only")
-      ->type_name("DIR");
-  profile_app->add_option("--file", profile_command.file, "the profile")
-      ->type_name("FILE")
-      ->default_str("~/.config/ziggurat/profile.json");
-  profile_app->callback([&] { action = [&] { return profile(profile_command); }; });
-
-  std::vector<std::string> paths{"."};
-  CLI::App* doctor_command = app.add_subcommand(
-      "doctor", "say what this machine offers, what is in force, and why not more");
-  doctor_command->add_option("--path", paths, "folders where a store may go")
-      ->type_name("DIR")
-      ->default_str(".");
-  doctor_command->callback([&] { action = [&] { return doctor(paths); }; });
-
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    complain(usage_message(app, error));
-    return kExitUsage;
-  }
-  return action();
-}
+  std::vector<std::unique_ptr<Command>> commands_;
+  std::vector<std::unique_ptr<Given>> given_;
+  std::vector<std::unique_ptr<Paths>> paths_;
+  LaunchCommand launch_;
+  ProfileCommand profile_;
+  std::function<int()> action_;
+};
 
 }  // namespace
 }  // namespace ziggurat::cli
@@ -346,7 +318,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using namespace ziggurat;
   try {
-    return cli::run(argc, argv);
+    return cli::CommandLine({argv, static_cast<std::size_t>(argc)}).run(argc, argv);
   } catch (const cli::UsageError& error) {
     cli::complain(error.what());
     return cli::kExitUsage;

@@ -39,7 +39,7 @@ ModelSizes sizes_of(const gpt::ModelConfig& model) {
 
 /// Of `count` elements' records.
 std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
-  return count * record_format(options.optimizer.state).tile_bytes() / kTileElements;
+  return count * record_format(options.engine.optimizer.state).tile_bytes() / kTileElements;
 }
 
 /// What one rank has of the parameters' bytes.
@@ -93,13 +93,15 @@ std::vector<std::string> device_advice(const TrainOptions& options, std::size_t 
   consider(fmt::format("--context {}", context),
            change([&](TrainOptions& o) { o.shape.context = context; }));
   consider("--placement optimizer=host", change([](TrainOptions& o) {
-             if (o.placement.optimizer == Tier::kDevice) o.placement.optimizer = Tier::kHost;
+             if (o.engine.placement.optimizer == Tier::kDevice)
+               o.engine.placement.optimizer = Tier::kHost;
            }));
   consider("--placement params=host", change([](TrainOptions& o) {
-             if (o.placement.params == Tier::kDevice) o.placement.params = Tier::kHost;
+             if (o.engine.placement.params == Tier::kDevice)
+               o.engine.placement.params = Tier::kHost;
            }));
   consider("--placement grads=host", change([](TrainOptions& o) {
-             if (o.placement.grads == Tier::kDevice) o.placement.grads = Tier::kHost;
+             if (o.engine.placement.grads == Tier::kDevice) o.engine.placement.grads = Tier::kHost;
            }));
   std::vector<std::string> lines = ranked(std::move(remedies));
   if (now > options.device_bytes) {
@@ -115,12 +117,12 @@ std::vector<std::string> device_advice(const TrainOptions& options, std::size_t 
 std::vector<std::string> host_advice(const TrainOptions& options, const Strategy& strategy) {
   const ModelSizes sizes = sizes_of(options.model);
   std::vector<Remedy> remedies;
-  if (options.placement.optimizer == Tier::kHost)
+  if (options.engine.placement.optimizer == Tier::kHost)
     remedies.push_back({"--placement optimizer=nvme",
                         updates_share(record_bytes(options, sizes.count), strategy)});
-  if (options.placement.grads == Tier::kHost)
+  if (options.engine.placement.grads == Tier::kHost)
     remedies.push_back({"--placement grads=nvme", updates_share(sizes.values_bytes, strategy)});
-  if (options.placement.params == Tier::kHost)
+  if (options.engine.placement.params == Tier::kHost)
     remedies.push_back({"--placement params=nvme", params_share(sizes.values_bytes, strategy)});
   std::vector<std::string> lines = ranked(std::move(remedies));
   lines.push_back("a larger --host-memory");
@@ -144,16 +146,16 @@ DeviceNeed device_need(const TrainOptions& options, std::size_t threads, const S
   need.workspace_bytes = gpt::Trainer::workspace_bytes(options.model, options.shape, threads);
   const std::uint64_t in_use_bytes = in_use * size_bytes(options.model.dtype);
   // Where slices are at home, whole units are gathered beside them.
-  const bool here = options.placement.params == Tier::kDevice;
+  const bool here = options.engine.placement.params == Tier::kDevice;
   const bool gathered = !here || strategy.param_shards() > 1;
   need.params_bytes =
       (here ? params_share(sizes.values_bytes, strategy) : 0) +
       (gathered ? (strategy.keeps_params_to_backward ? sizes.values_bytes : in_use_bytes) : 0) +
       kFragmentationBytes;
-  need.gradient_bytes =
-      4 * in_use +
-      (options.placement.grads == Tier::kDevice ? updates_share(sizes.values_bytes, strategy) : 0);
-  if (options.placement.optimizer == Tier::kDevice)
+  need.gradient_bytes = 4 * in_use + (options.engine.placement.grads == Tier::kDevice
+                                          ? updates_share(sizes.values_bytes, strategy)
+                                          : 0);
+  if (options.engine.placement.optimizer == Tier::kDevice)
     need.optimizer_bytes = updates_share(record_bytes(options, sizes.count), strategy);
   return need;
 }
@@ -180,17 +182,17 @@ WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
   const std::uint64_t params = params_share(sizes.values_bytes, strategy);
   const std::uint64_t grads = updates_share(sizes.values_bytes, strategy);
   WritePlan plan;
-  plan.fill_bytes = (static_cast<std::uint64_t>(options.slots) + 1) * records;
-  if (options.placement.optimizer == Tier::kNvme) {
+  plan.fill_bytes = (static_cast<std::uint64_t>(options.engine.slots) + 1) * records;
+  if (options.engine.placement.optimizer == Tier::kNvme) {
     plan.per_step_bytes += records;
   } else {
     plan.at_end_bytes += records;
   }
-  if (options.placement.params == Tier::kNvme) {
+  if (options.engine.placement.params == Tier::kNvme) {
     plan.fill_bytes += 2 * params;
     plan.per_step_bytes += params;
   }
-  if (options.placement.grads == Tier::kNvme) {
+  if (options.engine.placement.grads == Tier::kNvme) {
     plan.fill_bytes += grads;
     plan.per_step_bytes += grads;
   }
@@ -203,7 +205,7 @@ std::vector<std::string> advice(const Error& error, const TrainOptions& options,
   const std::string_view message = error.what();
   if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
     std::vector<std::string> lines;
-    if (options.slots == 2)
+    if (options.engine.slots == 2)
       lines.emplace_back(
           "--slots 1 with a new --store: half the space; a kill within a step loses the run");
     lines.emplace_back("a --store on a filesystem with more space");

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/check.h"
-#include "core/sharding/placement.h"
 #include "integrations/cli/train_options.h"
 #include "integrations/gpt/tensor_traffic.h"
 
@@ -38,12 +36,37 @@ std::string preset_names() {
   return names;
 }
 
-/// The entry of `train`, so that a flag means the same in both.
-Setting of_train(std::string_view key) {
-  const std::span<const Setting> table = train_settings();
-  const auto found = std::ranges::find(table, key, &Setting::key);
-  ZIGGURAT_CHECK(found != table.end(), "train has no setting '{}'", key);
-  return *found;
+/// What `train` has too, and means the same.
+constexpr std::string_view kOfTrain[] = {"strategy",
+                                         "shard_group",
+                                         "hpz",
+                                         "tp",
+                                         "sp",
+                                         "batch",
+                                         "context",
+                                         "accumulate",
+                                         "activation_checkpointing",
+                                         "quantized_weights",
+                                         "dtype",
+                                         "quantized_gradients",
+                                         "reduce_bucket_size",
+                                         "reduce_dtype",
+                                         "optimizer",
+                                         "state_format",
+                                         "placement",
+                                         "slots",
+                                         "zero_stage"};
+
+std::vector<SettingOf<TrainOptions>> shared_table() {
+  std::vector<SettingOf<TrainOptions>> table;
+  for (const SettingOf<TrainOptions>& setting : train_table()) {
+    if (std::ranges::find(kOfTrain, setting.name) == std::end(kOfTrain)) continue;
+    table.push_back(setting);
+    if (setting.name != "zero_stage") continue;
+    table.back().default_text.clear();
+    table.back().help += "; neither this nor a strategy: all of them, side by side";
+  }
+  return table;
 }
 
 std::optional<gpt::ModelConfig> preset(const std::string& name) {
@@ -83,15 +106,12 @@ PlannedModel read_model(const Settings& settings, int tp) {
   return model;
 }
 
-Recipe read_recipe(const Settings& settings) {
+Recipe recipe_of(const Settings& settings, const TrainOptions& run) {
   Recipe recipe;
-  recipe.dtype = *parse_dtype(settings.choice("dtype", kDTypeNames));
-  recipe.reduce_dtype = settings.given("reduce-dtype")
-                            ? *parse_dtype(settings.choice("reduce-dtype", kDTypeNames))
-                            : recipe.dtype;
-  recipe.state = {*parse_optimizer(settings.choice("optimizer", optimizer_names())),
-                  *parse_state_format(settings.choice("state-format", state_format_names()))};
-  read_with(settings, "state-format", [&](const std::string&) {
+  recipe.dtype = run.model.dtype;
+  recipe.reduce_dtype = run.engine.reduce_dtype.value_or(recipe.dtype);
+  recipe.state = run.engine.optimizer.state;
+  read_with(settings, "state_format", [&](const std::string&) {
     require_compatible(recipe.state.format, Rounding::kNearest, recipe.dtype == DType::kBFloat16);
   });
   return recipe;
@@ -102,8 +122,7 @@ int read_int(const Settings& settings, const std::string& key, std::int64_t min,
 }
 
 /// The one asked for, or all stages beside each other.
-std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
-  const StrategyRequest request = strategy_request(settings);
+std::vector<Strategy> read_strategies(const StrategyRequest& request, int dp) {
   const bool asked =
       request.zero_stage || request.name || request.shard_group > 0 || request.hpz > 0;
   try {
@@ -116,9 +135,9 @@ std::vector<Strategy> read_strategies(const Settings& settings, int dp) {
   }
 }
 
-Quantization read_exchanges(const Settings& settings, const PlanCommand& command) {
-  const Quantization quantization = read_quantization(settings);
-  if (!quantization.weights && quantization.gradient_bits == 16) return quantization;
+void check_exchanges(const PlanCommand& command) {
+  const Quantization& quantization = command.quantization;
+  if (!quantization.any()) return;
   if (command.strategies.size() > 1) {
     throw UsageError(
         "--quantized-weights and --quantized-gradients are for one stage: give --zero-stage 3");
@@ -128,7 +147,6 @@ Quantization read_exchanges(const Settings& settings, const PlanCommand& command
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
-  return quantization;
 }
 
 }  // namespace
@@ -156,45 +174,28 @@ TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strat
 
 std::span<const Setting> plan_settings() {
   using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"model", kText, "gpt2-small", "NAME",
-       "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names()},
-      {"ranks", kInteger, "1", "N", "ranks of the whole job"},
-      {"ranks-per-node", kInteger, "8", "P", "ranks on one machine"},
-      {"zero-stage", kInteger, "", "0|1|2|3",
-       "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 parameters "
-       "too; neither this nor a strategy: all of them, side by side"},
-      of_train("strategy"),
-      of_train("shard-group"),
-      of_train("hpz"),
-      {"tp", kInteger, "1", "T", "tensor-parallel ranks, which divide each layer"},
-      of_train("sp"),
-      of_train("batch"),
-      of_train("context"),
-      of_train("activation-checkpointing"),
-      of_train("quantized-weights"),
-      of_train("quantized-gradients"),
-      of_train("accumulate"),
-      of_train("reduce-bucket-size"),
-      of_train("dtype"),
-      of_train("reduce-dtype"),
-      of_train("optimizer"),
-      of_train("state-format"),
-      of_train("placement"),
-      of_train("slots"),
-      {"memory", kSwitch, "false", "", "only bytes that are held"},
-      {"traffic", kSwitch, "false", "", "only bytes that are sent"},
-      {"json", kText, "", "FILE", "write everything to a file, in bytes"},
-  };
+  static const std::vector<Setting> table = [] {
+    std::vector<Setting> all{{"model", kText, "gpt2-small", "NAME",
+                              "a parameter count (7B), LAYERSxWIDTHxHEADS, or " + preset_names()},
+                             {"ranks", kInteger, "1", "N", "ranks of the whole job"},
+                             {"ranks_per_node", kInteger, "8", "P", "ranks on one machine"}};
+    for (const Setting& setting : shared_table()) all.push_back(setting);
+    all.push_back({"memory", kSwitch, "false", "", "only bytes that are held"});
+    all.push_back({"traffic", kSwitch, "false", "", "only bytes that are sent"});
+    all.push_back({"json", kText, "", "FILE", "write everything to a file, in bytes"});
+    return all;
+  }();
   return table;
 }
 
 PlanCommand read_plan(const Settings& settings) {
   PlanCommand command;
+  TrainOptions run;
+  settings.write_to(run, shared_table());
   const int ranks = read_int(settings, "ranks", 1, kRanksMax);
-  const int per_node = read_int(settings, "ranks-per-node", 1, kRanksMax);
+  const int per_node = read_int(settings, "ranks_per_node", 1, kRanksMax);
   command.world = {.ranks = ranks, .ranks_per_node = std::min(ranks, per_node)};
-  const int tp = read_int(settings, "tp", 1, kRanksMax);
+  const int tp = run.engine.tensor_parallel;
   try {
     command.mesh = with_dp_of_world({.tp = tp}, ranks);
     command.warning = Mesh(command.mesh, command.world).warning();
@@ -202,19 +203,18 @@ PlanCommand read_plan(const Settings& settings) {
     throw UsageError(fmt::format("--ranks {} --tp {}: {}", ranks, tp, error.what()));
   }
   command.model = read_model(settings, tp);
-  command.recipe = read_recipe(settings);
+  command.recipe = recipe_of(settings, run);
   if (command.model.config) command.model.config->dtype = command.recipe.dtype;
-  command.placement = read_with(settings, "placement",
-                                [](const std::string& text) { return parse_placement(text); });
-  command.slots = read_int(settings, "slots", 1, 2);
-  command.reduce_bucket_count =
-      static_cast<std::uint64_t>(settings.integer("reduce-bucket-size", {.min = 1}));
-  command.strategies = read_strategies(settings, command.mesh.dp);
-  command.accumulate = read_int(settings, "accumulate", 1, 65'536);
-  command.shape = read_run_shape(settings);
+  command.placement = run.engine.placement;
+  command.slots = run.engine.slots;
+  command.reduce_bucket_count = run.engine.reduce_bucket_elements;
+  command.strategies = read_strategies(run.engine.strategy, command.mesh.dp);
+  command.accumulate = static_cast<int>(run.shape.accumulate);
+  command.shape = run.shape;
   if (command.shape.sequence_parallel && tp == 1)
     throw UsageError("--sp divides rows among tensor-parallel ranks: give --tp too");
-  command.quantization = read_exchanges(settings, command);
+  command.quantization = run.engine.quantization;
+  check_exchanges(command);
   command.memory = settings.on("memory") || !settings.on("traffic");
   command.traffic = settings.on("traffic") || !settings.on("memory");
   command.json_path = settings.text("json");

@@ -174,7 +174,7 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
   work.backward_nvme_bytes = static_cast<std::uint64_t>(backward * scale);
   work.host_to_device_bytes = steady.counters[Counter::kHostToDeviceBytes];
   work.device_to_host_bytes = steady.counters[Counter::kDeviceToHostBytes];
-  work.sweep_waits_for_norm = facts.clipping;
+  work.sweep_waits_for_norm = true;
   // A lease's record is read before the norm is known, and another one, written, may trail into the
   // next backward; a kept record is written only.
   work.leased_bytes = 2 * facts.read_ahead_bytes + facts.kept_record_bytes;
@@ -197,7 +197,7 @@ RunReport make_report(const RunFacts& facts, const StepLog& log, const CounterSn
   const StepBound waiting = step_bound(work, links);
   work.sweep_waits_for_norm = false;
   const StepBound speculating = step_bound(work, links);
-  const double share = facts.clipping ? report.steady.speculated : 1;
+  const double share = report.steady.speculated;
   report.bound = share > 0.5 ? speculating : waiting;
   report.bound.seconds = share * speculating.seconds + (1 - share) * waiting.seconds;
   if (report.steady.wall_s > 0) report.share = report.bound.seconds / report.steady.wall_s;

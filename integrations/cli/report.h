@@ -41,7 +41,6 @@ struct RunFacts {
   std::uint64_t parameters = 0;  ///< that this rank updates
   DType dtype = DType::kBFloat16;
   std::optional<double> loss_scale;  ///< as the run left it, where there is one
-  bool clipping = true;
   std::uint64_t tokens_per_step = 0;
   std::uint64_t read_ahead_bytes = 0;   ///< Engine::read_ahead_bytes()
   std::uint64_t kept_record_bytes = 0;  ///< Engine::kept_record_bytes()

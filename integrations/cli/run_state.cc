@@ -7,8 +7,6 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
-#include "base/bytes.h"
-
 namespace ziggurat::cli {
 namespace {
 
@@ -55,31 +53,6 @@ RunIdentity RunIdentity::parse(const std::string& text) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the store is of another trainer: its identity is '{}'", text));
   }
-}
-
-ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t threads) {
-  ChangeableSettings settings{
-      {"steps", fmt::format("{}", options.steps)},
-      {"schedule", options.schedule.name},
-      {"betas", fmt::format("{:g},{:g}", options.optimizer.beta1, options.optimizer.beta2)},
-      {"weight-decay", fmt::format("{:g}", options.optimizer.weight_decay)},
-      {"rounding", options.optimizer.rounding == Rounding::kNearest ? "nearest" : "stochastic"},
-      {"param-groups", options.param_groups_text.empty() ? "none" : options.param_groups_text},
-      {"clip", fmt::format("{:g}", options.clip_norm)},
-      {"activation-checkpointing",
-       options.shape.checkpointing == gpt::ActivationCheckpointing::kBlock ? "block" : "off"},
-      {"device-memory", format_bytes(options.device_bytes)},
-      {"host-memory", format_bytes(options.host_bytes)},
-      {"placement", to_string(options.placement)},
-      {"threads", fmt::format("{}", threads)},
-      {"quantized-weights", fmt::format("{}", options.quantization.weights)},
-      {"quantized-gradients", fmt::format("{}", options.quantization.gradient_bits)},
-      {"ranks-per-node",
-       options.ranks_per_node > 0 ? fmt::format("{}", options.ranks_per_node) : "as launched"},
-  };
-  settings.insert(options.schedule.parameters.begin(), options.schedule.parameters.end());
-  settings.insert(options.loss_scale.parameters.begin(), options.loss_scale.parameters.end());
-  return settings;
 }
 
 std::vector<std::byte> RunState::encode() const {

@@ -33,10 +33,8 @@ struct RunIdentity {
   static RunIdentity parse(const std::string& text);
 };
 
-/// What may change, by the names of the flags; what it was is in the blob, so that a change is
-/// reported.
+/// What changeable_settings() gives; what it was is in the blob, so that a change is reported.
 using ChangeableSettings = std::map<std::string, std::string>;
-ChangeableSettings changeable_settings(const TrainOptions& options, std::size_t threads);
 
 /// The blob of a generation: JSON, small.
 struct RunState {

@@ -36,12 +36,10 @@ void write_json(const ScheduleCommand& command) {
 }  // namespace
 
 ScheduleCommand read_show_schedule(const Settings& settings) {
-  ScheduleCommand command;
-  command.steps =
-      static_cast<std::uint64_t>(settings.integer("steps", {.min = 1, .max = 10'000'000}));
-  command.schedule = read_schedule(settings, command.steps);
-  command.json_path = settings.text("json");
-  return command;
+  TrainOptions run;
+  settings.write_to(run, train_table());
+  make_schedule(run.schedule, settings, run.steps);
+  return {.schedule = run.schedule, .steps = run.steps, .json_path = run.json_path};
 }
 
 int show_schedule(const ScheduleCommand& command) {

@@ -11,199 +11,230 @@
 #include <string_view>
 #include <vector>
 
+#include "integrations/cli/settings.h"
+
 namespace ziggurat::cli {
-
-std::span<const Setting> schedule_settings() {
-  using enum SettingKind;
-  static const std::vector<Setting> table{
-      {"schedule", kText, "constant", "NAME",
-       "learning rate over the steps: constant or cosine (after --warmup), or DeepSpeed's "
-       "WarmupLR, "
-       "WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest; `ziggurat schedule` shows it"},
-      {"lr", kNumber, "6e-4", "RATE",
-       "learning rate: where constant and cosine warm up to, what WarmupCosineLR's ratios are of"},
-      {"warmup", kInteger, "10", "N", "constant, cosine: steps of warm-up"},
-      {"min-lr", kNumber, "0", "RATE", "cosine: where it ends"},
-      {"total-num-steps", kInteger, "", "N",
-       "cosine, WarmupDecayLR, WarmupCosineLR: the step they end at (default: --steps)"},
-      {"warmup-min-lr", kNumber, "0", "RATE", "WarmupLR, WarmupDecayLR: rate of the first steps"},
-      {"warmup-max-lr", kNumber, "", "RATE",
-       "WarmupLR (default: --lr), WarmupDecayLR (default: 0.001): rate after the warm-up"},
-      {"warmup-num-steps", kInteger, "1000", "N", "Warmup..LR: steps of warm-up"},
-      {"warmup-type", kText, "log", "log|linear", "Warmup..LR: its shape"},
-      {"warmup-min-ratio", kNumber, "0", "X", "WarmupCosineLR: where it starts, of --lr"},
-      {"cos-min-ratio", kNumber, "0.0001", "X", "WarmupCosineLR: where it ends, of --lr"},
-      {"cycle-min-lr", kNumber, "", "RATE", "OneCycle: lower bound (needed)"},
-      {"cycle-max-lr", kNumber, "", "RATE", "OneCycle: upper bound (needed)"},
-      {"decay-lr-rate", kNumber, "0", "X", "OneCycle: decay of the rate after the cycle"},
-      {"cycle-first-step-size", kInteger, "2000", "N", "OneCycle: steps up"},
-      {"cycle-second-step-size", kInteger, "", "N", "OneCycle: steps down (default: as many)"},
-      {"cycle-first-stair-count", kInteger, "0", "N", "OneCycle: stairs up; 0: none"},
-      {"cycle-second-stair-count", kInteger, "", "N", "OneCycle: stairs down (default: as many)"},
-      {"decay-step-size", kInteger, "0", "N", "OneCycle: steps of a decay interval; 0: no decay"},
-      {"cycle-momentum", kTruth, "true", "true|false",
-       "OneCycle: move beta1 against the rate, with beta2 0.99"},
-      {"cycle-min-mom", kNumber, "0.8", "X", "OneCycle: beta1 at the peak"},
-      {"cycle-max-mom", kNumber, "0.9", "X", "OneCycle: beta1 at the ends"},
-      {"decay-mom-rate", kNumber, "0", "X", "OneCycle: growth of beta1 after the cycle"},
-      {"lr-range-test-min-lr", kNumber, "0.001", "RATE", "LRRangeTest: rate of the first step"},
-      {"lr-range-test-step-size", kInteger, "2000", "N", "LRRangeTest: steps of an interval"},
-      {"lr-range-test-step-rate", kNumber, "1", "X", "LRRangeTest: growth in an interval"},
-      {"lr-range-test-staircase", kSwitch, "false", "",
-       "LRRangeTest: grow at intervals' ends only"},
-  };
-  return table;
-}
-
 namespace {
 
-constexpr std::int64_t kStepsMax = 1'000'000'000;
-constexpr double kRateMax = 1000;
+using In = SettingsIn<ScheduleParameters>;
+using P = ScheduleParameters;
+using Names = std::vector<std::string_view>;
+using enum SettingKind;
 
-/// Reads parameters and remembers which, as text.
-class Reader {
- public:
-  Reader(const Settings& settings, std::uint64_t steps) : settings_(settings), steps_(steps) {}
+constexpr IntegerRange kSteps{.min = 0, .max = 1'000'000'000};
+constexpr IntegerRange kStepsFrom1{.min = 1, .max = 1'000'000'000};
+constexpr NumberRange kRate{.min = 0, .max = 1000};
+constexpr NumberRange kMomentum{.min = 0, .max = 1};
+constexpr std::array<std::string_view, 2> kWarmupTypes{"log", "linear"};
 
-  bool has(const char* key) const { return !settings_.text(key).empty(); }
-  double number(const char* key, double max = kRateMax) {
-    return note(key, settings_.number(key, {.min = 0, .max = max}));
-  }
-  double number_or(const char* key, double fallback) {
-    return has(key) ? number(key) : note(key, fallback);
-  }
-  double needed(const char* key, std::string_view what) {
-    settings_.required(key, what);
-    return number(key);
-  }
-  std::uint64_t count(const char* key, std::int64_t min = 0) {
-    const auto value = settings_.integer(key, {.min = min, .max = kStepsMax});
-    return note(key, static_cast<std::uint64_t>(value));
-  }
-  std::uint64_t count_or(const char* key, std::uint64_t fallback) {
-    return has(key) ? count(key) : note(key, fallback);
-  }
-  std::uint64_t total() {
-    return has("total-num-steps") ? count("total-num-steps", 1) : note("total-num-steps", steps_);
-  }
-  WarmupType warmup_type() {
-    static constexpr std::array<std::string_view, 2> kTypes{"log", "linear"};
-    const std::string word = note("warmup-type", settings_.choice("warmup-type", kTypes));
-    return word == "linear" ? WarmupType::kLinear : WarmupType::kLog;
-  }
-  bool truth(const char* key) { return note(key, settings_.truth(key)); }
-
-  std::map<std::string, std::string> noted;
-
- private:
-  template <class Value>
-  Value note(const char* key, Value value) {
-    noted[key] = fmt::format("{}", value);
-    return value;
-  }
-  const Settings& settings_;
-  std::uint64_t steps_;
+/// A schedule's name, its own parameters, and how it is made of them. `make` fills in what was not
+/// given.
+struct Kind {
+  std::string_view name;
+  Names parameters;
+  Schedule (*make)(ScheduleParameters& given, std::uint64_t steps);
 };
 
-Schedule read_constant(Reader& reader) {
-  return ConstantSchedule{.lr = reader.number("lr"), .warmup = reader.count("warmup")};
+std::uint64_t total(ScheduleParameters& given, std::uint64_t steps) {
+  if (!given.total_num_steps) given.total_num_steps = steps;
+  return *given.total_num_steps;
 }
 
-Schedule read_cosine(Reader& reader) {
-  return CosineSchedule{.lr = reader.number("lr"),
-                        .min_lr = reader.number("min-lr"),
-                        .warmup = reader.count("warmup"),
-                        .total_num_steps = reader.total()};
+WarmupLR warmup(ScheduleParameters& given, double max_lr) {
+  if (!given.warmup_max_lr) given.warmup_max_lr = max_lr;
+  return {.warmup_min_lr = given.warmup_min_lr,
+          .warmup_max_lr = *given.warmup_max_lr,
+          .warmup_num_steps = given.warmup_num_steps,
+          .warmup_type = given.warmup_type};
 }
 
-WarmupLR read_warmup(Reader& reader, double max_lr) {
-  return {.warmup_min_lr = reader.number("warmup-min-lr"),
-          .warmup_max_lr = max_lr,
-          .warmup_num_steps = reader.count("warmup-num-steps", 1),
-          .warmup_type = reader.warmup_type()};
+Schedule make_constant(ScheduleParameters& given, std::uint64_t) {
+  return ConstantSchedule{.lr = given.lr, .warmup = given.warmup};
 }
 
-Schedule read_warmup_lr(Reader& reader) {
-  return read_warmup(reader, reader.number(reader.has("warmup-max-lr") ? "warmup-max-lr" : "lr"));
+Schedule make_cosine(ScheduleParameters& given, std::uint64_t steps) {
+  return CosineSchedule{.lr = given.lr,
+                        .min_lr = given.min_lr,
+                        .warmup = given.warmup,
+                        .total_num_steps = total(given, steps)};
 }
 
-Schedule read_warmup_decay_lr(Reader& reader) {
-  return WarmupDecayLR{
-      .warmup = read_warmup(reader, reader.number_or("warmup-max-lr", WarmupLR{}.warmup_max_lr)),
-      .total_num_steps = reader.total()};
+Schedule make_warmup_lr(ScheduleParameters& given, std::uint64_t) {
+  return warmup(given, given.lr);
 }
 
-Schedule read_warmup_cosine_lr(Reader& reader) {
-  return WarmupCosineLR{.lr = reader.number("lr"),
-                        .warmup_min_ratio = reader.number("warmup-min-ratio"),
-                        .cos_min_ratio = reader.number("cos-min-ratio"),
-                        .warmup_num_steps = reader.count("warmup-num-steps", 1),
-                        .warmup_type = reader.warmup_type(),
-                        .total_num_steps = reader.total()};
+Schedule make_warmup_decay_lr(ScheduleParameters& given, std::uint64_t steps) {
+  return WarmupDecayLR{.warmup = warmup(given, WarmupLR{}.warmup_max_lr),
+                       .total_num_steps = total(given, steps)};
 }
 
-Schedule read_one_cycle(Reader& reader) {
-  OneCycle cycle;
-  cycle.cycle_min_lr = reader.needed("cycle-min-lr", "OneCycle's lowest learning rate");
-  cycle.cycle_max_lr = reader.needed("cycle-max-lr", "OneCycle's highest learning rate");
-  cycle.decay_lr_rate = reader.number("decay-lr-rate");
-  cycle.cycle_first_step_size = reader.count("cycle-first-step-size", 1);
-  cycle.cycle_second_step_size =
-      reader.count_or("cycle-second-step-size", cycle.cycle_first_step_size);
-  cycle.cycle_first_stair_count = reader.count("cycle-first-stair-count");
-  cycle.cycle_second_stair_count =
-      reader.count_or("cycle-second-stair-count", cycle.cycle_first_stair_count);
-  cycle.decay_step_size = reader.count("decay-step-size");
-  cycle.cycle_momentum = reader.truth("cycle-momentum");
-  cycle.cycle_min_mom = reader.number("cycle-min-mom", 1);
-  cycle.cycle_max_mom = reader.number("cycle-max-mom", 1);
-  cycle.decay_mom_rate = reader.number("decay-mom-rate");
+Schedule make_warmup_cosine_lr(ScheduleParameters& given, std::uint64_t steps) {
+  return WarmupCosineLR{.lr = given.lr,
+                        .warmup_min_ratio = given.warmup_min_ratio,
+                        .cos_min_ratio = given.cos_min_ratio,
+                        .warmup_num_steps = given.warmup_num_steps,
+                        .warmup_type = given.warmup_type,
+                        .total_num_steps = total(given, steps)};
+}
+
+Schedule make_one_cycle(ScheduleParameters& given, std::uint64_t) {
+  OneCycle& cycle = given.cycle;
+  if (!given.cycle_min_lr)
+    throw UsageError("--cycle-min-lr is missing: give OneCycle's lowest learning rate");
+  if (!given.cycle_max_lr)
+    throw UsageError("--cycle-max-lr is missing: give OneCycle's highest learning rate");
+  cycle.cycle_min_lr = *given.cycle_min_lr;
+  cycle.cycle_max_lr = *given.cycle_max_lr;
+  if (!cycle.cycle_second_step_size) cycle.cycle_second_step_size = cycle.cycle_first_step_size;
+  if (!cycle.cycle_second_stair_count)
+    cycle.cycle_second_stair_count = cycle.cycle_first_stair_count;
   return cycle;
 }
 
-Schedule read_lr_range_test(Reader& reader) {
-  return LRRangeTest{.lr_range_test_min_lr = reader.number("lr-range-test-min-lr"),
-                     .lr_range_test_step_size = reader.count("lr-range-test-step-size", 1),
-                     .lr_range_test_step_rate = reader.number("lr-range-test-step-rate"),
-                     .lr_range_test_staircase = reader.truth("lr-range-test-staircase")};
+Schedule make_range_test(ScheduleParameters& given, std::uint64_t) { return given.range_test; }
+
+/// In the order of ScheduleName.
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all{
+      {"constant", {"lr", "warmup"}, make_constant},
+      {"cosine", {"lr", "min_lr", "total_num_steps", "warmup"}, make_cosine},
+      {"WarmupLR",
+       {"warmup_max_lr", "warmup_min_lr", "warmup_num_steps", "warmup_type"},
+       make_warmup_lr},
+      {"WarmupDecayLR",
+       {"total_num_steps", "warmup_max_lr", "warmup_min_lr", "warmup_num_steps", "warmup_type"},
+       make_warmup_decay_lr},
+      {"WarmupCosineLR",
+       {"cos_min_ratio", "lr", "total_num_steps", "warmup_min_ratio", "warmup_num_steps",
+        "warmup_type"},
+       make_warmup_cosine_lr},
+      {"OneCycle",
+       {"cycle_first_stair_count", "cycle_first_step_size", "cycle_max_lr", "cycle_max_mom",
+        "cycle_min_lr", "cycle_min_mom", "cycle_momentum", "cycle_second_stair_count",
+        "cycle_second_step_size", "decay_lr_rate", "decay_mom_rate", "decay_step_size"},
+       make_one_cycle},
+      {"LRRangeTest",
+       {"lr_range_test_min_lr", "lr_range_test_staircase", "lr_range_test_step_rate",
+        "lr_range_test_step_size"},
+       make_range_test}};
+  return all;
 }
 
-struct Kind {
-  std::string_view name;
-  Schedule (*read)(Reader&);
-};
-constexpr std::array kKinds{Kind{"constant", read_constant},
-                            Kind{"cosine", read_cosine},
-                            Kind{"WarmupLR", read_warmup_lr},
-                            Kind{"WarmupDecayLR", read_warmup_decay_lr},
-                            Kind{"WarmupCosineLR", read_warmup_cosine_lr},
-                            Kind{"OneCycle", read_one_cycle},
-                            Kind{"LRRangeTest", read_lr_range_test}};
+std::span<const std::string_view> schedule_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all;
+    for (const Kind& kind : kinds()) all.push_back(kind.name);
+    return all;
+  }();
+  return names;
+}
 
 /// What was given and not read would be ignored silently.
-void refuse_others(const Settings& settings, const ScheduleOptions& options) {
+void refuse_others(const Settings& settings, const Kind& kind, const Names& parameters) {
   for (const Setting& setting : schedule_settings()) {
-    if (setting.key == "schedule" || options.parameters.contains(setting.key)) continue;
-    if (!settings.given(setting.key)) continue;
+    if (setting.name == "schedule" || !settings.given(setting.name)) continue;
+    if (std::ranges::find(parameters, setting.name) != parameters.end()) continue;
     std::vector<std::string> keys;
-    for (const auto& [key, text] : options.parameters) keys.push_back(key);
+    for (const std::string_view name : parameters) keys.push_back(dashed(name));
     throw UsageError(fmt::format("{}: the schedule {} has no such parameter; it has {}",
-                                 settings.described(setting.key), options.name,
+                                 settings.described(setting.name), kind.name,
                                  fmt::join(keys, ", ")));
   }
 }
 
 }  // namespace
 
-ScheduleOptions read_schedule(const Settings& settings, std::uint64_t steps) {
-  std::array<std::string_view, kKinds.size()> names;
-  std::ranges::transform(kKinds, names.begin(), &Kind::name);
-  ScheduleOptions options;
-  options.name = settings.choice("schedule", names);
-  Reader reader(settings, steps);
-  options.schedule = std::ranges::find(kKinds, options.name, &Kind::name)->read(reader);
-  options.parameters = std::move(reader.noted);
-  refuse_others(settings, options);
+std::span<const SettingOf<ScheduleParameters>> schedule_settings() {
+  static const std::vector<SettingOf<ScheduleParameters>> table{
+      In::word("schedule", &P::schedule, schedule_names(),
+               {.values = "NAME",
+                .help = "learning rate over the steps: constant or cosine (after --warmup), or "
+                        "DeepSpeed's WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, "
+                        "LRRangeTest; `ziggurat schedule` shows it"}),
+      In::number("lr", &P::lr, kRate,
+                 {.values = "RATE",
+                  .help = "learning rate: where constant and cosine warm up to, what "
+                          "WarmupCosineLR's ratios are of"}),
+      In::integer("warmup", &P::warmup, kSteps,
+                  {.values = "N", .help = "constant, cosine: steps of warm-up"}),
+      In::number("min_lr", &P::min_lr, kRate, {.values = "RATE", .help = "cosine: where it ends"}),
+      In::integer("total_num_steps", &P::total_num_steps, kStepsFrom1,
+                  {.values = "N",
+                   .help = "cosine, WarmupDecayLR, WarmupCosineLR: the step they end at (default: "
+                           "--steps)"}),
+      In::number("warmup_min_lr", &P::warmup_min_lr, kRate,
+                 {.values = "RATE", .help = "WarmupLR, WarmupDecayLR: rate of the first steps"}),
+      In::number("warmup_max_lr", &P::warmup_max_lr, kRate,
+                 {.values = "RATE",
+                  .help = "WarmupLR (default: --lr), WarmupDecayLR (default: 0.001): rate after "
+                          "the warm-up"}),
+      In::integer("warmup_num_steps", &P::warmup_num_steps, kStepsFrom1,
+                  {.values = "N", .help = "Warmup..LR: steps of warm-up"}),
+      In::word("warmup_type", &P::warmup_type, kWarmupTypes,
+               {.values = "log|linear", .help = "Warmup..LR: its shape"}),
+      In::number("warmup_min_ratio", &P::warmup_min_ratio, kRate,
+                 {.values = "X", .help = "WarmupCosineLR: where it starts, of --lr"}),
+      In::number("cos_min_ratio", &P::cos_min_ratio, kRate,
+                 {.values = "X", .help = "WarmupCosineLR: where it ends, of --lr"}),
+      In::number("cycle_min_lr", &P::cycle_min_lr, kRate,
+                 {.values = "RATE", .help = "OneCycle: lower bound (needed)"}),
+      In::number("cycle_max_lr", &P::cycle_max_lr, kRate,
+                 {.values = "RATE", .help = "OneCycle: upper bound (needed)"}),
+      In::number("decay_lr_rate", [](auto& p) -> auto& { return p.cycle.decay_lr_rate; }, kRate,
+                 {.values = "X", .help = "OneCycle: decay of the rate after the cycle"}),
+      In::integer("cycle_first_step_size",
+                  [](auto& p) -> auto& { return p.cycle.cycle_first_step_size; }, kStepsFrom1,
+                  {.values = "N", .help = "OneCycle: steps up"}),
+      In::integer("cycle_second_step_size",
+                  [](auto& p) -> auto& { return p.cycle.cycle_second_step_size; }, kSteps,
+                  {.values = "N", .help = "OneCycle: steps down (default: as many)"}),
+      In::integer("cycle_first_stair_count",
+                  [](auto& p) -> auto& { return p.cycle.cycle_first_stair_count; }, kSteps,
+                  {.values = "N", .help = "OneCycle: stairs up; 0: none"}),
+      In::integer("cycle_second_stair_count",
+                  [](auto& p) -> auto& { return p.cycle.cycle_second_stair_count; }, kSteps,
+                  {.values = "N", .help = "OneCycle: stairs down (default: as many)"}),
+      In::integer("decay_step_size", [](auto& p) -> auto& { return p.cycle.decay_step_size; },
+                  kSteps,
+                  {.values = "N", .help = "OneCycle: steps of a decay interval; 0: no decay"}),
+      In::truth("cycle_momentum", kTruth, [](auto& p) -> auto& { return p.cycle.cycle_momentum; },
+                {.values = "true|false",
+                 .help = "OneCycle: move beta1 against the rate, with beta2 0.99"}),
+      In::number("cycle_min_mom", [](auto& p) -> auto& { return p.cycle.cycle_min_mom; }, kMomentum,
+                 {.values = "X", .help = "OneCycle: beta1 at the peak"}),
+      In::number("cycle_max_mom", [](auto& p) -> auto& { return p.cycle.cycle_max_mom; }, kMomentum,
+                 {.values = "X", .help = "OneCycle: beta1 at the ends"}),
+      In::number("decay_mom_rate", [](auto& p) -> auto& { return p.cycle.decay_mom_rate; }, kRate,
+                 {.values = "X", .help = "OneCycle: growth of beta1 after the cycle"}),
+      In::number("lr_range_test_min_lr",
+                 [](auto& p) -> auto& { return p.range_test.lr_range_test_min_lr; }, kRate,
+                 {.values = "RATE", .help = "LRRangeTest: rate of the first step"}),
+      In::integer("lr_range_test_step_size",
+                  [](auto& p) -> auto& { return p.range_test.lr_range_test_step_size; },
+                  kStepsFrom1, {.values = "N", .help = "LRRangeTest: steps of an interval"}),
+      In::number("lr_range_test_step_rate",
+                 [](auto& p) -> auto& { return p.range_test.lr_range_test_step_rate; }, kRate,
+                 {.values = "X", .help = "LRRangeTest: growth in an interval"}),
+      In::truth("lr_range_test_staircase", kSwitch,
+                [](auto& p) -> auto& { return p.range_test.lr_range_test_staircase; },
+                {.help = "LRRangeTest: grow at intervals' ends only"}),
+  };
+  return table;
+}
+
+void make_schedule(ScheduleOptions& options, const Settings& settings, std::uint64_t steps) {
+  const Kind& kind = kinds()[static_cast<std::size_t>(options.given.schedule)];
+  options.name = kind.name;
+  Names parameters = kind.parameters;
+  // WarmupLR goes to the optimizer's rate unless it has one of its own.
+  if (options.given.schedule == ScheduleName::kWarmupLR && !options.given.warmup_max_lr)
+    parameters[0] = "lr";
+  refuse_others(settings, kind, parameters);
+  options.schedule = kind.make(options.given, steps);
+  for (const SettingOf<ScheduleParameters>& setting : schedule_settings()) {
+    if (std::ranges::find(parameters, setting.name) != parameters.end())
+      options.parameters[dashed(setting.name)] = setting.text(options.given);
+  }
   try {
     validate(options.schedule);
   } catch (const Error& error) {
@@ -213,9 +244,8 @@ ScheduleOptions read_schedule(const Settings& settings, std::uint64_t steps) {
   const std::optional<Betas> last = scheduled(options.schedule, steps - 1).betas;
   if (last && last->beta1 >= 1) {
     throw UsageError(fmt::format("{}: beta1 would be {:g} at step {}: it must stay below 1",
-                                 settings.described("decay-mom-rate"), last->beta1, steps));
+                                 settings.described("decay_mom_rate"), last->beta1, steps));
   }
-  return options;
 }
 
 }  // namespace ziggurat::cli

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings.h: a command's settings as text: from its defaults, a JSON file and
-// flags, the later ones winning.
+// integrations/cli/settings.h: the values a command was given: by flags and a JSON file, the flags
+// winning; and how they come into the struct that the command is.
 //
-// One table per command says each key once; the flags, their help, the file's keys and the messages
-// all come from it.
+// A table of settings (base/setting.h) says each of them once: flags, their help, the file's keys
+// and the messages come from it. Names have underscores in the table, dashes as flags, and either
+// in a file.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <map>
 #include <optional>
 #include <span>
@@ -16,7 +16,13 @@
 #include <vector>
 
 #include "base/closest.h"
+#include "base/dtype.h"
 #include "base/error.h"
+#include "base/setting.h"
+
+namespace ziggurat {
+struct ConfigFile;
+}
 
 namespace ziggurat::cli {
 
@@ -27,31 +33,17 @@ class UsageError : public Error {
   explicit UsageError(const std::string& message) : Error(ErrorCode::kInvalidArgument, message) {}
 };
 
-/// A switch is off unless its flag is there; a truth's flag says true or false.
-enum class SettingKind : std::uint8_t {
-  kText,
-  kInteger,
-  kNumber,
-  kNumbers,
-  kSize,
-  kSwitch,
-  kTruth,
-  kGroups
-};
-
-struct Setting {
-  std::string key;  ///< "lr": the flag is --lr, the file's key "lr"
-  SettingKind kind = SettingKind::kText;
-  std::string default_text;  ///< as the help shows it; empty: none
-  std::string value_name;    ///< "SIZE", "N": for the help
-  std::string help;
-};
+/// The names alone, of a table that knows a struct too.
+template <class Table>
+std::vector<Setting> names_of(const Table& table) {
+  return {table.begin(), table.end()};
+}
 
 class Settings {
  public:
   explicit Settings(std::span<const Setting> table);
 
-  /// Values from a JSON object, by our names or DeepSpeed's (core/engine/config_json.h), for every
+  /// Values from a JSON object, by our names or DeepSpeed's (integrations/deepspeed), for every
   /// key no flag has set. Errors: UsageError naming the file, the key and what is wrong.
   void apply_file(const std::string& path);
   /// The same, of text already read; `name` is what messages call it.
@@ -59,60 +51,75 @@ class Settings {
   /// What the file has that changes nothing.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// A flag's value. Flags win over the file whichever comes first.
-  void apply_flag(const std::string& key, const std::string& value);
+  void apply_flag(const std::string& name, const std::string& text);
+
+  /// Writes what was given into `config`. Errors: UsageError naming the setting and its value.
+  template <class Config, class Table>
+  void write_to(Config& config, const Table& table) const {
+    for (const SettingOf<Config>& setting : table) {
+      if (!given(setting.name)) continue;
+      read_as(setting.name, [&](const SettingValue& value) { setting.write(config, value); });
+    }
+  }
 
   /// A flag or the file has set it.
-  bool given(const std::string& key) const { return value(key).source != Source::kDefault; }
-  /// The value's text; "" where there is neither value nor default.
-  const std::string& text(const std::string& key) const;
-  /// Errors of the rest: UsageError naming the flag or file, the value and what would do.
-  std::string required(const std::string& key, std::string_view what) const;
-  struct IntegerRange {
-    std::int64_t min = 0;
-    std::int64_t max = std::numeric_limits<std::int64_t>::max();
-  };
-  std::int64_t integer(const std::string& key, IntegerRange range) const;
-  struct NumberRange {
-    double min = 0;
-    double max = std::numeric_limits<double>::max();
-  };
-  double number(const std::string& key, NumberRange range) const;
-  std::vector<double> numbers(const std::string& key, std::size_t count, NumberRange range) const;
-  std::uint64_t size(const std::string& key, std::uint64_t min_bytes) const;
-  bool on(const std::string& key) const { return text(key) == "true"; }
-  bool truth(const std::string& key) const;
-  /// One of `words`.
-  std::string choice(const std::string& key, std::span<const std::string_view> words) const;
-
+  bool given(std::string_view name) const { return value(name).source != Source::kDefault; }
   /// "--lr 6e-4" or "\"lr\" in run.json: 6e-4": how messages name a setting.
-  std::string described(const std::string& key) const;
+  std::string described(std::string_view name) const;
+  /// "flag", "run.json: optimizer.params.lr" or "default".
+  std::string origin(std::string_view name) const;
+
+  /// The value's text; "" where there is neither value nor default.
+  const std::string& text(std::string_view name) const { return value(name).text; }
+  // Errors of the rest: UsageError naming the flag or file, the value and what would do.
+  std::string required(std::string_view name, std::string_view what) const;
+  std::int64_t integer(std::string_view name, IntegerRange range) const;
+  double number(std::string_view name, NumberRange range) const;
+  std::uint64_t size(std::string_view name, std::uint64_t min_bytes) const;
+  bool on(std::string_view name) const { return text(name) == "true"; }
+  /// One of `words`.
+  std::string choice(std::string_view name, std::span<const std::string_view> words) const;
 
  private:
   enum class Source : std::uint8_t { kDefault, kFile, kFlag };
   struct Value {
-    const Setting* setting;
-    std::string text;
+    Setting setting;
+    std::string text;  ///< for messages, and what a flag said
     Source source = Source::kDefault;
-    std::string path{};  ///< in the file, if from there
+    std::string path{};                   ///< in the file, if from there
+    std::optional<SettingValue> typed{};  ///< the file's, where it was not a text
   };
-  const Value& value(const std::string& key) const;
-  double parse_number(const std::string& key, const std::string& text, NumberRange range) const;
+  const Value& value(std::string_view name) const;
+  /// `read` is given the value; its complaint becomes one about the setting.
+  template <class Read>
+  auto read_as(std::string_view name, const Read& read) const {
+    try {
+      const Value& its = value(name);
+      return read(its.typed ? *its.typed : parse_setting(its.setting.kind, its.text));
+    } catch (const Error& error) {
+      throw UsageError(described(name) + error.what());
+    }
+  }
+  void take(const ConfigFile& file);
 
   std::map<std::string, Value, std::less<>> values_;
   std::string file_;
   std::vector<std::string> notes_;
 };
 
-/// Gives the text of `key` to a reader of another folder; its complaint becomes one about the
+/// Gives the text of `name` to a reader of another folder; its complaint becomes one about the
 /// setting.
 template <class Read>
-auto read_with(const Settings& settings, const std::string& key, const Read& read) {
+auto read_with(const Settings& settings, std::string_view name, const Read& read) {
   try {
-    return read(settings.text(key));
+    return read(settings.text(name));
   } catch (const Error& error) {
-    throw UsageError(settings.described(key) + ": " + error.what());
+    throw UsageError(settings.described(name) + ": " + error.what());
   }
 }
+
+/// A type by its name. Errors: a complaint about a value (base/setting.h) listing them.
+DType named_dtype(const std::string& name);
 
 /// "7B", "350M", "1.5e9"; nothing if it is no such count.
 std::optional<double> parse_count(const std::string& text);

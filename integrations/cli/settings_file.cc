@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/settings_file.cc: the JSON file of --config: what core/engine/config_json.h
-// reads, as the texts that flags would have.
+// integrations/cli/settings_file.cc: the JSON file of --config: what integrations/deepspeed
+// reads, as typed values.
 //
 // Read as input that may be hostile: a limit on size, no unknown key, the right type or an error.
 #include <fmt/format.h>
@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "core/engine/config_json.h"
 #include "integrations/cli/settings.h"
+#include "integrations/deepspeed/config_json.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -71,37 +71,52 @@ std::optional<std::string> groups_as_text(const json& groups) {
   return text;
 }
 
-/// The text a flag would have had; nothing for a value of the wrong type.
-std::optional<std::string> as_text(const json& value, SettingKind kind) {
+struct FileValue {
+  std::optional<SettingValue> typed;
+  std::string text;  ///< of a string: read as a flag's would be
+};
+
+std::optional<FileValue> text_value(const json& value) {
+  if (!value.is_string()) return std::nullopt;
+  return FileValue{{}, value.get<std::string>()};
+}
+
+std::optional<FileValue> typed_value(SettingKind kind, SettingValue value) {
+  std::string text = to_text(kind, value);
+  return FileValue{std::move(value), std::move(text)};
+}
+
+/// Nothing for a value of the wrong type.
+std::optional<FileValue> as_value(const json& value, SettingKind kind) {
   switch (kind) {
-    case SettingKind::kText:
-      if (value.is_string()) return value.get<std::string>();
-      break;
+    case SettingKind::kText: return text_value(value);
     case SettingKind::kInteger:
-      if (value.is_number_integer()) return value.dump();
-      break;
+      if (!value.is_number_integer()) return std::nullopt;
+      return typed_value(kind, value.get<std::int64_t>());
     case SettingKind::kNumber:
-      if (value.is_number()) return value.dump();
-      break;
+      if (!value.is_number()) return std::nullopt;
+      return typed_value(kind, value.get<double>());
     case SettingKind::kNumbers: {
-      if (value.is_string()) return value.get<std::string>();
-      if (!value.is_array()) break;
-      std::string text;
+      if (!value.is_array()) return text_value(value);
+      std::vector<double> numbers;
       for (const json& element : value) {
         if (!element.is_number()) return std::nullopt;
-        text += (text.empty() ? "" : ",") + element.dump();
+        numbers.push_back(element.get<double>());
       }
-      return text;
+      return typed_value(kind, std::move(numbers));
     }
     case SettingKind::kSize:
-      if (value.is_string()) return value.get<std::string>();
-      if (value.is_number_unsigned()) return value.dump();
-      break;
+      if (!value.is_number_unsigned()) return text_value(value);
+      return typed_value(kind, value.get<std::int64_t>());
     case SettingKind::kSwitch:
     case SettingKind::kTruth:
-      if (value.is_boolean()) return value.dump();
-      break;
-    case SettingKind::kGroups: return groups_as_text(value);
+      if (!value.is_boolean()) return std::nullopt;
+      return typed_value(kind, value.get<bool>());
+    case SettingKind::kGroups: {
+      std::optional<std::string> text = groups_as_text(value);
+      if (!text) return std::nullopt;
+      return FileValue{{}, std::move(*text)};
+    }
   }
   return std::nullopt;
 }
@@ -111,35 +126,40 @@ std::optional<std::string> as_text(const json& value, SettingKind kind) {
 void Settings::apply_file(const std::string& path) { apply_json(read_file(path), path); }
 
 void Settings::apply_json(std::string_view text, const std::string& name) {
-  ConfigFile file;
+  file_ = name;
   try {
-    file = read_config(text, name);
+    take(read_config(text, name));
+  } catch (const UsageError&) {
+    throw;
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
-  file_ = name;
-  notes_ = std::move(file.notes);
+}
+
+void Settings::take(const ConfigFile& file) {
+  notes_ = file.notes;
   for (const auto& [key, value, path] : file.settings) {
-    const auto found = values_.find(key);
+    const auto found = values_.find(underscored(key));
     if (found == values_.end()) {
       std::vector<std::string> keys;
-      for (const auto& [known, unused] : values_) keys.push_back(known);
+      for (const auto& [known, entry] : values_) keys.push_back(dashed(known));
       const std::string meant = closest(key, keys);
       if (path != key)
         throw UsageError(
-            fmt::format("{}: \"{}\" is --{}, which this command does not have", name, path, key));
-      throw UsageError(fmt::format("{}: unknown key \"{}\"{}", name, key,
+            fmt::format("{}: \"{}\" is --{}, which this command does not have", file_, path, key));
+      throw UsageError(fmt::format("{}: unknown key \"{}\"{}", file_, key,
                                    meant.empty() ? "; the keys are the flags' names, see --help"
                                                  : fmt::format("; did you mean \"{}\"?", meant)));
     }
     Value& entry = found->second;
-    std::optional<std::string> converted = as_text(value, entry.setting->kind);
-    if (!converted) {
-      throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", name, path,
-                                   value.dump().substr(0, 60), expected(entry.setting->kind)));
+    std::optional<FileValue> read = as_value(value, entry.setting.kind);
+    if (!read) {
+      throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", file_, path,
+                                   value.dump().substr(0, 60), expected(entry.setting.kind)));
     }
     if (entry.source == Source::kFlag) continue;
-    entry.text = std::move(*converted);
+    entry.typed = std::move(read->typed);
+    entry.text = std::move(read->text);
     entry.source = Source::kFile;
     entry.path = path;
   }

@@ -91,8 +91,11 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
 
   EngineConfig config;
   config.tensor_parallel = run.parts;
-  config.zero_stage = info.sharding.stage;
-  if (info.sharding.replicas > 1) config.shard_group = info.sharding.world_size;
+  config.strategy.zero_stage = info.sharding.stage;
+  if (info.sharding.replicas > 1) {
+    config.strategy.name = StrategyName::kHybrid;
+    config.strategy.shard_group = info.sharding.world_size;
+  }
   if (info.sharding.params_sharded()) run.slices = info.sharding.world_size;
   config.store = store;
   config.host_budget_bytes = budgets.host_bytes;

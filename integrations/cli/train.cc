@@ -143,11 +143,11 @@ void TrainRun::show(const StepRecord& record) {
     if (record.split.wait_s[i] > record.split.wait_s[longest]) longest = i;
   }
   const double waited = record.wall_s > 0 ? record.split.waiting_s() / record.wall_s : 0;
-  const std::string where = waited < 0.01
-                                ? "no waiting"
-                                : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
-                                              link_of(static_cast<Wait>(longest),
-                                                      options_.placement, ranks_->count() > 1));
+  const std::string where =
+      waited < 0.01 ? "no waiting"
+                    : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
+                                  link_of(static_cast<Wait>(longest), options_.engine.placement,
+                                          ranks_->count() > 1));
   const std::string held_out =
       record.held_out_loss ? fmt::format(" held-out {:.4f}", *record.held_out_loss) : "";
   const std::string scale =
@@ -162,20 +162,19 @@ void TrainRun::show(const StepRecord& record) {
 
 RunFacts TrainRun::facts() {
   RunFacts facts;
-  facts.placement = options_.placement;
-  facts.state = options_.optimizer.state;
+  facts.placement = options_.engine.placement;
+  facts.state = options_.engine.optimizer.state;
   facts.parameters =
       gpt::make_spec(model_).count() / static_cast<std::uint64_t>(strategy_.update_shards());
   facts.dtype = options_.model.dtype;
   if (scaler_) facts.loss_scale = scaler_->scale();
-  facts.clipping = options_.clip_norm > 0;
   facts.tokens_per_step = tokens_per_step();
   facts.zero_stage = strategy_.zero_stage;
-  facts.quantization = options_.quantization;
-  facts.reduce_dtype = options_.reduce_dtype.value_or(options_.model.dtype);
+  facts.quantization = options_.engine.quantization;
+  facts.reduce_dtype = options_.engine.reduce_dtype.value_or(options_.model.dtype);
   facts.read_ahead_bytes = engine_->read_ahead_bytes();
   facts.kept_record_bytes = engine_->kept_record_bytes();
-  facts.store_bytes = stored_bytes(options_.store_directories);
+  facts.store_bytes = stored_bytes(options_.engine.store);
   facts.device = device_->account();
   facts.host = engine_->host_account();
   if (ranks_->count() > 1) {
@@ -238,8 +237,8 @@ int TrainRun::run() {
     const nlohmann::json run{{"model", to_string(model_)},
                              {"dtype", to_string(options_.model.dtype)},
                              {"settings", settings_},
-                             {"optimizer", to_string(options_.optimizer.state.optimizer)},
-                             {"state_format", to_string(options_.optimizer.state.format)},
+                             {"optimizer", to_string(options_.engine.optimizer.state.optimizer)},
+                             {"state_format", to_string(options_.engine.optimizer.state.format)},
                              {"tokens_per_step", tokens_per_step()},
                              {"ranks", ranks_->count()},
                              {"tensor_parallel", model_.part.ranks},

@@ -7,6 +7,7 @@
 #include "base/numerics/simd_target.h"
 #include "base/topology/core_budget.h"
 #include "collectives/rendezvous.h"
+#include "core/engine/engine_settings.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
@@ -54,37 +55,20 @@ void TrainRun::connect() {
   runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
   ranks_ = std::make_unique<TrainRanks>(*runtime_);
   model_ = options_.model;
-  if (model_.part.ranks > 1) {
-    tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, model_.part.ranks);
+  if (options_.engine.tensor_parallel > 1) {
+    tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, options_.engine.tensor_parallel);
     model_.part = tensor_ranks_->part();
   }
-  strategy_ = resolve(options_.strategy, data_ranks());
+  strategy_ = strategy_of(options_.engine, ranks_->count());
 }
 
 EngineConfig TrainRun::engine_config() {
-  EngineConfig config;
+  EngineConfig config = options_.engine;
   config.store = measured_store();
-  config.placement = options_.placement;
-  config.host_budget_bytes = options_.host_bytes;
   config.trainer_device_bytes = gpt::Trainer::workspace_bytes(model_, options_.shape, threads());
-  config.optimizer = options_.optimizer;
-  config.param_groups = options_.param_groups;
-  config.clip_norm = static_cast<float>(options_.clip_norm);
-  config.speculation = options_.speculation;
-  config.tensor_parallel = model_.part.ranks;
-  config.zero_stage = strategy_.zero_stage;
-  config.keep_gathered = strategy_.keeps_params_to_backward;
-  config.shard_group = strategy_.is_hybrid() ? strategy_.shard_group : 0;
-  config.node_ranks = strategy_.hpz;
-  config.quantization = options_.quantization;
   const int per_node =
-      options_.ranks_per_node > 0 ? options_.ranks_per_node : static_cast<int>(local_rank().count);
+      config.ranks_per_node > 0 ? config.ranks_per_node : static_cast<int>(local_rank().count);
   config.ranks_per_node = std::max(1, per_node / model_.part.ranks);
-  config.reduce_dtype = options_.reduce_dtype;
-  config.reduce_bucket_elements = options_.reduce_bucket_elements;
-  config.prefetch_elements_max = options_.prefetch_elements;
-  config.slots = options_.slots;
-  config.resume = options_.resume;
   config.run_identity = RunIdentity{.model = options_.model,
                                     .data_hash = text_->hash(),
                                     .seed = options_.seed,
@@ -102,7 +86,7 @@ EngineConfig TrainRun::engine_config() {
 /// Several directories share a new store in proportion to their drives' speed, where it is known;
 /// each drive is given as much at once as it was measured to need.
 std::vector<StoreDirectory> TrainRun::measured_store() {
-  std::vector<StoreDirectory> store = options_.store_directories;
+  std::vector<StoreDirectory> store = options_.engine.store;
   const auto profile = read_default_profile();
   if (!apply_profile(store, profile.value_or(MachineProfile{})) && store.size() > 1)
     console_.line(
@@ -132,10 +116,10 @@ void TrainRun::announce() {
   }
   console_.line(
       fmt::format("  placement {}; device budget {}, host budget {}; {} workers, optimizer in {}",
-                  to_string(options_.placement), format_bytes(options_.device_bytes),
-                  format_bytes(options_.host_bytes), threads(), simd_target()));
-  const bool fresh =
-      options_.resume == EngineConfig::Resume::kNever || !store_exists(options_.store_directories);
+                  to_string(options_.engine.placement), format_bytes(options_.device_bytes),
+                  format_bytes(options_.engine.host_budget_bytes), threads(), simd_target()));
+  const bool fresh = options_.engine.resume == EngineConfig::Resume::kNever ||
+                     !store_exists(options_.engine.store);
   if (!fresh) return;  // the rest of the steps are known once the store is open
   const WritePlan plan = writes();
   console_.line(fmt::format(
@@ -143,7 +127,7 @@ void TrainRun::announce() {
       gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
       options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
       plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
-      free_space(options_.store_directories)));
+      free_space(options_.engine.store)));
 }
 
 void TrainRun::resume() {
@@ -166,7 +150,7 @@ void TrainRun::resume() {
   console_.line(fmt::format(
       "resumed at step {} of {}; the rest will write {}; {}", generation, options_.steps,
       gigabytes(plan.per_step_bytes * left + (left > 0 ? plan.at_end_bytes : 0)),
-      free_space(options_.store_directories)));
+      free_space(options_.engine.store)));
 }
 
 }  // namespace ziggurat::cli

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_options.h: the settings of `ziggurat train`: their table, their types,
-// their limits.
+// integrations/cli/train_options.h: the settings of `ziggurat train`: what a run is, beside the
+// engine's own.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
 #include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
-#include "core/sharding/strategy.h"
 #include "integrations/cli/loss_scale_options.h"
 #include "integrations/cli/schedule_options.h"
 #include "integrations/cli/settings.h"
@@ -20,48 +20,28 @@
 
 namespace ziggurat::cli {
 
-/// One entry a flag, in the order of the help. Defaults are the demo's: GPT-2 small in budgets far
-/// too small for it.
-std::span<const Setting> train_settings();
-
-/// --zero-stage, --strategy, --shard-group and --hpz, as far as they were given. Errors:
-/// UsageError.
-StrategyRequest strategy_request(const Settings& settings);
-/// --quantized-weights and --quantized-gradients. Errors: UsageError.
-Quantization read_quantization(const Settings& settings);
-
+/// Defaults are the demo's: GPT-2 small in budgets far too small for it.
 struct TrainOptions {
-  gpt::ModelConfig model;  ///< part.ranks is --tp; which of them this is, is not known yet
-  std::string data;
-  std::string store;                              ///< as given, for messages
-  std::vector<StoreDirectory> store_directories;  ///< what it names
-  std::uint64_t steps = 0;                        ///< total; a resumed run does the rest
-  gpt::RunShape shape;
+  TrainOptions() { engine.host_budget_bytes = 384 * kMiB; }
 
+  /// What the engine is opened with, but for what only the run knows: its part of the layers, what
+  /// the trainer takes of the device, the run's identity.
+  EngineConfig engine;
+
+  gpt::ModelConfig model;  ///< whole: which part is this rank's is not known yet
+  std::string data;
+  std::string store;         ///< as given, for messages; engine.store has its directories
+  std::uint64_t steps = 60;  ///< total; a resumed run does the rest
+  gpt::RunShape shape;
   ScheduleOptions schedule;
   LossScaleOptions loss_scale;
-  double clip_norm = 0;
-  OptimizerConfig optimizer;
-  std::vector<ParamGroup> param_groups;
-  std::string param_groups_text;
 
   std::uint64_t eval_every = 0;  ///< 0: at the end only
-  std::uint64_t seed = 0;
-  std::uint64_t device_bytes = 0;
-  std::uint64_t host_bytes = 0;
-  Placement placement;
-  int slots = 2;
+  std::uint64_t seed = 1;
+  std::uint64_t device_bytes = 160 * kMiB;
   std::size_t threads = 0;                       ///< 0: one per physical core
   int nproc = 1;                                 ///< ranks that this machine runs
   Collectives collectives = Collectives::kAuto;  ///< and what ZIGGURAT_RANKS says
-  StrategyRequest strategy;                      ///< resolved once the ranks are known
-  Quantization quantization;
-  int ranks_per_node = 0;             ///< for it; 0: as the launcher says
-  std::optional<DType> reduce_dtype;  ///< the model's if not given
-  std::uint64_t reduce_bucket_elements = 0;
-  std::uint64_t prefetch_elements = 0;
-  EngineConfig::Resume resume = EngineConfig::Resume::kAuto;
-  EngineConfig::Speculation speculation = EngineConfig::Speculation::kAuto;
 
   std::string trace_path;
   std::string json_path;
@@ -69,11 +49,17 @@ struct TrainOptions {
   bool per_rank = false;  ///< in the table at the end
 };
 
-/// Batch, context, micro-batches of a step, what is kept of activations and who has which rows.
-/// Errors: UsageError.
-gpt::RunShape read_run_shape(const Settings& settings);
+/// The run's settings and the engine's, in the order of the help.
+std::span<const SettingOf<TrainOptions>> train_table();
+/// Their names alone.
+std::span<const Setting> train_settings();
 
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
 TrainOptions read_train_options(const Settings& settings);
+
+/// What may change when a run goes on, by flag, as text: a change is reported. `threads` are those
+/// it has.
+std::map<std::string, std::string> changeable_settings(const TrainOptions& options,
+                                                       std::size_t threads);
 
 }  // namespace ziggurat::cli

@@ -31,7 +31,7 @@ TEST_P(EnginePasses, AddUpToTheBitsOfOne) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = world.stage;
+  config.strategy.zero_stage = world.stage;
   config.placement = parse_placement(world.placement);
   PlainTraining expected(model, 1.0F);
   expected.world_size = world.ranks;
@@ -65,7 +65,7 @@ TEST(EnginePassesMemory, ThatDoesNotHoldAllAccumulatorsIsAnErrorThatSaysSo) {
   for (const int stage : {0, 3}) {
     const ScratchDirectory directory;
     EngineConfig config = small_config(directory.path());
-    config.zero_stage = stage;
+    config.strategy.zero_stage = stage;
     const auto runtimes = connected_runtimes(2, 1);
     const auto errors = run_ranks(2, [&](int rank) {
       RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config, 3 * kMiB / 2);

@@ -38,10 +38,10 @@ void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
 
 EngineConfig config_of(const World& world, const ScratchDirectory& directory) {
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = 3;
+  config.strategy.zero_stage = 3;
   config.quantization = world.quantization;
   config.ranks_per_node = world.ranks_per_node;
-  config.node_ranks = world.node_ranks;
+  config.strategy.hpz = world.node_ranks;
   config.placement = parse_placement(world.placement);
   config.reduce_bucket_elements = world.bucket_elements;
   config.speculation = world.speculation;
@@ -173,7 +173,7 @@ template <class Edit>
 std::string refusal_of(int ranks, const Edit& edit) {
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = 3;
+  config.strategy.zero_stage = 3;
   edit(config);
   const auto runtimes = connected_runtimes(ranks, 1);
   const auto errors = run_ranks(ranks, [&](int rank) {
@@ -185,7 +185,7 @@ std::string refusal_of(int ranks, const Edit& edit) {
 TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
   EXPECT_THAT(refusal_of(2,
                          [](EngineConfig& config) {
-                           config.zero_stage = 2;
+                           config.strategy.zero_stage = 2;
                            config.quantization = kWeights;
                          }),
               HasSubstr("--quantized-weights with stage 2"));
@@ -218,7 +218,7 @@ TEST(EngineQuantizedOpen, RefusesRanksThatSeeOtherNodes) {
   });
   for (const std::exception_ptr& thrown : errors) {
     EXPECT_THAT(error_in(thrown).what(),
-                HasSubstr("differ in --quantized-gradients, --ranks-per-node;"));
+                HasSubstr("differ in `quantized_gradients`, `ranks_per_node`;"));
   }
 }
 

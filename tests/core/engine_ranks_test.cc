@@ -45,12 +45,13 @@ class EngineRanks : public ::testing::TestWithParam<World> {
     EngineConfig config = small_config(directory_.path());
     config.placement = parse_placement(world.placement);
     config.clip_norm = world.clip_norm;
-    config.zero_stage = world.stage;
+    config.strategy.zero_stage = world.stage;
     config.reduce_bucket_elements = world.bucket_elements;
     config.reduce_dtype = world.reduce_dtype;
     config.speculation = world.speculation;
-    config.shard_group = world.shard_group;
-    config.node_ranks = world.node_ranks;
+    config.strategy.shard_group = world.shard_group;
+    if (world.shard_group > 0) config.strategy.name = StrategyName::kHybrid;
+    config.strategy.hpz = world.node_ranks;
     return config;
   }
   ModelSpec model() const {
@@ -247,7 +248,7 @@ TEST(EngineRanksStore, GoesOnInAnyStageThatHasSlices) {
       {1, kDemo}, {3, "all=nvme"}, {2, "all=host"}, {3, kDemo}, {2, "all=device"}};
   for (const auto& [stage, placement] : launches) {
     EngineConfig config = small_config(directory.path());
-    config.zero_stage = stage;
+    config.strategy.zero_stage = stage;
     config.placement = parse_placement(placement);
     const auto runtimes = connected_runtimes(2, 1);
     for (std::uint64_t step = first; step < first + 2; ++step) expected.step(step, kLearningRate);
@@ -306,7 +307,7 @@ TEST(EngineRanksTraffic, IsThatOfTheFormulasAfterPadding) {
   for (const int stage : {0, 1, 2, 3}) {
     const ScratchDirectory directory;
     EngineConfig config = small_config(directory.path());
-    config.zero_stage = stage;
+    config.strategy.zero_stage = stage;
     config.max_reuse_distance = 0;  // what backward needs again is gathered again
     const auto runtimes = connected_runtimes(kWorld, 1);
     const auto errors = run_ranks(kWorld, [&](int rank) {
@@ -338,8 +339,8 @@ TEST(EngineRanksTraffic, OfASecondPartitionLeavesTheNodeForForwardAndGradientsOn
   const ModelSpec model = small_model();
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = 3;
-  config.node_ranks = kNode;
+  config.strategy.zero_stage = 3;
+  config.strategy.hpz = kNode;
   config.max_reuse_distance = 0;
   const auto runtimes = connected_runtimes(kWorld, 1, std::chrono::minutes(1), kNode);
   const auto errors = run_ranks(kWorld, [&](int rank) {
@@ -376,7 +377,7 @@ std::vector<std::exception_ptr> part_ways(int stage, const SecondStep& second_st
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = stage;
+  config.strategy.zero_stage = stage;
   const auto runtimes = connected_runtimes(2, 1, timeout);
   return run_ranks(2, [&](int rank) {
     RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
@@ -434,7 +435,7 @@ TEST(EngineRanksOrder, UnitsOutOfTheLearnedOrderAreServedWhereAllUseThemSo) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   EngineConfig config = small_config(directory.path());
-  config.zero_stage = 3;
+  config.strategy.zero_stage = 3;
   PlainTraining expected(model, 1.0F);
   expected.world_size = 2;
   std::vector<PlainTraining> at;
@@ -478,11 +479,11 @@ TEST(EngineRanksOpen, RefusesRanksWithOtherSettingsByName) {
   const auto errors = run_ranks(2, [&](int rank) {
     EngineConfig config = small_config(directory.path());
     config.clip_norm = rank == 0 ? 1.0F : 2.0F;
-    config.zero_stage = 2 + rank;
+    config.strategy.zero_stage = 2 + rank;
     RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config);
   });
   for (const std::exception_ptr& thrown : errors)
-    EXPECT_THAT(error_in(thrown).what(), HasSubstr("differ in --zero-stage, --clip;"));
+    EXPECT_THAT(error_in(thrown).what(), HasSubstr("differ in `clip`, `zero_stage`;"));
 }
 
 TEST(EngineRanksOpen, ARankThatCannotOpenEndsTheOthersOpeningToo) {

@@ -228,8 +228,9 @@ TEST(EngineStepOptions, NonsenseIsRefused) {
     }
     return "accepted";
   };
-  EXPECT_THAT(refusal({.betas = Betas{.beta1 = 1, .beta2 = 0.9}, .blob = {}}), HasSubstr("beta 1"));
-  EXPECT_THAT(refusal({.loss_scale = 0.0F, .blob = {}}), HasSubstr("loss scale of 0"));
+  EXPECT_THAT(refusal({.betas = Betas{.beta1 = 1, .beta2 = 0.9}, .blob = {}}),
+              HasSubstr("betas are 1"));
+  EXPECT_THAT(refusal({.loss_scale = 0.0F, .blob = {}}), HasSubstr("loss scale is 0"));
 }
 
 }  // namespace

@@ -173,7 +173,7 @@ TEST(EngineSpeculation, ANormThatIsNotFinitePutsTheParametersBackAndTrainingCanG
   }
 }
 
-TEST(EngineSpeculation, NeedsSomethingToGuessAndAWayBack) {
+TEST(EngineSpeculation, NeedsAWayBack) {
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());
   config.speculation = Speculation::kAlways;
@@ -189,11 +189,8 @@ TEST(EngineSpeculation, NeedsSomethingToGuessAndAWayBack) {
   EXPECT_EQ(message(), "");
   config.resume = EngineConfig::Resume::kNever;
   config.slots = 1;
-  EXPECT_THAT(message(), HasSubstr("--slots 2"));
+  EXPECT_THAT(message(), HasSubstr("slots 2"));
   config.slots = 2;
-  config.clip_norm = 0;
-  EXPECT_THAT(message(), HasSubstr("clipping"));
-  config.clip_norm = 1;
   config.placement = parse_placement("all=host");
   EXPECT_THAT(message(), HasSubstr("optimizer=nvme"));
 }

@@ -118,12 +118,13 @@ struct Together {
 EngineConfig config_of(const World& world, const std::string& directory) {
   EngineConfig config = small_config(directory);
   config.tensor_parallel = world.parts;
-  config.zero_stage = world.stage;
+  config.strategy.zero_stage = world.stage;
   config.placement = parse_placement(world.placement);
   config.reduce_bucket_elements = world.bucket_elements;
   config.speculation = world.speculation;
-  config.shard_group = world.shard_group;
-  config.node_ranks = world.node_ranks;
+  config.strategy.shard_group = world.shard_group;
+  if (world.shard_group > 0) config.strategy.name = StrategyName::kHybrid;
+  config.strategy.hpz = world.node_ranks;
   return config;
 }
 
@@ -218,7 +219,7 @@ TEST(EngineTensorStore, GoesOnInAnyStageAndRefusesAnotherDivision) {
   for (const int stage : {3, 1}) {
     EngineConfig config = config_of(world, directory.path());
     config.clip_norm = 0;
-    config.zero_stage = stage;
+    config.strategy.zero_stage = stage;
     for (std::uint64_t step = first; step < first + 2; ++step) expected.step(step, kLearningRate);
     const auto runtimes = connected_runtimes(4, 1);
     const auto errors = run_ranks(4, [&](int rank) {
@@ -284,7 +285,7 @@ TEST(EngineTensorOpen, RefusesRanksThatDoNotDivideAndThatDoNotAgree) {
     PartRig(*runtimes[static_cast<std::size_t>(rank)], config);
   });
   for (const std::exception_ptr& thrown : errors)
-    EXPECT_THAT(error_in(thrown).what(), HasSubstr("--tp"));
+    EXPECT_THAT(error_in(thrown).what(), HasSubstr("tp"));
 }
 
 }  // namespace

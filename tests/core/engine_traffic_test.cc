@@ -56,10 +56,8 @@ EngineConfig config_of(const World& world, const ScratchDirectory& directory) {
   EngineConfig config = small_config(directory.path());
   const Strategy strategy = resolve(world.request, world.ranks);
   config.host_budget_bytes = 64 * kMiB;
-  config.zero_stage = strategy.zero_stage;
-  config.keep_gathered = strategy.keeps_params_to_backward;
-  config.shard_group = world.request.shard_group;
-  config.node_ranks = world.request.hpz;
+  config.strategy = world.request;
+  config.strategy.zero_stage = strategy.zero_stage;
   config.reduce_dtype = world.reduce_dtype;
   config.quantization = world.quantization;
   config.ranks_per_node = world.ranks_per_node;
@@ -84,7 +82,7 @@ std::vector<SentBytes> sent_in_a_step(const World& world) {
       for (std::uint64_t step = first; step < first + count; ++step)
         train_passes(*rig.engine, model, step, world.passes, rank);
       rig.engine->make_durable();
-      for (UnitId u = 0; config.zero_stage < 3 && u < model.units.size(); ++u) {
+      for (UnitId u = 0; config.strategy.zero_stage < 3 && u < model.units.size(); ++u) {
         rig.engine->acquire(u);  // once new parameters have come from all ranks
         rig.engine->release(u);
       }

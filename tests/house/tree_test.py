@@ -17,10 +17,11 @@ from pathlib import Path
 FLOORS = [
     "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer", "collectives",
     "core/sharding", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
-    "integrations/gpt", "integrations/measure", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
+    "integrations/gpt", "integrations/measure", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]
-SIDE_BY_SIDE = [("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/measure", "integrations/gpt"),
+SIDE_BY_SIDE = [("integrations/deepspeed", "integrations/gpt"), ("integrations/deepspeed", "integrations/measure"),
+                ("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/measure", "integrations/gpt"),
                 ("integrations/c", "integrations/cli"), ("integrations/python", "integrations/cli")]
 TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
 COLUMNS = 100

@@ -33,11 +33,10 @@ TEST(CliCommand, HelpShowsEveryFlagWithItsDefault) {
   const TemporaryFolder folder;
   const Output output = ziggurat(folder.path(), {"train", "--help"});
   EXPECT_EQ(output.exit_code, 0);
-  for (const cli::Setting& setting : cli::train_settings()) {
-    EXPECT_THAT(output.out, HasSubstr("--" + setting.key));
-    if (setting.kind == cli::SettingKind::kSwitch || setting.default_text.empty()) continue;
-    EXPECT_THAT(output.out, HasSubstr(setting.value_name + "=" + setting.default_text))
-        << setting.key;
+  for (const Setting& setting : cli::train_settings()) {
+    EXPECT_THAT(output.out, HasSubstr("--" + dashed(setting.name)));
+    if (setting.kind == SettingKind::kSwitch || setting.default_text.empty()) continue;
+    EXPECT_THAT(output.out, HasSubstr(setting.values + "=" + setting.default_text)) << setting.name;
   }
   EXPECT_THAT(output.out, HasSubstr("--config"));
   for (const char* command : {"sample", "export", "doctor"}) {

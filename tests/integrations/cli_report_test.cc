@@ -329,9 +329,9 @@ TEST(CliAdvice, ADeviceTooSmallIsToldTheSmallestAndWhatHelpsMostFirst) {
 TEST(CliAdvice, AHostTooSmallIsToldWhichClassToMove) {
   TrainOptions options = tiny();
   const Error error(ErrorCode::kResourceExhausted, "--host-memory 1.0 MiB is too small");
-  options.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
+  options.engine.placement = {Tier::kHost, Tier::kHost, Tier::kHost};
   EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("optimizer=nvme"));
-  options.placement = {Tier::kHost, Tier::kNvme, Tier::kNvme};
+  options.engine.placement = {Tier::kHost, Tier::kNvme, Tier::kNvme};
   EXPECT_THAT(advice(error, options, 2).front(), HasSubstr("params=nvme"));
   EXPECT_THAT(advice(error, options, 2), Contains(HasSubstr("--host-memory")));
 }
@@ -339,16 +339,16 @@ TEST(CliAdvice, AHostTooSmallIsToldWhichClassToMove) {
 TEST(CliAdvice, SizesAreThoseOfTheFormat) {
   TrainOptions options = tiny();
   const auto written = [&](StateFormat format) {
-    options.optimizer.state.format = format;
+    options.engine.optimizer.state.format = format;
     return static_cast<double>(write_plan(options).per_step_bytes);
   };
   const double fp32 = written(StateFormat::kFp32);
   EXPECT_NEAR(written(StateFormat::k8Bit) / fp32, 6.03125 / 12, 1e-5);
   EXPECT_EQ(written(StateFormat::kSplit), fp32);
   EXPECT_NEAR(written(StateFormat::kBf16) / fp32, 0.5, 1e-5);
-  options.placement.optimizer = Tier::kDevice;
+  options.engine.placement.optimizer = Tier::kDevice;
   const std::uint64_t in_bf16 = device_need(options, 2).optimizer_bytes;
-  options.optimizer.state = {OptimizerKind::kSgd, StateFormat::kFp32};
+  options.engine.optimizer.state = {OptimizerKind::kSgd, StateFormat::kFp32};
   EXPECT_NEAR(static_cast<double>(device_need(options, 2).optimizer_bytes),
               static_cast<double>(in_bf16) * 8 / 6, 8);
 }
@@ -356,7 +356,7 @@ TEST(CliAdvice, SizesAreThoseOfTheFormat) {
 // Slices at home, and whole units beside them while they are used.
 TEST(CliAdvice, SizesOfARankAreThoseOfItsSlices) {
   TrainOptions options = tiny();
-  options.placement = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
+  options.engine.placement = {Tier::kDevice, Tier::kDevice, Tier::kDevice};
   const Strategy four = resolve({.zero_stage = 3}, 4);
   const DeviceNeed alone = device_need(options, 2);
   const DeviceNeed its = device_need(options, 2, four);
@@ -364,7 +364,7 @@ TEST(CliAdvice, SizesOfARankAreThoseOfItsSlices) {
   EXPECT_LT(its.gradient_bytes, alone.gradient_bytes);
   const Strategy whole_params = resolve({.zero_stage = 2}, 4);
   EXPECT_EQ(device_need(options, 2, whole_params).params_bytes, alone.params_bytes);
-  options.placement.optimizer = Tier::kNvme;
+  options.engine.placement.optimizer = Tier::kNvme;
   EXPECT_EQ(write_plan(options, four).per_step_bytes, write_plan(options).per_step_bytes / 4);
   const Strategy copies = resolve({.zero_stage = 0}, 4);
   EXPECT_EQ(write_plan(options, copies).per_step_bytes, write_plan(options).per_step_bytes);

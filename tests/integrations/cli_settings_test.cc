@@ -48,13 +48,13 @@ TEST(CliSettings, DefaultsAreTheDemos) {
   ASSERT_NE(schedule, nullptr);
   EXPECT_EQ(schedule->lr, 6e-4);
   EXPECT_EQ(schedule->warmup, 10U);
-  EXPECT_TRUE(options.param_groups.empty());
-  EXPECT_EQ(options.optimizer.beta2, 0.95F);
-  EXPECT_EQ(options.clip_norm, 1.0);
+  EXPECT_TRUE(options.engine.param_groups.empty());
+  EXPECT_EQ(options.engine.optimizer.beta2, 0.95F);
+  EXPECT_EQ(options.engine.clip_norm, 1.0);
   EXPECT_EQ(options.device_bytes, 160 * kMiB);
-  EXPECT_EQ(options.host_bytes, 384 * kMiB);
-  EXPECT_EQ(options.placement.optimizer, Tier::kNvme);
-  EXPECT_EQ(options.slots, 2);
+  EXPECT_EQ(options.engine.host_budget_bytes, 384 * kMiB);
+  EXPECT_EQ(options.engine.placement.optimizer, Tier::kNvme);
+  EXPECT_EQ(options.engine.slots, 2);
 }
 
 TEST(CliSettings, AFileSaysWhatFlagsSay) {
@@ -77,10 +77,10 @@ TEST(CliSettings, AFileSaysWhatFlagsSay) {
   const TrainOptions b = read_train_options(from_file);
   EXPECT_EQ(a.model, b.model);
   EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
-  EXPECT_EQ(a.optimizer.beta1, b.optimizer.beta1);
-  EXPECT_EQ(a.optimizer.beta2, b.optimizer.beta2);
+  EXPECT_EQ(a.engine.optimizer.beta1, b.engine.optimizer.beta1);
+  EXPECT_EQ(a.engine.optimizer.beta2, b.engine.optimizer.beta2);
   EXPECT_EQ(a.device_bytes, b.device_bytes);
-  EXPECT_EQ(a.host_bytes, b.host_bytes);
+  EXPECT_EQ(a.engine.host_budget_bytes, b.engine.host_budget_bytes);
   EXPECT_EQ(a.print_loss_bits, b.print_loss_bits);
   EXPECT_EQ(a.steps, b.steps);
 }
@@ -119,14 +119,14 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
   EXPECT_EQ(a.model, b.model);
   EXPECT_EQ(a.shape.batch, b.shape.batch);
   EXPECT_EQ(a.shape.accumulate, b.shape.accumulate);
-  EXPECT_EQ(a.clip_norm, b.clip_norm);
-  EXPECT_EQ(a.optimizer.state, b.optimizer.state);
-  EXPECT_EQ(a.optimizer.beta2, b.optimizer.beta2);
+  EXPECT_EQ(a.engine.clip_norm, b.engine.clip_norm);
+  EXPECT_EQ(a.engine.optimizer.state, b.engine.optimizer.state);
+  EXPECT_EQ(a.engine.optimizer.beta2, b.engine.optimizer.beta2);
   EXPECT_EQ(a.schedule.parameters, b.schedule.parameters);
   EXPECT_EQ(a.loss_scale.parameters, b.loss_scale.parameters);
-  EXPECT_EQ(to_string(a.placement), to_string(b.placement));
-  EXPECT_EQ(a.strategy.zero_stage, b.strategy.zero_stage);
-  EXPECT_EQ(a.reduce_bucket_elements, b.reduce_bucket_elements);
+  EXPECT_EQ(to_string(a.engine.placement), to_string(b.engine.placement));
+  EXPECT_EQ(a.engine.strategy.zero_stage, b.engine.strategy.zero_stage);
+  EXPECT_EQ(a.engine.reduce_bucket_elements, b.engine.reduce_bucket_elements);
   EXPECT_THAT(theirs.notes(), testing::ElementsAre(HasSubstr("zero_optimization.overlap_comm")));
   EXPECT_THAT(complaint([&] {
                 Settings wrong = defaults();
@@ -141,9 +141,10 @@ TEST(CliSettings, EveryKeyCanBeInTheFile) {
     Settings settings(train_settings());
     const char* value = "null";
     EXPECT_THAT(complaint([&] {
-                  settings.apply_json("{\"" + setting.key + "\": " + value + "}", "run.json");
+                  settings.apply_json("{\"" + dashed(setting.name) + "\": " + value + "}",
+                                      "run.json");
                 }),
-                AllOf(HasSubstr("\"" + setting.key + "\""), HasSubstr("must be")));
+                AllOf(HasSubstr("\"" + dashed(setting.name) + "\""), HasSubstr("must be")));
   }
 }
 
@@ -183,7 +184,7 @@ TEST(CliSettings, OptimizerAndFormatAreReadAndMustGoTogether) {
   settings.apply_json(R"({"optimizer": "lion", "state-format": "bf16", "rounding": "stochastic"})",
                       "run.json");
   settings.apply_flag("seed", "9");
-  const OptimizerConfig optimizer = read_train_options(settings).optimizer;
+  const OptimizerConfig optimizer = read_train_options(settings).engine.optimizer;
   EXPECT_EQ(optimizer.state, (StateKind{OptimizerKind::kLion, StateFormat::kBf16}));
   EXPECT_EQ(optimizer.rounding, Rounding::kStochastic);
   EXPECT_EQ(optimizer.rounding_seed, 9U);
@@ -375,16 +376,17 @@ TEST(CliGroups, AreReadFromAFlagOrAFile) {
     EXPECT_EQ(groups[1].eps, 1e-6F);
   };
   check(with({{"param-groups", "h.0.*:lr-scale=0.5,beta2=0.99;*bias:weight-decay=0.25,eps=1e-6"}})
-            .param_groups);
+            .engine.param_groups);
   Settings settings = defaults();
   settings.apply_json(R"({"param-groups": [{"params": "h.0.*", "lr-scale": 0.5, "beta2": 0.99},
                           {"params": "*bias", "weight-decay": 0.25, "eps": 1e-6}]})",
                       "run.json");
-  check(read_train_options(settings).param_groups);
-  EXPECT_TRUE(with({{"param-groups", "wte.*:frozen;h.0.*:lr-scale=0.5"}}).param_groups[0].frozen);
+  check(read_train_options(settings).engine.param_groups);
+  EXPECT_TRUE(
+      with({{"param-groups", "wte.*:frozen;h.0.*:lr-scale=0.5"}}).engine.param_groups[0].frozen);
   Settings frozen = defaults();
   frozen.apply_json(R"({"param-groups": [{"params": "wte.*", "frozen": true}]})", "run.json");
-  EXPECT_TRUE(read_train_options(frozen).param_groups[0].frozen);
+  EXPECT_TRUE(read_train_options(frozen).engine.param_groups[0].frozen);
 }
 
 TEST(CliGroups, MistakesAreNamed) {

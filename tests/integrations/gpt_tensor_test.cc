@@ -230,7 +230,7 @@ double sent_in_a_step(const ModelConfig& model, const RunShape& shape, int stage
   const testing::ScratchDirectory directory;
   EngineConfig config = testing::small_config(directory.path());
   config.tensor_parallel = model.part.ranks;
-  config.zero_stage = stage;
+  config.strategy.zero_stage = stage;
   config.host_budget_bytes = 32 * kMiB;
   config.max_reuse_distance = 0;  // a unit goes after each use
   config.trainer_device_bytes = Trainer::workspace_bytes(model, shape, 1);

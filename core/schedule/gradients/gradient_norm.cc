@@ -2,14 +2,11 @@
 // core/schedule/gradients/gradient_norm.cc: rounding with sums, and their way to the other ranks.
 #include "core/schedule/gradients/gradient_norm.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/checksum.h"
-#include "base/error.h"
 #include "optimizer/gradient.h"
 
 namespace ziggurat {
@@ -90,7 +87,8 @@ void GradientNorm::write_message(std::span<std::byte> message) const {
   }
 }
 
-void GradientNorm::read_message(int rank, std::span<const std::byte> message) {
+std::optional<GradientNorm::Difference> GradientNorm::read_message(
+    int rank, std::span<const std::byte> message) {
   ZIGGURAT_CHECK(message.size() == message_bytes_, "a message of {} bytes", message.size());
   const Sharding& own = table_.sharding();
   const int part = rank % own.tensor.ranks;
@@ -103,6 +101,7 @@ void GradientNorm::read_message(int rank, std::span<const std::byte> message) {
     std::memcpy(&sums_[first], at, slice_tiles(u) * sizeof(double));
     at += slice_tiles(u) * sizeof(double);
   }
+  std::optional<Difference> differs;
   for (UnitId u = 0; u < table_.unit_count() && !shared_hashes_.empty(); ++u) {
     std::uint64_t hash = 0;
     std::memcpy(&hash, at, sizeof(hash));
@@ -110,15 +109,10 @@ void GradientNorm::read_message(int rank, std::span<const std::byte> message) {
     std::uint64_t& first =
         first_hashes_[static_cast<std::size_t>(data_rank) * table_.unit_count() + u];
     if (part == 0) first = hash;
-    if (hash == first) continue;
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
-                    "has whole are not the same on ranks {} and {}: the machines of such a group "
-                    "must compute alike (same CPU, same libraries), or one of them is faulty; "
-                    "nothing was updated",
-                    u, table_.model().units[u].name, rank - part, rank));
+    if (hash != first && !differs)
+      differs = Difference{.unit = u, .first_rank = rank - part, .rank = rank};
   }
+  return differs;
 }
 
 double GradientNorm::squared() const noexcept {

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,10 +30,17 @@ class GradientNorm {
   /// Of this rank's slices, for the others.
   std::size_t message_bytes() const noexcept { return message_bytes_; }
   void write_message(std::span<std::byte> message) const;
+  /// A unit whose shared parameters have other gradients on `rank` than on `first_rank` of its
+  /// tensor-parallel group.
+  struct Difference {
+    UnitId unit;
+    int first_rank;
+    int rank;
+  };
   /// Takes what rank `rank` of all ranks wrote; of each step in the order of ranks, this one
-  /// included. Errors: kUnavailable, naming the unit, where the gradients of shared parameters
-  /// differ within a tensor-parallel group.
-  void read_message(int rank, std::span<const std::byte> message);
+  /// included. Returns the first unit whose shared parameters' gradients differ within a
+  /// tensor-parallel group, if there is one: every rank finds the same.
+  std::optional<Difference> read_message(int rank, std::span<const std::byte> message);
 
   /// Of the whole model, once the messages of all are read; of one rank's where that is all.
   double squared() const noexcept;

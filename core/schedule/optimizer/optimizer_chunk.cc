@@ -163,19 +163,15 @@ Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation - 1);
 }
 
-/// Writes the record if it still counts; true if it was written.
-Task<bool> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
-  if (parts_.records.resident()) co_return false;
-  const std::uint32_t attempt = pass.attempt;
+Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
+  if (parts_.records.resident()) co_return;
   // The generation before must be durable before a byte of this one is written: its slots are what
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
-  if (attempt != pass.attempt) co_return false;
   const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
   co_await parts_.store.write(id, pass.generation + settings_.store_offset, record, hash,
                               IoPriority::kWriteBack);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
-  co_return true;
 }
 
 void OptimizerSweep::release(Item& item) {

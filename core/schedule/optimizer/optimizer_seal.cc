@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/optimizer_seal.cc: how a generation becomes durable: sealed when its last
 // record is written, or written by a checkpoint where records are not on NVMe.
-#include <algorithm>
-
 #include "base/check.h"
+#include "base/runtime/for_each.h"
 #include "core/schedule/optimizer/optimizer_pass.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "tiers/record_hash.h"
@@ -12,7 +11,7 @@ namespace ziggurat {
 namespace {
 
 /// Records written at once by a checkpoint.
-constexpr std::size_t kCheckpointBatch = 8;
+constexpr std::size_t kCheckpointAtOnce = 8;
 
 }  // namespace
 
@@ -45,23 +44,20 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
 Task<> OptimizerSweep::settled() {
   if (error_) std::rethrow_exception(error_);
   PassPtr pass = current_;
-  if (pass && !pass->ended.is_set())
-    pass = pass->previous;  // in mid-step: what was finished before it
+  if (step_open()) pass = pass->previous;  // what was finished before it
   if (pass) co_await pass->done.wait();
 }
 
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
   ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
+  ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   if (generation == durable_generation_) co_return;
   const std::uint64_t stored_generation = parts_.store.durable_generation() + 1;
-  const std::size_t count = context_.table.chunks().size();
-  for (std::size_t begin = 0; begin < count; begin += kCheckpointBatch) {
-    WorkGroup batch(context_.reactor);
-    for (std::size_t id = begin; id < std::min(count, begin + kCheckpointBatch); ++id) {
-      batch.spawn(checkpoint_chunk(static_cast<ChunkId>(id), stored_generation));
-    }
-    co_await batch.wait_idle();
-  }
+  const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
+    return checkpoint_chunk(static_cast<ChunkId>(id), stored_generation);
+  };
+  co_await for_each_index(context_.reactor, context_.table.chunks().size(), kCheckpointAtOnce,
+                          write_one);
   co_await commit(generation, stored_generation, blob);
 }
 

@@ -2,16 +2,18 @@
 // core/schedule/optimizer/optimizer_sweep.h: the optimizer pass of a step: every chunk through
 // read, update, write, as leases allow.
 //
-// One coroutine a chunk. Order is forward order, so that the next forward starts on units whose
-// chunks are done while later ones still stream. Before the norm is known only as many chunks are
-// read ahead as fit beside all gradients. With the step's scalars given early, updates follow the
-// gradients instead and start during backward:
-//   - certain scalars (no clipping): the chunk is done with;
-//   - a guess (the norm will demand no clipping): parameters and records are written, the records
-//     into the slots of the generation being made; gradients stay until the norm is known. If the
-//     guess was wrong every chunk made with it is made again from its old record, whose slot
-//     nothing has touched. Nobody sees a guessed parameter: a unit whose gradient is finished is
-//     not acquired again in its step, and the next step begins after the norm.
+// One coroutine a chunk, and no more of them at once than there are work items and a few: who waits
+// has a stack. Order is forward order, so that the next forward starts on units whose chunks are
+// done while later ones still stream. Before the norm is known only as many chunks are
+// read ahead as fit beside all gradients. With a guess at the step's scalars, updates follow the
+// gradients instead and start during backward. An update that the step has not earned is a guess,
+// whatever made it start: its parameters and records are written, the records into the slots of the
+// generation being made, and its gradient stays until the ranks have judged the step. If the step
+// is judged good with other scalars, every guessed chunk is made again from its old record; if it
+// is judged bad, the old parameters are brought home from it. So a guess needs the old record whole
+// in a slot that nothing touches before the verdict: records on NVMe, in two slots. Nobody sees a
+// guessed parameter: a unit whose gradient is finished is not acquired again in its step, and the
+// next step begins after the verdict.
 // Reactor's thread only.
 #pragma once
 
@@ -20,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,12 +35,6 @@
 #include "tiers/striped_store.h"
 
 namespace ziggurat {
-
-/// A step's scalars, known before its norm.
-struct EarlyStep {
-  StepScalars step;
-  bool certain = false;  ///< nothing depends on the norm; else step is a guess
-};
 
 class OptimizerSweep {
  public:
@@ -72,24 +69,33 @@ class OptimizerSweep {
   static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
                                       const Chunk& chunk);
 
+  /// Updates of an open step can be taken back.
+  bool can_guess() const;
   /// A gradient of the step that makes `generation` is on its way: records may be read ahead. With
-  /// `early` (the same at every call of a step) the unit's chunks are updated as its gradient
-  /// arrives. A guess needs records on NVMe, in two slots.
-  void gradient_started(UnitId unit, std::uint64_t generation, const EarlyStep* early);
-  /// All gradients have arrived and the norm is known; `blob` belongs to the generation being made.
-  /// Starts what has not started; what was made with a wrong guess is made again.
+  /// a `guess` at the step's scalars (the same at every call of a step) the unit's chunks are
+  /// updated as its gradient arrives. Only if can_guess().
+  void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
+  /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
+  /// belongs to the generation being made. Starts what has not started; what was made with a wrong
+  /// guess is made again.
   void end_step(const StepScalars& step, std::vector<std::byte> blob);
-  /// Instead of end_step(), where the early step was not certain: the generation is not made.
-  /// Returns when gradients are dropped and all parameters are those of the generation before. The
-  /// next gradients make the same generation.
-  Task<> skip_step();
+  /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
+  /// gradients are dropped and all parameters and records are those of the generation before. The
+  /// next gradients make the same generation. Errors: of reading old records back; the parameters
+  /// are then of two generations.
+  Task<> undo_step();
+  /// Between a step's first gradient and its verdict.
+  bool step_open() const;
 
   /// Newest generation whose every record is durable on every rank, as the engine counts. From any
   /// thread.
   std::uint64_t durable_generation() const noexcept { return durable_generation_; }
-  /// Waits until every finished step is updated and, where records are on NVMe, durable.
+  /// Waits until every finished step is updated and, where records are on NVMe, durable. A step
+  /// that is still open is not waited for.
   Task<> settled();
-  /// For records off NVMe: writes them all as the store's next generation and seals it.
+  /// For records off NVMe, once settled(): writes them all as the store's next generation and seals
+  /// it. Also while a step is open: nothing starts early on such records, so until the verdict they
+  /// are those of the generation before.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
 
   void fail(std::exception_ptr error);
@@ -108,9 +114,17 @@ class OptimizerSweep {
   // optimizer_sweep.cc
   void begin(std::uint64_t generation);
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
+  void start_more(const PassPtr& pass);
+  std::optional<ChunkId> next_chunk(Pass& pass) const;
   void read_ahead(const PassPtr& pass);
   Task<> update_chunk(PassPtr pass, ChunkId id, Lease lease);
+  Task<> remake_chunk(PassPtr pass, ChunkId id);
+  Task<> end_chunk(PassPtr pass, ChunkId id, Item& item, bool made);
   Task<bool> make_record(Pass& pass, ChunkId id, Item& item);
+  Task<bool> judged_record(Pass& pass, ChunkId id, Item& item, bool guessed);
+  bool record_made(Pass& pass, ChunkId id);
+  Task<> guess_record(Pass& pass, ChunkId id, Item& item);
+  Task<> earned_record(Pass& pass, ChunkId id, Item& item);
   void updated(Pass& pass, ChunkId id);
   void refute(Pass& pass);
   void trace_guess(const Pass& pass);
@@ -122,7 +136,7 @@ class OptimizerSweep {
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
   Task<> restore(Pass& pass, ChunkId id, Item& item);
-  Task<bool> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);
+  Task<> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);
   void release(Item& item);
 
   // optimizer_seal.cc
@@ -133,6 +147,7 @@ class OptimizerSweep {
   Context& context_;
   Parts parts_;
   Settings settings_;
+  std::size_t chunks_at_once_;  // of a pass
   std::atomic<std::uint64_t> durable_generation_;
   PassPtr current_;                                // of the step under way, or the last one
   std::size_t items_out_ = 0;                      // leases of work items, of all passes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/deepspeed_keys.cc: the table.
-#include "core/engine/deepspeed_keys.h"
+// integrations/deepspeed/deepspeed_keys.cc: the table.
+#include "integrations/deepspeed/deepspeed_keys.h"
 
 #include <algorithm>
 #include <array>

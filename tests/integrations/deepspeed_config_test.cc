@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/core/config_json_test.cc: files as people have them, in DeepSpeed's words, ours or both;
-// and what is said of a key that does nothing, is not built, or is not known.
-#include "core/engine/config_json.h"
+// tests/integrations/deepspeed_config_test.cc: files as people have them, in DeepSpeed's words,
+// ours or both; and what is said of a key that does nothing, is not built, or is not known.
+#include "integrations/deepspeed/config_json.h"
 
 #include <gmock/gmock.h>
 

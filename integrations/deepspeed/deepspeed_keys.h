@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here. A table.
-// Private to config_json.cc.
+// integrations/deepspeed/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here.
+// A table. Private to config_json.cc.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/config_json.cc: parsing within limits, and the walk over DeepSpeed's sections.
-#include "core/engine/config_json.h"
+// integrations/deepspeed/config_json.cc: parsing within limits, and the walk over DeepSpeed's
+// sections.
+#include "integrations/deepspeed/config_json.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,7 +12,7 @@
 
 #include "base/closest.h"
 #include "base/error.h"
-#include "core/engine/deepspeed_keys.h"
+#include "integrations/deepspeed/deepspeed_keys.h"
 
 namespace ziggurat {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/config_json.h: a run's settings from JSON: one flat object by our names, DeepSpeed's
-// config by its own, or both in one file.
+// integrations/deepspeed/config_json.h: a run's settings from JSON: one flat object by our names,
+// DeepSpeed's config by its own, or both in one file.
 //
 //   {"steps": 100, "placement": "all=host"}                       ours: the flags' names
 //   {"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}  DeepSpeed 0.19.8's

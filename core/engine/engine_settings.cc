@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_settings.cc: the table, by what the settings are about: the optimizer, where
+// state is, the ranks, the store.
+#include "core/engine/engine_settings.h"
+
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+#include "collectives/mesh.h"
+
+namespace ziggurat {
+namespace {
+
+using In = SettingsIn<EngineConfig>;
+using enum SettingKind;
+
+constexpr IntegerRange kRanks{.min = 0, .max = 1 << 20};
+constexpr IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};
+constexpr IntegerRange kElementsOrNone{.min = 0, .max = std::int64_t{1} << 50};
+constexpr NumberRange kBeta{.min = 0, .max = 0.999999};
+
+constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
+constexpr std::array<std::string_view, 3> kSpeculations{"auto", "never", "always"};
+constexpr std::array<std::string_view, 2> kResumes{"auto", "never"};
+
+std::string dtype_text(DType dtype) { return std::string(to_string(dtype)); }
+DType dtype_of(const std::string& text) {
+  require_one_of(text, kDTypeNames);
+  return *parse_dtype(text);
+}
+
+SettingOf<EngineConfig> betas() {
+  return In::custom(
+      "betas", kNumbers,
+      [](const EngineConfig& config) -> SettingValue {
+        return std::vector<double>{widened(config.optimizer.beta1),
+                                   widened(config.optimizer.beta2)};
+      },
+      [](EngineConfig& config, const SettingValue& value) {
+        const auto& numbers = std::get<std::vector<double>>(value);
+        for (const double number : numbers) require_in(number, kBeta);
+        require_length(numbers, 2);
+        config.optimizer.beta1 = static_cast<float>(numbers[0]);
+        config.optimizer.beta2 = static_cast<float>(numbers[1]);
+      },
+      {.values = "B1,B2", .help = "the optimizer's moving averages; the first is sgd's momentum"});
+}
+
+std::vector<SettingOf<EngineConfig>> optimizer_table() {
+  return {
+      In::word("optimizer", [](auto& c) -> auto& { return c.optimizer.state.optimizer; },
+               optimizer_names(),
+               {.values = "NAME",
+                .help = "adamw, adam, lion, adagrad or sgd",
+                .at_resume = AtResume::kFixed}),
+      In::word("state_format", [](auto& c) -> auto& { return c.optimizer.state.format; },
+               state_format_names(),
+               {.values = "NAME",
+                .help = "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), "
+                        "split (fp32's bits, fewer bytes read) or bf16",
+                .at_resume = AtResume::kFixed}),
+      In::word("rounding", [](auto& c) -> auto& { return c.optimizer.rounding; }, kRoundings,
+               {.values = "nearest|stochastic",
+                .help = "of 16-bit parameters and moments; not stochastic with split"}),
+      betas(),
+      In::number("eps", [](auto& c) -> auto& { return c.optimizer.eps; }, {.min = 0, .max = 1},
+                 {.values = "X", .help = "added to what the optimizer divides by"}),
+      In::number("weight_decay", [](auto& c) -> auto& { return c.optimizer.weight_decay; },
+                 {.min = 0, .max = 100},
+                 {.values = "X",
+                  .help = "on matrices only; decoupled in adamw and lion, else added to the "
+                          "gradient"}),
+      In::custom(
+          "param_groups", kGroups,
+          [](const EngineConfig& c) -> SettingValue { return to_text(c.param_groups); },
+          [](EngineConfig& c, const SettingValue& value) {
+            try {
+              c.param_groups = parse_param_groups(std::get<std::string>(value));
+            } catch (const std::exception& error) {
+              complain_of_value(error);
+            }
+          },
+          {.values = "PATTERN:KEY=X,..;..",
+           .help = "parameters with their own lr-scale, weight-decay, beta1, beta2, eps, or "
+                   "frozen: the first group whose pattern (* and ?) is a parameter's name has it; "
+                   "names as in the exported file"}),
+      In::number("clip", &EngineConfig::clip_norm, {.min = 0, .max = 1e30},
+                 {.values = "NORM",
+                  .help = "largest global 2-norm of the gradient; 0 turns clipping off"}),
+      In::word("speculate", &EngineConfig::speculation, kSpeculations,
+               {.values = "auto|never|always",
+                .help = "start updates before the gradient's norm is known: while that mostly was "
+                        "right, never, or always"}),
+  };
+}
+
+std::vector<SettingOf<EngineConfig>> memory_table() {
+  return {
+      In::size("host_memory", &EngineConfig::host_budget_bytes, kMiB,
+               {.values = "SIZE",
+                .help = "budget of pinned host memory",
+                .among_ranks = AmongRanks::kOwn}),
+      // Parameters and gradients may be where they fit; the optimizer's tier decides how ranks
+      // make a step durable.
+      In::parsed("placement", &EngineConfig::placement, parse_placement,
+                 [](const Placement& placement) { return to_string(placement); },
+                 {.values = "WHERE",
+                  .help = "tier (device, host, nvme) of each class of state, or all=TIER",
+                  .agreed_text =
+                      [](const EngineConfig& c) {
+                        return std::string(to_string(c.placement.optimizer));
+                      }}),
+      In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElements,
+                  {.values = "ELEMENTS",
+                   .help = "of parameters loaded, or in stage 3 gathered, ahead of their use, at "
+                           "most two units"}),
+      In::integer("max_live_parameters", &EngineConfig::max_live_parameters, kElementsOrNone,
+                  {.values = "ELEMENTS",
+                   .help = "of parameters on the device, those ahead of their use included; units "
+                           "in use always are"}),
+      In::integer("max_reuse_distance", &EngineConfig::max_reuse_distance, kElementsOrNone,
+                  {.values = "ELEMENTS",
+                   .help = "a released unit stays on the device if it is used again within so "
+                           "many elements of others"}),
+  };
+}
+
+/// Stage 2, unless a strategy's name says the stage.
+SettingOf<EngineConfig> zero_stage() {
+  return In::custom(
+      "zero_stage", kInteger,
+      [](const EngineConfig& c) -> SettingValue {
+        if (c.strategy.zero_stage) return std::int64_t{*c.strategy.zero_stage};
+        return c.strategy.name ? SettingValue{} : SettingValue{std::int64_t{kDefaultZeroStage}};
+      },
+      [](EngineConfig& c, const SettingValue& value) {
+        c.strategy.zero_stage =
+            static_cast<int>(require_in(std::get<std::int64_t>(value), {.min = 0, .max = 3}));
+      },
+      {.values = "0|1|2|3",
+       .help = "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
+               "parameters too"});
+}
+
+std::vector<SettingOf<EngineConfig>> ranks_table() {
+  return {
+      In::integer("tp", &EngineConfig::tensor_parallel, {.min = 1, .max = 1024},
+                  {.values = "T",
+                   .help = "tensor-parallel ranks, which divide each layer among them: T "
+                           "neighbours, and nproc / T data-parallel ranks of each part, to which "
+                           "all that follows applies",
+                   .at_resume = AtResume::kFixed}),
+      zero_stage(),
+      In::word("strategy", [](auto& c) -> auto& { return c.strategy.name; }, kStrategyNames,
+               {.values = "full|grad-op|none|hybrid",
+                .help = "FSDP's names: stage 3; stage 3 with units kept from forward to backward; "
+                        "stage 0; stage 3 (or 1 or 2) in groups that each have a copy of the "
+                        "state"}),
+      In::integer("shard_group", [](auto& c) -> auto& { return c.strategy.shard_group; }, kRanks,
+                  {.values = "G", .help = "ranks of a group, with strategy hybrid"}),
+      In::integer("hpz", [](auto& c) -> auto& { return c.strategy.hpz; }, kRanks,
+                  {.values = "P",
+                   .help = "stage 3: each P ranks (of a machine) keep parts of the parameters they "
+                           "have gathered, so that backward gathers among them; 2 / P bytes of "
+                           "host memory a parameter"}),
+      In::truth("quantized_weights", kSwitch,
+                [](auto& c) -> auto& { return c.quantization.weights; },
+                {.help = "stage 3: parameters travel between ranks in 8 bits, each within 0.4 % of "
+                         "its block of 256's largest"}),
+      In::integer("quantized_gradients",
+                  [](auto& c) -> auto& { return c.quantization.gradient_bits; },
+                  {.min = 4, .max = 16},
+                  {.values = "4|8",
+                   .help = "stage 3: gradients travel in as many bits, within 7.2 or 0.4 %: summed "
+                           "among the ranks of a node, and then the nodes' sums"}),
+      // What a rank's launcher says matters only where something goes node by node.
+      In::integer("ranks_per_node", &EngineConfig::ranks_per_node, kRanks,
+                  {.values = "P",
+                   .help = "ranks on one machine, for quantized exchanges; 0: as the launcher says",
+                   .agreed_text =
+                       [](const EngineConfig& c) {
+                         return c.quantization.any() ? std::to_string(c.ranks_per_node) : "";
+                       }}),
+      In::parsed("reduce_dtype", &EngineConfig::reduce_dtype, dtype_of, dtype_text,
+                 {.values = "bf16|fp16|fp32",
+                  .help = "of gradients between ranks (default: the parameters')"}),
+      In::integer("reduce_bucket_size", &EngineConfig::reduce_bucket_elements, kElements,
+                  {.values = "ELEMENTS",
+                   .help = "of a gradient that ranks sum at once; three buckets are set aside in "
+                           "host memory"}),
+  };
+}
+
+std::vector<SettingOf<EngineConfig>> store_table() {
+  return {
+      In::integer("slots", &EngineConfig::slots, {.min = 1, .max = 2},
+                  {.values = "1|2",
+                   .help = "2: every finished step is durable; 1: half the space, and a kill "
+                           "within a step loses the run",
+                   .at_resume = AtResume::kFixed}),
+      In::word("resume", &EngineConfig::resume, kResumes,
+               {.values = "auto|never",
+                .help = "go on from the store's last durable step, or replace the store",
+                .at_resume = AtResume::kSilent}),
+  };
+}
+
+}  // namespace
+
+std::span<const SettingOf<EngineConfig>> engine_settings() {
+  static const std::vector<SettingOf<EngineConfig>> table = [] {
+    std::vector<SettingOf<EngineConfig>> all;
+    for (const auto& part : {optimizer_table(), memory_table(), ranks_table(), store_table()})
+      all.insert(all.end(), part.begin(), part.end());
+    return all;
+  }();
+  return table;
+}
+
+Strategy strategy_of(const EngineConfig& config, int ranks) {
+  const MeshShape shape = with_dp_of_world({.tp = config.tensor_parallel}, ranks);
+  StrategyRequest request = config.strategy;
+  if (!request.zero_stage && !request.name) request.zero_stage = kDefaultZeroStage;
+  return resolve(request, shape.dp);
+}
+
+}  // namespace ziggurat

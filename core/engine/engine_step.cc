@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_step.cc: a training step from its announcement to its verdict.
+//
+// Updates may start during backward, before the step is known to be good; until the verdict each of
+// them can be taken back (core/schedule/optimizer/optimizer_sweep.h). So nothing throws on one rank
+// alone between the last gradient and the verdict: what is wrong travels to all ranks, which then
+// make the step together or undo it together.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+#include "core/engine/step_agreement.h"
+#include "optimizer/gradient.h"
+
+namespace ziggurat {
+
+/// One OptimizerStep a parameter group; group 0 is that of parameters in no group.
+StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) const {
+  const OptimizerConfig& optimizer = config_.optimizer;
+  const Betas betas = betas_of(options);
+  OptimizerStep::Settings settings{.kind = optimizer.state.optimizer,
+                                   .rounding = optimizer.rounding,
+                                   .learning_rate = options.learning_rate,
+                                   .beta1 = static_cast<float>(betas.beta1),
+                                   .beta2 = static_cast<float>(betas.beta2),
+                                   .eps = optimizer.eps,
+                                   .weight_decay = optimizer.weight_decay,
+                                   .grad_scale = grad_scale,
+                                   .t = generation_ + 1,
+                                   .seed = optimizer.rounding_seed};
+  StepScalars steps{OptimizerStep::make(settings)};
+  for (const ParamGroup& group : config_.param_groups) {
+    OptimizerStep::Settings own = settings;
+    own.learning_rate = settings.learning_rate * group.lr_scale;
+    own.beta1 = group.beta1.value_or(settings.beta1);
+    own.beta2 = group.beta2.value_or(settings.beta2);
+    own.eps = group.eps.value_or(settings.eps);
+    own.weight_decay = group.weight_decay.value_or(settings.weight_decay);
+    if (group.frozen) own.learning_rate = own.weight_decay = 0;
+    steps.push_back(OptimizerStep::make(own));
+    if (group.weight_decay && !group.frozen) steps.back().no_decay = steps.back().decay;
+  }
+  return steps;
+}
+
+Betas EngineImpl::betas_of(const StepOptions& options) const {
+  return options.betas.value_or(Betas{.beta1 = static_cast<double>(config_.optimizer.beta1),
+                                      .beta2 = static_cast<double>(config_.optimizer.beta2)});
+}
+
+/// Gradients are the sum over the ranks of each one's, times the loss scale; what is meant is the
+/// mean. Divided in the step's scalars, so that no value is rounded once more.
+double EngineImpl::gradient_divisor(const StepOptions& options) const {
+  return static_cast<double>(options.loss_scale.value_or(1.0F)) *
+         static_cast<double>(table_->sharding().total());
+}
+
+bool EngineImpl::may_guess() const {
+  switch (config_.speculation) {
+    case EngineConfig::Speculation::kNever: return false;
+    case EngineConfig::Speculation::kAlways: return sweep_->can_guess();
+    case EngineConfig::Speculation::kAuto: break;
+  }
+  return sweep_->can_guess() && watch_.worth_it();
+}
+
+/// What is wrong with `options` is said by step(), on every rank.
+void EngineImpl::prepare_step(const StepOptions& options) {
+  runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
+    if (self.error_) std::rethrow_exception(self.error_);
+    self.guess_.reset();
+    self.announced_.reset();
+    const bool sound = self.refusal_of(announced) == StepRefusal::kNone;
+    self.announced_ = announced;
+    self.announced_->blob = {};
+    if (!sound || !self.may_guess()) co_return;
+    self.guess_ =
+        self.scalars(announced, static_cast<float>(1.0 / self.gradient_divisor(announced)));
+  }(*this, options));
+}
+
+StepResult EngineImpl::step(const StepOptions& options) {
+  for (UnitId u = 0; u < model_.units.size(); ++u) {
+    if (model_.units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
+  }
+  return runtime_.reactor.block_on(finish_step(options));
+}
+
+Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
+  {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
+    co_await flow_->all_arrived();
+    co_await cache_->quiesce();
+  }
+  const StepVerdict verdict = co_await judged(options);
+  const double norm = verdict.norm;
+  const float coefficient = clip_coefficient(norm, config_.clip_norm);
+  if (!verdict.refused) watch_.observe(coefficient == 1.0F && std::isfinite(norm));
+  if (verdict.refused || !std::isfinite(norm)) {
+    const std::uint64_t step = generation_ + 1;
+    co_await undo_step();
+    if (verdict.refused) {
+      throw Error(verdict.refused->code(),
+                  fmt::format("step {}: {}; nothing was updated, generation {} stands", step,
+                              verdict.refused->what(), generation_));
+    }
+    if (options.loss_scale)
+      co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("step {}: the gradient norm is {}; nothing was updated, generation {} "
+                            "stands; a lower learning rate or a longer warm-up may help",
+                            step, norm, generation_));
+  }
+  const double divisor = gradient_divisor(options);
+  const StepScalars steps = scalars(options, static_cast<float>(coefficient / divisor));
+  last_blob_ = wrap_blob(generation_ + 1, options.blob);
+  sweep_->end_step(steps, last_blob_);
+  ++generation_;
+  begin_step();
+  co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
+}
+
+/// Without a verdict the step can be neither made nor undone: the engine has ended.
+Task<StepVerdict> EngineImpl::judged(const StepOptions& options) {
+  std::exception_ptr error;
+  try {
+    Task<StepVerdict> judging = judge_step(options);
+    co_return co_await std::move(judging);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  fail(error);
+  std::rethrow_exception(error);
+}
+
+Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
+  StepVerdict verdict;
+  const StepRefusal own = refusal_of(options);
+  if (own != StepRefusal::kNone)
+    verdict.refused.emplace(ErrorCode::kInvalidArgument, refusal_text(own, options));
+  if (table_->sharding().ranks() > 1) {
+    std::optional<Error> others = co_await agree_on_step(options, own);
+    if (!verdict.refused) verdict.refused = std::move(others);
+  }
+  if (verdict.refused) co_return verdict;
+  double squared = 0;
+  const std::function<void()> sum = [&] { squared = flow_->norm().squared(); };
+  co_await runtime_.workers->run(runtime_.reactor, "sum norm", sum);
+  verdict.norm = std::sqrt(squared) / gradient_divisor(options);
+  co_return verdict;
+}
+
+/// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
+/// in the same order. With them goes what must be alike, and whether a rank refuses the step.
+/// Returns what a rank has against it; every rank finds something, or none does.
+Task<std::optional<Error>> EngineImpl::agree_on_step(const StepOptions& options,
+                                                     StepRefusal refusal) {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+  GradientNorm& norm = flow_->norm();
+  const int ranks = channels_->steps->world_size();
+  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
+  step_messages_.resize(static_cast<std::size_t>(ranks) * size_bytes);
+  const std::span<std::byte> messages(step_messages_);
+  const auto message = [&](int rank) {
+    return messages.subspan(static_cast<std::size_t>(rank) * size_bytes, size_bytes);
+  };
+
+  const int own = channels_->steps->rank();
+  const StepFacts facts{.generation = generation_ + 1,
+                        .options = options_hash(options),
+                        .order = cache_->take_order(),
+                        .refusal = refusal};
+  std::memcpy(message(own).data(), &facts, sizeof(facts));
+  norm.write_message(message(own).subspan(sizeof(facts)));
+  co_await channels_->steps->all_gather(message(own), messages);
+  std::optional<Error> against;
+  for (int rank = 0; rank < ranks; ++rank) {
+    StepFacts theirs{};
+    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
+    const auto objected = objection(theirs, rank, facts, own);
+    if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
+    const auto differs = norm.read_message(rank, message(rank).subspan(sizeof(theirs)));
+    if (!differs || against) continue;
+    against.emplace(
+        ErrorCode::kUnavailable,
+        fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
+                    "has whole are not the same on ranks {} and {}: the machines of such a group "
+                    "must compute alike (same CPU, same libraries), or one of them is faulty",
+                    differs->unit, model_.units[differs->unit].name, differs->first_rank,
+                    differs->rank));
+  }
+  co_return against;
+}
+
+StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
+  if (!std::isfinite(options.learning_rate)) return StepRefusal::kLearningRate;
+  const Betas betas = betas_of(options);
+  for (const double beta : {betas.beta1, betas.beta2}) {
+    if (!(beta >= 0 && static_cast<float>(beta) < 1)) return StepRefusal::kBetas;
+  }
+  if (options.loss_scale && !(*options.loss_scale > 0 && std::isfinite(*options.loss_scale)))
+    return StepRefusal::kLossScale;
+  if (options.blob.size() > blob_bytes_max()) return StepRefusal::kBlob;
+  if (announced_ &&
+      (announced_->learning_rate != options.learning_rate || announced_->betas != options.betas ||
+       announced_->loss_scale != options.loss_scale))
+    return StepRefusal::kAnnounced;
+  return StepRefusal::kNone;
+}
+
+/// Of this rank's own, with the values.
+std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& options) const {
+  const Betas betas = betas_of(options);
+  switch (refusal) {
+    case StepRefusal::kLearningRate:
+      return fmt::format("the learning rate is {}: give a finite one", options.learning_rate);
+    case StepRefusal::kBetas:
+      return fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
+                         betas.beta1, betas.beta2);
+    case StepRefusal::kLossScale:
+      return fmt::format("the loss scale is {:g}: give a positive, finite one",
+                         options.loss_scale.value_or(0.0F));
+    case StepRefusal::kBlob:
+      return fmt::format("the blob has {} bytes: the store holds at most {}", options.blob.size(),
+                         blob_bytes_max());
+    case StepRefusal::kAnnounced:
+      return "step() has another learning rate, other betas or another loss scale than "
+             "prepare_step() announced: give both the same";
+    case StepRefusal::kNone: break;
+  }
+  return to_string(refusal);
+}
+
+/// The state is as before the step's first gradient, or the engine gives none of it out any more.
+Task<> EngineImpl::undo_step() {
+  std::exception_ptr cause;
+  try {
+    co_await sweep_->undo_step();
+  } catch (...) {
+    cause = std::current_exception();
+  }
+  if (!cause) {
+    begin_step();
+    co_return;
+  }
+  const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
+  tell_ranks(error);
+  end_with(error);
+  std::rethrow_exception(error);
+}
+
+Error EngineImpl::undo_failed(const std::exception_ptr& cause) const {
+  ErrorCode code = ErrorCode::kDataLoss;
+  std::string why = "unknown";
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error& error) {
+    code = error.code();
+    why = error.what();
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  return {code,
+          fmt::format("step {} was begun and could not be undone: {}. What is in memory is of "
+                      "two generations, and the engine gives none of it out; generation {} "
+                      "is whole in {}: close this engine and open the store again",
+                      generation_ + 1, why, durable_generation(), storage_->paths())};
+}
+
+/// The next step makes generation_ + 1.
+void EngineImpl::begin_step() {
+  guess_.reset();
+  announced_.reset();
+  flow_->begin_step();
+  cache_->begin_generation(generation_);
+}
+
+/// Of a step, beside the engine's own header. A store made before there was room for the header
+/// holds that much less.
+std::uint64_t EngineImpl::blob_bytes_max() const {
+  return std::min(kBlobBytesMax, storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
+}
+
+std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation,
+                                             std::span<const std::byte> blob) const {
+  const BlobHeader header{.generation = generation};
+  std::vector<std::byte> wrapped(sizeof(header) + blob.size());
+  std::memcpy(wrapped.data(), &header, sizeof(header));
+  if (!blob.empty()) std::memcpy(wrapped.data() + sizeof(header), blob.data(), blob.size());
+  return wrapped;
+}
+
+}  // namespace ziggurat
