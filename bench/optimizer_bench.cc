@@ -3,7 +3,7 @@
 // (Updates alone: `ziggurat bench optimizer`.)
 //
 // Ceiling: the same 28 bytes per element in the same arrays, moved and not computed with
-// (integrations/bench/optimizer_ceiling.h). Bandwidth drifts by minutes and by neighbours, so
+// (integrations/measure/optimizer_ceiling.h). Bandwidth drifts by minutes and by neighbours, so
 // ceiling and kernel take turns; the limit is the fastest walk of all turns, and `of_ceiling` the
 // share of the kernel's median. What is timed is verified first, against the scalar specification.
 //   optimizer_bench [--benchmark_filter=...]     ZIGGURAT_BENCH_TILES=n: tiles of 16,384 elements
@@ -25,12 +25,12 @@
 #include <vector>
 
 #include "base/check.h"
-#include "integrations/bench/optimizer_ceiling.h"
-#include "optimizer/simd_target.h"
+#include "base/numerics/simd_target.h"
+#include "integrations/measure/optimizer_ceiling.h"
 #include "optimizer/update.h"
 #include "tiers/record_hash.h"
 
-namespace ziggurat::bench {
+namespace ziggurat::measure {
 namespace {
 
 constexpr double kBytesPerElement =
@@ -88,7 +88,7 @@ struct Work {
                        .written = {reinterpret_cast<std::byte*>(param.data()), sizeof(bf16)}};
     for (std::size_t i = 0; i < 3; ++i)
       shape.in_place[i] = {reinterpret_cast<std::byte*>(record.data() + i * count), sizeof(float)};
-    bench::run_ceiling(shape, walk, count);
+    measure::run_ceiling(shape, walk, count);
   }
 };
 
@@ -183,6 +183,6 @@ BENCHMARK(adamw_hashed)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace ziggurat::bench
+}  // namespace ziggurat::measure
 
 BENCHMARK_MAIN();

@@ -19,7 +19,7 @@
 #include "base/runtime/for_each.h"
 #include "tiers/pinned_pool.h"
 
-namespace ziggurat::bench {
+namespace ziggurat::measure {
 namespace {
 
 constexpr std::uint64_t kAlignmentBytes = 512;
@@ -135,6 +135,6 @@ BENCHMARK(sweep)->Apply(chunk_counts);
 BENCHMARK(crowd)->Apply(chunk_counts);
 
 }  // namespace
-}  // namespace ziggurat::bench
+}  // namespace ziggurat::measure
 
 BENCHMARK_MAIN();

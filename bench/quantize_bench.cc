@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "optimizer/quantize.h"
-#include "optimizer/simd_target.h"
+#include "base/numerics/simd_target.h"
+#include "collectives/quantize.h"
 
-namespace ziggurat::bench {
+namespace ziggurat::measure {
 namespace {
 
 std::size_t elements() {
@@ -121,6 +121,6 @@ BENCHMARK(decode)->ArgName("bits")->Arg(8)->Arg(4)->UseManualTime()->Unit(benchm
 BENCHMARK(add)->ArgName("bits")->Arg(8)->Arg(4)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace ziggurat::bench
+}  // namespace ziggurat::measure
 
 BENCHMARK_MAIN();

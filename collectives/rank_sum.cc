@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "base/float16.h"
-#include "optimizer/rounding.h"
+#include "base/numerics/float16.h"
+#include "base/numerics/rounding.h"
 
 namespace ziggurat::scalar {
 namespace {

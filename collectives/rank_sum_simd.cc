@@ -9,10 +9,10 @@
 #include <cstdint>
 #include <span>
 
-#include "base/float16_inl.h"
+#include "base/numerics/float16_inl.h"
+#include "base/numerics/rounding.h"
+#include "base/numerics/simd_target.h"
 #include "collectives/rank_sum.h"
-#include "optimizer/rounding.h"
-#include "optimizer/simd_target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::ranks::HWY_NAMESPACE {

@@ -9,10 +9,10 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
 #include <hwy/highway.h>
 
+#include "base/numerics/simd_target.h"
 #include "optimizer/arrays_inl.h"
 #include "optimizer/kernels.h"
 #include "optimizer/rules_inl.h"
-#include "optimizer/simd_target.h"
 #include "optimizer/xxh3.h"
 #include "tiers/record_hash.h"
 

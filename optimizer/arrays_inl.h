@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/float16_inl.h"
+#include "base/numerics/registers_inl.h"
 #include "optimizer/kernels.h"
 #include "optimizer/rules_inl.h"
 
@@ -22,97 +22,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
-
-using Halves = hn::Repartition<std::uint16_t, Floats>;   // twice as many 16-bit lanes
-using HalfRegister = hn::Rebind<std::uint16_t, Floats>;  // as many 16-bit lanes
-using SignedHalf = hn::Rebind<std::int16_t, Floats>;
-using SignedWords = hn::RebindToSigned<Floats>;
-constexpr std::size_t kPair = 2 * kLanes;
-
-/// 2 * kLanes values.
-struct Pair {
-  F low, high;
-};
-struct WordPair {
-  W low, high;
-};
-
-HWY_INLINE Pair load_fp32(const void* array, std::size_t i) {
-  const auto* from = static_cast<const float*>(array) + i;
-  return {hn::LoadU(Floats(), from), hn::LoadU(Floats(), from + kLanes)};
-}
-HWY_INLINE void store_fp32(Pair values, void* array, std::size_t i) {
-  auto* to = static_cast<float*>(array) + i;
-  hn::StoreU(values.low, Floats(), to);
-  hn::StoreU(values.high, Floats(), to + kLanes);
-}
-
-HWY_INLINE WordPair load_halves(const void* array, std::size_t i) {
-  const auto* from = static_cast<const std::uint16_t*>(array) + i;
-  return {hn::PromoteTo(Words(), hn::LoadU(HalfRegister(), from)),
-          hn::PromoteTo(Words(), hn::LoadU(HalfRegister(), from + kLanes))};
-}
-/// The upper halves of the words.
-HWY_INLINE hn::Vec<Halves> upper_halves(WordPair words) {
-  // Odd 16-bit lanes are the upper halves of 32-bit lanes; taking them so keeps their order on
-  // every target.
-  return hn::ConcatOdd(Halves(), hn::BitCast(Halves(), words.high),
-                       hn::BitCast(Halves(), words.low));
-}
-
-HWY_INLINE F widen_bf16(W half) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(half)); }
-/// Adds noise; the lower halves are to be cut off. The only NaN that comes here (kNaNBits) survives
-/// the addition.
-HWY_INLINE WordPair with_noise(Pair values, WordPair noise) {
-  return {hn::Add(hn::BitCast(Words(), values.low), noise.low),
-          hn::Add(hn::BitCast(Words(), values.high), noise.high)};
-}
-
-/// Which elements of memory are in which register of a pair.
-struct InOrder {
-  static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
-    const WordPair halves = load_halves(array, i);
-    return {widen_bf16(halves.low), widen_bf16(halves.high)};
-  }
-  static HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
-    return upper_halves(with_noise(values, noise));
-  }
-  /// Of the elements from `first` on.
-  static HWY_INLINE WordPair indices(std::uint32_t first) {
-    const Words d;
-    return {hn::Iota(d, first), hn::Iota(d, first + static_cast<std::uint32_t>(kLanes))};
-  }
-};
-
-/// The even ones in one register, the odd ones in the other: where all arrays are bf16, nothing
-/// then has to move from lane to lane, neither on the way in nor on the way out.
-struct EvenOdd {
-  static HWY_INLINE Pair load_bf16(const void* array, std::size_t i) {
-    const W both =
-        hn::BitCast(Words(), hn::LoadU(Halves(), static_cast<const std::uint16_t*>(array) + i));
-    return {widen_bf16(both), hn::BitCast(Floats(), hn::And(both, hn::Set(Words(), 0xffff0000u)))};
-  }
-  static HWY_INLINE hn::Vec<Halves> rounded_bf16(Pair values, WordPair noise) {
-    const WordPair sums = with_noise(values, noise);
-    return hn::OddEven(hn::BitCast(Halves(), sums.high),
-                       hn::BitCast(Halves(), hn::ShiftRight<16>(sums.low)));
-  }
-  static HWY_INLINE WordPair indices(std::uint32_t first) {
-    const Words d;
-    const W even = hn::Add(hn::ShiftLeft<1>(hn::Iota(d, 0u)), hn::Set(d, first));
-    return {even, hn::Add(even, hn::Set(d, 1u))};
-  }
-};
-
-HWY_INLINE void store_halves(hn::Vec<Halves> halves, void* array, std::size_t i) {
-  hn::StoreU(halves, Halves(), static_cast<std::uint16_t*>(array) + i);
-}
-
-HWY_INLINE F widen_fp16(W half) { return float16::HWY_NAMESPACE::widen(Floats(), half); }
-/// float_to_fp16, in the upper halves.
-HWY_INLINE W round_fp16(F value) {
-  return hn::ShiftLeft<16>(float16::HWY_NAMESPACE::round(Floats(), value));
-}
 
 template <class Order>
 HWY_INLINE Pair load_gradient(const Slice& slice, std::size_t i) {

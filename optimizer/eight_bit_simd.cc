@@ -8,11 +8,11 @@
 
 #include <span>
 
+#include "base/numerics/simd_target.h"
 #include "optimizer/arrays_inl.h"
 #include "optimizer/eight_bit_inl.h"
 #include "optimizer/kernels.h"
 #include "optimizer/rules_inl.h"
-#include "optimizer/simd_target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/numerics/typed_value.h"
 #include "optimizer/kernels.h"
 
 namespace ziggurat {
@@ -22,11 +23,12 @@ double add_lanes(float (&lanes)[internal::kSumLanes]) {
   return static_cast<double>(lanes[0]);
 }
 
-/// Of what was written. fp32 sums of squares overflow from values of 1.8e19 on; double ones do not.
+/// Squares of what was written. fp32 sums of squares overflow from values of 1.8e19 on; double ones
+/// do not.
 double exact_sum(DType dtype, const std::byte* out, std::size_t count) {
   double sum = 0.0;
   for (std::size_t i = 0; i < count; ++i) {
-    const double value = internal::scalar::gradient_at(dtype, out, i);
+    const double value = value_at(dtype, out, i);
     sum = sum + value * value;
   }
   return sum;

@@ -11,7 +11,7 @@
 #include <span>
 
 #include "base/dtype.h"
-#include "optimizer/typed_span.h"
+#include "base/typed_span.h"
 
 namespace ziggurat {
 

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/numerics/simd_target.h"
 #include "optimizer/arrays_inl.h"
 #include "optimizer/kernels.h"
-#include "optimizer/simd_target.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {

@@ -6,12 +6,12 @@
 // of them give the same bits for any input.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "base/dtype.h"
+#include "base/numerics/block_scale.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/optimizer_step.h"
 #include "optimizer/rounding.h"
@@ -86,21 +86,6 @@ struct TileHashes {
 inline constexpr std::size_t kSumLanes = 16;
 inline constexpr std::size_t kSumBlock = 4096;
 
-/// Of a block of 8-bit values, from its largest magnitude (as bits: NaN is above infinity): the
-/// scale, and what a value is multiplied with to lie in [-1, 1]; 0 where no value has a code but
-/// zero's.
-struct BlockScale {
-  float scale, inverse;
-};
-inline BlockScale block_scale(std::uint32_t largest_bits) noexcept {
-  constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-  constexpr std::uint32_t kSmallestNormalBits = 0x00800000u;
-  float scale = std::bit_cast<float>(largest_bits);
-  if (largest_bits >= kInfinityBits) scale = quiet(scale - scale);
-  if (largest_bits < kSmallestNormalBits) scale = 0.0f;
-  return {scale, scale > 0.0f ? 1.0f / scale : 0.0f};
-}
-
 namespace scalar {
 void update(const OptimizerStep& step, const Slice& slice);
 void round_to_bf16(const float* values, bf16* out, std::size_t count);
@@ -112,10 +97,8 @@ void decode_eight_bit(EightBitCode code, std::span<const std::uint8_t> codes, co
                       float* values);
 void encode_eight_bit(EightBitCode code, const float* values, std::span<std::uint8_t> codes,
                       float* scales);
-/// Of one value.
+/// The code of one value.
 std::uint8_t eight_bit_code(EightBitCode code, float value, float inverse) noexcept;
-/// Element `i` of an array of `dtype`, widened exactly.
-float gradient_at(DType dtype, const std::byte* grad, std::size_t i);
 }  // namespace scalar
 
 /// A kernel for each format, in the file of its name; `slice.format` says which.

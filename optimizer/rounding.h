@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/rounding.h: the specification of how masters and moments become 16 bits: plain
-// functions of one element.
+// optimizer/rounding.h: the specification of masters in two halves and of stochastic rounding:
+// plain functions of one element.
 #pragma once
 
 #include <bit>
@@ -8,25 +8,9 @@
 
 #include "base/checksum.h"
 #include "base/dtype.h"
+#include "base/numerics/rounding.h"
 
 namespace ziggurat {
-
-/// Every NaN that an update stores is this one. Which of two NaN operands an instruction hands on
-/// depends on their order, which compilers may swap, and the sign of a new one on the architecture:
-/// without one fixed NaN, targets would differ.
-inline constexpr std::uint32_t kNaNBits = 0x7fc00000u;
-
-constexpr float quiet(float value) noexcept {
-  return value != value ? std::bit_cast<float>(kNaNBits) : value;
-}
-
-/// The upper half of value + noise. Noise of 0x8000 rounds to nearest, ties away (float_to_bf16);
-/// uniform noise in [0, 2^16) rounds up with the probability of the part cut off. NaN must be
-/// quiet().
-inline constexpr std::uint32_t kNearestNoise = 0x8000u;
-constexpr bf16 round_with_noise(float value, std::uint32_t noise) noexcept {
-  return static_cast<bf16>((std::bit_cast<std::uint32_t>(value) + noise) >> 16);
-}
 
 /// A master as the parameter it rounds to (nearest, ties away) and its own lower half. As numbers,
 /// master = parameter + residual units of the last place, the residual being signed; so zero is
@@ -52,7 +36,7 @@ constexpr float joined(SplitMaster split) noexcept {
 struct NoiseKey {
   std::uint32_t first, second;
 };
-/// Of the model's tile number `tile`, in a step of that OptimizerStep::rounding_key.
+/// The key of the model's tile number `tile` in a step with that OptimizerStep::rounding_key.
 inline NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
   const std::uint64_t key = mix_seed(rounding_key, tile);
   return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};

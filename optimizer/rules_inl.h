@@ -13,33 +13,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/numerics/registers_inl.h"
 #include "optimizer/kernels.h"
 
-#undef ZIGGURAT_HAVE_VECTORS
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_HAVE_SCALABLE
-#define ZIGGURAT_HAVE_VECTORS 0  // emulated, or of no fixed size: the specification is used instead
-#else
-#define ZIGGURAT_HAVE_VECTORS 1
+#if ZIGGURAT_HAVE_VECTORS
 
 HWY_BEFORE_NAMESPACE();
 namespace ziggurat::internal::HWY_NAMESPACE {
-
-namespace hn = hwy::HWY_NAMESPACE;
-using Floats = hn::ScalableTag<float>;
-using Words = hn::RebindToUnsigned<Floats>;  // as many 32-bit lanes
-using F = hn::Vec<Floats>;
-using W = hn::Vec<Words>;
-constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 
 /// The state of kLanes elements. Rules of one moment leave the second alone.
 struct Elements {
   F master, moment, second;
 };
-
-HWY_INLINE F quiet(F value) {
-  const F nan = hn::BitCast(Floats(), hn::Set(Words(), kNaNBits));
-  return hn::IfThenElse(hn::IsNaN(value), nan, value);
-}
 
 HWY_INLINE F scaled(const OptimizerStep& step, F gradient) {
   return hn::Mul(gradient, hn::Set(Floats(), step.grad_scale));

@@ -5,8 +5,8 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep; includes this file once for each target
 #include <hwy/highway.h>
 
+#include "base/numerics/simd_target.h"
 #include "optimizer/kernels.h"
-#include "optimizer/simd_target.h"
 #include "optimizer/update_inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -23,8 +23,8 @@
 #include <string_view>
 
 #include "base/dtype.h"
+#include "base/typed_span.h"
 #include "optimizer/optimizer_step.h"
-#include "optimizer/typed_span.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {

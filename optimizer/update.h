@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
+#include "base/typed_span.h"
 #include "optimizer/optimizer_step.h"
 #include "optimizer/state_format.h"
-#include "optimizer/typed_span.h"
 
 namespace ziggurat {
 

@@ -9,7 +9,8 @@
 #include <cstring>
 #include <span>
 
-#include "base/float16.h"
+#include "base/numerics/float16.h"
+#include "base/numerics/typed_value.h"
 #include "optimizer/kernels.h"
 
 namespace ziggurat::internal::scalar {
@@ -185,7 +186,7 @@ void update(const OptimizerStep& step, const Slice& slice) {
   if (slice.format == StateFormat::k8Bit) return update_blocks(step, slice, moments);
   for (std::size_t i = 0; i < slice.count; ++i) {
     const Element old = load(slice, moments, i);
-    Element element = updated(step, slice.decay, old, gradient_at(slice.grad_dtype, slice.grad, i));
+    Element element = updated(step, slice.decay, old, value_at(slice.grad_dtype, slice.grad, i));
     element.master = quiet(element.master);
     for (float& moment : element.moments) moment = quiet(moment);
     store(slice, moments, i, element, noise_of(step, slice, i));

@@ -53,7 +53,7 @@ struct CoreBudget {
 /// neighbours in the order of nodes. With more ranks than cores each has one worker, which the
 /// kernel places. A launcher that binds each rank to cores of its own has shared them out already.
 CoreBudget core_budget(const Topology& topology, const LocalRank& rank, double quota_cpus);
-/// Of this process on this machine. Errors: local_rank's.
+/// The share of this process on this machine. Errors: local_rank's.
 CoreBudget core_budget(const Topology& topology);
 
 }  // namespace ziggurat

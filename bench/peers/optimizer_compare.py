@@ -9,13 +9,17 @@
 # operation to fp32 (relative error 6e-8) in orders of their own, and a moment carries some 1 / (1 - beta) roundings, so
 # a step may differ by about 32 x 6e-8 = 2e-6 of itself and by an ulp of its parameter. Lion, which PyTorch lacks, is
 # compared with its paper's formula in double, by the whole way: where momentum and gradient cancel to the last bit, its
-# sign may flip, and a step differ by 2 lr. Exits with 1 beyond the limit.
+# sign may flip, and a step differ by 2 lr. Exits with 1 beyond the limit, with 77 where PyTorch is not installed.
 import argparse
 import subprocess
 import sys
 
-import numpy as np
-import torch
+try:
+    import numpy as np
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
 
 COUNT = 16384  # a tile
 LIMIT = 1e-3   # of a step's largest update; an ulp of a parameter near 1 is 6e-8, an update here 1e-3 and more

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # bench/peers/pytorch_gpt2.py: the demonstration's job in PyTorch with everything in RAM: what `ziggurat train` is held against.
 """GPT-2 over bytes in PyTorch on the CPU: bf16 parameters and activations, fp32 master and moments, fused AdamW, clipping,
-one checkpoint a block. Same shape, text and bytes a step as the reference trainer, batched as PyTorch likes: 2048 bytes are one
+one checkpoint a block (--no-checkpointing: none), --compile for torch.compile. Same shape, text and bytes a step as the reference trainer, batched as PyTorch likes: 2048 bytes are one
 batch of 8 x 256.
 
     python3 bench/peers/pytorch_gpt2.py --data TEXT [--model gpt2-small] [--tokens-per-step 2048] [--context 256]
@@ -127,6 +127,7 @@ def parse_arguments():
     add_job_options(parser)
     parser.add_argument("--tokens-per-step", type=int, default=2048, help="one batch: this / context sequences")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="through torch.compile, whose own time is in the first steps")
     arguments = parser.parse_args()
     if arguments.tokens_per_step % arguments.context != 0:
         parser.error("--tokens-per-step must be a multiple of --context")
@@ -156,6 +157,7 @@ def main():
     model = Gpt2(*shape_of(arguments.model))
     count = sum(p.numel() for p in model.parameters())
     optimizer = MixedAdamW(model, arguments.lr, arguments.weight_decay)
+    forward = torch.compile(model) if arguments.compile else model
     batch = arguments.tokens_per_step // arguments.context
     print(f"PyTorch {torch.__version__}, {count:,} parameters, batch {batch} x {arguments.context}, {arguments.threads} threads")
 
@@ -164,7 +166,7 @@ def main():
         starts = torch.randint(len(training) - arguments.context, (batch,))
         rows = torch.stack([training[s : s + arguments.context + 1] for s in starts])
         begin = time.perf_counter()
-        loss = model(rows[:, :-1], rows[:, 1:], not arguments.no_checkpointing)
+        loss = forward(rows[:, :-1], rows[:, 1:], not arguments.no_checkpointing)
         forward_end = time.perf_counter()
         loss.backward()
         backward_end = time.perf_counter()

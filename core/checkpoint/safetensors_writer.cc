@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 
 namespace ziggurat {
 namespace {

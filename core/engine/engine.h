@@ -31,12 +31,12 @@
 
 #include "base/dtype.h"
 #include "base/runtime/metrics.h"
+#include "base/typed_span.h"
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
 #include "core/sharding/shard.h"
 #include "optimizer/schedule.h"
-#include "optimizer/typed_span.h"
 #include "tiers/device.h"
 
 namespace ziggurat {

@@ -72,7 +72,7 @@ struct EngineConfig {
   /// device from forward to backward, or the engine does not open.
   StrategyRequest strategy;
   /// Stage 3 over all ranks: parameters in int8, gradients in 8 or 4 bits between the ranks
-  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of optimizer/quantize.h. Part of
+  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of collectives/quantize.h. Part of
   /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
   Quantization quantization;
   /// Data-parallel ranks of a node by which quantized exchanges go: consecutive ones. What gradient
@@ -93,8 +93,9 @@ struct EngineConfig {
   float clip_norm = 1.0F;
 
   /// Updates that start before the step is known to be good, on the guess that its norm is finite
-  /// and demands no clipping (core/schedule/speculation.h), and are undone or made again if not.
-  /// Needs records on NVMe, in two slots; elsewhere nothing starts early. Never changes bits.
+  /// and demands no clipping (core/schedule/optimizer/speculation.h), and are undone or made again
+  /// if not. Needs records on NVMe, in two slots; elsewhere nothing starts early. Never changes
+  /// bits.
   enum class Speculation : std::uint8_t {
     kAuto,    ///< while the guess has mostly been right
     kNever,   ///< to measure against

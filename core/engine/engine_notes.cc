@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "base/bytes.h"
+#include "collectives/quantize.h"
 #include "core/engine/engine_impl.h"
-#include "optimizer/quantize.h"
 
 namespace ziggurat {
 

@@ -2,9 +2,9 @@
 // core/engine/engine_step.cc: a training step from its announcement to its verdict.
 //
 // Updates may start during backward, before the step is known to be good; until the verdict each of
-// them can be taken back (core/schedule/optimizer_sweep.h). So nothing throws on one rank alone
-// between the last gradient and the verdict: what is wrong travels to all ranks, which then make
-// the step together or undo it together.
+// them can be taken back (core/schedule/optimizer/optimizer_sweep.h). So nothing throws on one rank
+// alone between the last gradient and the verdict: what is wrong travels to all ranks, which then
+// make the step together or undo it together.
 #include <fmt/format.h>
 
 #include <algorithm>

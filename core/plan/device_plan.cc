@@ -9,8 +9,8 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
-#include "core/schedule/gradient_flow.h"
-#include "core/schedule/unit_gather.h"
+#include "core/schedule/gradients/gradient_flow.h"
+#include "core/schedule/params/unit_gather.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -24,7 +24,7 @@ constexpr std::uint64_t kFragmentationBytes = kMiB;
 /// the region of stage 3 has the rest: one that is begun, two on their way out.
 constexpr std::size_t kOwnAccumulators = 3;
 /// Units of parameters at once: the one in use, and the two that prefetch brings
-/// (core/schedule/param_cache.h).
+/// (core/schedule/params/param_cache.h).
 constexpr std::size_t kLiveUnits = 3;
 
 /// What a buffer of `size_bytes` takes of a device.

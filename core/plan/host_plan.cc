@@ -9,9 +9,9 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
-#include "core/schedule/gradient_norm.h"
-#include "core/schedule/gradient_reducer.h"
-#include "core/schedule/quantized_gather.h"
+#include "core/schedule/gradients/gradient_norm.h"
+#include "core/schedule/gradients/gradient_reducer.h"
+#include "core/schedule/params/quantized_gather.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {

@@ -7,7 +7,7 @@
 //          + reserves: one largest item of each class that waits on the pool
 //          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
 //          that leaves them room
-//          + records that are kept from sweep to sweep (core/schedule/record_cache.h)
+//          + records that are kept from sweep to sweep (core/schedule/optimizer/record_cache.h)
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ struct DriveProfile {
   std::uint64_t queue_depth = 0;
   /// Bytes in flight that reach these rates.
   std::uint64_t outstanding_bytes() const noexcept { return block_bytes * queue_depth; }
-  /// Doubts about the figures: "short", "unsteady", "small" (integrations/bench/verdict.h).
+  /// Doubts about the figures: "short", "unsteady", "small" (integrations/measure/verdict.h).
   std::vector<std::string> flags;
 };
 

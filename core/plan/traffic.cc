@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "collectives/quantize.h"
 #include "core/sharding/shard.h"
-#include "optimizer/quantize.h"
 
 namespace ziggurat {
 namespace {

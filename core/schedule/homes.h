@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/typed_span.h"
 #include "core/schedule/context.h"
-#include "optimizer/typed_span.h"
 #include "tiers/swap_file.h"
 
 namespace ziggurat {

@@ -6,8 +6,8 @@
 
 namespace ziggurat {
 
-Task<std::uint64_t> hash_record(Context& context, ChunkId chunk,
-                                std::span<const std::byte> record, std::uint64_t seed) {
+Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
+                                std::uint64_t seed) {
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] {
     hash = record_hash(record, seed, context.table.record_format(chunk));

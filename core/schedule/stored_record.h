@@ -11,8 +11,8 @@
 
 namespace ziggurat {
 
-Task<std::uint64_t> hash_record(Context& context, ChunkId chunk,
-                                std::span<const std::byte> record, std::uint64_t seed);
+Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
+                                std::uint64_t seed);
 
 /// Generations are as the store counts them. `record` is what was written as `chunk`'s.
 Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,

@@ -14,15 +14,15 @@
 #include "aio/direct_file.h"
 #include "base/bytes.h"
 #include "core/plan/machine_profile.h"
-#include "integrations/bench/html_report.h"
-#include "integrations/bench/result_json.h"
-#include "integrations/bench/suite.h"
-#include "integrations/bench/table.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/interrupt.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/gpt/model.h"
+#include "integrations/measure/html_report.h"
+#include "integrations/measure/result_json.h"
+#include "integrations/measure/suite.h"
+#include "integrations/measure/table.h"
 
 namespace ziggurat::cli {
 
@@ -63,7 +63,7 @@ constexpr double kParamsMax = 1e15;
 constexpr double kAspect = 128;  // width over layers, about what large models have
 
 /// A count stands for a model of the usual shape: 12 layers x width^2, width 128 a layer.
-bench::ModelShape read_model(const Settings& settings) {
+measure::ModelShape read_model(const Settings& settings) {
   const std::string text = settings.text("model");
   if (const std::optional<double> params = parse_count(text)) {
     if (!(*params >= 1e6) || *params > kParamsMax)
@@ -83,23 +83,23 @@ bench::ModelShape read_model(const Settings& settings) {
   }
 }
 
-std::vector<bench::Workload> read_rows(const Settings& settings) {
-  std::vector<bench::Workload> rows;
+std::vector<measure::Workload> read_rows(const Settings& settings) {
+  std::vector<measure::Workload> rows;
   std::vector<std::string> keys;
-  for (std::size_t i = 0; i < bench::kWorkloads; ++i)
-    keys.push_back(bench::key_of(static_cast<bench::Workload>(i)));
+  for (std::size_t i = 0; i < measure::kWorkloads; ++i)
+    keys.push_back(measure::key_of(static_cast<measure::Workload>(i)));
   std::istringstream words(settings.text("rows"));
   for (std::string word; std::getline(words, word, ',');) {
     const auto found = std::find(keys.begin(), keys.end(), word);
     if (found == keys.end())
       throw UsageError(fmt::format("{}: \"{}\" is no row; the rows are {}",
                                    settings.described("rows"), word, fmt::join(keys, ", ")));
-    rows.push_back(static_cast<bench::Workload>(found - keys.begin()));
+    rows.push_back(static_cast<measure::Workload>(found - keys.begin()));
   }
-  const auto named = [&](bench::Workload row) {
+  const auto named = [&](measure::Workload row) {
     return std::ranges::find(rows, row) != rows.end();
   };
-  using enum bench::Workload;
+  using enum measure::Workload;
   if ((named(kPrefetch) || named(kPrefetchBesideAdam)) && !named(kRead))
     throw UsageError(fmt::format("{}: prefetch is paced by what read reaches: add read",
                                  settings.described("rows")));
@@ -110,7 +110,7 @@ std::vector<bench::Workload> read_rows(const Settings& settings) {
 
 BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> paths) {
   BenchIoCommand command;
-  bench::BenchOptions& options = command.options;
+  measure::BenchOptions& options = command.options;
   options.file = settings.text("file");
   if (!options.file.empty() && !paths.empty())
     throw UsageError("give --path to make files of our own, or --file to read yours, not both");
@@ -118,17 +118,17 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
   options.paths = std::move(paths);
   options.size_bytes = options.file.empty() ? kSizeDefault : 0;
   if (!settings.text("size").empty())
-    options.size_bytes = settings.size("size", bench::kSmallestFileBytes) / kMiB * kMiB;
+    options.size_bytes = settings.size("size", measure::kSmallestFileBytes) / kMiB * kMiB;
   options.seconds = settings.number("seconds", {.min = 0.05, .max = 3600});
   options.rounds = static_cast<std::uint32_t>(settings.integer("rounds", {.min = 1, .max = 100}));
   options.depth = static_cast<std::uint32_t>(settings.integer("depth", {.min = 0, .max = 256}));
-  options.block_bytes = static_cast<std::uint32_t>(settings.size("block", bench::kPageBytes));
+  options.block_bytes = static_cast<std::uint32_t>(settings.size("block", measure::kPageBytes));
   if (options.block_bytes > DirectFile::kBlockBytes ||
-      options.block_bytes % bench::kPageBytes != 0) {
+      options.block_bytes % measure::kPageBytes != 0) {
     throw UsageError(fmt::format(
         "{}: a multiple of {} bytes, at most {}: larger transfers are "
         "sent in such blocks",
-        settings.described("block"), bench::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
+        settings.described("block"), measure::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
   }
   options.rows = read_rows(settings);
   options.model = read_model(settings);
@@ -163,14 +163,15 @@ void end_at_signals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-void print_fragment(Console& console, const bench::BenchResult& result,
+void print_fragment(Console& console, const measure::BenchResult& result,
                     const MachineProfile& profile) {
-  const bool tuned = std::any_of(result.sets.begin(), result.sets.end(),
-                                 [](const bench::SetResult& set) { return set.tune.has_value(); });
+  const bool tuned =
+      std::any_of(result.sets.begin(), result.sets.end(),
+                  [](const measure::SetResult& set) { return set.tune.has_value(); });
   if (!tuned) return;
-  for (const bench::SetResult& set : result.sets) {
+  for (const measure::SetResult& set : result.sets) {
     if (!set.tune) continue;
-    const auto say = [&](const char* what, const bench::TuneChoice& choice) {
+    const auto say = [&](const char* what, const measure::TuneChoice& choice) {
       if (choice.depth == 0) return;
       console.line(fmt::format("tuned {}: {}: {} x {} ({} in flight) gives {:.2f} GB/s", set.label,
                                what, choice.depth, format_bytes(choice.block_bytes),
@@ -198,18 +199,18 @@ int bench_io(const BenchIoCommand& command) {
     profile = read_profile(command.profile_path).value_or(MachineProfile{});
   require_writable(command.json_path);
   require_writable(command.report_path);
-  const bench::Progress progress{[&](const std::string& text) { console.line(text); },
-                                 [&](const std::string& text) { console.live(text); }};
-  const bench::BenchResult result = bench::run_bench(command.options, progress);
-  for (const std::string& line : bench::table(result)) console.line(line);
+  const measure::Progress progress{[&](const std::string& text) { console.line(text); },
+                                   [&](const std::string& text) { console.live(text); }};
+  const measure::BenchResult result = measure::run_bench(command.options, progress);
+  for (const std::string& line : measure::table(result)) console.line(line);
   for (const std::string& mode : result.degraded) console.line("degraded: " + mode);
-  profile = bench::updated_profile(std::move(profile), result);
+  profile = measure::updated_profile(std::move(profile), result);
   print_fragment(console, result, profile);
-  write_output(command.json_path, bench::to_json(result).dump(1) + "\n");
-  write_output(command.report_path, bench::html_report(result));
+  write_output(command.json_path, measure::to_json(result).dump(1) + "\n");
+  write_output(command.report_path, measure::html_report(result));
   bool any_refused = false;
-  for (const bench::SetResult& set : result.sets) {
-    for (const bench::Row& row : set.rows) any_refused |= bench::refused(row.flags());
+  for (const measure::SetResult& set : result.sets) {
+    for (const measure::Row& row : set.rows) any_refused |= measure::refused(row.flags());
   }
   if (any_refused) {
     throw Error(ErrorCode::kDataLoss,

@@ -10,10 +10,10 @@
 #include "base/bytes.h"
 #include "collectives/rank_options.h"
 #include "core/engine/runtime.h"
-#include "integrations/bench/collectives_suite.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/output_file.h"
+#include "integrations/measure/collectives_suite.h"
 
 namespace ziggurat::cli {
 
@@ -75,18 +75,18 @@ int bench_collectives(const BenchCollectivesCommand& command) {
     return launch(launched);
   }
   const auto runtime = Runtime::create({});
-  const auto rows = bench::run_collectives_bench(runtime->reactor, *runtime->workers, ranks,
-                                                 {.back_ends = back_ends_of(command.back_ends),
-                                                  .largest_bytes = command.largest_bytes,
-                                                  .rounds = command.rounds});
+  const auto rows = measure::run_collectives_bench(runtime->reactor, *runtime->workers, ranks,
+                                                   {.back_ends = back_ends_of(command.back_ends),
+                                                    .largest_bytes = command.largest_bytes,
+                                                    .rounds = command.rounds});
   if (ranks.rank != 0) return 0;
   Console console;
   console.line(fmt::format("{} ranks ({}), {} workers each", ranks.world_size, ranks.source,
                            runtime->workers->threads()));
-  for (const std::string& line : bench::collectives_table(rows)) console.line(line);
+  for (const std::string& line : measure::collectives_table(rows)) console.line(line);
   const nlohmann::json all{{"ranks", ranks.world_size},
                            {"workers", runtime->workers->threads()},
-                           {"rows", bench::collectives_json(rows)}};
+                           {"rows", measure::collectives_json(rows)}};
   write_output(command.json_path, all.dump(2) + "\n");
   return 0;
 }

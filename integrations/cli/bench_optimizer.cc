@@ -5,10 +5,10 @@
 
 #include <vector>
 
+#include "base/numerics/simd_target.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/output_file.h"
-#include "optimizer/simd_target.h"
 
 namespace ziggurat::cli {
 
@@ -41,7 +41,7 @@ constexpr double kParamsMax = 1e12;
 
 BenchOptimizerCommand read_bench_optimizer(const Settings& settings) {
   BenchOptimizerCommand command;
-  bench::OptimizerBenchOptions& options = command.options;
+  measure::OptimizerBenchOptions& options = command.options;
   if (!settings.text("params").empty()) {
     const std::optional<double> params = parse_count(settings.text("params"));
     if (!params || !(*params >= 1) || *params > kParamsMax)
@@ -70,11 +70,12 @@ BenchOptimizerCommand read_bench_optimizer(const Settings& settings) {
 int bench_optimizer(const BenchOptimizerCommand& command) {
   Console console;
   require_writable(command.json_path);
-  const bench::Progress progress{[&](const std::string& text) { console.line(text); },
-                                 [&](const std::string& text) { console.live(text); }};
-  const bench::OptimizerBenchResult result = bench::run_optimizer_bench(command.options, progress);
-  for (const std::string& line : bench::optimizer_table(result)) console.line(line);
-  write_output(command.json_path, bench::optimizer_json(result));
+  const measure::Progress progress{[&](const std::string& text) { console.line(text); },
+                                   [&](const std::string& text) { console.live(text); }};
+  const measure::OptimizerBenchResult result =
+      measure::run_optimizer_bench(command.options, progress);
+  for (const std::string& line : measure::optimizer_table(result)) console.line(line);
+  write_output(command.json_path, measure::optimizer_json(result));
   return 0;
 }
 

@@ -10,10 +10,10 @@
 #include "base/bytes.h"
 #include "base/dtype.h"
 #include "base/error.h"
-#include "integrations/bench/optimizer_suite.h"
-#include "integrations/bench/suite.h"
 #include "integrations/cli/settings.h"
 #include "integrations/cli/train_options.h"
+#include "integrations/measure/optimizer_suite.h"
+#include "integrations/measure/suite.h"
 
 namespace ziggurat::cli {
 
@@ -79,7 +79,7 @@ int export_model(const ExportCommand& command);
 int doctor(const std::vector<std::string>& paths);
 
 struct BenchIoCommand {
-  bench::BenchOptions options;
+  measure::BenchOptions options;
   std::string json_path;
   std::string report_path;
   std::string profile_path;  ///< empty: leave the profile alone
@@ -89,7 +89,7 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
 int bench_io(const BenchIoCommand& command);
 
 struct BenchOptimizerCommand {
-  bench::OptimizerBenchOptions options;
+  measure::OptimizerBenchOptions options;
   std::string json_path;
 };
 std::span<const Setting> bench_optimizer_settings();

@@ -17,6 +17,7 @@
 #include "aio/probe.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/numerics/simd_target.h"
 #include "base/runtime/reactor.h"
 #include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
@@ -27,7 +28,6 @@
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/gpt/trainer.h"
-#include "optimizer/simd_target.h"
 #include "tiers/cuda_device.h"
 
 namespace ziggurat::cli {

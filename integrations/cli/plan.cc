@@ -24,11 +24,12 @@ constexpr std::array kExchanges{
     Exchange::kReplicas,      Exchange::kUpdateGather,   Exchange::kTensorForward,
     Exchange::kTensorAgain,   Exchange::kTensorBackward, Exchange::kTensorShared};
 constexpr std::array kClasses{
-    StateClass::kParams,          StateClass::kSecondaryParams, StateClass::kGradients,
-    StateClass::kMasters,         StateClass::kMoments,         StateClass::kSecondSlot,
-    StateClass::kCheckpoint,      StateClass::kStoreTables,     StateClass::kActivations,
-    StateClass::kLiveParams,      StateClass::kAccumulator,     StateClass::kNormSums, StateClass::kBucket,
-    StateClass::kQuantizedParams, StateClass::kKeptRecords,     StateClass::kWorkItems};
+    StateClass::kParams,     StateClass::kSecondaryParams, StateClass::kGradients,
+    StateClass::kMasters,    StateClass::kMoments,         StateClass::kSecondSlot,
+    StateClass::kCheckpoint, StateClass::kStoreTables,     StateClass::kActivations,
+    StateClass::kLiveParams, StateClass::kAccumulator,     StateClass::kNormSums,
+    StateClass::kBucket,     StateClass::kQuantizedParams, StateClass::kKeptRecords,
+    StateClass::kWorkItems};
 
 /// "1,234,567".
 std::string grouped(std::uint64_t value) {

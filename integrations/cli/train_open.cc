@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
+#include "base/numerics/simd_target.h"
 #include "base/topology/core_budget.h"
 #include "collectives/rendezvous.h"
 #include "core/engine/engine_settings.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
-#include "optimizer/simd_target.h"
 
 namespace ziggurat::cli {
 

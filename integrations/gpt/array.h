@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
-#include "optimizer/typed_span.h"
+#include "base/typed_span.h"
 
 namespace ziggurat::gpt {
 

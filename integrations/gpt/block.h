@@ -25,10 +25,10 @@ namespace ziggurat::gpt {
 
 /// What forward leaves for backward: 15 x rows x width elements, and statistics; of a part less.
 struct BlockActivations {
-  // Of all rows.
+  // Over all rows.
   Array ln_1, qkv, attention, ln_2, before_gelu, gelu;
   kernels::RowStats* softmax_stats;
-  // Of the rank's own rows.
+  // Over the rank's own rows.
   Array middle;
   kernels::RowStats *ln_1_stats, *ln_2_stats;
 

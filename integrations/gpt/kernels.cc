@@ -13,8 +13,8 @@
 #define HWY_TARGET_INCLUDE "integrations/gpt/kernels.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "integrations/gpt/kernels-inl.h"
-#include "integrations/gpt/vocabulary-inl.h"
+#include "integrations/gpt/kernels_inl.h"
+#include "integrations/gpt/vocabulary_inl.h"
 
 // (name, element type, parameters, arguments) of each.
 #define ZIGGURAT_GPT_KERNELS(KERNEL)                                                               \

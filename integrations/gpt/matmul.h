@@ -4,8 +4,8 @@
 // oneDNN would thread with OpenMP, and its threads change the bits of some products. So a worker
 // calls it for one tile, with an OpenMP limit of one thread, and the grid of tiles depends on the
 // shape alone. The reduction is never split over tiles. Products are fp32; rounding them is the
-// caller's epilogue, by the rules in base/dtype.h and base/float16.h. fp16 operands, and bf16 ones
-// where the CPU has no bf16 dot product, are widened to fp32 per tile: that is exact.
+// caller's epilogue, by the rules in base/dtype.h and base/numerics/float16.h. fp16 operands, and
+// bf16 ones where the CPU has no bf16 dot product, are widened to fp32 per tile: that is exact.
 #pragma once
 
 #include <cstddef>

@@ -81,13 +81,13 @@ std::vector<NamedParam> block_params(const ModelConfig& c, std::int64_t block) {
           {vector(h + "mlp.c_proj.bias", c.width), Init::kZero}};
 }
 
-/// Of the whole model.
+/// For the whole model.
 std::vector<NamedParam> unit_params(const ModelConfig& c, UnitId unit) {
   return unit == kEmbeddingUnit ? embedding_params(c)
                                 : block_params(c, static_cast<std::int64_t>(unit) - 1);
 }
 
-/// Of config.part.
+/// For config.part.
 UnitSpec unit_spec(const ModelConfig& config, UnitId unit) {
   UnitSpec whole{
       .name = unit == kEmbeddingUnit ? std::string("embedding") : fmt::format("h.{}", unit - 1),

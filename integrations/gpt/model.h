@@ -34,7 +34,7 @@ struct ModelConfig {
     all.part = {};
     return all;
   }
-  // Of this part.
+  // For this part.
   std::int64_t part_heads() const { return heads / part.ranks; }
   std::int64_t part_width() const { return width / part.ranks; }  ///< of its heads, side by side
   std::int64_t part_hidden() const { return hidden() / part.ranks; }
@@ -58,8 +58,8 @@ std::string to_string(const ModelConfig& config);
 /// in each unit.
 inline constexpr UnitId kEmbeddingUnit = 0;
 constexpr UnitId block_unit(std::int64_t block) { return static_cast<UnitId>(1 + block); }
-/// Of config.part. The spec's name is to_string(config), the whole's: parse_model() reads it back,
-/// but for the dtype.
+/// The spec of config.part. Its name is to_string(config), the whole's: parse_model() reads it
+/// back, but for the dtype.
 ModelSpec make_spec(const ModelConfig& config);
 
 /// Normal(0, 0.02), residual projections by another 1/sqrt(2 layers); biases 0; norms 1. A value is

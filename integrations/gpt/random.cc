@@ -14,7 +14,7 @@ struct SinCos {
   double cos;
 };
 
-// Of `turns` in [0, 1): reduced to an eighth of a turn around the nearest quarter, then Taylor
+// For `turns` in [0, 1): reduced to an eighth of a turn around the nearest quarter, then Taylor
 // (error below 1e-10).
 SinCos sin_cos_of_turns(double turns) noexcept {
   constexpr double kHalfPi = 1.57079632679489661923;

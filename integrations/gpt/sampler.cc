@@ -67,7 +67,7 @@ class Window {
   std::optional<TensorPasses> divided_;
 };
 
-// Of one row, all parts of the vocabulary.
+// Logits of one row, over all parts of the vocabulary.
 std::vector<float> logits_of(std::int64_t row, const ModelConfig& model,
                              const SamplerSpace& space) {
   std::vector<float> logits(static_cast<std::size_t>(model.vocabulary));

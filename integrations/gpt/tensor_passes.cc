@@ -78,7 +78,7 @@ void TensorPasses::head(ConstArray params, const Batch& batch, float scale, Arra
                [&](Team& team) { head_.norm_backward(team, params, x, a, gradient); });
 }
 
-/// Of a gradient that has own rows.
+/// For a gradient that is over own rows.
 ConstArray TensorPasses::all_rows(ConstArray own) {
   if (rows_.own == rows_.all) return own;
   ranks_.gather_rows(own, space_.gathered, rows_, model_.width);

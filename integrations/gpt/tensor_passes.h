@@ -43,7 +43,7 @@ class TensorPasses {
   /// As Block::backward(); pass.all_gradient is this function's own.
   void backward(Block::Backward pass);
   void embed_backward(const Batch& batch, ConstArray dx, float* d_params);
-  /// Of parameters that are not divided, each rank's gradient is of its own rows: their sum.
+  /// Sums over ranks the gradients of parameters that are not divided: each rank has its own rows'.
   void sum_shared(UnitId unit, std::span<float> gradient);
 
  private:

@@ -31,7 +31,7 @@ class TensorRanks {
 
   TensorPart part() const noexcept { return part_; }
 
-  /// Of rows.all rows of `width`: their sum over ranks, on each rank in its own rows. The bits do
+  /// Sums rows.all rows of `width` over ranks; each rank gets its own rows. The bits do
   /// not depend on which rows those are.
   void sum_rows(Array values, const RowShare& rows, std::int64_t width);
   /// Every rank's own rows, to all; nothing where those are all.

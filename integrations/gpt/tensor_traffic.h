@@ -32,7 +32,7 @@ struct TensorTraffic {
   }
 };
 
-/// Of one of model.part.ranks; nothing of one.
+/// Bytes of one rank of model.part.ranks; 0 where there is one rank.
 TensorTraffic tensor_traffic(const ModelConfig& model, const RunShape& shape);
 
 }  // namespace ziggurat::gpt

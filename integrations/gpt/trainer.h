@@ -101,7 +101,7 @@ class Trainer {
   double evaluate(std::span<const Batch> micro_batches);
 
   /// `prompt` (at least one byte) and what the model adds. Sees the last `context` bytes at most.
-  /// Of a divided model each of its ranks calls it, and gets the same.
+  /// Where the model is divided, each of its ranks calls it, and gets the same.
   std::string sample(const std::string& prompt, const SampleOptions& options);
 
   ComputeSeconds compute_seconds() const noexcept;

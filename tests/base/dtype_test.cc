@@ -10,7 +10,7 @@
 #include <limits>
 #include <random>
 
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 
 namespace ziggurat {
 namespace {

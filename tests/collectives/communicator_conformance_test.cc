@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 #include "base/runtime/async.h"
 #include "base/runtime/worker_pool.h"
 #include "collectives/exchange_communicator.h"

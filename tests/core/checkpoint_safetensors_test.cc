@@ -18,7 +18,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 #include "core/checkpoint/safetensors_writer.h"
 
 namespace ziggurat {

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "collectives/quantize.h"
 #include "core/engine/engine.h"
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
-#include "optimizer/quantize.h"
 #include "optimizer/update.h"
 #include "tests/support/typed_values.h"
 #include "tiers/host_device.h"

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "core/schedule/speculation.h"
+#include "core/schedule/optimizer/speculation.h"
 #include "tests/core/engine_harness.h"
 
 namespace ziggurat::testing {
@@ -239,7 +239,7 @@ struct Traffic {
   std::uint64_t hit_bytes;
 };
 
-/// Of one steady step.
+/// The bytes of one steady step.
 Traffic traffic_of(std::uint64_t host_bytes, Speculation speculation, const std::string& store) {
   const ModelSpec model = wide_model();
   EngineConfig config = small_config(store);

@@ -33,7 +33,7 @@ ModelSpec whole_model() {
          {.name = "rows.bias", .shape = {90}, .decay = false}}}}};
 }
 
-/// Of each element of the part's unit, the one of the whole.
+/// For each element of the part's unit, its number in the whole.
 std::vector<std::uint64_t> whole_elements(const UnitSpec& unit, TensorPart part) {
   std::vector<std::uint64_t> elements(unit.count());
   for_each_run(unit, part, 0, unit.count(), [&](const PartRun& run) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/gradient_norm_test.cc: every rank adds the same sums in the same order, holds each of
 // them once, and finds parts whose shared gradients differ.
-#include "core/schedule/gradient_norm.h"
+#include "core/schedule/gradients/gradient_norm.h"
 
 #include <gtest/gtest.h>
 

@@ -22,7 +22,8 @@ ModelSpec model_of(std::initializer_list<std::int64_t> units) {
 
 /// Of what is on the host for good, what is state.
 std::uint64_t state_bytes(const HostPlan& plan) {
-  return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes + plan.gradient_bytes;
+  return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes +
+         plan.gradient_bytes;
 }
 
 /// Ranks, and how they share a state.

@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-/// Of parameters; of gradients and optimizer state.
+/// Groups of parameters; groups of gradients and optimizer state.
 std::array<int, 2> shards(const Strategy& strategy) {
   return {strategy.param_shards(), strategy.update_shards()};
 }

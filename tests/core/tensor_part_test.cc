@@ -25,7 +25,7 @@ ModelSpec model() {
              {.name = "bias", .shape = {12}, .tp_dim = 0, .tp_sections = 3}}}}};
 }
 
-/// Of each element of the part, the one of the whole unit.
+/// For each element of the part, its number in the whole unit.
 std::vector<std::uint64_t> places(const UnitSpec& unit, TensorPart part, std::uint64_t first,
                                   std::uint64_t count) {
   std::vector<std::uint64_t> all;

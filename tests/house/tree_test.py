@@ -15,13 +15,13 @@ from pathlib import Path
 
 # The floors, lowest first. A folder uses those before it; base/topology and base/runtime stand side by side.
 FLOORS = [
-    "base", "base/topology", "base/runtime", "aio", "tiers", "optimizer", "collectives",
+    "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer", "collectives",
     "core/sharding", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
-    "integrations/gpt", "integrations/bench", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
+    "integrations/gpt", "integrations/measure", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]
-SIDE_BY_SIDE = [("integrations/deepspeed", "integrations/gpt"), ("integrations/deepspeed", "integrations/bench"),
-                ("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/bench", "integrations/gpt"),
+SIDE_BY_SIDE = [("integrations/deepspeed", "integrations/gpt"), ("integrations/deepspeed", "integrations/measure"),
+                ("base/runtime", "base/topology"), ("core/plan", "core/checkpoint"), ("integrations/measure", "integrations/gpt"),
                 ("integrations/c", "integrations/cli"), ("integrations/python", "integrations/cli")]
 TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
 COLUMNS = 100
@@ -121,7 +121,7 @@ def check_headers(root):
     for path in sources(root):
         if path.suffix != ".h" or path.parts[0] in {"tests", "bench"}:
             continue
-        if path.stem.endswith(("-inl", "_inl")):  # Highway's: included once for each target, by its source
+        if path.stem.endswith("_inl"):  # Highway's: included once for each target, by its source
             continue
         source = path.with_suffix(".cc")
         if not (root / source).is_file():
@@ -144,23 +144,31 @@ def check_headers(root):
         yield from (problem for problem in pool.map(compile_alone, alone) if problem)
 
 
+def slugs(document):
+    """The anchors of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def check_documents(root):
     documents = [root / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
+    documents += [path for top in TOP for path in sorted((root / top).rglob("README.md"))]
     for document in documents:
+        name = document.relative_to(root)
         text = document.read_text()
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
-            if not target.startswith("http") and not (root / target).exists():
-                yield f"{document.name}: links to {target}, which is not there"
-        for anchor in re.findall(r"\]\((?:ARCHITECTURE\.md)?#([^)]+)\)", prose):
-            headings = re.findall(r"^#+ (.*)$", (root / "ARCHITECTURE.md").read_text(), re.MULTILINE)
-            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-            if anchor not in slugs:
-                yield f"{document.name}: links to the section #{anchor}, which is not there"
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose):
+            if target.startswith("http"):
+                continue
+            there = document.parent / target if target else document
+            if not there.exists():
+                yield f"{name}: links to {target}, which is not there"
+            elif anchor and anchor not in slugs(there):
+                yield f"{name}: links to the section {target}#{anchor}, which is not there"
         for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
             for command in re.findall(r"^(?:[A-Z_]+=\S+ )*((?:scripts|\.ci)/\S+)", block, re.MULTILINE):
                 if not os.access(root / command, os.X_OK):
-                    yield f"{document.name}: tells to run {command}, which cannot be run"
+                    yield f"{name}: tells to run {command}, which cannot be run"
 
     example = (root / "tests/house/readme_example.cc").read_text()
     shown = re.search(r"```cpp\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)

@@ -3,7 +3,7 @@
 // target runs never change a bit of the loss.
 #include <gtest/gtest.h>
 
-#include "optimizer/simd_target.h"
+#include "base/numerics/simd_target.h"
 #include "tests/integrations/cli_process.h"
 
 namespace ziggurat::test {

@@ -165,7 +165,7 @@ TEST_F(CliPlan, TensorParallelRanksShareLayersAndANodeIfTheyCan) {
               HasSubstr("warning: tensor-parallel groups of 16 ranks span nodes of 8"));
 }
 
-// Of 2 sequences of 256, V = 2 x 256 x 1024 x 2 bytes; a rank of 2 sends V to sum them for both.
+// For 2 sequences of 256, V = 2 x 256 x 1024 x 2 bytes; a rank of 2 sends V to sum them for both.
 TEST_F(CliPlan, ShowsWhatDividedLayersSend) {
   const Arguments two{"--model", "24x1024x16", "--ranks", "2", "--tp", "2", "--accumulate", "1"};
   const auto sent = [&](const Arguments& more, const std::string& exchange) {

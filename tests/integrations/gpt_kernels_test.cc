@@ -298,7 +298,7 @@ TEST(GptKernels, CrossEntropyOfARow) {
   }
 }
 
-// Of logits that differ so much that one rank's part is nothing beside another's, too.
+// Logits that differ so much that one rank's part is nothing beside another's are among them.
 TEST(GptKernels, CrossEntropyOfPartsIsThatOfTheWhole) {
   constexpr std::int64_t kSome = 20;
   std::vector<float> logits = normal_floats(kSome * 256, 23, 6.0F);

@@ -128,7 +128,7 @@ void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
 
 class GptTensor : public ::testing::TestWithParam<World> {
  protected:
-  /// Of the worst tensor: the difference's norm over the tensor's.
+  /// The worst tensor's: the norm of its difference over its own norm.
   static double worst_error(const std::vector<Step>& ranks, const Step& whole, DType dtype) {
     const ModelConfig model = model_of(GetParam().model, dtype);
     const ModelSpec spec = make_spec(model);

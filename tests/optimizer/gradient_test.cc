@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 #include "optimizer/kernels.h"
-#include "tests/optimizer/values.h"
+#include "tests/support/hard_floats.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "base/float16.h"
+#include "base/numerics/float16.h"
 #include "optimizer/kernels.h"
 #include "optimizer/update.h"
-#include "tests/optimizer/values.h"
+#include "tests/support/hard_floats.h"
 
 namespace ziggurat::testing {
 

@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "base/float16.h"
-#include "optimizer/typed_span.h"
+#include "base/numerics/float16.h"
+#include "base/typed_span.h"
 
 namespace ziggurat::testing {
 

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/numerics/block_scale.h: the scale of a block of values that are kept, or sent, in few bits.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/numerics/rounding.h"
+
+namespace ziggurat::internal {
+
+/// Made from a block's largest magnitude (as bits: NaN is above infinity). `inverse` is what a
+/// value is multiplied with to lie in [-1, 1]; it is 0 where every value has the code of zero.
+struct BlockScale {
+  float scale, inverse;
+};
+inline BlockScale block_scale(std::uint32_t largest_bits) noexcept {
+  constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+  constexpr std::uint32_t kSmallestNormalBits = 0x00800000u;
+  float scale = std::bit_cast<float>(largest_bits);
+  if (largest_bits >= kInfinityBits) scale = quiet(scale - scale);
+  if (largest_bits < kSmallestNormalBits) scale = 0.0f;
+  return {scale, scale > 0.0f ? 1.0f / scale : 0.0f};
+}
+
+}  // namespace ziggurat::internal

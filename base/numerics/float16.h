@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/numerics/float16.h: between fp32 and IEEE binary16, by integer arithmetic: the same on every
+// machine.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace ziggurat {
+
+/// An IEEE binary16 value.
+using fp16 = std::uint16_t;
+
+/// Exact. Denormals are made by a subtraction of two normal numbers, so that no flush-to-zero
+/// setting reaches them.
+constexpr float fp16_to_float(fp16 value) noexcept {
+  const std::uint32_t magnitude = value & 0x7fffu;
+  const std::uint32_t sign = (value & 0x8000u) << 16;
+  constexpr std::uint32_t kRebias = (127u - 15u) << 23;
+  std::uint32_t bits = (magnitude << 13) + kRebias;
+  if (magnitude >= 0x7c00u) bits += kRebias;  // infinity and NaN
+  if (magnitude < 0x0400u)
+    bits = std::bit_cast<std::uint32_t>(std::bit_cast<float>(bits + (1u << 23)) - 0x1p-14f);
+  return std::bit_cast<float>(bits | sign);
+}
+
+/// Nearest, ties to even; from 65,520 on infinity. Every NaN becomes 0x7e00.
+constexpr fp16 float_to_fp16(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  const auto sign = static_cast<fp16>((bits >> 16) & 0x8000u);
+  if (magnitude > 0x7f800000u) return 0x7e00;
+  if (magnitude >= (143u << 23)) return static_cast<fp16>(sign | 0x7c00u);
+  if (magnitude < (113u << 23)) {
+    // A denormal: 0.5 has its last place where binary16 has, so the addition rounds.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<fp16>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+  }
+  const std::uint32_t odd = (magnitude >> 13) & 1u;
+  const std::uint32_t rounded = magnitude - (112u << 23) + 0xfffu + odd;
+  return static_cast<fp16>(sign | (rounded >> 13));
+}
+
+}  // namespace ziggurat

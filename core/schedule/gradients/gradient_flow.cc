@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradients/gradient_flow.cc: accumulate, round in place, copy out.
+#include "core/schedule/gradients/gradient_flow.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/memory_exhausted.h"
+
+namespace ziggurat {
+namespace {
+
+/// Of an accumulator, zeroed by one job.
+constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
+
+}  // namespace
+
+GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
+                           std::size_t accumulators_max, const ReductionSettings& reduction)
+    : context_(context),
+      cache_(cache),
+      home_(home),
+      stages_(context.table.unit_count(), Stage::kNone),
+      buffers_(context.table.unit_count()),
+      spare_returned_(context.reactor),
+      norm_memory_(context.permanent_lease(
+          Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
+      norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
+      idle_(context.reactor) {
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
+    arrived_.emplace_back(context.reactor);
+  idle_.set();
+  const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
+  for (std::size_t i = 0; i < accumulators_max; ++i) {
+    spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
+  }
+  if (!context.table.sharding().one_rank())
+    reducer_ = std::make_unique<GradientReducer>(context, reduction, norm_);
+}
+
+/// One of those set aside, or one of the unit's own.
+Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
+  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
+  if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
+  while (spare_.empty()) {
+    if (error_) std::rethrow_exception(error_);
+    if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // the trainer holds all
+    spare_returned_.reset();
+    co_await spare_returned_.wait();
+  }
+  DeviceBuffer buffer = std::move(spare_.back());
+  spare_.pop_back();
+  co_return buffer;
+}
+
+/// Beside those set aside.
+Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
+  try {
+    co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    const auto held = std::ranges::count(stages_, Stage::kAccumulating);
+    const Account account = context_.device.account();
+    throw MemoryExhausted(
+        {.budget = MemoryBudget::kDevice,
+         .had_bytes = account.capacity_bytes(),
+         .needed_bytes = account.used_bytes() + size_bytes},
+        fmt::format("{}; {} units have unfinished gradients, and another was asked for: a trainer "
+                    "that runs each micro-batch through the whole model keeps every unit's, {} in "
+                    "all (in stage 3 EngineConfig::trainer_device_bytes leaves room for them)",
+                    error.what(), held,
+                    format_bytes(context_.table.padded_count() * sizeof(float))));
+  }
+}
+
+Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
+  if (error_) std::rethrow_exception(error_);
+  const UnitChunks& chunks = context_.table.unit(unit);
+  ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
+  DeviceBuffer& buffer = buffers_[unit];
+  if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
+
+  const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
+  // Until then its last gradient may not have been used yet. A trainer that acquired the unit has
+  // waited for this already.
+  co_await cache_.wait_updated(unit);
+  buffer = co_await take_accumulator(size_bytes);
+  stages_[unit] = Stage::kAccumulating;
+  // In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
+  std::vector<std::function<void()>> clears;
+  for (std::uint64_t begin = 0; begin < size_bytes; begin += kClearBytes) {
+    clears.emplace_back(
+        [data = buffer.data() + begin, count = std::min(kClearBytes, size_bytes - begin)] {
+          std::memset(data, 0, count);
+        });
+  }
+  co_await context_.run_all("clear accumulator", clears);
+  co_return buffer.as<float>().first(chunks.count);
+}
+
+void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
+  const UnitSpec& spec = context_.table.model().units[unit];
+  ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating || spec.constant(),
+                 "unit {}: finish_gradient() without gradient()", unit);
+  stages_[unit] = Stage::kFinished;
+  const Need need{.generation = generation, .position = finished_units_++};
+  if (units_under_way_++ == 0) idle_.reset();
+  std::shared_ptr<GradientReducer::Reduction> reduction;
+  const bool zero = spec.frozen();  // on every rank
+  if (reducer_ && !zero) reduction = reducer_->reduce(unit, buffers_[unit].data());
+  context_.spawn(flow(unit, need, std::move(reduction)));
+}
+
+Task<> GradientFlow::flow(UnitId unit, Need need,
+                          std::shared_ptr<GradientReducer::Reduction> reduction) {
+  const UnitChunks& chunks = context_.table.unit(unit);
+  WorkGroup group(context_.reactor);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    if (context_.table.chunk(id).constant) continue;
+    const std::size_t in_slice =
+        (id - chunks.first_chunk) % context_.table.slice_chunks(unit).size();
+    group.spawn(flow_chunk(id,
+                           buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float),
+                           need, reduction ? &reduction->reduced[in_slice] : nullptr));
+  }
+  co_await group.wait_idle();
+  // Until then the others' part in it is read from the accumulator, also where none of it is ours.
+  for (std::size_t i = 0; reduction && i < reduction->reduced.size(); ++i) {
+    if (!context_.table.constant_everywhere(unit, i)) co_await reduction->reduced[i].wait();
+  }
+  DeviceBuffer buffer = std::move(buffers_[unit]);
+  const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
+  if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
+  buffer = {};
+  if (--units_under_way_ == 0) idle_.set();
+  if (!error_)
+    spare_returned_
+        .set();  // also if none came back: the last unit under way may have been waited for in vain
+}
+
+Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need, Signal* reduced) {
+  if (reduced != nullptr) {
+    co_await reduced->wait();
+  } else {
+    co_await round(id, accumulator);
+  }
+  co_await home_.accept(id, accumulator, need);
+  arrived_[id].set();
+}
+
+Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {
+  const Chunk& chunk = context_.table.chunk(id);
+  // Rounded in place: a tile of 16-bit values lands at half its own offset, over values already
+  // read.
+  const std::function<void()> round = [&] {
+    const auto* values = reinterpret_cast<const float*>(accumulator);
+    const TypedSpan<std::byte> rounded{context_.table.dtype(), {accumulator, chunk.param_bytes()}};
+    norm_.round(chunk.unit, chunk.begin, {values, chunk.count}, rounded);
+  };
+  co_await context_.workers.run(context_.reactor, "round gradient", round);
+}
+
+Task<> GradientFlow::all_arrived() {
+  if (error_) std::rethrow_exception(error_);
+  for (UnitId unit = 0; unit < stages_.size(); ++unit) {
+    if (stages_[unit] == Stage::kFinished) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "step() before unit {} ('{}') had its gradient: call finish_gradient() for every unit",
+            unit, context_.table.model().units[unit].name));
+  }
+  co_await idle_.wait();
+  if (error_) std::rethrow_exception(error_);
+}
+
+void GradientFlow::begin_step() {
+  std::fill(stages_.begin(), stages_.end(), Stage::kNone);
+  finished_units_ = 0;
+}
+
+void GradientFlow::fail(std::exception_ptr error) {
+  error_ = error;
+  for (Signal& signal : arrived_) signal.fail(error);
+  if (reducer_) reducer_->fail(error);
+  spare_returned_.fail(error);
+  idle_.fail(error);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradients/gradient_reducer.cc: round, exchange, take in; bucket by bucket.
+#include "core/schedule/gradients/gradient_reducer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/numerics/float16.h"
+#include "collectives/quantize.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+using Tile = std::array<float, kTileElements>;
+
+void widen(TypedSpan<const std::byte> values, std::span<float> out) {
+  switch (values.dtype) {
+    case DType::kBFloat16:
+      std::ranges::transform(values.as<bf16>(), out.begin(), bf16_to_float);
+      return;
+    case DType::kFloat16:
+      std::ranges::transform(values.as<fp16>(), out.begin(), fp16_to_float);
+      return;
+    case DType::kFloat32: std::memcpy(out.data(), values.bytes.data(), values.bytes.size());
+  }
+}
+
+/// Largest of the two types: a bucket's memory holds either.
+std::size_t widest(const ChunkTable& table, const ReductionSettings& settings) {
+  return std::max(size_bytes(table.dtype()), size_bytes(settings.dtype));
+}
+
+}  // namespace
+
+std::uint64_t GradientReducer::bucket_count(const ChunkTable& table,
+                                            const ReductionSettings& settings) {
+  const std::uint64_t wanted =
+      settings.bucket_elements / static_cast<std::uint64_t>(table.sharding().world_size);
+  const std::uint64_t tiles = std::max<std::uint64_t>(1, wanted / kTileElements);
+  return std::min(tiles * kTileElements, table.largest_chunk_count());
+}
+
+std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
+                                            const ReductionSettings& settings) {
+  const auto runs = static_cast<std::uint64_t>(table.sharding().world_size);
+  const std::uint64_t count = bucket_count(table, settings);
+  if (const Quantization& quantization = table.sharding().quantization; quantization.gradients()) {
+    const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
+    return 2 * runs * quantized_bytes(bits, count);
+  }
+  return count * (runs * widest(table, settings) + size_bytes(settings.dtype));
+}
+
+GradientReducer::GradientReducer(Context& context, const ReductionSettings& settings,
+                                 GradientNorm& norm)
+    : context_(context),
+      settings_(settings),
+      norm_(norm),
+      bucket_count_(bucket_count(context.table, settings)),
+      quantized_(context.table.sharding().quantization.gradients()),
+      buffers_(context, kReduceBuckets, bucket_bytes(context.table, settings), "gradient buckets"),
+      turns_(context.reactor) {}
+
+std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
+                                                                    std::byte* accumulator) {
+  auto reduction = std::make_shared<Reduction>(Reduction{.unit = unit, .accumulator = accumulator});
+  const std::span<const Chunk> chunks = context_.table.slice_chunks(unit);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    reduction->reduced.emplace_back(context_.reactor);
+    reduction->missing.push_back(chunks[i].count);
+    if (!context_.table.constant_everywhere(unit, i)) ++reduction->chunks_left;
+  }
+  under_way_.push_back(reduction);
+  queue_.push_back(reduction);
+  if (!std::exchange(draining_, true)) context_.spawn(drain());
+  return reduction;
+}
+
+/// The only place where a reduction begins.
+Task<> GradientReducer::drain() {
+  while (!queue_.empty()) {
+    const std::shared_ptr<Reduction> next = std::move(queue_.front());
+    queue_.pop_front();
+    const std::span<const Chunk> chunks = context_.table.slice_chunks(next->unit);
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      if (context_.table.constant_everywhere(next->unit, i)) continue;
+      for (std::uint64_t first = 0; first < chunks[i].count; first += bucket_count_) {
+        Bucket bucket{.of = next,
+                      .chunk = i,
+                      .first = first,
+                      .count = std::min(bucket_count_, chunks[i].count - first),
+                      .number = next_number_++};
+        bucket.buffer = co_await buffers_.take();
+        if (quantized_)
+          co_await encode(bucket);
+        else
+          co_await round(bucket);
+        Task<> sent = send(bucket);
+        context_.spawn(take_in(std::move(bucket), std::move(sent)));
+      }
+    }
+  }
+  draining_ = false;
+}
+
+/// The first exchange, begun at once.
+Task<> GradientReducer::send(const Bucket& bucket) {
+  if (quantized_) return send_codes(bucket);
+  const Buffer buffer = parts(bucket);
+  return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, settings_.dtype);
+}
+
+/// Where the bucket's chunk begins in slice `slice` of the accumulator.
+std::byte* GradientReducer::place(const Bucket& bucket, int slice) const {
+  const std::span<const Chunk> chunks = context_.table.slice_chunks(bucket.of->unit);
+  const std::uint64_t in_slice = chunks[bucket.chunk].begin - chunks[0].begin;
+  const std::uint64_t slice_count = context_.table.unit(bucket.of->unit).slice_count;
+  return bucket.of->accumulator +
+         (static_cast<std::uint64_t>(slice) * slice_count + in_slice) * sizeof(float);
+}
+
+/// Of this rank's chunk, where its gradient goes in the model's type. It overwrites fp32 values of
+/// this bucket and of those before it, which were rounded already: element i of a chunk ends at
+/// most where its fp32 value ended.
+TypedSpan<std::byte> GradientReducer::chunk_place(const Bucket& bucket) const {
+  const std::size_t element_bytes = size_bytes(context_.table.dtype());
+  std::byte* const chunk = place(bucket, context_.table.sharding().rank);
+  return {context_.table.dtype(),
+          {chunk + bucket.first * element_bytes, bucket.count * element_bytes}};
+}
+
+/// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
+/// its squares to the norm. On a worker.
+void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
+                               std::span<const float> values, TypedSpan<std::byte> out) {
+  const std::byte* const chunk = place(bucket, context_.table.sharding().rank);
+  const auto chunk_begin =
+      static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
+  norm_.round(bucket.of->unit, chunk_begin + bucket.first + first, values, out);
+}
+
+/// Where nothing is quantized: room for every slice's run, of either type, and then the sum.
+GradientReducer::Buffer GradientReducer::parts(const Bucket& bucket) const {
+  const auto ranks = static_cast<std::uint64_t>(context_.table.sharding().world_size);
+  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  return {.runs = bucket.buffer.first(ranks * run_bytes), .sum = bucket.buffer.last(run_bytes)};
+}
+
+/// Every slice's run of the accumulator, rounded, side by side; a job a slice.
+Task<> GradientReducer::round(const Bucket& bucket) {
+  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  std::vector<std::function<void()>> jobs;
+  for (int slice = 0; slice < context_.table.sharding().world_size; ++slice) {
+    const float* values = reinterpret_cast<const float*>(place(bucket, slice)) + bucket.first;
+    const TypedSpan<std::byte> out{
+        settings_.dtype,
+        bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes)};
+    jobs.emplace_back([values, out] {
+      for (std::size_t begin = 0; begin < out.count(); begin += kTileElements)
+        round_gradient({values + begin, kTileElements}, out.subspan(begin, kTileElements));
+    });
+  }
+  co_await context_.run_all("round gradient", jobs);
+}
+
+Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
+  co_await std::move(sent);
+  if (quantized_)
+    co_await take_in_codes(bucket);
+  else
+    co_await take_in_sum(bucket);
+  if (error_) co_return;
+  buffers_.give_back(bucket.buffer);
+  Reduction& of = *bucket.of;
+  of.missing[bucket.chunk] -= bucket.count;
+  if (of.missing[bucket.chunk] > 0) co_return;
+  of.reduced[bucket.chunk].set();
+  if (--of.chunks_left == 0) std::erase(under_way_, bucket.of);
+}
+
+Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
+  if (context_.ranks.replicas) {
+    co_await turns_.wait(bucket.number);
+    Task<> copies = context_.ranks.replicas->all_reduce(parts(bucket).sum, settings_.dtype);
+    turns_.next();
+    co_await std::move(copies);
+  }
+  co_await convert(bucket);
+  if (context_.table.slices_held() > 1) co_await gather(bucket);
+}
+
+/// The sum in the model's type, its squares added tile by tile: in its chunk's place, or, where all
+/// slices are wanted, in its place among the runs.
+Task<> GradientReducer::convert(const Bucket& bucket) {
+  const ChunkTable& table = context_.table;
+  TypedSpan<std::byte> out = chunk_place(bucket);
+  if (table.slices_held() > 1) {
+    const auto own = static_cast<std::uint64_t>(table.sharding().rank);
+    out.bytes = bucket.buffer.subspan(own * out.bytes.size(), out.bytes.size());
+  }
+  const TypedSpan<const std::byte> sum{settings_.dtype, parts(bucket).sum};
+  const std::function<void()> job = [&] {
+    Tile values;
+    for (std::uint64_t begin = 0; begin < bucket.count; begin += kTileElements) {
+      widen(sum.subspan(begin, kTileElements), values);
+      put_tile(bucket, begin, values, out.subspan(begin, kTileElements));
+    }
+  };
+  co_await context_.workers.run(context_.reactor, "take in gradient", job);
+}
+
+/// Stage 0: every owner's sums, to where each chunk of this rank is.
+Task<> GradientReducer::gather(const Bucket& bucket) {
+  co_await turns_.wait(bucket.number);
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::uint64_t run_bytes = bucket.count * element_bytes;
+  const int ranks = table.sharding().world_size;
+  const auto run = [&](int slice) {
+    return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
+  };
+  Task<> gathering = context_.ranks.params->all_gather(
+      run(table.sharding().rank),
+      bucket.buffer.first(static_cast<std::uint64_t>(ranks) * run_bytes));
+  turns_.next();
+  co_await std::move(gathering);
+  const std::function<void()> job = [&] {
+    for (int slice = 0; slice < ranks; ++slice) {
+      std::memcpy(place(bucket, slice) + bucket.first * element_bytes, run(slice).data(),
+                  run_bytes);
+    }
+  };
+  co_await context_.workers.run(context_.reactor, "take in gradient", job);
+}
+
+void GradientReducer::fail(std::exception_ptr error) {
+  error_ = error;
+  for (const auto& reduction : under_way_) {
+    for (Signal& signal : reduction->reduced) signal.fail(error);
+  }
+  buffers_.fail(error);
+  turns_.fail(error);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/gradients/quantized_reduction.cc: a bucket of gradients in 8 or 4 bits (qgZ of
+// ZeRO++, Wang et al. 2023, section 4.3): encode every slice's run, sum what the node's ranks have
+// of it, encode these sums, and sum what the nodes have. Sums are in fp32, in the order of ranks
+// and of nodes.
+//
+// A bucket's buffer has what is sent and what comes, each the runs of all slices, neighbours of a
+// node behind each other, of each those of all nodes (ranks 0 and 1, 2 and 3 on a node):
+// runs 0 2 | 1 3. So a neighbour's part is one piece, and what it sends on to node n is the n-th
+// run of what it sums.
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "collectives/quantize.h"
+#include "core/schedule/gradients/gradient_reducer.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+using Tile = std::array<float, kTileElements>;
+/// Of a run, done by one job.
+constexpr std::uint64_t kJobCount = 16 * kTileElements;
+
+/// Runs of codes, of `count` elements each, one behind the other.
+struct Runs {
+  QuantizedBits bits;
+  std::uint64_t count;
+  std::span<std::byte> memory;
+
+  std::uint64_t each_bytes() const noexcept { return quantized_bytes(bits, count); }
+  /// Elements [first, first + elements) of run `run`; `first` begins a block.
+  std::span<std::byte> part(std::size_t run, std::uint64_t first, std::uint64_t elements) const {
+    return memory.subspan(run * each_bytes() + quantized_bytes(bits, first),
+                          quantized_bytes(bits, elements));
+  }
+  std::span<std::byte> first_of(int runs) const {
+    return memory.first(static_cast<std::size_t>(runs) * each_bytes());
+  }
+};
+
+/// Of one tile: every `stride`-th run's, `addends` of them, in their order.
+void sum_tile(const Runs& runs, std::size_t run, std::size_t stride, int addends,
+              std::uint64_t first, Tile& sum) {
+  sum.fill(0);
+  for (int i = 0; i < addends; ++i, run += stride)
+    add_dequantized(runs.bits, runs.part(run, first, kTileElements), sum);
+}
+
+template <class Visit>
+void each_job(std::uint64_t count, const Visit& visit) {
+  for (std::uint64_t first = 0; first < count; first += kJobCount)
+    visit(first, std::min(count, first + kJobCount));
+}
+
+}  // namespace
+
+/// The two halves of a bucket's buffer.
+struct GradientReducer::Codes {
+  Runs sent;
+  Runs came;
+
+  Codes(const Bucket& bucket, const Sharding& sharding)
+      : sent{.bits = static_cast<QuantizedBits>(sharding.quantization.gradient_bits),
+             .count = bucket.count,
+             .memory = {}},
+        came(sent) {
+    const std::size_t half = static_cast<std::size_t>(sharding.world_size) * sent.each_bytes();
+    sent.memory = bucket.buffer.first(half);
+    came.memory = bucket.buffer.subspan(half, half);
+  }
+};
+
+/// Every slice's run of the accumulator; blocks begin where tiles do, so where buckets end does not
+/// matter.
+Task<> GradientReducer::encode(const Bucket& bucket) {
+  const Sharding& sharding = context_.table.sharding();
+  const NodeGrid nodes = sharding.nodes();
+  const Runs sent = Codes(bucket, sharding).sent;
+  std::vector<std::function<void()>> jobs;
+  for (int slice = 0; slice < sharding.world_size; ++slice) {
+    const auto run =
+        static_cast<std::size_t>(slice % nodes.within * nodes.nodes + slice / nodes.within);
+    const float* values = reinterpret_cast<const float*>(place(bucket, slice)) + bucket.first;
+    each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+      jobs.emplace_back([=] {
+        quantize(sent.bits, as_typed(std::span(values + begin, end - begin)),
+                 sent.part(run, begin, end - begin));
+      });
+    });
+  }
+  co_await context_.run_all("quantize gradient", jobs);
+}
+
+/// The first exchange, begun at once.
+Task<> GradientReducer::send_codes(const Bucket& bucket) {
+  const Sharding& sharding = context_.table.sharding();
+  const RankChannels::ByNode& ranks = context_.ranks.quantized_grads;
+  const Codes codes(bucket, sharding);
+  Communicator& first = ranks.within ? *ranks.within : *ranks.across;
+  return first.all_to_all(codes.sent.first_of(sharding.world_size),
+                          codes.came.first_of(sharding.world_size));
+}
+
+/// The sums of this node's ranks, quantized anew, to those who add up the nodes'.
+Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
+  const NodeGrid nodes = context_.table.sharding().nodes();
+  const Codes codes(bucket, context_.table.sharding());
+  std::vector<std::function<void()>> jobs;
+  for (int node = 0; node < nodes.nodes; ++node) {
+    each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+      jobs.emplace_back([=, run = static_cast<std::size_t>(node),
+                         stride = static_cast<std::size_t>(nodes.nodes)] {
+        Tile sum;
+        for (std::uint64_t first = begin; first < end; first += kTileElements) {
+          sum_tile(codes.came, run, stride, nodes.within, first, sum);
+          quantize(codes.sent.bits, as_typed(std::span<const float>(sum)),
+                   codes.sent.part(run, first, kTileElements));
+        }
+      });
+    });
+  }
+  co_await context_.run_all("sum gradient in node", jobs);
+  co_await turns_.wait(bucket.number);
+  Task<> between = context_.ranks.quantized_grads.across->all_to_all(
+      codes.sent.first_of(nodes.nodes), codes.came.first_of(nodes.nodes));
+  turns_.next();
+  co_await std::move(between);
+}
+
+/// The first exchange is over; ends with this rank's slice of the sum in its chunk's place.
+Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
+  const ChunkTable& table = context_.table;
+  const NodeGrid nodes = table.sharding().nodes();
+  const bool twice = nodes.within > 1 && nodes.nodes > 1;
+  if (twice) co_await send_node_sums(bucket);
+  const int addends = twice ? nodes.nodes : table.sharding().world_size;
+  const Runs came = Codes(bucket, table.sharding()).came;
+  const TypedSpan<std::byte> out = chunk_place(bucket);
+  std::vector<std::function<void()>> jobs;
+  each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
+    jobs.emplace_back([=, this, &bucket] {
+      Tile sum;
+      for (std::uint64_t first = begin; first < end; first += kTileElements) {
+        sum_tile(came, 0, 1, addends, first, sum);
+        put_tile(bucket, first, sum, out.subspan(first, kTileElements));
+      }
+    });
+  });
+  co_await context_.run_all("take in gradient", jobs);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/optimizer/optimizer_chunk.cc: what is done to a chunk in a sweep: lease, read,
+// gradient, scalars, update, publish, write.
+#include <utility>
+
+#include "base/error.h"
+#include "core/schedule/optimizer/optimizer_pass.h"
+#include "core/schedule/optimizer/optimizer_sweep.h"
+#include "core/schedule/stored_record.h"
+
+namespace ziggurat {
+namespace {
+
+/// Host memory traffic of a chunk's update: its record, gradient and parameters.
+std::uint64_t update_bytes(const Chunk& chunk) {
+  return 2 * chunk.record_bytes() + 2 * chunk.param_bytes();
+}
+
+}  // namespace
+
+std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params,
+                                         const GradHome& grads, const Chunk& chunk) {
+  const std::uint64_t record =
+      context.placement.optimizer == Tier::kNvme || chunk.constant ? chunk.record_bytes() : 0;
+  return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
+}
+
+std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
+                                             const Chunk& chunk) {
+  return holds_param(context.table.state().format) && params.in_memory() ? chunk.param_bytes() : 0;
+}
+
+LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
+  return {.purpose = Purpose::kOptimizer,
+          .size_bytes = item_bytes(context_, parts_.params, parts_.grads, context_.table.chunk(id)),
+          .need = {.generation = pass.generation, .position = kFirstRecordPosition + id},
+          .holder = "optimizer chunk"};
+}
+
+/// Returns once the chunk may be updated: its record is in the item, its gradient at home, the
+/// step's scalars given. Until then the record is clean, and the pool may take the lease back for
+/// somebody with a sooner need: then it is read again.
+Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
+  for (;;) {
+    co_await read(pass, id, item, whole);
+    const bool kept = co_await wait_for_gradient(pass, id, item);
+    if (kept) co_return;
+  }
+}
+
+/// The record of the generation before, from where it is; unless the whole is wanted, without the
+/// parameter where that is at home.
+Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
+  if (parts_.kept.keeps(id)) {
+    item.memory = parts_.kept.item(id);
+  } else {
+    const LeaseRequest wanted = request(pass, id);
+    if (!item.lease && wanted.size_bytes > 0) {
+      item.lease = co_await context_.pool.acquire(wanted);
+      ++items_out_;
+    }
+    item.memory = item.lease.bytes();
+  }
+  if (parts_.records.resident()) co_return;
+  const Chunk& chunk = context_.table.chunk(id);
+  const std::uint64_t skipped = whole ? 0 : not_read_bytes(context_, parts_.params, chunk);
+  const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
+  item.known = parts_.kept.holds(id, pass.generation - 1);
+  item.param_not_read = !item.known && skipped > 0;
+  if (item.known) {
+    context_.metrics.add(Counter::kRecordCacheHits, 1);
+    context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
+    co_return;
+  }
+  co_await parts_.store.read(id, pass.generation + settings_.store_offset - 1,
+                             item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
+                             skipped);
+  context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
+}
+
+/// False if the pool took the lease back meanwhile.
+Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item) {
+  Signal& arrived = parts_.flow.arrived(id);
+  bool taken = false;
+  PinnedPool::ReclaimId offer = 0;
+  if (item.lease && !(arrived.is_set() && pass.scalars.is_set())) {
+    const Need need{.generation = pass.generation, .position = kFirstRecordPosition + id};
+    offer = context_.pool.offer(item.lease, need, [this, &item, &taken] {
+      taken = true;
+      item.lease.reset();
+      --items_out_;
+    });
+  }
+  std::exception_ptr error;
+  try {
+    co_await arrived.wait();
+    co_await pass.scalars.wait();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (offer != 0 && !taken) context_.pool.withdraw(offer);
+  if (error) std::rethrow_exception(error);
+  co_return !taken;
+}
+
+/// From record and gradient to new parameters at home; `hash` is the new record's.
+Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
+  const Chunk& chunk = context_.table.chunk(id);
+  const bool stored = !parts_.records.resident();
+  std::span<std::byte> memory = item.memory;
+  const std::span<std::byte> record =
+      stored ? memory.first(chunk.record_bytes()) : parts_.records.record(id);
+  if (stored) memory = memory.subspan(chunk.record_bytes());
+  const std::span<std::byte> param_item = memory.first(parts_.params.item_bytes(chunk));
+  const std::span<std::byte> grad_item = memory.last(parts_.grads.item_bytes(chunk));
+  const StepScalars steps = pass.step;  // a guess may be refuted while the job runs
+  const TypedSpan<const std::byte> grad = co_await parts_.grads.fetch(id, grad_item);
+  const std::uint64_t to = pass.generation + settings_.store_offset;
+
+  const TypedSpan<std::byte> param = parts_.params.destination(id, param_item);
+  StateStore::Expected expected{};
+  UpdateHashing hashing{.verify = stored && !item.known, .seed_before = 0, .seed_after = 0};
+  if (stored) {
+    expected = parts_.store.expected(id, to - 1);
+    hashing.seed_before = expected.seed;
+    hashing.seed_after = parts_.store.write_seed(id, to);
+  }
+  if (parts_.kept.keeps(id)) parts_.kept.forget(id);
+  UpdateHashes hashes;
+  const std::function<void()> job = [&] {
+    const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
+    const RecordView view{.format = context_.table.state().format,
+                          .record = record,
+                          .grad = grad,
+                          .param = param,
+                          .param_not_read = item.param_not_read,
+                          .first_element = context_.table.first_element(id)};
+    hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
+  };
+  co_await context_.workers.run(context_.reactor, "update record", job);
+  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
+  if (hashing.verify && hashes.before != expected.hash)
+    throw parts_.store.corrupt_record(id, to - 1);
+  hash = hashes.after;
+  co_await parts_.params.publish(id, param);
+}
+
+/// The item holds the record of the generation before, read again: so are the parameters at home.
+Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
+  const Chunk& chunk = context_.table.chunk(id);
+  const std::uint64_t stored = pass.generation + settings_.store_offset - 1;
+  const std::span<std::byte> record = item.memory.first(chunk.record_bytes());
+  co_await require_record_of(context_, parts_.store, id, stored, record);
+  const std::span<std::byte> param_item =
+      item.memory.subspan(chunk.record_bytes(), parts_.params.item_bytes(chunk));
+  co_await parts_.params.publish_record(id, pass.generation - 1, record, param_item);
+  if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation - 1);
+}
+
+Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
+  if (parts_.records.resident()) co_return;
+  // The generation before must be durable before a byte of this one is written: its slots are what
+  // a crash falls back to.
+  if (pass.previous) co_await pass.previous->done.wait();
+  const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
+  co_await parts_.store.write(id, pass.generation + settings_.store_offset, record, hash,
+                              IoPriority::kWriteBack);
+  context_.metrics.add(Counter::kStateWriteBytes, record.size());
+}
+
+void OptimizerSweep::release(Item& item) {
+  if (!item.lease) return;
+  item.lease.reset();
+  --items_out_;
+  read_ahead(current_);
+}
+
+}  // namespace ziggurat

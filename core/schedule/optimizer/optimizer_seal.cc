@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/optimizer/optimizer_seal.cc: how a generation becomes durable: sealed when its last
+// record is written, or written by a checkpoint where records are not on NVMe.
+#include "base/check.h"
+#include "base/runtime/for_each.h"
+#include "core/schedule/optimizer/optimizer_pass.h"
+#include "core/schedule/optimizer/optimizer_sweep.h"
+#include "core/schedule/stored_record.h"
+
+namespace ziggurat {
+namespace {
+
+/// Records written at once by a checkpoint.
+constexpr std::size_t kCheckpointAtOnce = 8;
+
+}  // namespace
+
+/// Makes the written records durable. On every rank before this returns: only then may a record of
+/// the next generation be written, in the slots of the one before. One agreement a generation, in
+/// their order, beside whatever else goes on.
+Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
+                              std::span<const std::byte> blob) {
+  const std::function<void()> before_seal = [&] {
+    if (settings_.before_seal) settings_.before_seal(generation);
+  };
+  co_await parts_.store.commit(stored, blob, before_seal);
+  const std::uint64_t everywhere = co_await parts_.ranks.min(stored);
+  ZIGGURAT_CHECK(everywhere == stored, "generation {} is sealed here, and {} elsewhere", stored,
+                 everywhere);
+  parts_.store.set_durable_everywhere(stored);
+  durable_generation_ = generation;
+}
+
+/// Every record of the pass is written: once step() has given the blob, the generation becomes
+/// durable.
+Task<> OptimizerSweep::seal(PassPtr pass) {
+  co_await pass->ended.wait();
+  // Whoever writes a record has waited for this; a rank may have none to write.
+  if (const PassPtr previous = pass->previous) co_await previous->done.wait();
+  if (!parts_.records.resident())
+    co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
+  pass->previous.reset();
+  pass->done.set();
+}
+
+Task<> OptimizerSweep::settled() {
+  if (error_) std::rethrow_exception(error_);
+  PassPtr pass = current_;
+  if (step_open()) pass = pass->previous;  // what was finished before it
+  if (pass) co_await pass->done.wait();
+}
+
+Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
+  ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
+  ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
+  if (generation == durable_generation_) co_return;
+  const std::uint64_t stored_generation = parts_.store.durable_generation() + 1;
+  const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
+    return checkpoint_chunk(static_cast<ChunkId>(id), stored_generation);
+  };
+  co_await for_each_index(context_.reactor, context_.table.chunks().size(), kCheckpointAtOnce,
+                          write_one);
+  co_await commit(generation, stored_generation, blob);
+}
+
+Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
+  if (!parts_.records.resident(id)) co_return;  // constant
+  const std::span<const std::byte> record = parts_.records.record(id);
+  const std::uint64_t hash =
+      co_await hash_record(context_, id, record, parts_.store.write_seed(id, stored_generation));
+  co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
+}
+
+}  // namespace ziggurat

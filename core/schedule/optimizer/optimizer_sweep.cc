@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/optimizer/optimizer_sweep.cc: when a chunk is worked on, and what becomes of a
+// guess at the step's scalars. What is done to a chunk is in optimizer_chunk.cc, the end of a
+// generation in optimizer_seal.cc.
+#include "core/schedule/optimizer/optimizer_sweep.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "core/schedule/optimizer/optimizer_pass.h"
+
+namespace ziggurat {
+namespace {
+
+/// Chunks that are begun before there is a work item for them, so that one is never idle.
+constexpr std::size_t kBegunAhead = 4;
+
+}  // namespace
+
+OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
+                               std::uint64_t generation)
+    : context_(context),
+      parts_(std::move(parts)),
+      settings_(std::move(settings)),
+      chunks_at_once_(settings_.work_items + 2 * context.workers.threads() + kBegunAhead),
+      durable_generation_(generation),
+      written_generation_(context.table.chunks().size(), generation) {
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
+    written_.emplace_back(context.reactor);
+  }
+}
+
+void OptimizerSweep::begin(std::uint64_t generation) {
+  if (current_ && current_->generation == generation) return;
+  ZIGGURAT_CHECK(!current_ || current_->ended.is_set(), "generation {} begins inside {}",
+                 generation, current_->generation);
+  auto pass = std::make_shared<Pass>(context_.reactor, generation, context_.table);
+  pass->previous = std::exchange(current_, pass);
+}
+
+bool OptimizerSweep::can_guess() const {
+  return !parts_.records.resident() && parts_.store.state().slots == 2;
+}
+
+bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
+
+void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
+                                      const StepScalars* guess) {
+  begin(generation);
+  const PassPtr pass = current_;
+  if (guess == nullptr) {
+    read_ahead(pass);
+    return;
+  }
+  if (!pass->guesses) {
+    ZIGGURAT_CHECK(can_guess(), "generation {}: a guess that could not be taken back", generation);
+    pass->guesses = true;
+    pass->step = *guess;
+    pass->scalars.set();
+    pass->guessed_at = monotonic_now();
+    context_.metrics.add(Counter::kSpeculations, 1);
+  }
+  const UnitChunks& chunks = context_.table.unit(unit);
+  pass->due.push_back({chunks.first_chunk, chunks.first_chunk + chunks.chunk_count});
+  start_more(pass);
+  read_ahead(pass);
+}
+
+void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
+  ZIGGURAT_CHECK(step_open(), "a step without gradients");
+  const PassPtr pass = current_;
+  const bool right = !pass->guesses || pass->step == step;
+  pass->state = right ? Pass::State::kEarned : Pass::State::kCorrected;
+  if (!right) refute(*pass);
+  trace_guess(*pass);
+  pass->step = step;
+  for (const ChunkId id : std::exchange(pass->guessed, {})) updated(*pass, id);
+  if (!pass->scalars.is_set()) pass->scalars.set();
+  pass->blob = std::move(blob);
+  pass->ended.set();
+  for (ChunkId id = 0; right && id < pass->stages.size(); ++id) {
+    if (pass->stages[id] != Pass::Stage::kGuessed) continue;
+    pass->stages[id] = Pass::Stage::kEnded;
+    if (record_made(*pass, id)) context_.spawn(seal(pass));
+  }
+  pass_constants(pass);
+  start_more(pass);
+}
+
+/// What is constant stands at the new generation with the verdict.
+void OptimizerSweep::pass_constants(const PassPtr& pass) {
+  for (UnitId u = 0; u < context_.table.unit_count(); ++u) {
+    if (context_.table.unit(u).updated_count == 0) parts_.unit_updated(u, pass->generation);
+  }
+  if (context_.table.updated_count() > 0) return;
+  pass->updated.set();
+  context_.spawn(seal(pass));
+}
+
+Task<> OptimizerSweep::undo_step() {
+  if (error_) std::rethrow_exception(error_);
+  ZIGGURAT_CHECK(step_open(), "there is no step to undo");
+  const PassPtr pass = current_;
+  pass->state = Pass::State::kUndone;
+  if (pass->guesses) refute(*pass);
+  trace_guess(*pass);
+  if (!pass->scalars.is_set()) pass->scalars.set();
+  pass->ended.set();
+  start_more(pass);
+  co_await pass->idle.wait();
+  current_ = pass->previous;
+  for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
+    parts_.grads.drop(id);
+    parts_.flow.arrived(id).reset();
+  }
+}
+
+void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
+  const bool again = pass->stages[id] == Pass::Stage::kGuessed;
+  pass->stages[id] = Pass::Stage::kUnderWay;
+  if (pass->under_way++ == 0) pass->idle.reset();
+  context_.spawn(again ? remake_chunk(pass, id) : update_chunk(pass, id, std::move(lease)));
+}
+
+/// As many as there is room for. Never waited for by another pass's chunks, nor by one of this
+/// pass: each ends by itself.
+void OptimizerSweep::start_more(const PassPtr& pass) {
+  while (pass->under_way < chunks_at_once_) {
+    const std::optional<ChunkId> id = next_chunk(*pass);
+    if (!id) return;
+    start_chunk(pass, *id, {});
+  }
+}
+
+/// While the pass is open, of the units whose gradients are on their way, in their order; after the
+/// verdict, in forward order. None if nothing is left to begin.
+std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
+  switch (pass.state) {
+    case Pass::State::kOpen:
+      for (; !pass.due.empty(); pass.due.pop_front()) {
+        for (Pass::ChunkRange& range = pass.due.front(); range.next < range.end;) {
+          const ChunkId id = range.next++;
+          if (pass.stages[id] == Pass::Stage::kWaiting) return id;
+        }
+      }
+      return std::nullopt;
+    case Pass::State::kEarned:
+    case Pass::State::kCorrected:
+    case Pass::State::kUndone:
+      for (; pass.next < pass.stages.size(); ++pass.next) {
+        const Pass::Stage stage = pass.stages[pass.next];
+        if (stage == Pass::Stage::kGuessed && pass.refuted()) return pass.next;
+        if (stage == Pass::Stage::kWaiting && pass.state != Pass::State::kUndone) return pass.next;
+      }
+      return std::nullopt;
+    case Pass::State::kFailed: break;
+  }
+  return std::nullopt;
+}
+
+/// Starts chunks that wait for their gradient, or for the norm, as far as work items lie idle: no
+/// more than fit beside all gradients, so that no gradient takes one back. In the order of need:
+/// forward's, or with a guess that of the gradients to come. Backward is taken to be forward
+/// reversed; where it is not, a chunk waits longer with what it has read.
+void OptimizerSweep::read_ahead(const PassPtr& pass) {
+  if (parts_.records.resident() || pass->state != Pass::State::kOpen) return;
+  if (pass->previous && !pass->previous->updated.is_set()) return;
+  const auto count = static_cast<ChunkId>(context_.table.chunks().size());
+  for (; pass->ahead < count; ++pass->ahead) {
+    const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
+    // A kept record is there already.
+    if (pass->stages[id] != Pass::Stage::kWaiting || parts_.kept.keeps(id)) continue;
+    if (items_out_ >= settings_.work_items) return;
+    if (written_generation_[id] + 1 < pass->generation) return;
+    LeaseRequest behind_all = request(*pass, id);
+    behind_all.need.position += kFirstRecordPosition;
+    Lease lease = context_.pool.try_acquire(behind_all);
+    if (!lease) return;
+    ++items_out_;
+    start_chunk(pass, id, std::move(lease));
+  }
+}
+
+Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
+  // With its leases this pass may wait for the seal of the one before, whose every chunk must have
+  // its own by then.
+  if (pass->previous) co_await pass->previous->updated.wait();
+  while (written_generation_[id] + 1 < pass->generation) {
+    if (error_) std::rethrow_exception(error_);
+    written_[id].reset();
+    co_await written_[id].wait();
+  }
+  Item item{.lease = std::move(lease)};
+  const bool made = co_await make_record(*pass, id, item);
+  co_await end_chunk(pass, id, item, made);
+}
+
+/// A chunk whose record was made with a guess that has turned out wrong.
+Task<> OptimizerSweep::remake_chunk(PassPtr pass, ChunkId id) {
+  Item item;
+  context_.metrics.add(Counter::kSpeculationWasteBytes,
+                       2 * context_.table.chunk(id).record_bytes());
+  const bool made = co_await judged_record(*pass, id, item, /*guessed=*/true);
+  co_await end_chunk(pass, id, item, made);
+}
+
+/// `made`: its record is that of the generation being made, and nothing can change that.
+Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made) {
+  release(item);
+  const bool open = pass->state == Pass::State::kOpen;
+  pass->stages[id] = open ? Pass::Stage::kGuessed : Pass::Stage::kEnded;
+  if (made && record_made(*pass, id)) co_await seal(pass);
+  --pass->under_way;
+  start_more(pass);
+  if (pass->under_way == 0 && !error_) pass->idle.set();
+}
+
+/// True if it was the last.
+bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
+  if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation);
+  written_generation_[id] = pass.generation;
+  if (!error_) written_[id].set();
+  return --pass.records_left == 0;
+}
+
+/// From gradient to written record; true once that cannot be taken back. False if the step is still
+/// open, and the record a guess; or if it is undone, and then the record and the parameters at home
+/// are the old ones. Two writes of one record follow each other: nobody else works on the chunk.
+Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
+  co_await prepare(pass, id, item, /*whole=*/false);
+  const bool guessed = pass.state == Pass::State::kOpen;
+  if (guessed) co_await guess_record(pass, id, item);
+  if (pass.state == Pass::State::kOpen) co_return false;
+  co_return co_await judged_record(pass, id, item, guessed);
+}
+
+/// What is left to do when the verdict is known.
+Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, bool guessed) {
+  // What a guess wrote to the parameters at home is no longer what the old record begins with.
+  if (guessed && pass.refuted()) co_await read(pass, id, item, /*whole=*/true);
+  switch (pass.state) {
+    case Pass::State::kOpen:
+    case Pass::State::kFailed: break;
+    case Pass::State::kEarned:
+      if (!guessed) co_await earned_record(pass, id, item);
+      co_return true;
+    case Pass::State::kCorrected: co_await earned_record(pass, id, item); co_return true;
+    case Pass::State::kUndone:
+      if (guessed) co_await restore(pass, id, item);
+      co_return false;
+  }
+  ZIGGURAT_CHECK(error_ != nullptr, "generation {}: no verdict on chunk {}", pass.generation, id);
+  std::rethrow_exception(error_);
+}
+
+/// With the scalars of a step that was judged good.
+Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
+  std::uint64_t hash = 0;
+  co_await update(pass, id, item, hash);
+  updated(pass, id);
+  co_await write(pass, id, item, hash);
+}
+
+/// Updates and writes while the step may still be judged bad.
+Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
+  std::uint64_t hash = 0;
+  co_await update(pass, id, item, hash);
+  if (pass.state == Pass::State::kOpen) pass.guessed.push_back(id);
+  if (pass.state == Pass::State::kEarned) updated(pass, id);
+  // The generation before must be durable before a byte of this one is written, and by then the
+  // guess may be refuted.
+  if (!pass.refuted() && pass.previous) co_await pass.previous->done.wait();
+  const bool counts = !pass.refuted();
+  if (counts) co_await write(pass, id, item, hash);
+  release(item);
+  if (!pass.refuted()) co_return;
+  const std::uint64_t record_bytes = context_.table.chunk(id).record_bytes();
+  context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (counts ? 2 : 1));
+}
+
+/// The chunk's parameters are those of the generation being made, and nothing can change that.
+void OptimizerSweep::updated(Pass& pass, ChunkId id) {
+  parts_.grads.drop(id);
+  if (!error_) parts_.flow.arrived(id).reset();
+  const UnitId unit = context_.table.chunk(id).unit;
+  if (--pass.unit_chunks_left[unit] == 0) parts_.unit_updated(unit, pass.generation);
+  if (--pass.chunks_left == 0 && !error_) pass.updated.set();
+}
+
+/// The guess was wrong: whatever was made with it is nothing.
+void OptimizerSweep::refute(Pass& pass) {
+  pass.guessed.clear();
+  context_.metrics.add(Counter::kSpeculationsRedone, 1);
+  // Before that no record of this generation was written.
+  if (!pass.previous || pass.previous->done.is_set())
+    parts_.store.discard(pass.generation + settings_.store_offset);
+}
+
+void OptimizerSweep::trace_guess(const Pass& pass) {
+  Trace* trace = context_.trace;
+  if (trace == nullptr || !pass.guesses) return;
+  if (guess_track_ < 0) guess_track_ = trace->track("speculation");
+  trace->span(guess_track_, pass.refuted() ? "made again" : "kept", pass.guessed_at,
+              monotonic_now(), static_cast<std::int64_t>(pass.generation));
+}
+
+void OptimizerSweep::fail(std::exception_ptr error) {
+  error_ = error;
+  for (Signal& signal : written_) signal.fail(error);
+  for (PassPtr pass = current_; pass; pass = pass->previous) {
+    pass->state = Pass::State::kFailed;
+    for (Signal* signal : {&pass->scalars, &pass->updated, &pass->ended, &pass->idle, &pass->done})
+      signal->fail(error);
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/params/home_gather.cc: unit after unit, generation after generation.
+#include "core/schedule/params/home_gather.h"
+
+#include <utility>
+
+namespace ziggurat {
+
+HomeGather::HomeGather(Context& context, ParamHome& home, ParamCache& cache,
+                       std::uint64_t generation)
+    : context_(context),
+      home_(home),
+      cache_(cache),
+      updated_(context.table.unit_count(), 0),
+      first_generation_(generation),
+      next_generation_(generation + 1) {}
+
+void HomeGather::slice_updated(UnitId unit, std::uint64_t generation) {
+  updated_[unit] = generation + 1;
+  if (ready() && !std::exchange(draining_, true)) context_.spawn(drain());
+}
+
+Task<> HomeGather::drain() {
+  while (ready()) {
+    const UnitId unit = next_unit_;
+    const std::uint64_t generation = next_generation_ - 1;
+    const bool changed =
+        generation == first_generation_ || !context_.table.model().units[unit].constant();
+    if (changed) co_await home_.gather(unit, Need{.generation = generation, .position = unit});
+    cache_.unit_updated(unit, generation);
+    if (++next_unit_ == updated_.size()) {
+      next_unit_ = 0;
+      ++next_generation_;
+    }
+  }
+  draining_ = false;
+}
+
+}  // namespace ziggurat

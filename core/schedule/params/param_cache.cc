@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/params/param_cache.cc: residency of parameters on the device.
+#include "core/schedule/params/param_cache.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+constexpr std::size_t kSurprisesMax =
+    4;  // uses out of order in one step before the order is learned anew
+
+}  // namespace
+
+ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits)
+    : context_(context), home_(home), limits_(limits), memory_returned_(context.reactor) {
+  for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.reactor);
+  for (Slot& slot : slots_) slot.settled.set();
+  // Memory comes back on any thread and stalls outlive this cache: both ask whether it still lives,
+  // on the reactor's thread.
+  const std::weak_ptr<bool> alive = alive_;
+  context.device.on_free([this, alive, &reactor = context.reactor] {
+    reactor.post([this, alive] {
+      if (!alive.expired()) memory_returned();
+    });
+  });
+  context.reactor.on_stall([this, alive] {
+    if (alive.expired() || memory_waiters_ == 0) return;
+    memory_returned_.fail(
+        std::make_exception_ptr(exhausted(0, "nothing on the device can be given back")));
+  });
+}
+
+/// The device does not hold `size_bytes` more.
+MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::string& why) const {
+  const Account account = context_.device.account();
+  return MemoryExhausted({.budget = MemoryBudget::kDevice,
+                          .had_bytes = account.capacity_bytes(),
+                          .needed_bytes = account.used_bytes() + size_bytes},
+                         fmt::format("`device_memory`: {}: {}", why, account.text()));
+}
+
+ParamCache::~ParamCache() { context_.device.on_free({}); }
+
+Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
+  if (error_) std::rethrow_exception(error_);
+  ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
+  Slot& slot = slots_[unit];
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
+  learn(unit);
+  if (gather_) {
+    Task<TypedSpan<const std::byte>> gathered = acquire_gathered(unit);
+    co_return co_await std::move(gathered);
+  }
+  if (home_.on_device()) {
+    co_await wait_updated(unit);
+    ++slot.pins;
+    co_return TypedSpan<const std::byte>{dtype, home_.device_view(unit).first(unpadded_bytes)};
+  }
+  const bool present = slot.state == State::kPresent && slot.generation == generation_;
+  context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
+  while (slot.state != State::kPresent || slot.generation != generation_) {
+    co_await wait_updated(unit);
+    const CountedTime waited(context_.metrics, Counter::kWaitParamsNs);
+    if (slot.state == State::kLoading) {
+      home_.hurry(unit);
+      co_await slot.settled.wait();
+    } else {
+      co_await load(unit, /*on_demand=*/true);
+    }
+  }
+  ++slot.pins;
+  prefetch();
+  co_return TypedSpan<const std::byte>{dtype, {slot.buffer.data(), unpadded_bytes}};
+}
+
+Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
+  Slot& slot = slots_[unit];
+  const bool decided = slot.state == State::kPresent && slot.generation == generation_;
+  if (!decided && !start_gather(unit, 0)) {
+    const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
+    throw exhausted(size_bytes, fmt::format("unit {} ({}) does not fit beside the units in use",
+                                            unit, format_bytes(size_bytes)));
+  }
+  ++slot.pins;
+  prefetch();
+  const std::shared_ptr<UnitGather::Flight> flight = slot.flight;
+  context_.metrics.add(flight->done.is_set() ? Counter::kPrefetchHits : Counter::kPrefetchMisses,
+                       1);
+  co_await wait_updated(unit);
+  if (!flight->done.is_set()) {
+    const CountedTime waited(context_.metrics, Counter::kWaitRanksNs);
+    gather_->hurry(*flight);
+    co_await flight->done.wait();
+  } else {
+    co_await flight->done.wait();  // rethrows a failure
+  }
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
+  co_return TypedSpan<const std::byte>{dtype, {flight->memory, unpadded_bytes}};
+}
+
+/// Decides that `unit` is gathered next, in place of units whose next use is farther than
+/// `nearer_than` if need be; false if it finds no place so.
+bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
+  Slot& slot = slots_[unit];
+  ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
+  drop(slot);
+  const Need need{.generation = generation_, .position = 0};
+  do {
+    slot.flight = gather_->start(unit, need, slot.updated);
+  } while (!slot.flight && drop_farthest(nearer_than));
+  if (!slot.flight) return false;
+  slot.generation = generation_;
+  slot.state = State::kPresent;
+  return true;
+}
+
+void ParamCache::release(UnitId unit) {
+  Slot& slot = slots_[unit];
+  ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
+  if (--slot.pins > 0 || home_.on_device()) return;
+  if (next_use(unit) > limits_.max_reuse_distance) drop(slot);
+  prefetch();
+  memory_returned();  // an unpinned unit can be dropped for whoever waits
+}
+
+Task<> ParamCache::load(UnitId unit, bool on_demand) {
+  Slot& slot = slots_[unit];
+  ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
+  drop(slot);
+  slot.state = State::kLoading;
+  slot.settled.reset();
+  const std::uint64_t generation = generation_;
+  std::exception_ptr error;
+  try {
+    co_await slot.updated.wait();
+    const std::uint64_t size_bytes = context_.table.unit_param_bytes(unit);
+    DeviceBuffer buffer;
+    if (on_demand) {
+      buffer = co_await allocate(size_bytes, Purpose::kParams);
+    } else {
+      buffer = allocate_now(size_bytes, Purpose::kParams, next_use(unit));
+    }
+    if (buffer && generation == generation_) {
+      co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
+                          on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
+      slot.buffer = std::move(buffer);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  // A generation may have begun meanwhile: then what was loaded is stale, and acquire() loads
+  // again.
+  const bool good = slot.buffer && generation == generation_;
+  if (!good) slot.buffer = {};
+  slot.generation = generation;
+  slot.state = good ? State::kPresent : State::kAbsent;
+  slot.settled.set();
+  memory_returned();  // whoever waits for memory may drop what was only prefetched
+  if (error) std::rethrow_exception(error);
+}
+
+Task<> ParamCache::wait_updated(UnitId unit) {
+  if (slots_[unit].updated.is_set()) {
+    co_await slots_[unit].updated.wait();  // rethrows a failure
+    co_return;
+  }
+  const CountedTime waited(context_.metrics, Counter::kWaitSweepNs);
+  co_await slots_[unit].updated.wait();
+}
+
+Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpose) {
+  for (;;) {
+    if (error_) std::rethrow_exception(error_);
+    memory_returned_.reset();
+    DeviceBuffer buffer = allocate_now(size_bytes, purpose, 0);
+    if (buffer) co_return buffer;
+    if (size_bytes > context_.device.account().capacity_bytes()) {
+      throw exhausted(size_bytes, fmt::format("{} of {} can never fit", format_bytes(size_bytes),
+                                              to_string(purpose)));
+    }
+    ++memory_waiters_;
+    std::exception_ptr error;
+    try {
+      co_await memory_returned_.wait();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    --memory_waiters_;
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+/// Tries, dropping unpinned parameters whose next use is farther than `nearer_than`, farthest
+/// first.
+DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose,
+                                      std::uint64_t nearer_than) {
+  for (;;) {
+    DeviceBuffer buffer = context_.device.try_allocate(size_bytes, purpose);
+    if (buffer) return buffer;
+    if (gather_ || !drop_farthest(nearer_than)) return {};
+  }
+}
+
+bool ParamCache::drop_farthest(std::uint64_t nearer_than) {
+  Slot* victim = nullptr;
+  std::uint64_t farthest = nearer_than;
+  for (UnitId u = 0; u < slots_.size(); ++u) {
+    Slot& slot = slots_[u];
+    if (slot.state != State::kPresent || slot.pins > 0) continue;
+    const std::uint64_t distance = slot.generation == generation_ ? next_use(u) : kNever;
+    if (distance > farthest) {
+      victim = &slot;
+      farthest = distance;
+    }
+  }
+  if (victim == nullptr) return false;
+  drop(*victim);
+  return true;
+}
+
+void ParamCache::drop(Slot& slot) {
+  if (slot.state != State::kPresent) return;
+  slot.state = State::kAbsent;
+  slot.buffer = {};
+  if (slot.flight) gather_->free(*slot.flight);
+  slot.flight = {};
+}
+
+void ParamCache::memory_returned() { memory_returned_.set(); }
+
+void ParamCache::learn(UnitId unit) {
+  if (learning_) {
+    order_.push_back(unit);
+    position_ = order_.size();
+    return;
+  }
+  // Out of order (an evaluation, a trainer that branches): go on from the unit's next place in the
+  // learned order.
+  for (std::size_t k = 0; k < order_.size(); ++k) {
+    const std::size_t at = (position_ + k) % order_.size();
+    if (order_[at] != unit) continue;
+    if (k > 0) ++surprises_;
+    position_ = at + 1;
+    return;
+  }
+  ++surprises_;
+}
+
+/// Elements of other units used before `unit` is used again, by the learned order; kNever if it is
+/// not in what is left of it.
+std::uint64_t ParamCache::next_use(UnitId unit) const {
+  std::uint64_t distance = 1;
+  for (std::size_t i = position_; i < order_.size(); ++i) {
+    if (order_[i] == unit) return distance;
+    distance += context_.table.unit(order_[i]).count;
+  }
+  return kNever;
+}
+
+std::uint64_t ParamCache::live_count() const {
+  std::uint64_t count = 0;
+  for (UnitId u = 0; u < slots_.size(); ++u) {
+    if (slots_[u].state != State::kAbsent) count += context_.table.unit(u).count;
+  }
+  return count;
+}
+
+void ParamCache::prefetch() {
+  if (learning_ || home_.on_device() || error_) return;
+  const std::size_t end = std::min(order_.size(), position_ + limits_.prefetch_units_max);
+  std::uint64_t ahead = 0;
+  for (std::size_t i = position_; i < end; ++i) {
+    const UnitId unit = order_[i];
+    const Slot& slot = slots_[unit];
+    ahead += context_.table.unit(unit).count;
+    if (ahead > limits_.prefetch_elements_max) return;
+    if (slot.state == State::kLoading || slot.pins > 0 || slot.may_change) continue;
+    if (slot.state == State::kPresent && slot.generation == generation_) continue;
+    if (live_count() + context_.table.unit(unit).count > limits_.max_live_parameters) return;
+    if (!gather_) {
+      context_.spawn(load(unit, /*on_demand=*/false));
+    } else if (!start_gather(unit, next_use(unit))) {
+      return;
+    }
+  }
+}
+
+Task<> ParamCache::quiesce() {
+  if (gather_) co_await gather_->idle();
+  for (Slot& slot : slots_) {
+    if (slot.state == State::kLoading) co_await slot.settled.wait();
+  }
+}
+
+void ParamCache::begin_generation(std::uint64_t generation) {
+  generation_ = generation;
+  if (surprises_ > kSurprisesMax) order_.clear();
+  learning_ = order_.empty();
+  surprises_ = 0;
+  position_ = 0;
+  for (Slot& slot : slots_) {
+    if (slot.home_generation < generation) slot.updated.reset();
+    if (slot.pins == 0) drop(slot);
+    slot.may_change = false;
+  }
+  prefetch();
+}
+
+void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
+  slots_[unit].home_generation = generation;
+  // During backward (updates without clipping) the sweep is ahead of generation_; waiters of this
+  // step are done with the unit.
+  if (!error_) slots_[unit].updated.set();
+}
+
+void ParamCache::fail(std::exception_ptr error) {
+  error_ = error;
+  if (gather_) gather_->fail(error);
+  for (Slot& slot : slots_) {
+    slot.updated.fail(error);
+    slot.settled.fail(error);
+  }
+  memory_returned_.fail(error);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/params/quantized_gather.cc: encode, send across nodes, send within one, decode.
+#include "core/schedule/params/quantized_gather.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "collectives/quantize.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr auto kBits = QuantizedBits::k8;
+/// Elements that a job encodes or decodes: 512 KiB of 16-bit values.
+constexpr std::uint64_t kJobCount = 16 * kTileElements;
+
+std::uint64_t slice_bytes(const ChunkTable& table, UnitId unit) {
+  return quantized_bytes(kBits, table.unit(unit).slice_count);
+}
+
+/// `visit(first element, elements)` for each job of a slice.
+template <class Visit>
+void each_job(std::uint64_t count, const Visit& visit) {
+  for (std::uint64_t first = 0; first < count; first += kJobCount)
+    visit(first, std::min(kJobCount, count - first));
+}
+
+}  // namespace
+
+std::uint64_t QuantizedGather::buffer_bytes(const ChunkTable& table) {
+  std::uint64_t largest_bytes = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u)
+    largest_bytes = std::max(largest_bytes, slice_bytes(table, u));
+  return largest_bytes * static_cast<std::uint64_t>(table.sharding().world_size);
+}
+
+QuantizedGather::QuantizedGather(Context& context)
+    : context_(context),
+      buffers_(context, kQuantizedGathers, buffer_bytes(context.table), "quantized parameters"),
+      turns_(context.reactor) {}
+
+/// Of `slices` in a row, the first being that of `rank`.
+std::span<std::byte> QuantizedGather::codes_of(const Codes& codes, int rank, int slices) const {
+  const NodeGrid nodes = context_.table.sharding().nodes();
+  const int place = rank % nodes.within * nodes.nodes + rank / nodes.within;
+  const std::uint64_t each = slice_bytes(context_.table, codes.unit);
+  return codes.buffer.subspan(static_cast<std::uint64_t>(place) * each,
+                              static_cast<std::uint64_t>(slices) * each);
+}
+
+Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit, const std::byte* unit_memory) {
+  Codes codes{.unit = unit, .number = next_number_++};
+  codes.buffer = co_await buffers_.take();
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::span<std::byte> own = codes_of(codes, table.sharding().rank, 1);
+  const std::byte* slice = unit_memory + table.own_begin(unit) * element_bytes;
+  std::vector<std::function<void()>> jobs;
+  each_job(table.unit(unit).slice_count, [&](std::uint64_t first, std::uint64_t count) {
+    jobs.emplace_back([=, dtype = table.dtype()] {
+      quantize(kBits, {dtype, {slice + first * element_bytes, count * element_bytes}},
+               own.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)));
+    });
+  });
+  co_await context_.run_all("quantize params", jobs);
+  co_return codes;
+}
+
+Task<> QuantizedGather::begin(const Codes& codes) {
+  const RankChannels::ByNode& ranks = context_.ranks.quantized_params;
+  const NodeGrid nodes = context_.table.sharding().nodes();
+  const int own = context_.table.sharding().rank;
+  if (ranks.across) {
+    return ranks.across->all_gather(codes_of(codes, own, 1),
+                                    codes_of(codes, own % nodes.within, nodes.nodes));
+  }
+  return ranks.within->all_gather(codes_of(codes, own, 1), codes_of(codes, 0, nodes.within));
+}
+
+Task<> QuantizedGather::finish(Codes codes, std::byte* unit_memory) {
+  const ChunkTable& table = context_.table;
+  const int ranks = table.sharding().world_size;
+  const NodeGrid nodes = table.sharding().nodes();
+  if (nodes.within > 1 && nodes.nodes > 1) {
+    co_await turns_.wait(codes.number);
+    Task<> gathering = context_.ranks.quantized_params.within->all_gather(
+        codes_of(codes, table.sharding().rank % nodes.within, nodes.nodes),
+        codes_of(codes, 0, ranks));
+    turns_.next();
+    co_await std::move(gathering);
+  }
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::uint64_t slice_count = table.unit(codes.unit).slice_count;
+  std::vector<std::function<void()>> jobs;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::span<const std::byte> from = codes_of(codes, rank, 1);
+    std::byte* to = unit_memory + static_cast<std::uint64_t>(rank) * slice_count * element_bytes;
+    each_job(slice_count, [&](std::uint64_t first, std::uint64_t count) {
+      jobs.emplace_back([=, dtype = table.dtype()] {
+        dequantize(kBits,
+                   from.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)),
+                   {dtype, {to + first * element_bytes, count * element_bytes}});
+      });
+    });
+  }
+  co_await context_.run_all("dequantize params", jobs);
+  buffers_.give_back(codes.buffer);
+}
+
+void QuantizedGather::fail(std::exception_ptr error) {
+  buffers_.fail(error);
+  turns_.fail(error);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/measure/adam_load.h: AdamW over records in memory, on every worker, until stopped:
+// the load that transfers must live beside in training, and how fast it is then.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+#include "base/runtime/clock.h"
+#include "base/runtime/worker_pool.h"
+#include "optimizer/update.h"
+#include "tiers/host_mapping.h"
+
+namespace ziggurat::measure {
+
+/// Host memory that AdamW moves for a parameter: 4 + 4 + 4 + 2 read and as much written.
+inline constexpr std::uint64_t kAdamBytes = 28;
+
+/// The step every update here makes: ordinary settings, past bias correction's first steps.
+OptimizerStep bench_step() noexcept;
+
+/// Values as training has them: no NaN, no denormal, none of which would be updated at speed.
+void make_record(std::span<std::byte> record, std::uint64_t seed);
+void make_gradients(std::span<bf16> gradients, std::uint64_t seed);
+
+class AdamLoad {
+ public:
+  explicit AdamLoad(WorkerPool& workers);
+  ~AdamLoad() { stop(); }
+  AdamLoad(const AdamLoad&) = delete;
+
+  void start();
+  void stop();  ///< returns when no job runs
+
+  std::uint64_t bytes() const noexcept { return bytes_.load(std::memory_order_relaxed); }
+  Nanoseconds cpu() const noexcept { return Nanoseconds(cpu_ns_.load(std::memory_order_relaxed)); }
+
+ private:
+  void run_one(std::size_t chain);
+  struct Arrays {
+    std::span<std::byte> record;
+    std::span<bf16> grad, param;
+  };
+  Arrays arrays_of(std::size_t index) const;
+
+  WorkerPool& workers_;
+  const OptimizerStep step_;
+  HostMapping memory_;
+  std::vector<std::size_t> turn_;  // by chain; a chain's jobs follow each other
+  std::atomic<std::uint64_t> bytes_{0};
+  std::atomic<std::int64_t> cpu_ns_{0};
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::size_t running_ = 0;
+};
+
+}  // namespace ziggurat::measure

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/measure/latency.h: latencies by logarithmic buckets, 32 an octave (3 % wide), from a
+// microsecond to a minute.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace ziggurat::measure {
+
+class Latencies {
+ public:
+  static constexpr int kPerOctave = 32;
+  static constexpr int kOctaves = 26;
+
+  void add(std::chrono::nanoseconds latency) noexcept;
+  void add(const Latencies& other) noexcept;
+
+  std::uint64_t count() const noexcept { return count_; }
+  double max_us() const noexcept { return max_us_; }
+  /// Upper edge of the bucket that holds the share `quantile` (0.5, 0.99, ...), never above the
+  /// largest seen; 0 if nothing was added.
+  double quantile_us(double quantile) const noexcept;
+
+  struct Bucket {
+    double from_us;
+    double to_us;
+    std::uint64_t count;
+  };
+  /// Those that hold something, in order.
+  std::vector<Bucket> buckets() const;
+
+ private:
+  std::array<std::uint64_t, static_cast<std::size_t>(kPerOctave* kOctaves)> counts_{};
+  std::uint64_t count_ = 0;
+  double max_us_ = 0;
+};
+
+}  // namespace ziggurat::measure

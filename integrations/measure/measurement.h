@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/measure/measurement.h: what one run of one workload gave, and the recorder that
+// takes it down. GB is 1e9 bytes throughout.
+//
+// CPU is counted the same way for every row: all processor time of this process (user and system,
+// every thread) between the first request and the last completion, less what is measured apart:
+// stamping what is written (fill), and jobs of the optimizer (compute). What is left is the cost of
+// the transfers. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "aio/io_engine.h"
+#include "base/runtime/clock.h"
+#include "integrations/measure/latency.h"
+#include "integrations/measure/verdict.h"
+
+namespace ziggurat::measure {
+
+/// How the benchmark says what it does: both are called from any thread.
+struct Progress {
+  std::function<void(const std::string&)> line;  ///< stays
+  std::function<void(const std::string&)> live;  ///< is replaced by the next
+};
+
+/// What a drive is asked for.
+enum class IoMix : std::uint8_t { kRead, kWrite, kMix };
+inline constexpr std::size_t kIoMixes = 3;
+
+/// Processor time of all threads of this process, and of the calling one.
+Nanoseconds process_cpu() noexcept;
+Nanoseconds thread_cpu() noexcept;
+
+/// Units that had to be there at a time.
+struct Deadlines {
+  std::uint64_t units = 0;  ///< those with a deadline
+  std::uint64_t missed = 0;
+  double worst_late_s = 0;
+  double stalled_s = 0;  ///< what the consumer waited in all
+  double pace_gb_per_s = 0;
+  std::uint64_t unit_bytes = 0;
+};
+
+struct Measurement {
+  double seconds = 0;
+  std::uint64_t read_bytes = 0;
+  std::uint64_t write_bytes = 0;
+  double io_cpu_s = 0;
+  double fill_cpu_s = 0;
+  double compute_cpu_s = 0;
+  double flush_s = 0;                ///< of the fdatasync after the last write; not in `seconds`
+  std::vector<double> gb_per_tenth;  ///< GB moved in each tenth of a second
+  Latencies latency;
+  SampleFacts sample;
+  std::optional<Deadlines> deadlines;
+  std::optional<double> adam_gb_per_s;  ///< of the CPU optimizer that ran beside
+  std::vector<Flag> flags;
+
+  double gb() const noexcept { return static_cast<double>(read_bytes + write_bytes) / 1e9; }
+  double gb_per_s() const noexcept { return seconds > 0 ? gb() / seconds : 0; }
+  double cpu_s_per_gb() const noexcept { return gb() > 0 ? io_cpu_s / gb() : 0; }
+  /// One figure a whole second; empty for a run of less than one.
+  std::vector<double> per_second() const;
+};
+
+class AdamLoad;
+
+class Recorder {
+ public:
+  /// `beside` may be null: the load that runs beside, whose CPU is counted apart.
+  Recorder(std::string name, double seconds, const Progress& progress,
+           const AdamLoad* beside = nullptr);
+
+  /// The clocks start.
+  void begin();
+  /// Whether another request may start.
+  bool running() const noexcept { return monotonic_now() < deadline_; }
+  Nanoseconds deadline() const noexcept { return deadline_; }
+  Nanoseconds begun() const noexcept { return begin_; }
+  /// A transfer that started at `started` is done.
+  void add(IoKind kind, std::uint64_t size_bytes, Nanoseconds started);
+  void add_fill_cpu(Nanoseconds time) noexcept { fill_cpu_ += time; }
+  /// The clocks stop. `compute_cpu` was spent in jobs that are no part of the transfers.
+  Measurement finish(Nanoseconds compute_cpu = Nanoseconds(0));
+
+ private:
+  std::string name_;
+  double seconds_;
+  const Progress& progress_;
+  const AdamLoad* beside_;
+  std::uint64_t beside_bytes_ = 0;
+  Nanoseconds beside_cpu_{0};
+  Nanoseconds begin_{0};
+  Nanoseconds deadline_{0};
+  Nanoseconds cpu_begin_{0};
+  Nanoseconds fill_cpu_{0};
+  Nanoseconds next_live_{0};
+  Measurement measured_;
+};
+
+}  // namespace ziggurat::measure

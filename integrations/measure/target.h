@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/measure/target.h: the file under test: one of our own without a name, which
+// disappears with the process, or somebody's, which is only read.
+//
+// Everything moves through DirectFile over the engine that the probe chose, as in training. The
+// target outlives what it is read into. Reactor's thread, but for creation.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "aio/direct_file.h"
+#include "base/runtime/reactor.h"
+#include "integrations/measure/file_facts.h"
+#include "integrations/measure/fill.h"
+
+namespace ziggurat::measure {
+
+class Target {
+ public:
+  /// An unnamed file of `size_bytes` in the folder `path`, its space reserved, nothing written.
+  /// Errors: kInvalidArgument if `path` is no folder; kResourceExhausted if it does not fit.
+  static std::unique_ptr<Target> create(Reactor& reactor, const std::string& path,
+                                        std::uint64_t size_bytes);
+  /// `path` for reading: a regular file, or a block device if `allow_raw_device`. The first
+  /// `size_bytes` of it, or all for 0. Errors: kInvalidArgument naming what it is instead.
+  static std::unique_ptr<Target> open(Reactor& reactor, const std::string& path,
+                                      std::uint64_t size_bytes, bool allow_raw_device);
+
+  DirectFile& file() noexcept { return *file_; }
+  IoEngine& engine() const noexcept { return *engine_; }
+  const std::string& label() const noexcept { return label_; }
+  const std::string& engine_name() const noexcept { return engine_name_; }
+  const DriveFacts& drive() const noexcept { return drive_; }
+  std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+  bool ours() const noexcept { return ours_; }
+  int descriptor() const;
+  /// A name under which another process of this user can open the file while we hold it.
+  std::string path_for_others() const;
+
+  /// What the file holds now.
+  enum class Content : std::uint8_t { kNothing, kPages, kForeign, kRecords };
+  Content content = Content::kNothing;
+  Pass pass;                        ///< the newest pass over our pages
+  std::uint32_t first_pass = 1;     ///< older ones are gone
+  std::uint64_t written_bytes = 0;  ///< by us, in all
+  std::uint64_t fill_count = 0;
+  /// kRecords: where each record's newest version is, and its hash.
+  struct Record {
+    std::uint32_t slot = 0;
+    std::uint64_t hash = 0;
+    std::uint64_t seed = 0;  ///< of the hash
+  };
+  std::vector<Record> records;
+
+ private:
+  Target() = default;
+  void attach(Reactor& reactor, const std::string& folder, const std::string& path,
+              const OpenOptions& options);
+
+  std::string label_;
+  std::string engine_name_;
+  DriveFacts drive_;
+  std::uint64_t size_bytes_ = 0;
+  bool ours_ = false;
+  std::unique_ptr<IoEngine> engine_;
+  std::unique_ptr<DirectFile> file_;
+};
+
+}  // namespace ziggurat::measure
