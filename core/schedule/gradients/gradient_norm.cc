@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_norm.cc: rounding with sums, and their way to the other ranks.
+// core/schedule/gradients/gradient_norm.cc: rounding with sums, and their places in messages:
 //
 //   head | sums of the tiles of the rank's slices, by unit | where layers are divided: a hash a
 //   unit
