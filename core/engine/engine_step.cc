@@ -248,6 +248,7 @@ Task<> EngineImpl::undo_step() {
     begin_step();
     co_return;
   }
+  calls_->ended_step();  // from now on every call says why it cannot be made
   const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
   tell_ranks(error);
   end_with(error);
