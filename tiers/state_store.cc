@@ -228,14 +228,14 @@ Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const 
         "generation {} of every record is still in the other slots, and nothing was overwritten",
         generation - 1);
   } else if (impl_->layout.slots == 1) {
-    safe += ", but with --slots 1 there is no older generation to go back to";
+    safe += ", but with `slots=1` there is no older generation to go back to";
   }
   return {ErrorCode::kDataLoss,
           fmt::format("{}: the record of chunk {}, generation {} ({} at offset {}) has a wrong "
                       "checksum: the drive did not return "
                       "what was written. Still safe: {}. Stop, copy the file away, check the drive "
                       "(smartctl, dmesg), then restore "
-                      "this file from a copy or start anew with --resume never",
+                      "this file from a copy or start anew with `resume=never`",
                       impl_->file->path(), chunk_name(chunk), generation,
                       format_bytes(record_bytes(chunk)), offset, safe)};
 }

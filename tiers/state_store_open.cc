@@ -55,7 +55,7 @@ class Recovery {
     if (highest == 0)
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format("{}: there is no store here; check --store, or let --resume auto create "
+          fmt::format("{}: there is no store here; check `store`, or let `resume=auto` create "
                       "one",
                       store_.final_path()));
     if (lowest != highest) {
@@ -91,7 +91,7 @@ class Recovery {
                   fmt::format("{}: the ranks' files belong to different stores ({} here), so no "
                               "generation is common to them; nothing "
                               "was changed. Put back the files that belong together, or start anew "
-                              "with --resume never",
+                              "with `resume=never`",
                               store_.final_path(),
                               own == 0 ? "no file" : fmt::format("uuid key {:016x}", own)));
     Task<> renaming = take_name();
@@ -147,7 +147,7 @@ class Recovery {
         ErrorCode::kDataLoss,
         fmt::format("{}: no generation is whole on every rank (here {}{}{}). Nothing was changed. "
                     "Restore the directory from a copy "
-                    "or a checkpoint, or start anew with --resume never",
+                    "or a checkpoint, or start anew with `resume=never`",
                     survey_->path(), newest ? fmt::format("generation {} is", *newest) : "none is",
                     found.empty() ? "" : ": ", found)};
   }

@@ -143,7 +143,7 @@ void StoreSurvey::check_identity() const {
                             "({}). What remains: the records between "
                             "offsets {} and {} are not touched, but which generation each belongs "
                             "to is lost. Restore this file from "
-                            "a copy, or start anew with --resume never",
+                            "a copy, or start anew with `resume=never`",
                             path(), faults(), 2 * kRegionBytes, size_bytes_ - 2 * kRegionBytes));
   }
   if (sides_[0].newest && sides_[1].newest && sides_[0].newest->uuid != sides_[1].newest->uuid)
@@ -158,7 +158,7 @@ void StoreSurvey::check_identity() const {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: a store of {} rank{}, opened by {}; run with the world size it was made "
-                    "for, or choose another --store directory",
+                    "for, or choose another `store` directory",
                     path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
   if (s.stripe_count != environment_.stripe_count)
     throw Error(
@@ -191,7 +191,7 @@ Task<> StoreSurvey::read_contents() {
         ErrorCode::kDataLoss,
         fmt::format(
             "{}: {} bytes long, its superblock says {}; the file was cut or extended by something "
-            "else. Restore it from a copy, or start anew with --resume never",
+            "else. Restore it from a copy, or start anew with `resume=never`",
             path(), size_bytes_, s.file_bytes));
   co_await read_text();
   for (const unsigned parity : {0u, 1u}) co_await read_generation(parity);
@@ -275,11 +275,11 @@ void StoreSurvey::check_not_overwritten() const {
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("{}: the run was cut off while generation {} was being written over "
                             "generation {}. The store was made with "
-                            "--slots 1, which halves the space and gives up exactly this: a step "
+                            "`slots=1`, which halves the space and gives up exactly this: a step "
                             "cannot be undone, so neither "
                             "generation is whole. Restore the directory from a copy or a "
-                            "checkpoint, or start anew with --resume "
-                            "never (and --slots 2, if twice the space can be had)",
+                            "checkpoint, or start anew with "
+                            "`resume=never` (and `slots=2`, if twice the space can be had)",
                             path(), generation, generation - 1));
   }
 }
@@ -335,8 +335,8 @@ Task<> StoreSurvey::verify_records(std::uint64_t chosen) {
         ErrorCode::kDataLoss,
         fmt::format(
             "{}: the ranks have only generation {} in common, which here was written over by {}: "
-            "--slots 1 keeps one. Restore the directory from a copy or a checkpoint, or start "
-            "anew with --resume never",
+            "`slots=1` keeps one. Restore the directory from a copy or a checkpoint, or start "
+            "anew with `resume=never`",
             path(), chosen, newest_seen()));
   for (ChunkId chunk = 0; chunk < layout_.record_bytes.size(); ++chunk) {
     const std::uint64_t record_bytes = layout_.record_bytes[chunk];
@@ -358,7 +358,7 @@ Task<> StoreSurvey::verify_records(std::uint64_t chosen) {
                       "of chunk {} ({} at offset {}) "
                       "has a wrong checksum. Nothing was changed; the newest generation seen here "
                       "is {}. Restore this file from "
-                      "a copy, or start anew with --resume never",
+                      "a copy, or start anew with `resume=never`",
                       path(), chosen, name, format_bytes(record_bytes), offset, newest_seen()));
   }
 }

@@ -35,7 +35,7 @@ void EngineImpl::describe() {
         "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
         to_string(config_.placement.optimizer)));
   } else if (storage_->store->state().slots == 1) {
-    notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
+    notes_.push_back("`slots=1`: half the space; a kill while a sweep writes loses the run");
   } else {
     notes_.push_back("every finished step becomes durable, at no extra written bytes");
   }

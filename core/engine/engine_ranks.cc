@@ -74,12 +74,12 @@ Task<> EngineImpl::set_gather_region_aside() {
       strategy_->keeps_params_to_backward ? all_bytes : largest_bytes;
   if (everywhere < needed_bytes) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--device-memory: stage 3 needs {} for {} beside the "
+                fmt::format("`device_memory`: stage 3 needs {} for {} beside the "
                             "trainer's {} and accumulators; the rank with the least has {} (this "
                             "one {}): give {} more",
                             format_bytes(needed_bytes),
                             strategy_->keeps_params_to_backward
-                                ? "all units, which --strategy grad-op keeps"
+                                ? "all units, which `strategy=grad-op` keeps"
                                 : "the largest unit",
                             format_bytes(config_.trainer_device_bytes), format_bytes(everywhere),
                             format_bytes(here), format_bytes(needed_bytes - everywhere)));
@@ -109,7 +109,7 @@ void EngineImpl::validate_quantization(const Strategy& strategy) const {
   require_quantizable(quantization, strategy, per_node == 0 ? strategy.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--reduce-dtype {} and --quantized-gradients {}: gradients travel as "
+                fmt::format("`reduce_dtype={}` and `quantized_gradients={}`: gradients travel as "
                             "one or the other; give one of them",
                             to_string(*config_.reduce_dtype), quantization.gradient_bits));
   }

@@ -128,7 +128,7 @@ void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
   }
   throw Error(
       ErrorCode::kResourceExhausted,
-      fmt::format("--host-memory {} is too small; the smallest that works with this placement is "
+      fmt::format("`host_memory={}` is too small; the smallest that works with this placement is "
                   "{}: {} that stays "
                   "on host, {} of gradients{}",
                   format_bytes(budget_bytes), format_bytes(plan.smallest_bytes()),

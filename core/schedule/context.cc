@@ -24,7 +24,7 @@ Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const 
       {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
   if (!lease) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("--host-memory: no room for {} of {}: {}", size_bytes,
+                fmt::format("`host_memory`: no room for {} of {}: {}", size_bytes,
                             to_string(purpose), pool.account().text()));
   }
   return lease;

@@ -37,7 +37,7 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
     if (alive.expired() || memory_waiters_ == 0) return;
     memory_returned_.fail(std::make_exception_ptr(
         Error(ErrorCode::kResourceExhausted,
-              fmt::format("--device-memory: nothing on the device can be given back: {}",
+              fmt::format("`device_memory`: nothing on the device can be given back: {}",
                           context_.device.account().text()))));
   });
 }
@@ -83,7 +83,7 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
   if (!decided && !start_gather(unit, 0)) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format("--device-memory: unit {} ({}) does not fit beside the units in use: {}", unit,
+        fmt::format("`device_memory`: unit {} ({}) does not fit beside the units in use: {}", unit,
                     format_bytes(context_.table.unit_param_bytes(unit)),
                     context_.device.account().text()));
   }
@@ -125,7 +125,7 @@ void ParamCache::release(UnitId unit) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
   if (--slot.pins > 0 || home_.on_device()) return;
-  if (next_use(unit) > limits_.max_reuse_distance) drop(slot);
+  if (!persists(unit) && next_use(unit) > limits_.max_reuse_distance) drop(slot);
   prefetch();
   memory_returned();  // an unpinned unit can be dropped for whoever waits
 }
@@ -184,7 +184,7 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
     if (size_bytes > context_.device.account().capacity_bytes()) {
       throw Error(
           ErrorCode::kResourceExhausted,
-          fmt::format("--device-memory: {} of {} can never fit: {}", format_bytes(size_bytes),
+          fmt::format("`device_memory`: {} of {} can never fit: {}", format_bytes(size_bytes),
                       to_string(purpose), context_.device.account().text()));
     }
     ++memory_waiters_;
@@ -215,7 +215,7 @@ bool ParamCache::drop_farthest(std::uint64_t nearer_than) {
   std::uint64_t farthest = nearer_than;
   for (UnitId u = 0; u < slots_.size(); ++u) {
     Slot& slot = slots_[u];
-    if (slot.state != State::kPresent || slot.pins > 0) continue;
+    if (slot.state != State::kPresent || slot.pins > 0 || persists(u)) continue;
     const std::uint64_t distance = slot.generation == generation_ ? next_use(u) : kNever;
     if (distance > farthest) {
       victim = &slot;
@@ -266,10 +266,16 @@ std::uint64_t ParamCache::next_use(UnitId unit) const {
   return kNever;
 }
 
+/// A small unit stays: what it would free is less than what loading it again costs.
+bool ParamCache::persists(UnitId unit) const {
+  return context_.table.unit(unit).count <= limits_.param_persistence_threshold &&
+         slots_[unit].generation == generation_;
+}
+
 std::uint64_t ParamCache::live_count() const {
   std::uint64_t count = 0;
   for (UnitId u = 0; u < slots_.size(); ++u) {
-    if (slots_[u].state != State::kAbsent) count += context_.table.unit(u).count;
+    if (slots_[u].state != State::kAbsent && !persists(u)) count += context_.table.unit(u).count;
   }
   return count;
 }

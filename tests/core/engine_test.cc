@@ -238,7 +238,7 @@ TEST(Engine, ADeviceBudgetTooSmallInMidStepIsAnErrorWithTheAccount) {
   Rig rig(model, small_config(directory.path()), 2, 256 * kKiB);
   const Error error = error_of([&] { train_step(*rig.engine, model, 0, kLearningRate); });
   EXPECT_EQ(error.code(), ErrorCode::kResourceExhausted);
-  EXPECT_THAT(error.what(), HasSubstr("--device-memory"));
+  EXPECT_THAT(error.what(), HasSubstr("`device_memory`"));
 }
 
 TEST(Engine, ATightDeviceBudgetTakesTurnsAndGivesTheSameBits) {
