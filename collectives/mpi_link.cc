@@ -37,7 +37,7 @@ SharedLibrary open_library() {
   return SharedLibrary::open(
       own_library_names("libziggurat_mpi.so"),
       "the build makes it where it finds an MPI (Debian: libopenmpi-dev), and it needs that MPI at "
-      "run time; or use --collectives auto");
+      "run time; or use `collectives=auto`");
 }
 
 }  // namespace

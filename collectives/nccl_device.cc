@@ -54,7 +54,7 @@ std::shared_ptr<const Functions> open_library() {
   return std::shared_ptr<const Functions>(new Functions{SharedLibrary::open(
       own_library_names("libnccl.so.2"),
       "install NCCL 2 for this CUDA (the Python wheel nvidia-nccl-cu13 has it: put its "
-      "nvidia/nccl/lib into LD_LIBRARY_PATH), or use --collectives auto")});
+      "nvidia/nccl/lib into LD_LIBRARY_PATH), or use `collectives=auto`")});
 }
 
 std::string version_of(const Functions& nccl) {
@@ -321,7 +321,7 @@ std::shared_ptr<NcclDevice> open_nccl(Nanoseconds timeout) {
   if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("NCCL {} is there ({}), a GPU is not: {}; it needs an NVIDIA driver "
-                            "and a GPU for each rank, or use --collectives auto",
+                            "and a GPU for each rank, or use `collectives=auto`",
                             version_of(*nccl), nccl->library.path(),
                             error == cudaSuccess ? "none is visible" : cudaGetErrorString(error)),
                 static_cast<int>(error));

@@ -8,7 +8,7 @@ namespace {
 
 constexpr const char* kWhy =
     "this program was built without NCCL: build it where the CUDA toolkit and nccl.h are "
-    "(scripts/fetch-nccl brings the header), or use --collectives auto";
+    "(scripts/fetch-nccl brings the header), or use `collectives=auto`";
 
 }  // namespace
 

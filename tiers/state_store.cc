@@ -286,10 +286,10 @@ std::string StateStore::Impl::place_of(ChunkId chunk, std::uint64_t generation) 
 /// run before this one did to them is found out when it is read.
 std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_generation) const {
   constexpr const char* kAnew =
-      "Restore the store from a copy or a checkpoint, or start anew with resume=never";
+      "Restore the store from a copy or a checkpoint, or start anew with `resume=never`";
   if (layout.slots == 1)
     return fmt::format(
-        "The other records were not touched, but with slots=1 there is no older "
+        "The other records were not touched, but with `slots=1` there is no older "
         "generation to go back to. {}",
         kAnew);
   if (spec.is_constant(chunk))

@@ -118,7 +118,7 @@ class StoreFinder {
     return {ErrorCode::kInvalidArgument,
             fmt::format("{}: the ranks' files belong to different stores ({} here), so no "
                         "generation is common to them; nothing was changed. Put back the files "
-                        "that belong together, or start anew with resume=never",
+                        "that belong together, or start anew with `resume=never`",
                         store_.final_path(),
                         own == 0 ? "no file" : fmt::format("uuid key {:016x}", own))};
   }

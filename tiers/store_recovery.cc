@@ -136,13 +136,13 @@ Error StoreRecovery::nothing_left() const {
     found = newest ? fmt::format("generation {} may be whole", *newest) : "none is";
   }
   const char* one_slot = store_.layout.slots == 1
-                             ? ". With slots=1 each generation is written over the one before, so "
+                             ? ". With `slots=1` each generation is written over the one before, so "
                                "there is no older one to go back to"
                              : "";
   const std::string message = fmt::format(
       "{}: no generation is whole on every rank and drive (here: {}){}. Nothing was changed. "
       "Restore "
-      "the store from a copy or a checkpoint, or start anew with resume=never",
+      "the store from a copy or a checkpoint, or start anew with `resume=never`",
       survey_->path(), found, one_slot);
   // Who has nothing to say of its own file stops because of another's.
   if (elsewhere) return PeerFailed(ErrorCode::kDataLoss, message, native_);

@@ -56,7 +56,7 @@ Task<> StoreSurvey::read_contents() {
         ErrorCode::kDataLoss,
         fmt::format(
             "{}: {} bytes long, its superblock says {}; the file was cut or extended by something "
-            "else. Restore it from a copy, or start anew with resume=never",
+            "else. Restore it from a copy, or start anew with `resume=never`",
             path(), size_bytes_, s.file_bytes));
   co_await read_text();
   for (const unsigned parity : {0u, 1u}) co_await read_generation(parity);
@@ -161,7 +161,7 @@ void StoreSurvey::note_overwriting() {
     damaged_ = true;
     notes_.push_back(
         fmt::format("the run was cut off while generation {} was being written over generation {}, "
-                    "the only one that a store with slots=1 has",
+                    "the only one that a store with `slots=1` has",
                     newest->generation, newest->generation - 1));
   }
 }

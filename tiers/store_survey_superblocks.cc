@@ -165,7 +165,7 @@ void StoreSurvey::require_superblock() const {
               fmt::format("{}: both superblocks are damaged, so no generation can be trusted ({}). "
                           "What remains: the records between offsets {} and {} are not touched, "
                           "but which generation each belongs to is lost. Restore this file from a "
-                          "copy, or start anew with resume=never",
+                          "copy, or start anew with `resume=never`",
                           path(), faults(), 2 * kRegionBytes, size_bytes_ - 2 * kRegionBytes));
 }
 

@@ -33,7 +33,7 @@ std::string without_number(const std::string& name) {
 
 std::unique_ptr<Trace> Trace::open(const std::string& path) {
   std::FILE* file = std::fopen(path.c_str(), "we");
-  if (file == nullptr) throw system_error(errno, "--trace: cannot create " + path);
+  if (file == nullptr) throw system_error(errno, "`trace`: cannot create " + path);
   std::fputs("[\n", file);
   return std::unique_ptr<Trace>(new Trace(file, path));
 }
@@ -42,7 +42,7 @@ Trace::~Trace() {
   std::fputs("\n]\n", file_);
   const bool failed = std::ferror(file_) != 0;
   if (std::fclose(file_) != 0 || failed)
-    log().error("--trace: {} is not whole: {}", path_, errno_text(errno));
+    log().error("the trace {} is not whole: {}", path_, errno_text(errno));
 }
 
 int Trace::track(const std::string& name) {

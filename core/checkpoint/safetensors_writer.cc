@@ -59,7 +59,7 @@ void sync_folder(const std::string& path) {
 
 Error exists_error(const std::string& path) {
   return {ErrorCode::kInvalidArgument,
-          fmt::format("{} is there already: give another name, or say --force to replace it", path),
+          fmt::format("{} is there already: give another name, or say `force` to replace it", path),
           EEXIST};
 }
 

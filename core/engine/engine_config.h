@@ -107,6 +107,9 @@ struct EngineConfig {
   std::uint64_t max_live_parameters = kElementsMax;
   /// A released unit stays if it is used again within this many elements of other parameters.
   std::uint64_t max_reuse_distance = kElementsMax;
+  /// Units of at most so many elements stay on the device once they are there, and do not count as
+  /// live. 0: none.
+  std::uint64_t param_persistence_threshold = 0;
 
   int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep
                   ///< loses the run

@@ -27,7 +27,7 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
     for (const StoreDirectory& directory : directories) {
       if (!std::filesystem::is_directory(directory.path))
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("--store {}: no such directory", directory.path));
+                    fmt::format("`store={}`: no such directory", directory.path));
     }
     RankChannels channels(*run.ranks, {});
     auto storage = Storage::open(run, *channels.store, directories);
@@ -59,12 +59,12 @@ void EngineImpl::validate() {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
   require(config_.slots == 1 || config_.slots == 2,
-          fmt::format("--slots {}: 1 or 2", config_.slots));
-  require(config_.tensor_parallel >= 1, fmt::format("--tp {}: 1 or more", config_.tensor_parallel));
+          fmt::format("`slots={}`: 1 or 2", config_.slots));
+  require(config_.tensor_parallel >= 1, fmt::format("`tp={}`: 1 or more", config_.tensor_parallel));
   strategy_ = strategy_of(config_, runtime_.ranks->world_size());
   validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
-          fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
+          fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.durable_every_s >= 0, "durable_every: 0 (never) or a positive number of seconds");
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
@@ -72,9 +72,9 @@ void EngineImpl::validate() {
           "placement optimizer=nvme and slots 2");
   require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                      model_.dtype == DType::kBFloat16);
-  require(!config_.store.empty(), "--store: a directory is needed");
+  require(!config_.store.empty(), "`store`: a directory is needed");
   require(config_.store.size() <= kStripesMax,
-          fmt::format("--store: {} directories, at most {}", config_.store.size(), kStripesMax));
+          fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
   require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
                                                  "run on the CPU; use the host-emulated device",
                                                  device_.description()));
@@ -195,14 +195,14 @@ void EngineImpl::check_identity(const StoreState& state) {
     }
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("--store {}: another run's: {}. Give the same settings, another "
-                    "--store, or --resume never to "
+        fmt::format("`store={}`: another run's: {}. Give the same settings, another "
+                    "`store`, or `resume=never` to "
                     "replace it",
                     storage_->paths(), differences.empty() ? state.run_identity : differences));
   }
   if (static_cast<int>(state.slots) != config_.slots) {
     notes_.push_back(
-        fmt::format("the store was made with --slots {}, which stays in force", state.slots));
+        fmt::format("the store was made with `slots={}`, which stays in force", state.slots));
   }
   if (state.numerics_fingerprint != config_.numerics_fingerprint) {
     notes_.push_back(
@@ -245,6 +245,7 @@ Task<> EngineImpl::build_floors() {
   };
   const ParamCacheLimits limits{.max_live_parameters = limit(config_.max_live_parameters),
                                 .max_reuse_distance = limit(config_.max_reuse_distance),
+                                .param_persistence_threshold = config_.param_persistence_threshold,
                                 .prefetch_elements_max = limit(config_.prefetch_elements_max)};
   cache_ = std::make_unique<ParamCache>(*context_, *params_, limits);
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {

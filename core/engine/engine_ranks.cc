@@ -66,7 +66,7 @@ void EngineImpl::validate_quantization(const Strategy& strategy) const {
   require_quantizable(quantization, strategy, per_node == 0 ? strategy.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--reduce-dtype {} and --quantized-gradients {}: gradients travel as "
+                fmt::format("`reduce_dtype={}` and `quantized_gradients={}`: gradients travel as "
                             "one or the other; give one of them",
                             to_string(*config_.reduce_dtype), quantization.gradient_bits));
   }

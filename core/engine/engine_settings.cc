@@ -113,7 +113,7 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                       [](const EngineConfig& c) {
                         return std::string(to_string(c.placement.optimizer));
                       }}),
-      In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElements,
+      In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElementsOrNone,
                   {.values = "ELEMENTS",
                    .help = "of parameters loaded, or in stage 3 gathered, ahead of their use, at "
                            "most two units"}),
@@ -125,6 +125,11 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                   {.values = "ELEMENTS",
                    .help = "a released unit stays on the device if it is used again within so "
                            "many elements of others"}),
+      In::integer("param_persistence_threshold", &EngineConfig::param_persistence_threshold,
+                  kElementsOrNone,
+                  {.values = "ELEMENTS",
+                   .help = "units of at most so many stay on the device between their uses in a "
+                           "step"}),
   };
 }
 

@@ -28,7 +28,7 @@ dev_t made_directory(const std::string& path) {
     failure = std::error_code(errno, std::generic_category());
   if (failure)
     throw system_error(failure.value(),
-                       fmt::format("--store {}: cannot create the directory", path));
+                       fmt::format("`store={}`: cannot create the directory", path));
   return about.st_dev;
 }
 

@@ -316,7 +316,7 @@ void write_profile(const MachineProfile& profile, const std::string& path) {
 std::string default_profile_path() {
   if (const std::optional<std::string> path = profile_path_at_home()) return *path;
   throw Error(ErrorCode::kInvalidArgument,
-              "neither XDG_CONFIG_HOME nor HOME is set: name the machine profile with --profile");
+              "neither XDG_CONFIG_HOME nor HOME is set: name the machine profile with `profile`");
 }
 
 }  // namespace ziggurat

@@ -104,24 +104,24 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   const int parts = layout.value("tensor_parallel", 1);
   if (ranks != sharding.ranks() || parts != sharding.tensor.ranks) {
     const auto flags = [](int nproc, int tp) {
-      return fmt::format("--nproc {}{}", nproc, tp > 1 ? fmt::format(" --tp {}", tp) : "");
+      return fmt::format("`nproc={}`{}", nproc, tp > 1 ? fmt::format(" `tp={}`", tp) : "");
     };
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made by {} rank{}{}, this run has {}{}: give {}, "
-                    "another --store, or --resume never to replace it; a store is not yet "
+                    "another `store`, or `resume=never` to replace it; a store is not yet "
                     "cut anew for another number of ranks",
                     ranks, ranks == 1 ? "" : "s",
                     parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
                     flags(sharding.ranks(), sharding.tensor.ranks),
-                    parts > 1 && sharding.tensor.ranks == 1 ? " and no --tp" : "",
+                    parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "",
                     flags(ranks, parts)));
   }
   if (const int group = layout.value("shard_group", ranks / parts); group != sharding.world_size) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
-                    "{1}: give --strategy hybrid --shard-group {0}, or the strategy without "
+                    "{1}: give `strategy=hybrid` `shard_group={0}`, or the strategy without "
                     "groups where that is all of them",
                     group, sharding.world_size));
   }
@@ -129,9 +129,9 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made with --zero-stage {}, this run has {}: the one has "
+        fmt::format("the store was made with `zero_stage={}`, this run has {}: the one has "
                     "the whole state on every rank, the other a slice; give a stage of that "
-                    "kind, another --store, or --resume never to replace it",
+                    "kind, another `store`, or `resume=never` to replace it",
                     whole ? "0" : "1, 2 or 3", sharding.stage));
   }
 }
@@ -337,21 +337,21 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (stored_name != model.name) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store holds model '{}', not '{}': give that --model, another --store, or "
-                    "--resume never to replace it",
+        fmt::format("the store holds model '{}', not '{}': give that `model`, another `store`, or "
+                    "`resume=never` to replace it",
                     stored_name, model.name));
   }
   if (const DType stored_dtype = param_dtype(layout); stored_dtype != model.dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's parameters are {0}, this run's {1}: give --dtype {0}, "
-                            "another --store, or --resume never to replace it",
+                fmt::format("the store's parameters are {0}, this run's {1}: give `dtype={0}`, "
+                            "another `store`, or `resume=never` to replace it",
                             to_string(stored_dtype), to_string(model.dtype)));
   }
   const StateKind stored = state_of(layout);
   if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's state is {}, this run's {}: give --optimizer {} "
-                            "--state-format {}, another --store, or --resume never to replace it",
+                fmt::format("the store's state is {}, this run's {}: give `optimizer={}` "
+                            "`state_format={}`, another `store`, or `resume=never` to replace it",
                             to_string(stored), to_string(state), to_string(stored.optimizer),
                             to_string(stored.format)));
   }

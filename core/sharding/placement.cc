@@ -11,13 +11,12 @@
 namespace ziggurat {
 namespace {
 
-Tier parse_tier(const std::string& word, const std::string& text) {
+Tier parse_tier(const std::string& word) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     if (word == to_string(tier)) return tier;
   }
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("--placement {}: '{}' is not a tier; use device, host or nvme", text, word));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("'{}' is not a tier; use device, host or nvme", word));
 }
 
 }  // namespace
@@ -38,7 +37,7 @@ Placement parse_placement(const std::string& text) {
   while (std::getline(parts, part, ',')) {
     const std::size_t equals = part.find('=');
     const std::string name = part.substr(0, equals);
-    const Tier tier = parse_tier(equals == std::string::npos ? "" : part.substr(equals + 1), text);
+    const Tier tier = parse_tier(equals == std::string::npos ? "" : part.substr(equals + 1));
     if (name == "all") {
       placement = {tier, tier, tier};
     } else if (name == "params") {
@@ -50,9 +49,7 @@ Placement parse_placement(const std::string& text) {
     } else {
       throw Error(
           ErrorCode::kInvalidArgument,
-          fmt::format(
-              "--placement {}: '{}' is not a class of state; use params, grads, optimizer or all",
-              text, name));
+          fmt::format("'{}' is not a class of state; use params, grads, optimizer or all", name));
     }
   }
   return placement;

@@ -13,9 +13,9 @@ namespace {
 
 /// The flags that ask for it.
 std::string flags(const Quantization& quantization) {
-  std::string text = quantization.weights ? "--quantized-weights" : "";
+  std::string text = quantization.weights ? "`quantized_weights`" : "";
   if (quantization.gradients()) {
-    text += fmt::format("{}--quantized-gradients {}", text.empty() ? "" : " and ",
+    text += fmt::format("{}`quantized_gradients={}`", text.empty() ? "" : " and ",
                         quantization.gradient_bits);
   }
   return text;
@@ -30,7 +30,7 @@ void require_quantizable(const Quantization& quantization, const Strategy& strat
   };
   const int bits = quantization.gradient_bits;
   if (bits != 4 && bits != 8 && bits != 16)
-    refuse(fmt::format("--quantized-gradients {}: give 4 or 8, or 16 for none", bits));
+    refuse(fmt::format("`quantized_gradients={}`: give 4 or 8, or 16 for none", bits));
   if (!quantization.any()) return;
   if (strategy.dp == 1)
     refuse(flags(quantization) + " with one rank: there is nobody to send anything to");
@@ -46,7 +46,7 @@ void require_quantizable(const Quantization& quantization, const Strategy& strat
   if (strategy.dp % within != 0) {
     refuse(
         fmt::format("{} go node by node: {} ranks are not whole nodes of {}; "
-                    "--ranks-per-node says how many a node has",
+                    "`ranks_per_node` says how many a node has",
                     flags(quantization), strategy.dp, within));
   }
 }

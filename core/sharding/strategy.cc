@@ -18,10 +18,10 @@ int stage_of(StrategyName name) noexcept { return name == StrategyName::kNone ? 
 
 void require_stage_fits(StrategyName name, int stage) {
   if (name == StrategyName::kHybrid) {
-    if (stage == 0) refuse("--strategy hybrid with --zero-stage 0: nothing is cut; give 1, 2 or 3");
+    if (stage == 0) refuse("`strategy=hybrid` with `zero_stage=0`: nothing is cut; give 1, 2 or 3");
   } else if (stage != stage_of(name)) {
     refuse(
-        fmt::format("--strategy {0} is --zero-stage {1}, not {2}: give one of them, or both "
+        fmt::format("`strategy={0}` is `zero_stage={1}`, not {2}: give one of them, or both "
                     "alike",
                     to_string(name), stage_of(name), stage));
   }
@@ -31,15 +31,15 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
   if (request.name != StrategyName::kHybrid) {
     if (request.shard_group != 0)
       refuse(
-          fmt::format("--shard-group {}: only --strategy hybrid has groups", request.shard_group));
+          fmt::format("`shard_group={}`: only `strategy=hybrid` has groups", request.shard_group));
     return stage == 0 ? 1 : dp;
   }
   const int group = request.shard_group;
-  if (group == 0) refuse("--strategy hybrid: give --shard-group, the ranks that share one state");
+  if (group == 0) refuse("`strategy=hybrid`: give `shard_group`, the ranks that share one state");
   if (group < 2 || dp % group != 0) {
     refuse(
-        fmt::format("--shard-group {0}: 2 ranks or more, and {1} data-parallel ranks are not whole "
-                    "groups of {0}; --zero-stage 0 has a copy on every rank",
+        fmt::format("`shard_group={0}`: 2 ranks or more, and {1} data-parallel ranks are not whole "
+                    "groups of {0}; `zero_stage=0` has a copy on every rank",
                     group, dp));
   }
   return group;
@@ -51,7 +51,7 @@ Strategy resolve(const StrategyRequest& request, int dp) {
   if (dp < 1) refuse(fmt::format("{} data-parallel ranks: give 1 or more", dp));
   const int stage =
       request.zero_stage.value_or(stage_of(request.name.value_or(StrategyName::kFull)));
-  if (stage < 0 || stage > 3) refuse(fmt::format("--zero-stage {}: give 0, 1, 2 or 3", stage));
+  if (stage < 0 || stage > 3) refuse(fmt::format("`zero_stage={}`: give 0, 1, 2 or 3", stage));
   if (request.name) require_stage_fits(*request.name, stage);
   const Strategy strategy{.zero_stage = stage,
                           .keeps_params_to_backward = request.name == StrategyName::kGradOp,
@@ -60,13 +60,13 @@ Strategy resolve(const StrategyRequest& request, int dp) {
                           .hpz = request.hpz};
   if (strategy.hpz == 0) return strategy;
   if (stage != 3) {
-    refuse(fmt::format("--hpz {} with {}: a second cut is of parameters that stage 3 cuts",
+    refuse(fmt::format("`hpz={}` with {}: a second cut is of parameters that stage 3 cuts",
                        strategy.hpz, to_string(Strategy{.zero_stage = stage, .dp = dp})));
   }
   if (strategy.hpz < 2 || strategy.hpz >= strategy.shard_group ||
       strategy.shard_group % strategy.hpz != 0) {
     refuse(
-        fmt::format("--hpz {0}: 2 ranks or more, and the {1} that share a state are not several "
+        fmt::format("`hpz={0}`: 2 ranks or more, and the {1} that share a state are not several "
                     "whole groups of {0}",
                     strategy.hpz, strategy.shard_group));
   }

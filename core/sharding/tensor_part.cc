@@ -21,7 +21,7 @@ ParamSpec part_of(ParamSpec param, int ranks) {
   if (along % parts != 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("--tp {}: dimension {} of {} has {} elements{}, which {} ranks cannot divide "
+        fmt::format("`tp={}`: dimension {} of {} has {} elements{}, which {} ranks cannot divide "
                     "evenly: {} would be left over",
                     ranks, param.tp_dim, param.name, along,
                     param.tp_sections > 1 ? fmt::format(" in {} sections", param.tp_sections) : "",

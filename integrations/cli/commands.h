@@ -52,6 +52,9 @@ struct ScheduleCommand {
 ScheduleCommand read_show_schedule(const Settings& settings);
 int show_schedule(const ScheduleCommand& command);
 
+/// Every setting in force and where it came from: a table, or JSON. Takes the settings of `train`.
+int show_config(const Settings& settings);
+
 struct SampleCommand {
   std::string store;
   std::string prompt = "In the beginning";

@@ -27,6 +27,7 @@
 #include "collectives/peer_memory.h"
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
+#include "integrations/cli/flag_words.h"
 #include "integrations/gpt/trainer.h"
 #include "tiers/cuda_device.h"
 
@@ -70,7 +71,7 @@ void show_gpus() {
         fmt::format("cuda{}: {}, {} ({} free), PCI {}", gpu.index, gpu.name,
                     format_bytes(gpu.memory_bytes), format_bytes(gpu.free_bytes), gpu.pci_bus_id));
   }
-  if (inventory.gpus.empty()) say("GPU", fmt::format("none: {}", inventory.why_none));
+  if (inventory.gpus.empty()) say("GPU", in_flags(fmt::format("none: {}", inventory.why_none)));
   if (!inventory.runtime_version.empty()) {
     say("CUDA", fmt::format("runtime {}, driver {}", inventory.runtime_version,
                             inventory.driver_version.empty() ? "none" : inventory.driver_version));
@@ -128,7 +129,7 @@ void show_carriers(const RankOptions& ranks) {
                                   : "TCP, here over loopback: " + why_not);
   say("    mpi", mpi_inventory());
   const NcclInventory nccl = nccl_inventory();
-  say("    nccl", nccl.found.empty() ? "none: " + nccl.why_none : nccl.found);
+  say("    nccl", nccl.found.empty() ? "none: " + in_flags(nccl.why_none) : nccl.found);
 }
 
 void show_ranks() {

@@ -19,6 +19,7 @@
 
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
+#include "integrations/cli/flag_words.h"
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
 #include "integrations/cli/store_paths.h"
@@ -96,10 +97,10 @@ int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   return launch(command);
 }
 
-/// What the settings file has that changes nothing.
-void say_notes(const Settings& settings) {
-  for (const std::string& note : settings.notes())
-    fmt::print(stderr, "ziggurat: note: {}\n", one_line(note));
+/// What was given and changes nothing.
+void say_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes)
+    fmt::print(stderr, "ziggurat: note: {}\n", one_line(in_flags(note)));
 }
 
 int run_sample(const Settings& settings, Words arguments) {
@@ -123,13 +124,13 @@ int run_train(const Settings& settings, Words arguments) {
         "without --nproc");
   }
   return run_as_ranks(options.nproc, arguments, [&] {
-    if (rank_options().rank == 0) say_notes(settings);
+    if (rank_options().rank == 0) say_notes(notes_of(settings, options));
     return train(options);
   });
 }
 
 int run_schedule(const Settings& settings, Words) {
-  say_notes(settings);
+  say_notes(settings.notes());
   return show_schedule(read_show_schedule(settings));
 }
 
@@ -138,12 +139,20 @@ int run_plan(const Settings& settings, Words) {
   return plan(read_plan(settings));
 }
 
+int run_config(const Settings& settings, Words) {
+  say_notes(notes_of(settings, read_run_options(settings)));
+  return show_config(settings);
+}
+
 std::vector<Command> commands() {
   return {
       {"train", "train a GPT-2 on the bytes of a text; goes on where the store stands",
        names_of(train_table()), true, run_train},
       {"schedule", "show the learning rates of the run that `train` with the same flags would be",
        names_of(train_table()), true, run_schedule},
+      {"config",
+       "show every setting that `train` with the same flags would have, and where it comes from",
+       names_of(train_table()), true, run_config},
       {"plan",
        "say what each rank would hold on device, host and NVMe, and send, before anything "
        "runs",
@@ -169,7 +178,7 @@ std::vector<Command> bench_commands() {
 }
 
 void complain(const std::string& message) {
-  fmt::print(stderr, "ziggurat: error: {}\n", one_line(message));
+  fmt::print(stderr, "ziggurat: error: {}\n", one_line(in_flags(message)));
 }
 
 /// CLI11 says what it did not expect in its own words; these are ours, with what was probably
@@ -189,12 +198,12 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (rest.empty()) {
-      return chosen != &app
-                 ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
-                 : fmt::format(
-                       "say what to do: bench, launch, plan, profile, train, sample, export "
-                       "or doctor; {}",
-                       help);
+      return chosen != &app ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
+                            : fmt::format(
+                                  "say what to do: bench, config, launch, plan, profile, train, "
+                                  "sample, export "
+                                  "or doctor; {}",
+                                  help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
@@ -330,7 +339,7 @@ int main(int argc, char** argv) {
   } catch (const cli::AdvisedError& error) {
     cli::complain(error.what());
     for (const std::string& line : error.advice())
-      fmt::print(stderr, "  {}\n", cli::one_line(line));
+      fmt::print(stderr, "  {}\n", cli::one_line(cli::in_flags(line)));
   } catch (const std::exception& error) {
     cli::complain(error.what());
   }

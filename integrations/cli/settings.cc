@@ -24,6 +24,14 @@ const Settings::Value& Settings::value(std::string_view name) const {
   return found->second;
 }
 
+bool Settings::has(std::string_view name) const { return values_.contains(underscored(name)); }
+
+std::optional<std::string> Settings::flag_text(std::string_view name) const {
+  const auto found = values_.find(underscored(name));
+  if (found == values_.end() || found->second.source != Source::kFlag) return std::nullopt;
+  return found->second.text;
+}
+
 void Settings::apply_flag(const std::string& name, const std::string& text) {
   const auto found = values_.find(underscored(name));
   ZIGGURAT_CHECK(found != values_.end(), "no setting '{}'", name);
@@ -34,6 +42,8 @@ void Settings::apply_flag(const std::string& name, const std::string& text) {
 
 std::string Settings::described(std::string_view name) const {
   const Value& entry = value(name);
+  if (entry.source == Source::kAssumed)
+    return fmt::format("DeepSpeed's default of \"{}\" in {}, '{}'", entry.path, file_, entry.text);
   if (entry.source == Source::kFile)
     return fmt::format("\"{}\" in {}: '{}'", entry.path, file_, entry.text);
   return fmt::format("--{} {}", dashed(name), entry.text.empty() ? "''" : entry.text);
@@ -43,6 +53,7 @@ std::string Settings::origin(std::string_view name) const {
   const Value& entry = value(name);
   switch (entry.source) {
     case Source::kDefault: return "default";
+    case Source::kAssumed: return "DeepSpeed's default of " + entry.path;
     case Source::kFlag: return "flag";
     case Source::kFile: return fmt::format("{}: {}", file_, entry.path);
   }

@@ -58,16 +58,21 @@ class Settings {
   template <class Config, class Table>
   void write_to(Config& config, const Table& table) const {
     for (const SettingOf<Config>& setting : table) {
-      if (!given(setting.name)) continue;
+      if (!has(setting.name) || value(setting.name).source == Source::kDefault) continue;
       read_as(setting.name, [&](const SettingValue& value) { setting.write(config, value); });
     }
   }
 
-  /// A flag or the file has set it.
-  bool given(std::string_view name) const { return value(name).source != Source::kDefault; }
+  /// A flag or the file has set it; DeepSpeed's default for a key that its file lacks has not.
+  bool given(std::string_view name) const {
+    const Source source = value(name).source;
+    return source == Source::kFile || source == Source::kFlag;
+  }
+  bool has(std::string_view name) const;
   /// "--lr 6e-4" or "\"lr\" in run.json: 6e-4": how messages name a setting.
   std::string described(std::string_view name) const;
-  /// "flag", "run.json: optimizer.params.lr" or "default".
+  /// "flag", "run.json: optimizer.params.lr", "DeepSpeed's default of gradient_clipping",
+  /// "default".
   std::string origin(std::string_view name) const;
 
   /// The value's text; "" where there is neither value nor default.
@@ -82,7 +87,8 @@ class Settings {
   std::string choice(std::string_view name, std::span<const std::string_view> words) const;
 
  private:
-  enum class Source : std::uint8_t { kDefault, kFile, kFlag };
+  /// Assumed: the default of another program, whose file this is.
+  enum class Source : std::uint8_t { kDefault, kAssumed, kFile, kFlag };
   struct Value {
     Setting setting;
     std::string text;  ///< for messages, and what a flag said
@@ -102,6 +108,7 @@ class Settings {
     }
   }
   void take(const ConfigFile& file);
+  std::optional<std::string> flag_text(std::string_view name) const;
 
   std::map<std::string, Value, std::less<>> values_;
   std::string file_;

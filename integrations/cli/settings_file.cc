@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "collectives/rank_options.h"
 #include "integrations/cli/settings.h"
 #include "integrations/deepspeed/config_json.h"
 
@@ -128,7 +129,16 @@ void Settings::apply_file(const std::string& path) { apply_json(read_file(path),
 void Settings::apply_json(std::string_view text, const std::string& name) {
   file_ = name;
   try {
-    take(read_config(text, name));
+    ConfigContext context{.flag = [this](std::string_view setting) { return flag_text(setting); },
+                          .fallback =
+                              [this](std::string_view setting) {
+                                return has(setting) ? value(setting).setting.default_text
+                                                    : std::string();
+                              },
+                          .names = {},
+                          .launched_ranks = rank_options().world_size};
+    for (const auto& [known, entry] : values_) context.names.push_back(known);
+    take(read_config(text, name, context));
   } catch (const UsageError&) {
     throw;
   } catch (const Error& error) {
@@ -138,16 +148,17 @@ void Settings::apply_json(std::string_view text, const std::string& name) {
 
 void Settings::take(const ConfigFile& file) {
   notes_ = file.notes;
-  for (const auto& [key, value, path] : file.settings) {
+  for (const auto& [key, value, path, assumed] : file.settings) {
     const auto found = values_.find(underscored(key));
+    if (found == values_.end() && assumed) continue;
     if (found == values_.end()) {
       std::vector<std::string> keys;
       for (const auto& [known, entry] : values_) keys.push_back(dashed(known));
-      const std::string meant = closest(key, keys);
-      if (path != key)
-        throw UsageError(
-            fmt::format("{}: \"{}\" is --{}, which this command does not have", file_, path, key));
-      throw UsageError(fmt::format("{}: unknown key \"{}\"{}", file_, key,
+      const std::string meant = closest(dashed(key), keys);
+      if (underscored(path) != key)
+        throw UsageError(fmt::format("{}: \"{}\" is --{}, which this command does not have", file_,
+                                     path, dashed(key)));
+      throw UsageError(fmt::format("{}: unknown key \"{}\"{}", file_, path,
                                    meant.empty() ? "; the keys are the flags' names, see --help"
                                                  : fmt::format("; did you mean \"{}\"?", meant)));
     }
@@ -160,7 +171,7 @@ void Settings::take(const ConfigFile& file) {
     if (entry.source == Source::kFlag) continue;
     entry.typed = std::move(read->typed);
     entry.text = std::move(read->text);
-    entry.source = Source::kFile;
+    entry.source = assumed ? Source::kAssumed : Source::kFile;
     entry.path = path;
   }
 }

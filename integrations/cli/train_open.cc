@@ -8,6 +8,7 @@
 #include "base/topology/core_budget.h"
 #include "collectives/rendezvous.h"
 #include "core/engine/engine_settings.h"
+#include "integrations/cli/flag_words.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
@@ -24,7 +25,7 @@ void TrainRun::open() {
 
   engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
                          gpt::make_initializer(model_, options_.seed));
-  for (const std::string& line : engine_->description()) console_.line("  " + line);
+  for (const std::string& line : engine_->description()) console_.line("  " + in_flags(line));
   if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
   if (engine_->resumed()) resume();
   if (scaler_) {

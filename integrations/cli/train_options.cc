@@ -151,6 +151,12 @@ void check_strategy(const Settings& settings, const TrainOptions& options) {
   }
 }
 
+/// As many as are known before they have met.
+int data_ranks(const TrainOptions& options) {
+  const int ranks = std::max(options.nproc, rank_options().world_size);
+  return std::max(1, ranks / options.engine.tensor_parallel);
+}
+
 /// How many ranks there are is known once they have met; then it must divide them.
 void check_tensor_parallel(const Settings& settings, const TrainOptions& options) {
   const int ranks = options.engine.tensor_parallel;
@@ -206,11 +212,16 @@ std::span<const Setting> train_settings() {
 }
 
 TrainOptions read_train_options(const Settings& settings) {
-  TrainOptions options;
   settings.required("data", "a text file or a folder of them");
   settings.required("store", "the folder where the training state is, or shall be");
-  settings.write_to(options, train_table());
+  TrainOptions options = read_run_options(settings);
   options.engine.store = parse_store(options.store);
+  return options;
+}
+
+TrainOptions read_run_options(const Settings& settings) {
+  TrainOptions options;
+  settings.write_to(options, train_table());
   options.engine.optimizer.rounding_seed = options.seed;
   make_schedule(options.schedule, settings, options.steps);
   make_loss_scale(options.loss_scale, settings, options.model.dtype);
@@ -220,16 +231,38 @@ TrainOptions read_train_options(const Settings& settings) {
   return options;
 }
 
+std::vector<std::string> notes_of(const Settings& settings, const TrainOptions& options) {
+  std::vector<std::string> notes = settings.notes();
+  const auto say = [&](std::span<const std::string_view> names, std::string_view why) {
+    for (const std::string_view name : names) {
+      if (settings.given(name))
+        notes.push_back(fmt::format("{} changes nothing {}", settings.described(name), why));
+    }
+  };
+  static constexpr std::string_view kOfRanks[] = {"reduce_dtype", "reduce_bucket_size"};
+  static constexpr std::string_view kOfSeveral[] = {"collectives", "per_rank"};
+  static constexpr std::string_view kOfLoading[] = {"prefetch_bucket_size", "max_live_parameters",
+                                                    "max_reuse_distance",
+                                                    "param_persistence_threshold"};
+  const int ranks = data_ranks(options);
+  if (ranks == 1) say(kOfRanks, "with one data-parallel rank");
+  if (ranks * options.engine.tensor_parallel == 1) say(kOfSeveral, "with one rank");
+  const bool gathered =
+      ranks > 1 &&
+      strategy_of(options.engine, ranks * options.engine.tensor_parallel).param_shards() > 1;
+  if (options.engine.placement.params == Tier::kDevice && !gathered)
+    say(kOfLoading, "where parameters are on the device");
+  return notes;
+}
+
 std::map<std::string, std::string> changeable_settings(const TrainOptions& options,
                                                        std::size_t threads) {
   TrainOptions in_force = options;
   in_force.threads = threads;
   std::map<std::string, std::string> settings;
   for (const SettingOf<TrainOptions>& setting : train_table()) {
-    if (setting.at_resume != AtResume::kReported) continue;
-    const SettingValue value = setting.read(in_force);
-    if (!std::holds_alternative<std::monostate>(value))
-      settings[dashed(setting.name)] = to_report(setting.kind, value);
+    if (setting.at_resume == AtResume::kReported)
+      settings[dashed(setting.name)] = to_report(setting.kind, setting.read(in_force));
   }
   return settings;
 }

@@ -56,6 +56,11 @@ std::span<const Setting> train_settings();
 
 /// Reads and checks every setting. Errors: UsageError. Asks nothing of the world.
 TrainOptions read_train_options(const Settings& settings);
+/// The same, also without data and a store.
+TrainOptions read_run_options(const Settings& settings);
+/// What was given and changes nothing: keys of the file, and settings that mean nothing on so few
+/// ranks or with state placed so.
+std::vector<std::string> notes_of(const Settings& settings, const TrainOptions& options);
 
 /// What may change when a run goes on, by flag, as text: a change is reported. `threads` are those
 /// it has.

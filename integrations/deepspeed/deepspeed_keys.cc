@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_keys.cc: the table.
+// integrations/deepspeed/deepspeed_keys.cc: the tables.
 #include "integrations/deepspeed/deepspeed_keys.h"
 
 #include <algorithm>
@@ -12,165 +12,256 @@ using enum DeepSpeedKey::Use;
 
 constexpr std::string_view kOwnWay = "changes nothing: it is done so always";
 constexpr std::string_view kBudgets =
-    "changes nothing: buffers come out of --host-memory and --device-memory";
+    "changes nothing: buffers come out of `host_memory` and `device_memory`";
 constexpr std::string_view kReports =
-    "changes nothing: see the run's own lines, --json and --trace";
+    "changes nothing: see the run's own lines, `json` and `trace`";
 constexpr std::string_view kNotBuilt = "it is not built; leave it out";
 constexpr std::string_view kNoSuchState =
-    "choose how state is kept with \"state-format\" in place of it";
+    "choose how state is kept with `state_format` in place of it";
+constexpr std::string_view kChanges = "it would change what is trained, and is not built";
+constexpr std::string_view kWhole = "changes nothing: `activation_checkpointing` is block or off";
 
 constexpr DeepSpeedKey kTop[] = {
-    {"train_micro_batch_size_per_gpu", kAs, "batch"},
-    {"gradient_accumulation_steps", kAs, "accumulate"},
-    {"train_batch_size", kNoted, "",
-     "changes nothing: it is micro-batch x accumulation x ranks, and those are read"},
+    {"train_micro_batch_size_per_gpu", kBatch, "batch"},
+    {"gradient_accumulation_steps", kBatch, "accumulate"},
+    {"train_batch_size", kBatch},
     {"gradient_clipping", kAs, "clip"},
-    {"communication_data_type", kAs, "reduce-dtype"},
+    {"communication_data_type", kSumType, "reduce_dtype"},
+    {"seq_parallel_communication_data_type", kNoted, "",
+     "changes nothing: it is for sequence parallelism across attention heads"},
     {"tensor_parallel.autotp_size", kUnlessOne, "tp"},
+    {"tensor_parallel.tp_overlap_comm", kNoted, "", kOwnWay},
     {"steps_per_print", kNoted, "", kReports},
     {"wall_clock_breakdown", kNoted, "", kReports},
     {"memory_breakdown", kNoted, "", kReports},
     {"dump_state", kNoted, "", kReports},
+    {"log_level", kNoted, "", kReports},
+    {"timers", kNoted, "", kReports},
+    {"disable_python_gc", kNoted, "", kOwnWay},
+    {"managed_gradient_accumulation", kOnlyAs, "true", kNotBuilt},
     {"zero_allow_untested_optimizer", kNoted, "", kOwnWay},
     {"zero_force_ds_cpu_optimizer", kNoted, "", kOwnWay},
+    {"disable_allgather", kNoted, "", kOwnWay},
+    {"dataloader_drop_last", kNoted, "", kOwnWay},
+    {"vocabulary_size", kNoted, "", kReports},
     {"tensorboard", kNoted, "", kReports},
     {"wandb", kNoted, "", kReports},
+    {"comet", kNoted, "", kReports},
     {"csv_monitor", kNoted, "", kReports},
     {"flops_profiler", kNoted, "", kReports},
     {"comms_logger", kNoted, "", kReports},
-    {"activation_checkpointing", kNoted, "",
-     "changes nothing: \"activation-checkpointing\" is block or off"},
+    {"autotuning", kNoted, "", "changes nothing: `ziggurat plan` says what fits"},
+    {"hybrid_engine", kNoted, "", "changes nothing: it is for generation between steps"},
+    {"pipeline", kNoted, "", "changes nothing: there is one stage of layers"},
+    {"compile", kNoted, "", "changes nothing: nothing here is compiled at run time"},
     {"checkpoint", kNoted, "", "changes nothing: every finished step is durable in the store"},
+    {"datastates_ckpt", kNoted, "", "changes nothing: every finished step is durable in the store"},
     {"prescale_gradients", kOnlyAs, "false", kNotBuilt},
     {"gradient_predivide_factor", kOnlyAs, "1", kNotBuilt},
-    {"sparse_gradients", kOnlyAs, "false", kNotBuilt},
+    {"gradient_allreduce_op", kOnlyAs, "\"mean\"", kNotBuilt},
+    {"data_efficiency", kOnlyAs, "{\"enabled\": false}", kChanges},
+    {"torch_autocast.enabled", kOnlyAs, "false", "choose the type with `dtype` in place of it"},
+    {"torch_autocast.dtype", kNoted, "", kOwnWay},
+    {"torch_autocast.lower_precision_safe_modules", kNoted, "", kOwnWay},
+    {"data_types.grad_accum_dtype", kOnlyAs, "\"fp32\"", "gradients are summed in fp32"},
+    {"expert_parallel", kOnlyAs, "{\"enabled\": false}", kNotBuilt},
+    {"weight_quantization", kOnlyAs, "null", kChanges},
+};
+
+constexpr std::string_view kGone = "DeepSpeed has removed it and refuses it; leave it out";
+constexpr DeepSpeedKey kRemovedKeys[] = {
+    {"nebula", kRemoved, "", kGone},
+    {"compression_training", kRemoved, "", kGone},
+    {"amp", kRemoved, "", "DeepSpeed has removed it and refuses it; give fp16 or bf16"},
+    {"quantize_training", kRemoved, "", kGone},
+    {"sparse_gradients", kRemoved, "", kGone},
+    {"eigenvalue", kRemoved, "", kGone},
+    {"sparse_attention", kRemoved, "", kGone},
+    {"elasticity", kRemoved, "", "DeepSpeed has removed it and refuses it; give the batch sizes"},
+    {"graph_harvesting", kRemoved, "", kGone},
+    {"curriculum_learning", kRemoved, "", kGone},
+    {"progressive_layer_drop", kRemoved, "", kGone},
+    {"zero_optimization.mics_shard_size", kRemoved, "",
+     "DeepSpeed has removed it and refuses it; give `strategy=hybrid` and `shard_group`"},
+    {"zero_optimization.mics_hierarchical_params_gather", kRemoved, "", kGone},
+    {"zero_optimization.zeropp_loco_param", kRemoved, "", kGone},
 };
 
 constexpr DeepSpeedKey kZero[] = {
-    {"zero_optimization.stage", kAs, "zero-stage"},
-    {"zero_optimization.reduce_bucket_size", kAs, "reduce-bucket-size"},
-    {"zero_optimization.prefetch_bucket_size", kAs, "prefetch-bucket-size"},
+    {"zero_optimization.stage", kAs, "zero_stage"},
+    {"zero_optimization.reduce_bucket_size", kAs, "reduce_bucket_size"},
+    {"zero_optimization.prefetch_bucket_size", kAs, "prefetch_bucket_size"},
+    {"zero_optimization.max_live_parameters", kAs, "max_live_parameters"},
+    {"zero_optimization.max_reuse_distance", kAs, "max_reuse_distance"},
+    {"zero_optimization.param_persistence_threshold", kAs, "param_persistence_threshold"},
+    {"zero_optimization.model_persistence_threshold", kNoted, "",
+     "changes nothing: `device_memory` limits what stays"},
     {"zero_optimization.zero_hpz_partition_size", kUnlessOne, "hpz"},
-    {"zero_optimization.zero_quantized_weights", kWhereTrue, "quantized-weights", "true"},
-    {"zero_optimization.zero_quantized_gradients", kWhereTrue, "quantized-gradients", "4"},
+    {"zero_optimization.zero_quantized_weights", kWhereTrue, "quantized_weights", "true"},
+    {"zero_optimization.zero_quantized_gradients", kWhereTrue, "quantized_gradients", "4"},
     {"zero_optimization.zero_quantized_nontrainable_weights", kOnlyAs, "false", kNotBuilt},
-    {"zero_optimization.mics_shard_size", kOnlyAs, "-1", kNotBuilt},
+    {"zero_optimization.cpu_offload", kOffload, "offload_optimizer"},
+    {"zero_optimization.cpu_offload_param", kOffload, "offload_param"},
+    {"zero_optimization.cpu_offload_use_pin_memory", kNoted, "", kOwnWay},
+    {"zero_optimization.zenflow", kOnlyAs, "null", kChanges},
     {"zero_optimization.contiguous_gradients", kNoted, "", kOwnWay},
     {"zero_optimization.reduce_scatter", kNoted, "", kOwnWay},
+    {"zero_optimization.use_multi_rank_bucket_allreduce", kNoted, "", kOwnWay},
     {"zero_optimization.overlap_comm", kNoted, "", kOwnWay},
+    {"zero_optimization.compute_grad_norm", kNoted, "", kOwnWay},
     {"zero_optimization.round_robin_gradients", kNoted, "", kOwnWay},
+    {"zero_optimization.parameter_alignment", kNoted, "", kOwnWay},
     {"zero_optimization.allgather_partitions", kNoted, "", kOwnWay},
     {"zero_optimization.allgather_bucket_size", kNoted, "",
      "changes nothing: parameters are gathered a unit at a time"},
+    {"zero_optimization.allgather_sequential", kNoted, "",
+     "changes nothing: parameters are gathered a unit at a time"},
+    {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "",
+     "changes nothing: parameters are gathered a unit at a time"},
+    {"zero_optimization.module_granularity_threshold", kNoted, "",
+     "changes nothing: parameters are gathered a unit at a time"},
+    {"zero_optimization.leaf_module", kNoted, "",
+     "changes nothing: parameters are gathered a unit at a time"},
     {"zero_optimization.load_from_fp32_weights", kNoted, "", kOwnWay},
     {"zero_optimization.ignore_unused_parameters", kNoted, "", kOwnWay},
-    {"zero_optimization.param_persistence_threshold", kNoted, "",
-     "changes nothing: small parameters travel with their unit"},
-    {"zero_optimization.model_persistence_threshold", kNoted, "",
-     "changes nothing: small parameters travel with their unit"},
-    {"zero_optimization.max_live_parameters", kNoted, "",
-     "changes nothing: what stays on the device follows from --device-memory"},
-    {"zero_optimization.max_reuse_distance", kNoted, "",
-     "changes nothing: what stays on the device follows from --device-memory"},
+    {"zero_optimization.legacy_stage1", kNoted, "", kOwnWay},
+    {"zero_optimization.memory_efficient_linear", kNoted, "", kOwnWay},
+    {"zero_optimization.pipeline_loading_checkpoint", kNoted, "", kOwnWay},
+    {"zero_optimization.override_module_apply", kNoted, "", kOwnWay},
+    {"zero_optimization.log_trace_cache_warnings", kNoted, "", kReports},
+    {"zero_optimization.enable_sanity_checks", kNoted, "", kOwnWay},
+    {"zero_optimization.save_muon_momentum_buffer_in_memory", kNoted, "", kOwnWay},
     {"zero_optimization.sub_group_size", kNoted, "",
-     "changes nothing: chunks are as large as --host-memory lets twelve of them be"},
+     "changes nothing: chunks are as large as `host_memory` lets twelve of them be"},
     {"zero_optimization.gather_16bit_weights_on_model_save", kNoted, "",
+     "changes nothing: `ziggurat export` writes weights"},
+    {"zero_optimization.gather_fp16_weights_on_model_save", kNoted, "",
      "changes nothing: `ziggurat export` writes weights"},
     {"zero_optimization.elastic_checkpoint", kOnlyAs, "false", kNotBuilt},
 };
 
-constexpr DeepSpeedKey kOffload[] = {
+constexpr DeepSpeedKey kOffloadKeys[] = {
     {"zero_optimization.offload_param.device", kDevice},
-    {"zero_optimization.offload_param.nvme_path", kNoted, "",
-     "changes nothing: all that is on NVMe is where --store says"},
+    {"zero_optimization.offload_param.nvme_path", kNvmePath},
     {"zero_optimization.offload_param.buffer_count", kNoted, "", kBudgets},
     {"zero_optimization.offload_param.buffer_size", kNoted, "", kBudgets},
     {"zero_optimization.offload_param.max_in_cpu", kNoted, "", kBudgets},
     {"zero_optimization.offload_param.pin_memory", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.device", kDevice},
-    {"zero_optimization.offload_optimizer.nvme_path", kNoted, "",
-     "changes nothing: all that is on NVMe is where --store says"},
+    {"zero_optimization.offload_optimizer.nvme_path", kNvmePath},
     {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kBudgets},
     {"zero_optimization.offload_optimizer.pin_memory", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.pipeline_read", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.pipeline_write", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.fast_init", kNoted, "", kOwnWay},
     {"zero_optimization.offload_optimizer.ratio", kOnlyAs, "1", kNotBuilt},
+    {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kOwnWay},
+    {"zero_optimization.offload_optimizer.cpuadam_cores_perc", kNoted, "",
+     "changes nothing: `threads` says how many cores work"},
 };
 
 constexpr DeepSpeedKey kTypes[] = {
-    {"fp16.enabled", kEnabled},
+    {"fp16.enabled", kEnabled, "dtype"},
     {"fp16.auto_cast", kNoted, "", "changes nothing: the model is in fp16"},
-    {"fp16.loss_scale", kAs, "loss-scale"},
-    {"fp16.initial_scale_power", kAs, "initial-scale-power"},
-    {"fp16.loss_scale_window", kAs, "loss-scale-window"},
+    {"fp16.loss_scale", kAs, "loss_scale"},
+    {"fp16.initial_scale_power", kAs, "initial_scale_power"},
+    {"fp16.loss_scale_window", kAs, "loss_scale_window"},
     {"fp16.hysteresis", kAs, "hysteresis"},
-    {"fp16.consecutive_hysteresis", kAs, "consecutive-hysteresis"},
-    {"fp16.min_loss_scale", kAs, "min-loss-scale"},
+    {"fp16.consecutive_hysteresis", kAs, "consecutive_hysteresis"},
+    {"fp16.min_loss_scale", kAs, "min_loss_scale"},
     {"fp16.fp16_master_weights_and_grads", kOnlyAs, "false", kNoSuchState},
-    {"bf16.enabled", kEnabled},
+    {"bf16.enabled", kEnabled, "dtype"},
     {"bf16.immediate_grad_update", kNoted, "", kOwnWay},
     {"bf16.check_grad_overflow", kNoted, "", kOwnWay},
     {"bf16.bf16_master_weights_and_grads", kOnlyAs, "false", kNoSuchState},
     {"bf16.bf16_optimizer_states", kOnlyAs, "false", kNoSuchState},
-    {"bfloat16.enabled", kEnabled},
+    {"bfloat16.enabled", kEnabled, "dtype"},
+    {"bfloat16.immediate_grad_update", kNoted, "", kOwnWay},
+    {"bfloat16.check_grad_overflow", kNoted, "", kOwnWay},
+    {"bfloat16.bf16_master_weights_and_grads", kOnlyAs, "false", kNoSuchState},
+    {"bfloat16.bf16_optimizer_states", kOnlyAs, "false", kNoSuchState},
 };
 
 constexpr DeepSpeedKey kOptimizerKeys[] = {
-    {"optimizer.type", kOptimizer},
-    {"optimizer.params.lr", kAs, "lr"},
+    {"optimizer.type", kOptimizer, "optimizer"},
+    {"optimizer.legacy_fusion", kNoted, "", kOwnWay},
+    {"optimizer.params.lr", kRate, "lr"},
     {"optimizer.params.betas", kAs, "betas"},
-    {"optimizer.params.weight_decay", kAs, "weight-decay"},
-    {"optimizer.params.eps", kOnlyAs, "1e-8", "it is 1e-8; other values go by \"param-groups\""},
+    {"optimizer.params.momentum", kMomentum, "betas"},
+    {"optimizer.params.weight_decay", kAs, "weight_decay"},
+    {"optimizer.params.eps", kAs, "eps"},
     {"optimizer.params.bias_correction", kOnlyAs, "true", kNotBuilt},
-    {"optimizer.params.adam_w_mode", kOnlyAs, "true",
-     "Adam with decay in the gradient is \"optimizer\": \"adam\""},
+    {"optimizer.params.amsgrad", kOnlyAs, "false", kNotBuilt},
+    {"optimizer.params.maximize", kOnlyAs, "false", kNotBuilt},
+    {"optimizer.params.nesterov", kOnlyAs, "false", kNotBuilt},
+    {"optimizer.params.dampening", kOnlyAs, "0", kNotBuilt},
+    {"optimizer.params.lr_decay", kOnlyAs, "0", kNotBuilt},
+    {"optimizer.params.initial_accumulator_value", kOnlyAs, "0", kNotBuilt},
+    // Read with the optimizer's type.
+    {"optimizer.params.adam_w_mode", kNoted, "", ""},
     {"optimizer.params.torch_adam", kNoted, "", kOwnWay},
+    {"optimizer.params.foreach", kNoted, "", kOwnWay},
+    {"optimizer.params.fused", kNoted, "", kOwnWay},
+    {"optimizer.params.set_grad_none", kNoted, "", kOwnWay},
     {"optimizer.params.fp32_optimizer_states", kOnlyAs, "true", kNoSuchState},
+    {"optimizer.params.max_grad_norm", kRemoved, "",
+     "DeepSpeed refuses it; give \"gradient_clipping\""},
+};
+
+constexpr DeepSpeedKey kActivations[] = {
+    {"activation_checkpointing.partition_activations", kNoted, "", kWhole},
+    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kWhole},
+    {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kWhole},
+    {"activation_checkpointing.number_checkpoints", kNoted, "", kWhole},
+    {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kWhole},
+    {"activation_checkpointing.profile", kNoted, "", kReports},
 };
 
 constexpr DeepSpeedKey kScheduler[] = {
-    {"scheduler.type", kAs, "schedule"},
-    {"scheduler.params.total_num_steps", kAs, "total-num-steps"},
-    {"scheduler.params.warmup_min_lr", kAs, "warmup-min-lr"},
-    {"scheduler.params.warmup_max_lr", kAs, "warmup-max-lr"},
-    {"scheduler.params.warmup_num_steps", kAs, "warmup-num-steps"},
-    {"scheduler.params.warmup_type", kAs, "warmup-type"},
-    {"scheduler.params.warmup_min_ratio", kAs, "warmup-min-ratio"},
-    {"scheduler.params.cos_min_ratio", kAs, "cos-min-ratio"},
-    {"scheduler.params.cycle_min_lr", kAs, "cycle-min-lr"},
-    {"scheduler.params.cycle_max_lr", kAs, "cycle-max-lr"},
-    {"scheduler.params.decay_lr_rate", kAs, "decay-lr-rate"},
-    {"scheduler.params.cycle_first_step_size", kAs, "cycle-first-step-size"},
-    {"scheduler.params.cycle_second_step_size", kAs, "cycle-second-step-size"},
-    {"scheduler.params.cycle_first_stair_count", kAs, "cycle-first-stair-count"},
-    {"scheduler.params.cycle_second_stair_count", kAs, "cycle-second-stair-count"},
-    {"scheduler.params.decay_step_size", kAs, "decay-step-size"},
-    {"scheduler.params.cycle_momentum", kAs, "cycle-momentum"},
-    {"scheduler.params.cycle_min_mom", kAs, "cycle-min-mom"},
-    {"scheduler.params.cycle_max_mom", kAs, "cycle-max-mom"},
-    {"scheduler.params.decay_mom_rate", kAs, "decay-mom-rate"},
-    {"scheduler.params.lr_range_test_min_lr", kAs, "lr-range-test-min-lr"},
-    {"scheduler.params.lr_range_test_step_size", kAs, "lr-range-test-step-size"},
-    {"scheduler.params.lr_range_test_step_rate", kAs, "lr-range-test-step-rate"},
-    {"scheduler.params.lr_range_test_staircase", kAs, "lr-range-test-staircase"},
+    {"scheduler.type", kSchedule, "schedule"},
+    {"scheduler.params.total_num_steps", kAs, "total_num_steps"},
+    {"scheduler.params.warmup_min_lr", kAs, "warmup_min_lr"},
+    {"scheduler.params.warmup_max_lr", kPeakRate, "warmup_max_lr"},
+    {"scheduler.params.warmup_num_steps", kAs, "warmup_num_steps"},
+    {"scheduler.params.warmup_type", kAs, "warmup_type"},
+    {"scheduler.params.warmup_min_ratio", kAs, "warmup_min_ratio"},
+    {"scheduler.params.cos_min_ratio", kAs, "cos_min_ratio"},
+    {"scheduler.params.cycle_min_lr", kAs, "cycle_min_lr"},
+    {"scheduler.params.cycle_max_lr", kAs, "cycle_max_lr"},
+    {"scheduler.params.decay_lr_rate", kAs, "decay_lr_rate"},
+    {"scheduler.params.cycle_first_step_size", kAs, "cycle_first_step_size"},
+    {"scheduler.params.cycle_second_step_size", kAs, "cycle_second_step_size"},
+    {"scheduler.params.cycle_first_stair_count", kAs, "cycle_first_stair_count"},
+    {"scheduler.params.cycle_second_stair_count", kAs, "cycle_second_stair_count"},
+    {"scheduler.params.decay_step_size", kAs, "decay_step_size"},
+    {"scheduler.params.cycle_momentum", kAs, "cycle_momentum"},
+    {"scheduler.params.cycle_min_mom", kAs, "cycle_min_mom"},
+    {"scheduler.params.cycle_max_mom", kAs, "cycle_max_mom"},
+    {"scheduler.params.decay_mom_rate", kAs, "decay_mom_rate"},
+    {"scheduler.params.lr_range_test_min_lr", kAs, "lr_range_test_min_lr"},
+    {"scheduler.params.lr_range_test_step_size", kAs, "lr_range_test_step_size"},
+    {"scheduler.params.lr_range_test_step_rate", kAs, "lr_range_test_step_rate"},
+    {"scheduler.params.lr_range_test_staircase", kAs, "lr_range_test_staircase"},
     {"scheduler.params.last_batch_iteration", kOnlyAs, "-1",
      "a resumed run goes on by itself; leave it out"},
 };
 
 constexpr DeepSpeedKey kAio[] = {
-    {"aio.block_size", kNoted, "", "changes nothing: `ziggurat bench io --tune` finds it"},
-    {"aio.queue_depth", kNoted, "", "changes nothing: `ziggurat bench io --tune` finds it"},
+    {"aio.block_size", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
+    {"aio.queue_depth", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
     {"aio.intra_op_parallelism", kNoted, "",
-     "changes nothing: `ziggurat bench io --tune` finds it"},
-    {"aio.thread_count", kNoted, "", "changes nothing: `ziggurat bench io --tune` finds it"},
+     "changes nothing: `ziggurat bench io` finds it (`tune`)"},
+    {"aio.thread_count", kNoted, "", "changes nothing: `ziggurat bench io` finds it (`tune`)"},
     {"aio.single_submit", kNoted, "", kOwnWay},
     {"aio.overlap_events", kNoted, "", kOwnWay},
     {"aio.use_gds", kNoted, "", "changes nothing: there is no path from drive to GPU yet"},
 };
 
 constexpr std::string_view kSections[] = {
+    "activation_checkpointing",
+    "data_types",
     "tensor_parallel",
+    "torch_autocast",
     "zero_optimization",
     "zero_optimization.offload_param",
     "zero_optimization.offload_optimizer",
@@ -184,12 +275,48 @@ constexpr std::string_view kSections[] = {
     "aio",
 };
 
+constexpr std::string_view kLenient[] = {
+    "activation_checkpointing", "aio", "data_types", "optimizer", "scheduler", "torch_autocast"};
+
+constexpr DeepSpeedDefault kDefaults[] = {
+    {"gradient_clipping", "clip", "1.0"},
+    {"zero_optimization.stage", "zero_stage", "0"},
+    {"zero_optimization.reduce_bucket_size", "reduce_bucket_size", "500000000"},
+    {"zero_optimization.prefetch_bucket_size", "prefetch_bucket_size", "50000000"},
+    {"zero_optimization.max_live_parameters", "max_live_parameters", "1000000000"},
+    {"zero_optimization.max_reuse_distance", "max_reuse_distance", "1000000000"},
+    {"zero_optimization.param_persistence_threshold", "param_persistence_threshold", "100000"},
+};
+
+constexpr DeepSpeedDefault kAdamDefaults[] = {
+    {"optimizer.params.lr", "lr", "0.001"},
+    {"optimizer.params.betas", "betas", "[0.9, 0.999]"},
+    {"optimizer.params.eps", "eps", "1e-8"},
+    {"optimizer.params.weight_decay", "weight_decay", "0"},
+};
+constexpr DeepSpeedDefault kLionDefaults[] = {
+    {"optimizer.params.lr", "lr", "0.001"},
+    {"optimizer.params.betas", "betas", "[0.9, 0.999]"},
+    {"optimizer.params.weight_decay", "weight_decay", "0"},
+};
+constexpr DeepSpeedDefault kAdagradDefaults[] = {
+    {"optimizer.params.lr", "lr", "0.01"},
+    {"optimizer.params.eps", "eps", "1e-10"},
+    {"optimizer.params.weight_decay", "weight_decay", "0"},
+};
+constexpr DeepSpeedDefault kSgdDefaults[] = {
+    {"optimizer.params.lr", "lr", "0.001"},
+    {"optimizer.params.momentum", "betas", "[0, 0.999]"},
+    {"optimizer.params.weight_decay", "weight_decay", "0"},
+};
+
 /// `visit(key)` for each, until it says true.
 template <class Visit>
 void each_key(const Visit& visit) {
   const auto in = [&](const auto& table) { return std::ranges::any_of(table, visit); };
-  static_cast<void>(in(kTop) || in(kZero) || in(kOffload) || in(kTypes) || in(kOptimizerKeys) ||
-                    in(kScheduler) || in(kAio));
+  static_cast<void>(in(kTop) || in(kRemovedKeys) || in(kActivations) || in(kZero) ||
+                    in(kOffloadKeys) || in(kTypes) || in(kOptimizerKeys) || in(kScheduler) ||
+                    in(kAio));
 }
 
 }  // namespace
@@ -213,6 +340,19 @@ const DeepSpeedKey* find_deepspeed_key(std::string_view path) {
 bool is_deepspeed_section(std::string_view path, bool is_object) {
   return std::ranges::find(kSections, path) != std::end(kSections) &&
          (is_object || path != "optimizer");
+}
+
+bool is_lenient_section(std::string_view path) {
+  return std::ranges::find(kLenient, path) != std::end(kLenient);
+}
+
+std::span<const DeepSpeedDefault> deepspeed_defaults() { return kDefaults; }
+
+std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view optimizer) {
+  if (optimizer == "lion") return kLionDefaults;
+  if (optimizer == "adagrad") return kAdagradDefaults;
+  if (optimizer == "sgd") return kSgdDefaults;
+  return kAdamDefaults;
 }
 
 std::vector<std::string> deepspeed_keys_in(std::string_view section) {

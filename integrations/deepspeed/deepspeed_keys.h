@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/deepspeed/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here.
-// A table. Private to config_json.cc.
+// integrations/deepspeed/deepspeed_keys.h: which keys of DeepSpeed 0.19.8's config mean what here,
+// and what it takes for one that is absent. Tables. Private to config_json.cc.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,8 +18,18 @@ struct DeepSpeedKey {
     kWhereTrue,  ///< true: `ours` with the value `text` (JSON); false: nothing
     kNoted,      ///< nothing; `text` says why
     kOnlyAs,     ///< the value `ours` (JSON) is fine, another would change results: `text`
+    kRemoved,    ///< DeepSpeed refuses it, whatever its value: `text` says what to do
+    // The rest is worked out together, by its path.
+    kBatch,      ///< one of the three batch sizes
     kOptimizer,  ///< an optimizer's name
+    kRate,       ///< the optimizer's rate, which some schedules replace
+    kMomentum,   ///< sgd's
+    kSchedule,   ///< a schedule's name
+    kPeakRate,   ///< the rate after a warm-up, which HF calls the optimizer's
     kDevice,     ///< where a class of state is
+    kNvmePath,   ///< where that is on NVMe
+    kOffload,    ///< older for a device "cpu"
+    kSumType,    ///< what gradients travel as
     kEnabled,    ///< a type's switch
   };
   std::string_view path;
@@ -32,7 +43,19 @@ const DeepSpeedKey* find_deepspeed_key(std::string_view path);
 /// "zero_optimization", "zero_optimization.offload_param", ..; "optimizer" only as an object, for a
 /// flat file has one too.
 bool is_deepspeed_section(std::string_view path, bool is_object);
+/// DeepSpeed reads over unknown keys there.
+bool is_lenient_section(std::string_view path);
 /// The keys of a section, without it.
 std::vector<std::string> deepspeed_keys_in(std::string_view section);
+
+struct DeepSpeedDefault {
+  std::string_view path;
+  std::string_view ours;
+  std::string_view json;
+};
+/// Of a config that says nothing of them.
+std::span<const DeepSpeedDefault> deepspeed_defaults();
+/// Of an optimizer by our name that the config has.
+std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view optimizer);
 
 }  // namespace ziggurat

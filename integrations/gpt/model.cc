@@ -180,7 +180,7 @@ void require_divisible(const ModelConfig& model, int ranks) {
   const auto require = [&](bool good, const char* what, std::int64_t count, const char* into) {
     if (good) return;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--tp {}: model {} has {} {}, and {} ranks cannot divide them{}: {} / "
+                fmt::format("`tp={}`: model {} has {} {}, and {} ranks cannot divide them{}: {} / "
                             "{} = {} each, {} left over",
                             ranks, to_string(model), count, what, ranks, into, count, ranks,
                             count / ranks, count % ranks));

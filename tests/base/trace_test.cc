@@ -117,7 +117,7 @@ TEST_F(TraceFile, FileThatCannotBeCreatedIsNamedWithItsFlag) {
     FAIL() << "opened";
   } catch (const Error& error) {
     EXPECT_EQ(
-        std::string(error.what()).find("--trace: cannot create /no/such/folder/t.json: ENOENT"),
+        std::string(error.what()).find("`trace`: cannot create /no/such/folder/t.json: ENOENT"),
         0U);
     EXPECT_EQ(error.native(), ENOENT);
   }

@@ -28,7 +28,7 @@ TEST(Nccl, IsFoundWithItsVersionAndPlaceOrTheReasonIsGiven) {
   if (!inventory.found.empty()) {
     EXPECT_THAT(inventory.found, testing::ContainsRegex("2\\.[0-9]+\\.[0-9]+, .*libnccl"));
   } else {
-    EXPECT_THAT(inventory.why_none, HasSubstr("--collectives auto"));
+    EXPECT_THAT(inventory.why_none, HasSubstr("`collectives=auto`"));
   }
 }
 
@@ -38,12 +38,12 @@ TEST(Nccl, WithoutAGpuNamesTheLibraryTheDriverAndWhatToDo) {
   if (!cuda_devices().gpus.empty()) GTEST_SKIP() << "there is a GPU here";
   EXPECT_THAT(refusal(), HasSubstr("libnccl"));
   EXPECT_THAT(refusal(), HasSubstr("driver"));
-  EXPECT_THAT(refusal(), HasSubstr("--collectives auto"));
+  EXPECT_THAT(refusal(), HasSubstr("`collectives=auto`"));
 }
 
 TEST(Nccl, WithoutTheLibrarySaysWhatTheLoaderSaidAndWhatToDo) {
   if (!nccl_inventory().found.empty()) GTEST_SKIP() << "NCCL is here";
-  EXPECT_THAT(refusal(), HasSubstr("--collectives auto"));
+  EXPECT_THAT(refusal(), HasSubstr("`collectives=auto`"));
 }
 
 TEST(SharedLibrary, ThatIsNowhereIsRefusedWithEveryPlaceThatWasTried) {

@@ -186,7 +186,7 @@ TEST_F(SafetensorsTest, AFileThatIsThereStaysUnlessAskedFor) {
     FAIL() << "replaced a file unasked";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), testing::HasSubstr("--force"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("`force`"));
   }
   EXPECT_EQ(contents(path()), "precious");
 

@@ -229,7 +229,7 @@ TEST(ChunkTable, AnotherOptimizerOrFormatThanTheStoresIsRefusedNamingBoth) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       EXPECT_THAT(error.what(), ::testing::HasSubstr("store's state is adam in split"));
       EXPECT_THAT(error.what(), ::testing::HasSubstr("this run's " + to_string(state)));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("--optimizer adam --state-format split"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("`optimizer=adam` `state_format=split`"));
     }
   }
 }
@@ -391,9 +391,9 @@ TEST_P(AmongRanks, ALayoutIsOfSoManyRanksAndOfStagesOneToThreeOrOfStageZero) {
   EXPECT_THAT(refusal(ChunkTable(model_, 2).layout(), 2, world_size_),
               ::testing::HasSubstr("made by 1 rank,"));
   EXPECT_THAT(refusal(sliced, 0, world_size_),
-              ::testing::HasSubstr("made with --zero-stage 1, 2 or 3, this run has 0"));
+              ::testing::HasSubstr("made with `zero_stage=1, 2 or 3`, this run has 0"));
   EXPECT_THAT(refusal(table(0, 0).layout(), 3, world_size_),
-              ::testing::HasSubstr("made with --zero-stage 0, this run has 3"));
+              ::testing::HasSubstr("made with `zero_stage=0`, this run has 3"));
 }
 
 INSTANTIATE_TEST_SUITE_P(ChunkTable, AmongRanks,

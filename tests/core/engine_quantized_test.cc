@@ -188,11 +188,11 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                            config.strategy.zero_stage = 2;
                            config.quantization = kWeights;
                          }),
-              HasSubstr("--quantized-weights with stage 2"));
+              HasSubstr("`quantized_weights` with stage 2"));
   EXPECT_THAT(refusal_of(1, [](EngineConfig& config) { config.quantization = k8Bits; }),
-              HasSubstr("--quantized-gradients 8 with one rank"));
+              HasSubstr("`quantized_gradients=8` with one rank"));
   EXPECT_THAT(refusal_of(2, [](EngineConfig& config) { config.quantization.gradient_bits = 6; }),
-              HasSubstr("--quantized-gradients 6: give 4 or 8"));
+              HasSubstr("`quantized_gradients=6`: give 4 or 8"));
   EXPECT_THAT(refusal_of(3,
                          [](EngineConfig& config) {
                            config.quantization = kBoth;
@@ -204,7 +204,7 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                            config.quantization = k8Bits;
                            config.reduce_dtype = DType::kFloat32;
                          }),
-              HasSubstr("--reduce-dtype fp32 and --quantized-gradients 8"));
+              HasSubstr("`reduce_dtype=fp32` and `quantized_gradients=8`"));
 }
 
 TEST(EngineQuantizedOpen, RefusesRanksThatSeeOtherNodes) {

@@ -556,7 +556,7 @@ TEST(EngineRanksOpen, ARankThatCannotOpenEndsTheOthersOpeningToo) {
   });
   EXPECT_EQ(error_in(errors[1]).code(), ErrorCode::kResourceExhausted);
   EXPECT_EQ(error_in(errors[0]).code(), ErrorCode::kUnavailable);
-  EXPECT_THAT(error_in(errors[0]).what(), HasSubstr("host_memory"));
+  EXPECT_THAT(error_in(errors[0]).what(), HasSubstr("`host_memory`"));
 }
 
 }  // namespace

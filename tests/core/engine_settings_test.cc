@@ -55,6 +55,7 @@ const std::map<std::string, std::string>& others() {
       {"prefetch_bucket_size", "7"},
       {"max_live_parameters", "8"},
       {"max_reuse_distance", "9"},
+      {"param_persistence_threshold", "10"},
       {"tp", "2"},
       {"zero_stage", "3"},
       {"strategy", "grad-op"},
@@ -79,7 +80,8 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   const auto& [store, placement, host_budget_bytes, trainer_device_bytes, trainer_held_units,
                tensor_parallel, strategy, quantization, ranks_per_node, reduce_dtype,
                reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
-               speculation, max_live_parameters, max_reuse_distance, slots, durable_every_s, resume,
+               speculation, max_live_parameters, max_reuse_distance,
+               param_persistence_threshold, slots, durable_every_s, resume,
                run_identity, numerics_fingerprint, progress, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(
@@ -90,7 +92,8 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   static_cast<void>(std::tie(placement, host_budget_bytes, tensor_parallel, ranks_per_node,
                              reduce_dtype, reduce_bucket_elements, prefetch_elements_max,
                              param_groups, clip_norm, speculation, max_live_parameters,
-                             max_reuse_distance, slots, durable_every_s, resume));
+                             max_reuse_distance, param_persistence_threshold, slots,
+                             durable_every_s, resume));
   const auto& [zero_stage, name, shard_group, hpz] = strategy;
   const auto& [weights, gradient_bits] = quantization;
   const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay] = optimizer;

@@ -4,6 +4,7 @@
 #
 # includes   every #include "..." goes to the same floor or down, and the files form no circle
 # openings   every source opens with its licence and its own path, and keeps to 100 columns
+# messages   no message of a library names a flag: settings have names, and the command line adds the dashes
 # headers    every header compiles on its own (needs CXX: the compiler)
 # documents  links, commands and the example program in the documents are real
 import os
@@ -26,6 +27,10 @@ SIDE_BY_SIDE = [("integrations/deepspeed", "integrations/gpt"), ("integrations/d
 TOP = ["base", "aio", "tiers", "optimizer", "collectives", "core", "integrations", "bench", "tests"]
 COLUMNS = 100
 FORBIDDEN_NAMES = {"utils.h", "util.h", "common.h", "helpers.h", "misc.h"}
+LIBRARIES = {"base", "aio", "tiers", "optimizer", "collectives", "core"}
+STRING = re.compile(r'"(?:[^"\\\\]|\\\\.)*"')
+FLAG = re.compile(r"--([a-z][a-z-]*)")
+OTHERS_FLAGS = {"ulimit", "mpi"}  # docker's, srun's
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -115,6 +120,17 @@ def check_openings(root):
                 yield f"{folder}/{script.name}: is not executable"
 
 
+def check_messages(root):
+    for path in sources(root):
+        if path.parts[0] not in LIBRARIES:
+            continue
+        for number, line in enumerate((root / path).read_text().split("\n"), 1):
+            for literal in [] if line.strip().startswith("//") else STRING.findall(line):
+                flag = FLAG.search(literal)
+                if flag and flag[1] not in OTHERS_FLAGS:
+                    yield f"{path}:{number}: a message with --{flag[1]}: say `{flag[1].replace('-', '_')}`"
+
+
 def check_headers(root):
     """A header with a source of its name is included first there, so its build shows it whole; the rest we compile."""
     alone = []
@@ -179,8 +195,8 @@ def check_documents(root):
 
 def main():
     if len(sys.argv) != 3:
-        sys.exit("usage: tree_test.py ROOT includes|openings|headers|documents")
-    check = {"includes": check_includes, "openings": check_openings, "headers": check_headers,
+        sys.exit("usage: tree_test.py ROOT includes|openings|messages|headers|documents")
+    check = {"includes": check_includes, "openings": check_openings, "messages": check_messages, "headers": check_headers,
              "documents": check_documents}[sys.argv[2]]
     problems = list(check(Path(sys.argv[1]).resolve()))
     for problem in problems:

@@ -31,6 +31,9 @@ if(TARGET ziggurat)
   set_tests_properties(cli_bench_collectives_nccl PROPERTIES LABELS "gpu" TIMEOUT 300
     SKIP_REGULAR_EXPRESSION "a GPU is not:|NCCL wants a GPU for each|built without NCCL|libnccl[^ ]*: cannot open")
   # Beside DeepSpeed and PyTorch, where Python has them.
+  add_test(NAME cli_deepspeed_peers
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_deepspeed_peers_test.py $<TARGET_FILE:ziggurat>)
+  set_tests_properties(cli_deepspeed_peers PROPERTIES LABELS multiprocess TIMEOUT 900 SKIP_RETURN_CODE 77)
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_schedule_peers PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)

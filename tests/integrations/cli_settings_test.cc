@@ -133,7 +133,7 @@ TEST(CliSettings, AFileMayBeDeepSpeeds) {
                 wrong.apply_json(R"({"train_micro_batch_size_per_gpu": 0})", "ds.json");
                 read_train_options(wrong);
               }),
-              HasSubstr("\"train_micro_batch_size_per_gpu\" in ds.json: '0'"));
+              HasSubstr("\"train_micro_batch_size_per_gpu\" is 0"));
 }
 
 TEST(CliSettings, EveryKeyCanBeInTheFile) {

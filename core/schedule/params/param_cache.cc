@@ -129,7 +129,7 @@ void ParamCache::release(UnitId unit) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
   if (--slot.pins > 0 || home_.on_device()) return;
-  if (next_use(unit) > limits_.max_reuse_distance) drop(slot);
+  if (!persists(unit) && next_use(unit) > limits_.max_reuse_distance) drop(slot);
   prefetch();
   memory_returned();  // an unpinned unit can be dropped for whoever waits
 }
@@ -217,7 +217,7 @@ bool ParamCache::drop_farthest(std::uint64_t nearer_than) {
   std::uint64_t farthest = nearer_than;
   for (UnitId u = 0; u < slots_.size(); ++u) {
     Slot& slot = slots_[u];
-    if (slot.state != State::kPresent || slot.pins > 0) continue;
+    if (slot.state != State::kPresent || slot.pins > 0 || persists(u)) continue;
     const std::uint64_t distance = slot.generation == generation_ ? next_use(u) : kNever;
     if (distance > farthest) {
       victim = &slot;
@@ -268,10 +268,16 @@ std::uint64_t ParamCache::next_use(UnitId unit) const {
   return kNever;
 }
 
+/// A small unit stays: what it would free is less than what loading it again costs.
+bool ParamCache::persists(UnitId unit) const {
+  return context_.table.unit(unit).count <= limits_.param_persistence_threshold &&
+         slots_[unit].generation == generation_;
+}
+
 std::uint64_t ParamCache::live_count() const {
   std::uint64_t count = 0;
   for (UnitId u = 0; u < slots_.size(); ++u) {
-    if (slots_[u].state != State::kAbsent) count += context_.table.unit(u).count;
+    if (slots_[u].state != State::kAbsent && !persists(u)) count += context_.table.unit(u).count;
   }
   return count;
 }

@@ -33,6 +33,8 @@ struct ParamCacheLimits {
   std::uint64_t max_live_parameters;  ///< elements on the device that prefetch may reach
   /// Elements of other units' use within which a released unit is kept
   std::uint64_t max_reuse_distance;
+  /// Units of at most so many elements are not given back within a step, and are not counted
+  std::uint64_t param_persistence_threshold = 0;
   /// Elements ahead of the trainer
   std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
   std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
@@ -99,6 +101,7 @@ class ParamCache {
   void learn(UnitId unit);
   void prefetch();
   std::uint64_t next_use(UnitId unit) const;
+  bool persists(UnitId unit) const;
   std::uint64_t live_count() const;
 
   Context& context_;
