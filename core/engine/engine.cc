@@ -157,7 +157,7 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const std::span<std::byte> record = record_memory(id, lease.bytes());
   if (!records_->resident(id)) {
     const std::uint64_t stored = storage_->store->durable_generation();
-    co_await read_record(*context_, *storage_->store, id, stored, record);
+    co_await ziggurat::read_record(*context_, *storage_->store, id, stored, record);
   }
   const std::function<void()> job = [&] {
     values.resize(chunk.count);
