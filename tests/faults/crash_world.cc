@@ -159,7 +159,10 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
     if (before && launch.start != Launch::Start::kCreate) {
       judge_refusal(result, *before);
     } else if (!launch.sync_fails) {
-      blame(describe(result));
+      blame(provable_.newest
+                ? fmt::format("launch {} generation {} is whole, but: {}", provable_.newest->launch,
+                              provable_.newest->generation, describe(result))
+                : describe(result));
     }
   }
   return result;
@@ -211,7 +214,7 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
     co_await step(rank, 0, launch);
     std::vector<RecordDamage> damaged;
     co_await look_at_records(rank, damaged);
-    if (!damaged.empty()) blame("a store that was just made is damaged");
+    if (!damaged.empty() && !disk_.power_is_off()) blame("a store that was just made is damaged");
   }
 }
 
