@@ -29,6 +29,8 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kRecordCacheHitBytes: return "record_cache_hit_bytes";
     case Counter::kStateReadBytes: return "state_read_bytes";
     case Counter::kStateWriteBytes: return "state_write_bytes";
+    case Counter::kCheckpoints: return "checkpoints";
+    case Counter::kCheckpointNs: return "checkpoint_ns";
     case Counter::kCount: break;
   }
   return "unknown";

@@ -35,6 +35,8 @@ enum class Counter : std::uint8_t {
   kRecordCacheHitBytes,    ///< and so not read over NVMe
   kStateReadBytes,         ///< of records, for an update; part of kNvmeReadBytes
   kStateWriteBytes,        ///< and after it
+  kCheckpoints,            ///< of state in memory, written while training went on
+  kCheckpointNs,           ///< from the first one's begin to its end, and so on
   kCount,
 };
 

@@ -13,8 +13,8 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "core/engine/engine_impl.h"
+#include "core/schedule/stored_record.h"
 #include "optimizer/gradient.h"
-#include "tiers/record_hash.h"
 
 namespace ziggurat {
 
@@ -28,7 +28,11 @@ std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig&
 
 EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                        Device& device)
-    : model_(model), config_(config), runtime_(runtime), device_(device) {}
+    : model_(model),
+      config_(config),
+      runtime_(runtime),
+      device_(device),
+      stored_(runtime.reactor) {}
 
 /// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper
 /// ones first.
@@ -77,18 +81,31 @@ void EngineImpl::end_with(const std::exception_ptr& error) {
   if (flow_) flow_->fail(error);
   if (sweep_) sweep_->fail(error);
   if (pool_) pool_->cancel_waiters(error);
+  stored_.fail(error);
 }
 
 TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
+  calls_->require_acquire(unit, generation_);
   at_rest_ = false;
-  return runtime_.reactor.block_on(cache_->acquire(unit));
+  const TypedSpan<const std::byte> params = runtime_.reactor.block_on(cache_->acquire(unit));
+  calls_->acquired(unit, generation_);
+  return params;
 }
 
 void EngineImpl::release(UnitId unit) {
+  calls_->require_release(unit);
+  calls_->released(unit);
   runtime_.reactor.post([this, unit] { cache_->release(unit); });
 }
 
 std::span<float> EngineImpl::gradient(UnitId unit) {
+  calls_->require_gradient(unit);
+  const std::span<float> values = accumulator(unit);
+  calls_->has_gradient(unit);
+  return values;
+}
+
+std::span<float> EngineImpl::accumulator(UnitId unit) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
   return runtime_.reactor.block_on(flow_->accumulator(unit));
 }
@@ -99,44 +116,30 @@ void EngineImpl::clear_frozen(UnitId unit) {
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
     const std::uint64_t count = param.count();
-    if (param.frozen && values.empty()) values = gradient(unit);
+    if (param.frozen && values.empty()) values = accumulator(unit);
     if (param.frozen) std::ranges::fill(values.subspan(begin, count), 0.0F);
     begin += count;
   }
 }
 
 void EngineImpl::finish_gradient(UnitId unit) {
+  calls_->require_finish_gradient(unit);
   at_rest_ = false;
   clear_frozen(unit);
   runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
     if (self.error_) std::rethrow_exception(self.error_);
     const std::uint64_t making = self.generation_ + 1;
     self.flow_->finish(finished, making);
+    self.cache_->params_may_change(finished);
     self.sweep_->gradient_started(finished, making, self.guess_ ? &*self.guess_ : nullptr);
     co_return;
   }(*this, unit));
-}
-
-std::uint64_t EngineImpl::durable_generation() const {
-  return sweep_ ? sweep_->durable_generation() : 0;
-}
-
-void EngineImpl::make_durable() {
-  const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
-  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
-    if (self.error_) std::rethrow_exception(self.error_);
-    co_await self.sweep_->settled();
-    // Nothing stays under way in which other ranks take part.
-    co_await self.cache_->quiesce();
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
-    if (self.records_->resident())
-      co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
-  }(*this));
-  at_rest_ = !sweep_->step_open();
+  calls_->finished_gradient(unit);
 }
 
 void EngineImpl::read_master(
     UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+  calls_->require_unit("read_master", unit);
   runtime_.reactor.block_on(sweep_->settled());
   const UnitChunks& chunks = table_->unit(unit);
   for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
@@ -154,13 +157,13 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const std::span<std::byte> record = record_memory(id, lease.bytes());
   if (!records_->resident()) {
     const std::uint64_t stored = storage_->store->durable_generation();
-    co_await storage_->store->read(id, stored, record);
-    const StateStore::Expected expected = storage_->store->expected(id, stored);
-    if (record_hash(record, expected.seed, table_->record_format()) != expected.hash)
-      throw storage_->store->corrupt_record(id, stored);
+    co_await read_record(*context_, *storage_->store, id, stored, record);
   }
-  values.resize(chunk.count);
-  read_masters(table_->state().format, record, values);
+  const std::function<void()> job = [&] {
+    values.resize(chunk.count);
+    read_masters(table_->state().format, record, values);
+  };
+  co_await runtime_.workers->run(runtime_.reactor, "read masters", job);
 }
 
 std::vector<std::string> EngineImpl::description() const { return notes_; }

@@ -14,7 +14,9 @@
 // whole model instead: gradient() gives the same accumulator until finish_gradient(), called in the
 // last; all accumulators are then on the device at once, and stage 3 gathers 2K times.
 //
-// Called from one thread, the trainer's; calls block until what they promise is true.
+// Called from one thread, the trainer's; calls block until what they promise is true. A call out of
+// order (a unit that is not there, release() without acquire(), finish_gradient() without
+// gradient(), acquire() after finish_gradient()) is kInvalidArgument and changes nothing.
 // integrations/gpt is the worked example.
 #pragma once
 

@@ -13,6 +13,7 @@
 #include "core/engine/host_plan.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
+#include "core/engine/trainer_calls.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradient_flow.h"
 #include "core/schedule/home_gather.h"
@@ -88,6 +89,7 @@ class EngineImpl final : public Engine {
 
   // engine_notes.cc
   void describe();
+  std::string durability() const;
   void describe_ranks();
   void describe_quantization();
 
@@ -116,16 +118,23 @@ class EngineImpl final : public Engine {
 
   // engine.cc
   Task<> close();
+  std::span<float> accumulator(UnitId unit);
   void clear_frozen(UnitId unit);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);
   void end_with(const std::exception_ptr& error);
 
+  // engine_durable.cc
+  bool checkpoint_due() const;
+  void begin_checkpoint();
+  Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
+  Task<> checkpoint_ended();
+
   // engine_step.cc
   Task<StepResult> finish_step(const StepOptions& options);
   Task<StepVerdict> judged(const StepOptions& options);
   Task<StepVerdict> judge_step(const StepOptions& options);
-  Task<std::optional<Error>> agree_on_step(const StepOptions& options, StepRefusal refusal);
+  Task<> agree_on_step(const StepOptions& options, StepRefusal refusal, StepVerdict& verdict);
   StepRefusal refusal_of(const StepOptions& options) const;
   std::string refusal_text(StepRefusal refusal, const StepOptions& options) const;
   Task<> undo_step();
@@ -162,6 +171,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
@@ -169,7 +179,9 @@ class EngineImpl final : public Engine {
   std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
   std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
   SpeculationWatch watch_;
-  std::vector<std::byte> step_messages_;  // of all ranks, in step()
+  bool storing_ = false;      // a checkpoint in the background
+  Signal stored_;             // it has ended
+  Nanoseconds stored_at_{0};  // when the last one had, by the reactor's clock
   std::exception_ptr error_;
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()

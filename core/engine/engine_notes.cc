@@ -30,15 +30,7 @@ void EngineImpl::describe() {
       "optimizer state: {}, {:.4g} bytes a parameter{}", to_string(table_->state()),
       traffic.written,
       swept ? fmt::format("; a step reads {:.4g} and writes them anew", traffic.read) : ""));
-  if (!swept) {
-    notes_.push_back(fmt::format(
-        "optimizer state is on {}: durable when the run ends or is interrupted, not at every step",
-        to_string(config_.placement.optimizer)));
-  } else if (storage_->store->state().slots == 1) {
-    notes_.push_back("--slots 1: half the space; a kill while a sweep writes loses the run");
-  } else {
-    notes_.push_back("every finished step becomes durable, at no extra written bytes");
-  }
+  notes_.push_back(durability());
   if (kept_->kept_chunks() > 0) {
     std::uint64_t read_bytes = 0;
     for (const Chunk& chunk : table_->chunks().subspan(kept_->kept_chunks()))
@@ -49,6 +41,27 @@ void EngineImpl::describe() {
                     kept_->kept_chunks(), table_->chunks().size(),
                     format_bytes(table_->total_record_bytes()), format_bytes(read_bytes)));
   }
+}
+
+/// What a kill loses, and what it costs that it does not lose more.
+std::string EngineImpl::durability() const {
+  const bool one_slot = storage_->store->state().slots == 1;
+  if (config_.placement.optimizer == Tier::kNvme) {
+    return one_slot ? "slots 1: half the space; a kill while a sweep writes loses the run"
+                    : "every finished step becomes durable, at no extra written bytes";
+  }
+  const std::string where = std::string(to_string(config_.placement.optimizer));
+  if (config_.durable_every_s == 0) {
+    return fmt::format(
+        "optimizer state is on {}, and durable_every is 0: it becomes durable when "
+        "the run ends or is interrupted; a kill loses all steps before that",
+        where);
+  }
+  return fmt::format(
+      "optimizer state is on {}: every {:g} s of training (durable_every) a checkpoint of {} is "
+      "written beside the next step; a kill loses what came after the last one{}",
+      where, config_.durable_every_s, format_bytes(table_->total_record_bytes()),
+      one_slot ? ", or with slots 1 the run, if it comes while one is written" : "");
 }
 
 /// What travels in fewer bits, and how far off it then is.

@@ -63,6 +63,7 @@ void EngineImpl::validate() {
   validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
           fmt::format("--clip {}: 0 (off) or a positive norm", config_.clip_norm));
+  require(config_.durable_every_s >= 0, "durable_every: 0 (never) or a positive number of seconds");
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
           "speculation always: an update that starts before the step's end can be undone only with "
@@ -95,6 +96,7 @@ void EngineImpl::open(const Initializer& initialize) {
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
+  calls_.emplace(model_);
   channels_ = std::make_unique<RankChannels>(*runtime_.ranks,
                                              RankChannels::Groups{.tensor = config_.tensor_parallel,
                                                                   .shard = shard_group(),
@@ -113,6 +115,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
     home_gather_ = std::make_unique<HomeGather>(*context_, *params_, *cache_, generation_);
   for (UnitId u = 0; u < table_->unit_count(); ++u) unit_updated(u, generation_);
   cache_->begin_generation(generation_);
+  stored_at_ = runtime_.reactor.clock().now();
 }
 
 /// What this rank updates of `unit` stands at `generation` at home; in stages 1 and 2 the rest is

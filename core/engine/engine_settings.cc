@@ -201,6 +201,11 @@ std::vector<SettingOf<EngineConfig>> store_table() {
                    .help = "2: every finished step is durable; 1: half the space, and a kill "
                            "within a step loses the run",
                    .at_resume = AtResume::kFixed}),
+      In::number("durable_every", &EngineConfig::durable_every_s, {.min = 0, .max = 1e9},
+                 {.values = "SECONDS",
+                  .help = "optimizer state that is not on NVMe is stored so often, beside the "
+                          "training; a kill loses what came after the last time; 0: at the end "
+                          "only"}),
       In::word("resume", &EngineConfig::resume, kResumes,
                {.values = "auto|never",
                 .help = "go on from the store's last durable step, or replace the store",

@@ -118,10 +118,15 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   }
   const double divisor = gradient_divisor(options);
   const StepScalars steps = scalars(options, static_cast<float>(coefficient / divisor));
+  {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
+    co_await checkpoint_ended();
+  }
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
   sweep_->end_step(steps, last_blob_);
   ++generation_;
   begin_step();
+  if (verdict.checkpoint) begin_checkpoint();
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
 }
 
@@ -144,8 +149,9 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
   if (own != StepRefusal::kNone)
     verdict.refused.emplace(ErrorCode::kInvalidArgument, refusal_text(own, options));
   if (table_->sharding().ranks() > 1) {
-    std::optional<Error> others = co_await agree_on_step(options, own);
-    if (!verdict.refused) verdict.refused = std::move(others);
+    co_await agree_on_step(options, own, verdict);
+  } else {
+    verdict.checkpoint = checkpoint_due();
   }
   if (verdict.refused) co_return verdict;
   double squared = 0;
@@ -157,44 +163,38 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
 
 /// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
 /// in the same order. With them goes what must be alike, and whether a rank refuses the step.
-/// Returns what a rank has against it; every rank finds something, or none does.
-Task<std::optional<Error>> EngineImpl::agree_on_step(const StepOptions& options,
-                                                     StepRefusal refusal) {
+/// What a rank has against it goes to `verdict`: every rank finds something, or none does.
+Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal,
+                                 StepVerdict& verdict) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
   GradientNorm& norm = flow_->norm();
-  const int ranks = channels_->steps->world_size();
-  const std::size_t size_bytes = sizeof(StepFacts) + norm.message_bytes();
-  step_messages_.resize(static_cast<std::size_t>(ranks) * size_bytes);
-  const std::span<std::byte> messages(step_messages_);
-  const auto message = [&](int rank) {
-    return messages.subspan(static_cast<std::size_t>(rank) * size_bytes, size_bytes);
-  };
-
   const int own = channels_->steps->rank();
   const StepFacts facts{.generation = generation_ + 1,
                         .options = options_hash(options),
                         .order = cache_->take_order(),
-                        .refusal = refusal};
-  std::memcpy(message(own).data(), &facts, sizeof(facts));
-  norm.write_message(message(own).subspan(sizeof(facts)));
-  co_await channels_->steps->all_gather(message(own), messages);
-  std::optional<Error> against;
-  for (int rank = 0; rank < ranks; ++rank) {
+                        .refusal = refusal,
+                        .checkpoint = checkpoint_due() ? 1U : 0U};
+  static_assert(sizeof(facts) <= GradientNorm::kHeadBytes);
+  std::memcpy(norm.message(own).data(), &facts, sizeof(facts));
+  norm.finish_message();
+  co_await channels_->steps->all_gather(norm.message(own), norm.messages());
+  std::optional<Error>& against = verdict.refused;
+  for (int rank = 0; rank < channels_->steps->world_size(); ++rank) {
     StepFacts theirs{};
-    std::memcpy(&theirs, message(rank).data(), sizeof(theirs));
+    std::memcpy(&theirs, norm.message(rank).data(), sizeof(theirs));
+    if (rank == 0) verdict.checkpoint = theirs.checkpoint != 0;
     const auto objected = objection(theirs, rank, facts, own);
     if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
-    const auto differs = norm.read_message(rank, message(rank).subspan(sizeof(theirs)));
-    if (!differs || against) continue;
-    against.emplace(
-        ErrorCode::kUnavailable,
-        fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
-                    "has whole are not the same on ranks {} and {}: the machines of such a group "
-                    "must compute alike (same CPU, same libraries), or one of them is faulty",
-                    differs->unit, model_.units[differs->unit].name, differs->first_rank,
-                    differs->rank));
   }
-  co_return against;
+  const auto differs = norm.difference();
+  if (!differs || against) co_return;
+  against.emplace(
+      ErrorCode::kUnavailable,
+      fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
+                  "has whole are not the same on ranks {} and {}: the machines of such a group "
+                  "must compute alike (same CPU, same libraries), or one of them is faulty",
+                  differs->unit, model_.units[differs->unit].name, differs->first_rank,
+                  differs->rank));
 }
 
 StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
@@ -248,6 +248,7 @@ Task<> EngineImpl::undo_step() {
     begin_step();
     co_return;
   }
+  calls_->ended_step();  // from now on every call says why it cannot be made
   const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
   tell_ranks(error);
   end_with(error);
@@ -276,6 +277,7 @@ Error EngineImpl::undo_failed(const std::exception_ptr& cause) const {
 void EngineImpl::begin_step() {
   guess_.reset();
   announced_.reset();
+  calls_->ended_step();
   flow_->begin_step();
   cache_->begin_generation(generation_);
 }

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "core/schedule/gradient_norm.h"
 #include "core/schedule/quantized_gather.h"
 #include "core/sharding/memory.h"
 #include "tiers/arena.h"
@@ -64,6 +65,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t element_bytes = size_bytes(table.dtype());
+  plan.permanent_bytes += lease_bytes(GradientNorm::memory_bytes(table));
   if (!table.sharding().one_rank()) {
     plan.permanent_bytes +=
         lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));

@@ -33,6 +33,7 @@ struct StepFacts {
   std::uint64_t options = 0;  ///< options_hash()
   std::uint64_t order = 0;    ///< of gathers
   StepRefusal refusal = StepRefusal::kNone;
+  std::uint64_t checkpoint = 0;  ///< 1: state in memory is to be stored after this step; rank 0's
 };
 /// Of all that ranks must have alike: not of the blob.
 std::uint64_t options_hash(const StepOptions& options);
@@ -45,7 +46,8 @@ std::optional<std::string> objection(const StepFacts& theirs, int rank, const St
 struct StepVerdict {
   /// It is not made: why.
   std::optional<Error> refused;
-  double norm = 0;  ///< of the gradients' mean over the ranks
+  double norm = 0;          ///< of the gradients' mean over the ranks
+  bool checkpoint = false;  ///< the step, if it is made, is stored
 };
 
 }  // namespace ziggurat

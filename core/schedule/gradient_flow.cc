@@ -27,7 +27,9 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
       spare_returned_(context.reactor),
-      norm_(context.table),
+      norm_memory_(context.permanent_lease(
+          Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
+      norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
       idle_(context.reactor) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
     arrived_.emplace_back(context.reactor);
@@ -76,12 +78,7 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
 Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   if (error_) std::rethrow_exception(error_);
   const UnitChunks& chunks = context_.table.unit(unit);
-  if (stages_[unit] == Stage::kFinished) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the gradient of unit {} was finished in this step: call step() before "
-                            "asking for it again",
-                            unit));
-  }
+  ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
   DeviceBuffer& buffer = buffers_[unit];
   if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
 

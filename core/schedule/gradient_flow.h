@@ -27,8 +27,8 @@ class GradientFlow {
   GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max,
                const ReductionSettings& reduction);
 
-  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory.
-  /// Errors: kInvalidArgument if the unit's gradient was already finished in this step.
+  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
+  /// unit's gradient must not be finished in this step.
   Task<std::span<float>> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
   /// once.
@@ -39,8 +39,8 @@ class GradientFlow {
   /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
   /// gradient.
   Task<> all_arrived();
-  /// After all_arrived() it has this rank's slices. Those of other ranks are for the caller to put
-  /// in.
+  /// After all_arrived() it has this rank's slices. The messages of other ranks are for the caller
+  /// to exchange.
   GradientNorm& norm() noexcept { return norm_; }
   /// Set once `chunk`'s gradient is at home in this step.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
@@ -66,6 +66,7 @@ class GradientFlow {
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
   std::vector<Signal> arrived_;  // per chunk
+  Lease norm_memory_;
   GradientNorm norm_;
   std::unique_ptr<GradientReducer> reducer_;  // among several ranks
   std::uint64_t finished_units_ = 0;

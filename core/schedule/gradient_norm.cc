@@ -1,33 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradient_norm.cc: rounding with sums, and their way to the other ranks.
+// core/schedule/gradient_norm.cc: rounding with sums, and their places in the ranks' messages:
+//
+//   head | sums of the tiles of the rank's slices, by unit | where layers are divided: a hash a
+//   unit
 #include "core/schedule/gradient_norm.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "base/check.h"
 #include "base/checksum.h"
 #include "optimizer/gradient.h"
 
 namespace ziggurat {
 namespace {
 
+/// Of one rank's slices.
+std::size_t own_tiles(const ChunkTable& table) {
+  std::size_t tiles = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u)
+    tiles += table.unit(u).slice_count / kTileElements;
+  return tiles;
+}
+
+std::size_t message_bytes_of(const ChunkTable& table) {
+  const std::size_t hashes = table.sharding().tensor.ranks > 1 ? table.unit_count() : 0;
+  return GradientNorm::kHeadBytes + own_tiles(table) * sizeof(double) +
+         hashes * sizeof(std::uint64_t);
+}
+
 template <class T>
-std::byte* put(std::byte* at, std::span<const T> values) {
-  std::memcpy(at, values.data(), values.size_bytes());
-  return at + values.size_bytes();
+std::span<T> as(std::span<std::byte> bytes) noexcept {
+  return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
 }
 
 }  // namespace
 
-GradientNorm::GradientNorm(const ChunkTable& table)
+std::uint64_t GradientNorm::memory_bytes(const ChunkTable& table) {
+  const std::uint64_t hashes = table.sharding().tensor.ranks > 1 ? own_tiles(table) : 0;
+  return message_bytes_of(table) * static_cast<std::uint64_t>(table.sharding().ranks()) +
+         hashes * sizeof(std::uint64_t);
+}
+
+GradientNorm::GradientNorm(const ChunkTable& table, int rank, std::span<std::byte> memory)
     : table_(table),
-      sums_(table.tile_count() * static_cast<std::size_t>(table.sharding().tensor.ranks), 0.0) {
-  for (UnitId u = 0; u < table.unit_count(); ++u) message_bytes_ += slice_tiles(u) * sizeof(double);
-  if (table.sharding().tensor.ranks == 1) return;
-  message_bytes_ += table.unit_count() * sizeof(std::uint64_t);
-  shared_hashes_.resize(table.tile_count(), 0);
-  first_hashes_.resize(static_cast<std::size_t>(table.sharding().total()) * table.unit_count(), 0);
+      rank_(rank),
+      ranks_(static_cast<std::size_t>(table.sharding().ranks())),
+      message_bytes_(message_bytes_of(table)),
+      memory_(memory.first(memory_bytes(table))) {
+  std::size_t tiles = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u) {
+    first_tile_.push_back(tiles);
+    tiles += slice_tiles(u);
+  }
+  first_tile_.push_back(tiles);
+  std::ranges::fill(memory_, std::byte{0});
+  if (has_parts()) tile_hashes_ = as<std::uint64_t>(memory_.subspan(message_bytes_ * ranks_));
+}
+
+std::span<double> GradientNorm::sums(int rank) const noexcept {
+  return as<double>(message(rank).subspan(kHeadBytes, first_tile_.back() * sizeof(double)));
+}
+
+std::span<std::uint64_t> GradientNorm::unit_hashes(int rank) const noexcept {
+  return as<std::uint64_t>(message(rank).subspan(kHeadBytes + first_tile_.back() * sizeof(double)));
 }
 
 void GradientNorm::round(UnitId unit, std::uint64_t begin, std::span<const float> values,
@@ -41,7 +75,6 @@ void GradientNorm::round(UnitId unit, std::uint64_t begin, std::span<const float
 void GradientNorm::round_tile(UnitId unit, std::uint64_t begin, std::span<const float> values,
                               TypedSpan<std::byte> out) {
   const TensorPart part = table_.sharding().tensor;
-  const std::size_t tile = table_.unit(unit).first_tile + begin / kTileElements;
   const std::uint64_t end = begin + values.size();
   double sum = 0;
   std::uint64_t hash = 0;
@@ -59,65 +92,44 @@ void GradientNorm::round_tile(UnitId unit, std::uint64_t begin, std::span<const 
     round_to(std::clamp(run.end, begin, end), true);
   }
   round_to(end, false);
-  sums_[static_cast<std::size_t>(part.rank) * table_.tile_count() + tile] = sum;
-  if (!shared_hashes_.empty()) shared_hashes_[tile] = hash;
+  const std::uint64_t own_begin = table_.own_begin(unit);
+  if (begin < own_begin || begin >= own_begin + table_.unit(unit).slice_count) return;
+  const std::size_t tile = first_tile_[unit] + (begin - own_begin) / kTileElements;
+  sums(rank_)[tile] = sum;
+  if (has_parts()) tile_hashes_[tile] = hash;
 }
 
-std::uint64_t GradientNorm::shared_hash(UnitId unit) const {
-  const UnitChunks& of = table_.unit(unit);
-  const std::size_t first =
-      of.first_tile + static_cast<std::size_t>(table_.sharding().rank) * slice_tiles(unit);
-  const std::span tiles = std::span(shared_hashes_).subspan(first, slice_tiles(unit));
-  return hash64(std::as_bytes(tiles), unit);
-}
-
-void GradientNorm::write_message(std::span<std::byte> message) const {
-  ZIGGURAT_CHECK(message.size() == message_bytes_, "a message of {} bytes", message.size());
-  const Sharding& own = table_.sharding();
-  std::byte* at = message.data();
-  for (UnitId u = 0; u < table_.unit_count(); ++u) {
-    const std::size_t first = static_cast<std::size_t>(own.tensor.rank) * table_.tile_count() +
-                              table_.unit(u).first_tile +
-                              static_cast<std::size_t>(own.rank) * slice_tiles(u);
-    at = put(at, std::span(sums_).subspan(first, slice_tiles(u)));
-  }
-  for (UnitId u = 0; u < table_.unit_count() && !shared_hashes_.empty(); ++u) {
-    const std::uint64_t hash = shared_hash(u);
-    at = put(at, std::span(&hash, 1));
+void GradientNorm::finish_message() {
+  for (UnitId u = 0; u < table_.unit_count() && has_parts(); ++u) {
+    const auto tiles = tile_hashes_.subspan(first_tile_[u], slice_tiles(u));
+    unit_hashes(rank_)[u] = hash64(std::as_bytes(tiles), u);
   }
 }
 
-std::optional<GradientNorm::Difference> GradientNorm::read_message(
-    int rank, std::span<const std::byte> message) {
-  ZIGGURAT_CHECK(message.size() == message_bytes_, "a message of {} bytes", message.size());
-  const Sharding& own = table_.sharding();
-  const int part = rank % own.tensor.ranks;
-  const int data_rank = rank / own.tensor.ranks;
-  const auto slice = static_cast<std::size_t>(data_rank % own.world_size);
-  const std::byte* at = message.data();
-  for (UnitId u = 0; u < table_.unit_count(); ++u) {
-    const std::size_t first = static_cast<std::size_t>(part) * table_.tile_count() +
-                              table_.unit(u).first_tile + slice * slice_tiles(u);
-    std::memcpy(&sums_[first], at, slice_tiles(u) * sizeof(double));
-    at += slice_tiles(u) * sizeof(double);
+std::optional<GradientNorm::Difference> GradientNorm::difference() const {
+  const int parts = table_.sharding().tensor.ranks;
+  for (int rank = 0; rank < static_cast<int>(ranks_) && has_parts(); ++rank) {
+    const int first = rank - rank % parts;
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      if (unit_hashes(rank)[u] != unit_hashes(first)[u])
+        return Difference{.unit = u, .first_rank = first, .rank = rank};
+    }
   }
-  std::optional<Difference> differs;
-  for (UnitId u = 0; u < table_.unit_count() && !shared_hashes_.empty(); ++u) {
-    std::uint64_t hash = 0;
-    std::memcpy(&hash, at, sizeof(hash));
-    at += sizeof(hash);
-    std::uint64_t& first =
-        first_hashes_[static_cast<std::size_t>(data_rank) * table_.unit_count() + u];
-    if (part == 0) first = hash;
-    if (hash != first && !differs)
-      differs = Difference{.unit = u, .first_rank = rank - part, .rank = rank};
-  }
-  return differs;
+  return {};
 }
 
-double GradientNorm::squared() const noexcept {
+/// Where groups of ranks each have a copy of the state, all have the same sums: the first group's.
+double GradientNorm::squared() const {
+  const Sharding& sharding = table_.sharding();
   double sum = 0;
-  for (const double tile : sums_) sum += tile;
+  for (int part = 0; part < sharding.tensor.ranks; ++part) {
+    for (UnitId u = 0; u < table_.unit_count(); ++u) {
+      for (int slice = 0; slice < sharding.world_size; ++slice) {
+        const auto tiles = sums(slice * sharding.tensor.ranks + part);
+        for (const double tile : tiles.subspan(first_tile_[u], slice_tiles(u))) sum += tile;
+      }
+    }
+  }
   return sum;
 }
 

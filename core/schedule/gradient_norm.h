@@ -3,9 +3,12 @@
 // which every rank takes the same norm.
 //
 // A tile's sum is of the rounded gradient, made in the pass that rounds it. Each rank has the tiles
-// of its slices; the others' come in a message once a step, and all are added in one order: by
+// of its slices and exchanges them once a step; all ranks then add all tiles in one order: by
 // tensor-parallel part, and within it by the model's. What all parts share (parameters that are not
 // divided) is counted in the first; that it has the same bits in the others is checked on the way.
+//
+// At a trillion parameters the sums are half a gigabyte on every rank: they are held once, in the
+// messages as they travel, and are part of the host budget.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +23,28 @@ namespace ziggurat {
 
 class GradientNorm {
  public:
-  explicit GradientNorm(const ChunkTable& table);
+  /// Room in front of each message for what else the ranks tell each other at the end of a step.
+  static constexpr std::size_t kHeadBytes = 64;
+
+  /// Of host memory.
+  static std::uint64_t memory_bytes(const ChunkTable& table);
+  /// `rank`: this one, of all ranks. `memory`: memory_bytes() of it, for good.
+  GradientNorm(const ChunkTable& table, int rank, std::span<std::byte> memory);
 
   /// Rounds elements [begin, begin + values.size()) of `unit`, whole tiles, into `out`, as
-  /// round_gradient() does, and keeps their sums. Different tiles from several threads at once.
+  /// round_gradient() does, and keeps the sums of those of this rank's slice. Different tiles from
+  /// several threads at once.
   void round(UnitId unit, std::uint64_t begin, std::span<const float> values,
              TypedSpan<std::byte> out);
 
-  /// Of this rank's slices, for the others.
-  std::size_t message_bytes() const noexcept { return message_bytes_; }
-  void write_message(std::span<std::byte> message) const;
+  /// This rank's gradients are all rounded: its message is whole but for the head.
+  void finish_message();
+  /// Of all ranks, side by side, as an all-gather wants them; and of one, its head first.
+  std::span<std::byte> messages() noexcept { return memory_.first(message_bytes_ * ranks_); }
+  std::span<std::byte> message(int rank) const noexcept {
+    return memory_.subspan(message_bytes_ * static_cast<std::size_t>(rank), message_bytes_);
+  }
+
   /// A unit whose shared parameters have other gradients on `rank` than on `first_rank` of its
   /// tensor-parallel group.
   struct Difference {
@@ -37,27 +52,28 @@ class GradientNorm {
     int first_rank;
     int rank;
   };
-  /// Takes what rank `rank` of all ranks wrote; of each step in the order of ranks, this one
-  /// included. Returns the first unit whose shared parameters' gradients differ within a
-  /// tensor-parallel group, if there is one: every rank finds the same.
-  std::optional<Difference> read_message(int rank, std::span<const std::byte> message);
-
-  /// Of the whole model, once the messages of all are read; of one rank's where that is all.
-  double squared() const noexcept;
+  /// Once the messages of all are there: the first, if there is one. Every rank finds the same.
+  std::optional<Difference> difference() const;
+  /// Of the whole model, then too.
+  double squared() const;
 
  private:
   void round_tile(UnitId unit, std::uint64_t begin, std::span<const float> values,
                   TypedSpan<std::byte> out);
-  std::uint64_t shared_hash(UnitId unit) const;
   std::size_t slice_tiles(UnitId unit) const noexcept {
     return table_.unit(unit).slice_count / kTileElements;
   }
+  bool has_parts() const noexcept { return table_.sharding().tensor.ranks > 1; }
+  std::span<double> sums(int rank) const noexcept;
+  std::span<std::uint64_t> unit_hashes(int rank) const noexcept;
 
   const ChunkTable& table_;
-  std::size_t message_bytes_ = 0;
-  std::vector<double> sums_;                  // of each tile of each part
-  std::vector<std::uint64_t> shared_hashes_;  // of each tile of this part, of what parts share
-  std::vector<std::uint64_t> first_hashes_;   // of each unit, as each first part's ranks wrote it
+  int rank_;
+  std::size_t ranks_;
+  std::vector<std::size_t> first_tile_;  // by unit, among a rank's own; and at the end their number
+  std::size_t message_bytes_;
+  std::span<std::byte> memory_;
+  std::span<std::uint64_t> tile_hashes_;  // of this rank's slices, of what parts share
 };
 
 }  // namespace ziggurat

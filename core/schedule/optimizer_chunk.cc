@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "core/schedule/optimizer_pass.h"
 #include "core/schedule/optimizer_sweep.h"
-#include "tiers/record_hash.h"
+#include "core/schedule/stored_record.h"
 
 namespace ziggurat {
 namespace {
@@ -150,13 +150,7 @@ Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   const Chunk& chunk = context_.table.chunk(id);
   const std::uint64_t stored = pass.generation + settings_.store_offset - 1;
   const std::span<std::byte> record = item.memory.first(chunk.record_bytes());
-  const StateStore::Expected expected = parts_.store.expected(id, stored);
-  std::uint64_t hash = 0;
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, expected.seed, context_.table.record_format());
-  };
-  co_await context_.workers.run(context_.reactor, "verify record", job);
-  if (hash != expected.hash) throw parts_.store.corrupt_record(id, stored);
+  co_await require_record_of(context_, parts_.store, id, stored, record);
   const std::span<std::byte> param_item =
       item.memory.subspan(chunk.record_bytes(), parts_.params.item_bytes(chunk));
   co_await parts_.params.publish_record(id, pass.generation - 1, record, param_item);

@@ -5,7 +5,7 @@
 #include "base/runtime/for_each.h"
 #include "core/schedule/optimizer_pass.h"
 #include "core/schedule/optimizer_sweep.h"
-#include "tiers/record_hash.h"
+#include "core/schedule/stored_record.h"
 
 namespace ziggurat {
 namespace {
@@ -63,12 +63,8 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
 
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
   const std::span<const std::byte> record = parts_.records.record(id);
-  std::uint64_t hash = 0;
-  const std::uint64_t seed = parts_.store.write_seed(id, stored_generation);
-  const std::function<void()> job = [&] {
-    hash = record_hash(record, seed, context_.table.record_format());
-  };
-  co_await context_.workers.run(context_.reactor, "hash record", job);
+  const std::uint64_t hash =
+      co_await hash_record(context_, record, parts_.store.write_seed(id, stored_generation));
   co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
 }
 

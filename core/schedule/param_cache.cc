@@ -283,7 +283,7 @@ void ParamCache::prefetch() {
     const Slot& slot = slots_[unit];
     ahead += context_.table.unit(unit).count;
     if (ahead > limits_.prefetch_elements_max) return;
-    if (slot.state == State::kLoading || slot.pins > 0) continue;
+    if (slot.state == State::kLoading || slot.pins > 0 || slot.may_change) continue;
     if (slot.state == State::kPresent && slot.generation == generation_) continue;
     if (live_count() + context_.table.unit(unit).count > limits_.max_live_parameters) return;
     if (!gather_) {
@@ -310,6 +310,7 @@ void ParamCache::begin_generation(std::uint64_t generation) {
   for (Slot& slot : slots_) {
     if (slot.home_generation < generation) slot.updated.reset();
     if (slot.pins == 0) drop(slot);
+    slot.may_change = false;
   }
   prefetch();
 }

@@ -57,6 +57,9 @@ class ParamCache {
   /// Device memory came back: whoever waits in allocate() tries again.
   void memory_returned();
 
+  /// `unit`'s gradient of this step is complete: until the next begin_generation() its parameters
+  /// may change at home, and are neither acquired nor loaded ahead.
+  void params_may_change(UnitId unit) noexcept { slots_[unit].may_change = true; }
   /// Waits until nothing is being loaded: parameters may then change at home.
   Task<> quiesce();
   /// The parameters of `generation` are what acquire() gives from now on; what is cached is stale
@@ -78,7 +81,8 @@ class ParamCache {
     std::shared_ptr<UnitGather::Flight> flight;  // in place of the buffer, where units are gathered
     std::uint64_t generation = 0;                // of the contents
     std::size_t pins = 0;
-    Signal settled;  // not loading
+    bool may_change = false;  // at home
+    Signal settled;           // not loading
     std::uint64_t home_generation = 0;
     Signal updated;  // home_generation == generation_
   };

@@ -87,6 +87,11 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
         totals[Counter::kSpeculations], report.steps + report.skipped,
         totals[Counter::kSpeculationsRedone],
         format_bytes(totals[Counter::kSpeculationWasteBytes])));
+  if (const std::uint64_t checkpoints = totals[Counter::kCheckpoints]; checkpoints > 0)
+    lines.push_back(fmt::format("{} checkpoints of state in memory: {:.2f} s each, beside training",
+                                checkpoints,
+                                static_cast<double>(totals[Counter::kCheckpointNs]) * 1e-9 /
+                                    static_cast<double>(checkpoints)));
   if (report.facts.loss_scale)
     lines.push_back(
         fmt::format("loss scale {}; {} of {} attempts at a step overflowed and were "

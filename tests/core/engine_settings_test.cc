@@ -66,6 +66,7 @@ const std::map<std::string, std::string>& others() {
       {"reduce_dtype", "fp32"},
       {"reduce_bucket_size", "11"},
       {"slots", "1"},
+      {"durable_every", "60"},
       {"resume", "never"},
   };
   return texts;
@@ -78,8 +79,8 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   const auto& [store, placement, host_budget_bytes, trainer_device_bytes, tensor_parallel, strategy,
                quantization, ranks_per_node, reduce_dtype, reduce_bucket_elements,
                prefetch_elements_max, optimizer, param_groups, clip_norm, speculation,
-               max_live_parameters, max_reuse_distance, slots, resume, run_identity,
-               numerics_fingerprint, progress, before_seal] = config;
+               max_live_parameters, max_reuse_distance, slots, durable_every_s, resume,
+               run_identity, numerics_fingerprint, progress, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(std::tie(store, trainer_device_bytes, progress, before_seal));
   // Compared by agree_on_settings() and check_identity() themselves.
@@ -88,7 +89,7 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   static_cast<void>(std::tie(placement, host_budget_bytes, tensor_parallel, ranks_per_node,
                              reduce_dtype, reduce_bucket_elements, prefetch_elements_max,
                              param_groups, clip_norm, speculation, max_live_parameters,
-                             max_reuse_distance, slots, resume));
+                             max_reuse_distance, slots, durable_every_s, resume));
   const auto& [zero_stage, name, shard_group, hpz] = strategy;
   const auto& [weights, gradient_bits] = quantization;
   const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay] = optimizer;

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_durable.cc: when what was trained becomes durable.
+//
+// Records on NVMe are durable at every step, by the sweep itself. Records in memory are written as
+// a generation of the store when make_durable() asks for it, and every durable_every of training:
+// rank 0 looks at its clock at the end of a step and tells the others in the step's message, so
+// that all store the same generation. It is written beside the next step's forward and backward,
+// which change no record; the next sweep waits for it.
+#include <chrono>
+
+#include "core/engine/engine_impl.h"
+
+namespace ziggurat {
+
+std::uint64_t EngineImpl::durable_generation() const {
+  return sweep_ ? sweep_->durable_generation() : 0;
+}
+
+void EngineImpl::make_durable() {
+  const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
+  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+    if (self.error_) std::rethrow_exception(self.error_);
+    co_await self.sweep_->settled();
+    // Nothing stays under way in which other ranks take part.
+    co_await self.cache_->quiesce();
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
+    co_await self.checkpoint_ended();
+    if (!self.records_->resident()) co_return;
+    co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
+    self.stored_at_ = self.runtime_.reactor.clock().now();
+  }(*this));
+  at_rest_ = !sweep_->step_open();
+}
+
+/// By this rank's clock: rank 0's counts.
+bool EngineImpl::checkpoint_due() const {
+  if (!records_->resident() || config_.durable_every_s == 0 || storing_) return false;
+  const std::chrono::duration<double> since = runtime_.reactor.clock().now() - stored_at_;
+  return since.count() >= config_.durable_every_s;
+}
+
+/// Of the step that was just made.
+void EngineImpl::begin_checkpoint() {
+  storing_ = true;
+  stored_.reset();
+  Task<> storing = store_checkpoint(generation_, last_blob_);
+  context_->spawn(std::move(storing));
+}
+
+Task<> EngineImpl::store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob) {
+  co_await sweep_->settled();
+  {
+    const CountedTime took(runtime_.metrics, Counter::kCheckpointNs);
+    co_await sweep_->checkpoint(generation, blob);
+  }
+  runtime_.metrics.add(Counter::kCheckpoints, 1);
+  stored_at_ = runtime_.reactor.clock().now();
+  storing_ = false;
+  stored_.set();
+}
+
+/// Records may change again.
+Task<> EngineImpl::checkpoint_ended() {
+  if (!storing_) co_return;
+  co_await stored_.wait();
+}
+
+}  // namespace ziggurat

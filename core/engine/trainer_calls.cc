@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/trainer_calls.cc: the order of calls, and the words for those out of it.
+#include "core/engine/trainer_calls.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace ziggurat {
+
+TrainerCalls::TrainerCalls(const ModelSpec& model) {
+  for (const UnitSpec& unit : model.units)
+    units_.push_back({.name = unit.name, .frozen = unit.frozen()});
+}
+
+void TrainerCalls::refuse(const char* call, UnitId unit, const char* why) const {
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}(unit {} '{}'): {}", call, unit, units_[unit].name, why));
+}
+
+void TrainerCalls::require_unit(const char* call, UnitId unit) const {
+  if (unit < units_.size()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}(unit {}): the model has units 0 to {}: give one of them", call, unit,
+                          units_.size() - 1));
+}
+
+void TrainerCalls::require_acquire(UnitId unit, std::uint64_t generation) const {
+  require_unit("acquire", unit);
+  const Unit& its = units_[unit];
+  if (its.gradient == Gradient::kFinished) {
+    refuse("acquire", unit,
+           "its gradient is finished in this step, so its parameters may be changing: acquire it "
+           "before finish_gradient(), or after step()");
+  }
+  if (its.held > 0 && its.held_generation != generation) {
+    refuse("acquire", unit,
+           "it is held since before the last step(), with that generation's parameters: "
+           "release() it first");
+  }
+}
+
+void TrainerCalls::acquired(UnitId unit, std::uint64_t generation) {
+  ++units_[unit].held;
+  units_[unit].held_generation = generation;
+}
+
+void TrainerCalls::require_release(UnitId unit) const {
+  require_unit("release", unit);
+  if (units_[unit].held == 0)
+    refuse("release", unit, "it is not held: release it once for each acquire()");
+}
+
+void TrainerCalls::require_gradient(UnitId unit) const {
+  require_unit("gradient", unit);
+  if (units_[unit].gradient == Gradient::kFinished) {
+    refuse("gradient", unit,
+           "its gradient was finished in this step: call step() before asking for it again");
+  }
+}
+
+void TrainerCalls::require_finish_gradient(UnitId unit) const {
+  require_unit("finish_gradient", unit);
+  const Unit& its = units_[unit];
+  switch (its.gradient) {
+    case Gradient::kFinished:
+      refuse("finish_gradient", unit,
+             "its gradient was finished in this step: call it once for each step()");
+    case Gradient::kNone:
+      if (its.frozen) break;  // it has none
+      refuse("finish_gradient", unit, "it has no gradient yet: add it into gradient() first");
+    case Gradient::kAccumulating: break;
+  }
+}
+
+void TrainerCalls::ended_step() {
+  for (Unit& unit : units_) unit.gradient = Gradient::kNone;
+}
+
+}  // namespace ziggurat

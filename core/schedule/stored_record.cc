@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/stored_record.cc: read, hash, compare.
+#include "core/schedule/stored_record.h"
+
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+
+Task<std::uint64_t> hash_record(Context& context, std::span<const std::byte> record,
+                                std::uint64_t seed) {
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] {
+    hash = record_hash(record, seed, context.table.record_format());
+  };
+  co_await context.workers.run(context.reactor, "hash record", job);
+  co_return hash;
+}
+
+Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
+                        std::uint64_t generation, std::span<const std::byte> record) {
+  const StateStore::Expected expected = store.expected(chunk, generation);
+  const std::uint64_t hash = co_await hash_record(context, record, expected.seed);
+  co_return hash == expected.hash;
+}
+
+Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
+                         std::uint64_t generation, std::span<const std::byte> record) {
+  const bool right = co_await is_record_of(context, store, chunk, generation, record);
+  if (!right) throw store.corrupt_record(chunk, generation);
+}
+
+Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
+                   std::span<std::byte> record) {
+  co_await store.read(chunk, generation, record);
+  co_await require_record_of(context, store, chunk, generation, record);
+}
+
+}  // namespace ziggurat
