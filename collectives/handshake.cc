@@ -30,7 +30,7 @@ using Socket = asio::ip::tcp::socket;
 struct Hello {
   std::array<char, 8> magic{'z', 'i', 'g', '-', 'r', 'a', 'n', 'k'};
   std::uint32_t version = 2;
-  Purpose purpose = Purpose::kJoin;
+  ConnectionKind purpose = ConnectionKind::kJoin;
   std::int32_t rank = 0;
   std::int32_t world_size = 0;
   std::uint64_t epoch = 0;
@@ -148,7 +148,7 @@ Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
   co_await read_exactly(socket, place_of(hello));
   const Hello expected;
   if (hello.magic != expected.magic || hello.version != expected.version ||
-      hello.purpose > Purpose::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
+      hello.purpose > ConnectionKind::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
     refuse("a caller does not begin as a rank does");
   }
   Digest nonce;

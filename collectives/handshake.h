@@ -25,11 +25,11 @@
 namespace ziggurat {
 
 /// What a connection is for: to join the rendezvous, or one of the two sockets between two ranks.
-enum class Purpose : std::uint32_t { kJoin, kControl, kBulk };
+enum class ConnectionKind : std::uint32_t { kJoin, kControl, kBulk };
 
 /// Who calls, as it says itself.
 struct Caller {
-  Purpose purpose = Purpose::kJoin;
+  ConnectionKind purpose = ConnectionKind::kJoin;
   std::int32_t rank = 0;
   std::int32_t world_size = 1;
   std::uint64_t epoch = 0;  ///< of the ranks' connection; 0 when they join

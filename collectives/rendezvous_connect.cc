@@ -177,8 +177,8 @@ Task<> RendezvousProtocol::accepted(std::shared_ptr<RendezvousProtocol> self, So
                                     Accepted accepted) {
   const Caller& caller = accepted.caller;
   const auto rank = static_cast<std::size_t>(caller.rank);
-  if (caller.purpose == Purpose::kJoin || caller.epoch != self->epoch_ || self->epoch_ == 0 ||
-      caller.world_size != self->options_.world_size || rank <= self->own() ||
+  if (caller.purpose == ConnectionKind::kJoin || caller.epoch != self->epoch_ ||
+      self->epoch_ == 0 || caller.world_size != self->options_.world_size || rank <= self->own() ||
       self->connection(rank, caller.purpose).socket) {
     co_return;
   }
@@ -186,7 +186,7 @@ Task<> RendezvousProtocol::accepted(std::shared_ptr<RendezvousProtocol> self, So
   if (--self->to_come_ == 0) self->all_here_.set();
 }
 
-Task<> RendezvousProtocol::call_below(std::size_t rank, Purpose purpose) {
+Task<> RendezvousProtocol::call_below(std::size_t rank, ConnectionKind purpose) {
   std::vector<Endpoint> places{
       {asio::ip::make_address(addresses_[rank].address), addresses_[rank].port}};
   Session session;
@@ -207,8 +207,8 @@ Task<> RendezvousProtocol::connect_all() {
       },
       fatal());
   for (std::size_t r = 0; r < own(); ++r) {
-    co_await call_below(r, Purpose::kControl);
-    co_await call_below(r, Purpose::kBulk);
+    co_await call_below(r, ConnectionKind::kControl);
+    co_await call_below(r, ConnectionKind::kBulk);
   }
   const std::function<std::string()> missing = [this] {
     std::vector<std::size_t> ranks;

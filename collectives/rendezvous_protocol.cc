@@ -137,7 +137,7 @@ Task<> RendezvousProtocol::host() {
 
 /// Why `caller` may not join; empty: it may.
 std::string RendezvousProtocol::refusal(const Caller& caller) const {
-  if (caller.purpose != Purpose::kJoin || caller.world_size != options_.world_size) {
+  if (caller.purpose != ConnectionKind::kJoin || caller.world_size != options_.world_size) {
     return fmt::format("rank {} says there are {} ranks, rank 0 says {}", caller.rank,
                        caller.world_size, options_.world_size);
   }
@@ -191,7 +191,7 @@ Task<> RendezvousProtocol::watch(std::shared_ptr<RendezvousProtocol> self, Membe
 Task<> RendezvousProtocol::join() {
   const auto host = std::make_shared<Member>(Member{0, nullptr, {}});
   std::vector<Endpoint> places = co_await resolve();
-  host->socket = co_await call(std::move(places), as(Purpose::kJoin), &host->session);
+  host->socket = co_await call(std::move(places), as(ConnectionKind::kJoin), &host->session);
   const std::string rank_0 = host->socket->remote_endpoint().address().to_string();
   listen();
   const std::string row = own_address().to_json().dump();

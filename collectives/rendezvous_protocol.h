@@ -62,7 +62,9 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   std::size_t world() const { return static_cast<std::size_t>(options_.world_size); }
   std::size_t own() const { return static_cast<std::size_t>(options_.rank); }
   RankAddress own_address() const;
-  Caller as(Purpose purpose) const { return {purpose, options_.rank, options_.world_size, epoch_}; }
+  Caller as(ConnectionKind purpose) const {
+    return {purpose, options_.rank, options_.world_size, epoch_};
+  }
 
   void parse();
   bool on_this_host_only() const;
@@ -85,7 +87,7 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
                        std::string* why_not);
   static Task<> accepted(std::shared_ptr<RendezvousProtocol> self, SocketPtr socket,
                          Accepted accepted);
-  Task<> call_below(std::size_t rank, Purpose purpose);
+  Task<> call_below(std::size_t rank, ConnectionKind purpose);
   Task<> connect_all();
   Task<> part();
   static Task<> watch(std::shared_ptr<RendezvousProtocol> self, MemberPtr member);
@@ -94,8 +96,8 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   Task<> pause();
   void check_nobody_is_lost() const;
   Task<> wait_for(Signal& signal, const std::function<std::string()>& what);
-  Connection& connection(std::size_t rank, Purpose purpose) {
-    return connections_[rank][purpose == Purpose::kControl ? 0 : 1];
+  Connection& connection(std::size_t rank, ConnectionKind purpose) {
+    return connections_[rank][purpose == ConnectionKind::kControl ? 0 : 1];
   }
 
   Reactor& reactor_;

@@ -125,7 +125,7 @@ class OtherRanks {
   }
 
   Task<> one(int rank) {
-    Caller caller{Purpose::kJoin, rank, kRanks, 0};
+    Caller caller{ConnectionKind::kJoin, rank, kRanks, 0};
     Session session;
     const SocketPtr socket = co_await call(port_, caller, &session);
     const std::string address = RankAddress{}.to_json().dump();
@@ -134,7 +134,7 @@ class OtherRanks {
     const auto parsed = nlohmann::json::parse(list);
     caller.epoch = parsed.at("epoch").get<std::uint64_t>();
     const auto port = RankAddress::from_json(parsed.at("ranks").at(0)).port;
-    for (const Purpose purpose : {Purpose::kControl, Purpose::kBulk}) {
+    for (const ConnectionKind purpose : {ConnectionKind::kControl, ConnectionKind::kBulk}) {
       caller.purpose = purpose;
       Session unused;
       const SocketPtr made = co_await call(port, caller, &unused);

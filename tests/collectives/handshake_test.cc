@@ -24,7 +24,7 @@ using asio::ip::tcp;
 using testing::HasSubstr;
 
 constexpr const char* kSecret = "of this test";
-constexpr Caller kRankOne{Purpose::kJoin, 1, 2, 0};
+constexpr Caller kRankOne{ConnectionKind::kJoin, 1, 2, 0};
 
 /// Two ends of a connection; what happens at `ours` runs on the reactor, `theirs` is a stranger's,
 /// read and written by hand.

@@ -249,7 +249,7 @@ void come_and_go(const RankOptions& options, std::uint16_t port) {
       co_await socket.async_connect({asio::ip::address_v4::loopback(), port},
                                     asio::redirect_error(asio::use_awaitable, error));
     } while (error);
-    const Caller caller{Purpose::kJoin, options.rank, options.world_size, 0};
+    const Caller caller{ConnectionKind::kJoin, options.rank, options.world_size, 0};
     Session session = co_await call_handshake(socket, options.secret, caller);
     const std::string row = RankAddress{}.to_json().dump();
     co_await write_message(socket, session, row);
