@@ -165,6 +165,7 @@ class Division {
       return std::min(all,
                       (budget_bytes - rest - plan.slack_bytes) / kAlignmentBytes * kAlignmentBytes);
     }
+    if (const std::uint64_t all = fitting(budget_bytes); rest + all <= budget_bytes) return all;
     // Parameters fill the device in forward, when there are no gradients yet, and again in
     // backward, beside the gradients and what is held; they give way to what is allocated later.
     const std::uint64_t for_good = rest - plan.gradient_bytes - plan.other_accumulator_bytes;

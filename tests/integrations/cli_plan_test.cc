@@ -101,7 +101,7 @@ TEST_F(CliPlan, TheHostBudgetDecidesWhatTheHostHolds) {
 TEST_F(CliPlan, SaysWhatTrainSays) {
   const Arguments model{"--model", "2x128x2", "--context", "64", "--threads", "2"};
   write_file(folder_ / "text", sample_text());
-  for (const Arguments& budgets : {Arguments{"--device-memory", "6MiB", "--host-memory", "10MiB"},
+  for (const Arguments& budgets : {Arguments{"--device-memory", "8MiB", "--host-memory", "10MiB"},
                                    Arguments{"--device-memory", "32MiB", "--host-memory", "64MiB"},
                                    Arguments{"--device-memory", "32MiB", "--host-memory", "64MiB",
                                              "--placement", "all=host"}}) {
