@@ -135,10 +135,11 @@ Error StoreRecovery::nothing_left() const {
     const auto newest = survey_->newest_candidate(SlotEntry::kNone);
     found = newest ? fmt::format("generation {} may be whole", *newest) : "none is";
   }
-  const char* one_slot = store_.layout.slots == 1
-                             ? ". With `slots=1` each generation is written over the one before, so "
-                               "there is no older one to go back to"
-                             : "";
+  const char* one_slot =
+      store_.layout.slots == 1
+          ? ". With `slots=1` each generation is written over the one before, so "
+            "there is no older one to go back to"
+          : "";
   const std::string message = fmt::format(
       "{}: no generation is whole on every rank and drive (here: {}){}. Nothing was changed. "
       "Restore "

@@ -80,9 +80,9 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
   const auto& [store, placement, host_budget_bytes, trainer_device_bytes, trainer_held_units,
                tensor_parallel, strategy, quantization, ranks_per_node, reduce_dtype,
                reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
-               speculation, max_live_parameters, max_reuse_distance,
-               param_persistence_threshold, slots, durable_every_s, resume,
-               run_identity, numerics_fingerprint, progress, before_seal] = config;
+               speculation, max_live_parameters, max_reuse_distance, param_persistence_threshold,
+               slots, durable_every_s, resume, run_identity, numerics_fingerprint, progress,
+               before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(
       std::tie(store, trainer_device_bytes, trainer_held_units, progress, before_seal));
