@@ -135,7 +135,7 @@ int run_schedule(const Settings& settings, Words) {
 }
 
 int run_plan(const Settings& settings, Words) {
-  say_notes(settings);
+  say_notes(settings.notes());
   return plan(read_plan(settings));
 }
 

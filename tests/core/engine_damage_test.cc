@@ -86,7 +86,7 @@ class TrainedStore {
   EngineConfig config() const {
     EngineConfig config = small_config("");
     config.store = directories;
-    config.zero_stage = shape.ranks == 1 ? 0 : 2;
+    config.strategy.zero_stage = shape.ranks == 1 ? 0 : 2;
     return config;
   }
 

@@ -281,7 +281,7 @@ TEST(Engine, TwoUnitsHeldWhileAThirdDoesNotFitIsReportedNotHung) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   // One accumulator takes 256 KiB; beside it units 3 (96 KiB) and 4 (128 KiB) fit, unit 2 no more.
-  Rig rig(model, small_config(directory.path()), 2, 512 * kKiB);
+  Rig rig(model, small_config(directory.path()), 2, 520 * kKiB);
   rig.engine->acquire(3);
   rig.engine->acquire(4);
   const Error error = error_of([&] { rig.engine->acquire(2); });
