@@ -127,7 +127,7 @@ TEST(CliCommand, ABudgetTooSmallGetsTheSmallestAndTheFixThatHelpsMost) {
   const Output device = ziggurat(
       folder.path(), tiny_train(folder, "store", 1) + Arguments{"--device-memory", "1MiB"});
   EXPECT_EQ(device.exit_code, 1);
-  EXPECT_THAT(device.err, HasSubstr("`device_memory` 1.0 MiB"));
+  EXPECT_THAT(device.err, HasSubstr("--device-memory 1.0 MiB"));
   EXPECT_THAT(device.err, HasSubstr("what helps most, in order"));
   EXPECT_TRUE(fs::is_empty(folder / "store"));
 
@@ -142,7 +142,7 @@ TEST(CliCommand, ABudgetTooSmallGetsTheSmallestAndTheFixThatHelpsMost) {
   const Output host =
       ziggurat(folder.path(), tiny_train(folder, "other", 1) + Arguments{"--host-memory", "1MiB"});
   EXPECT_EQ(host.exit_code, 1);
-  EXPECT_THAT(host.err, HasSubstr("`host_memory` 1.0 MiB"));
+  EXPECT_THAT(host.err, HasSubstr("--host-memory 1.0 MiB"));
   EXPECT_THAT(host.err, HasSubstr("what helps most, in order"));
   EXPECT_THAT(host.err, HasSubstr("=nvme"));
 }
