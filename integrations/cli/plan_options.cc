@@ -232,7 +232,12 @@ PlanCommand read_plan(const Settings& settings) {
   check_exchanges(command);
   command.memory = settings.on("memory") || !settings.on("traffic");
   command.traffic = settings.on("traffic") || !settings.on("memory");
-  if (command.model.config) run.model = *command.model.config;
+  if (command.model.config) {
+    // A published vocabulary (50,257) is padded until the ranks can divide it, as Megatron-LM does.
+    const std::int64_t ranks = tp;
+    run.model = *command.model.config;
+    run.model.vocabulary = (run.model.vocabulary + ranks - 1) / ranks * ranks;
+  }
   if (!settings.given("device_memory")) run.device_bytes = 0;
   if (!settings.given("host_memory")) run.engine.host_budget_bytes = 0;
   run.engine.ranks_per_node = command.world.ranks_per_node;

@@ -79,7 +79,7 @@ TEST(HostPlan, HasTheStateThatIsAtRestThereOfAPartOfEveryLayer) {
                                              .placement = Placement{}});
       EXPECT_NEAR(
           static_cast<double>(state_bytes(plan)) / static_cast<double>(memory.bytes(Tier::kHost)),
-          1, 0.01)
+          1, 0.02)  // a lease's rounding up to a page is 1 % of the smallest slices here
           << to_string(strategy) << " of " << world.ranks << " x " << parts;
       EXPECT_EQ(memory.bytes(StateClass::kMasters) + memory.bytes(StateClass::kMoments),
                 table.total_record_bytes());
