@@ -48,11 +48,17 @@ class File {
   }
 
  private:
+  /// Nothing where the file, which may have been cut, does not reach.
   std::span<const std::byte> at(std::uint64_t offset, std::uint64_t size_bytes) const {
+    if (!holds(offset, size_bytes)) return {};
     return std::span(bytes_).subspan(offset, size_bytes);
   }
+  bool holds(std::uint64_t offset, std::uint64_t size_bytes) const {
+    return offset <= bytes_.size() && size_bytes <= bytes_.size() - offset;
+  }
   bool readable(std::uint64_t offset, std::uint64_t size_bytes) const {
-    return disk_.is_readable(path_, offset, round_up(size_bytes, 4096));
+    return holds(offset, size_bytes) &&
+           disk_.is_readable(path_, offset, round_up(size_bytes, 4096));
   }
 
   void read_superblock(unsigned parity, int copy) {
