@@ -234,9 +234,8 @@ PlanCommand read_plan(const Settings& settings) {
   command.traffic = settings.on("traffic") || !settings.on("memory");
   if (command.model.config) {
     // A published vocabulary (50,257) is padded until the ranks can divide it, as Megatron-LM does.
-    const std::int64_t ranks = tp;
     run.model = *command.model.config;
-    run.model.vocabulary = (run.model.vocabulary + ranks - 1) / ranks * ranks;
+    run.model.vocabulary = (run.model.vocabulary + tp - 1) / tp * tp;
   }
   if (!settings.given("device_memory")) run.device_bytes = 0;
   if (!settings.given("host_memory")) run.engine.host_budget_bytes = 0;

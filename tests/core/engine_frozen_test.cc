@@ -74,6 +74,7 @@ Moved moved_with(const std::vector<ParamGroup>& groups, const char* placement) {
   const ModelSpec model = even_model();
   EngineConfig config = small_config(directory.path());
   config.placement = parse_placement(placement);
+  config.host_budget_bytes = 64 * kMiB;  // nothing read ahead is taken back and read again
   config.clip_norm = kClip;
   config.param_groups = groups;
   config.speculation = Speculation::kNever;
