@@ -68,6 +68,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
 }
 
 void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
+  if (error_) std::rethrow_exception(error_);
   ZIGGURAT_CHECK(step_open(), "a step without gradients");
   const PassPtr pass = current_;
   const bool right = !pass->guesses || pass->step == step;

@@ -77,7 +77,7 @@ class OptimizerSweep {
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
   /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
   /// belongs to the generation being made. Starts what has not started; what was made with a wrong
-  /// guess is made again.
+  /// guess is made again. Errors: what the sweep failed with since; no generation is made then.
   void end_step(const StepScalars& step, std::vector<std::byte> blob);
   /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
   /// gradients are dropped and all parameters and records are those of the generation before. The
