@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/numerics/float16.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
 

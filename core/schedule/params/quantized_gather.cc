@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
