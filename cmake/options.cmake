@@ -45,7 +45,9 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Without these it caches nothing that reads a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+  target_compile_options(ziggurat_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endif()
 
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH ZIGGURAT_ROOT)
@@ -60,4 +62,5 @@ function(ziggurat_library name)
     PRIVATE ${ARG_SOURCES})
   target_include_directories(ziggurat_${name} PUBLIC $<BUILD_INTERFACE:${ZIGGURAT_ROOT}>)
   target_link_libraries(ziggurat_${name} PUBLIC ${ARG_USES} PRIVATE ziggurat::flags ${ARG_PRIVATE_USES})
+  target_precompile_headers(ziggurat_${name} REUSE_FROM ziggurat_precompiled)
 endfunction()
