@@ -10,6 +10,7 @@
 #include <charconv>
 #include <vector>
 
+#include "collectives/random.h"
 #include "collectives/rendezvous/descriptors.h"
 #include "collectives/rendezvous/rendezvous_protocol.h"
 

@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "collectives/random.h"
+
 namespace ziggurat {
 
 namespace asio = boost::asio;

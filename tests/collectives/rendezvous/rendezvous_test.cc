@@ -22,6 +22,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/runtime/async.h"
+#include "collectives/random.h"
 #include "collectives/rendezvous/handshake.h"
 #include "collectives/rendezvous/local_secret.h"
 #include "collectives/rendezvous/rank_address.h"
