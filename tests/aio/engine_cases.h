@@ -28,6 +28,6 @@ struct EngineCase {
 };
 
 /// All engines of this build, each also inside a FaultyEngine with nothing planned.
-std::vector<EngineCase> engine_cases();
+const std::vector<EngineCase>& engine_cases();
 
 }  // namespace ziggurat::testing_support

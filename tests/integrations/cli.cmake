@@ -18,12 +18,12 @@ if(TARGET ziggurat)
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_two_hosts_test.py $<TARGET_FILE:ziggurat>)
   add_test(NAME cli_own_names
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_own_names_test.py $<TARGET_FILE:ziggurat>)
-  set_tests_properties(cli_two_hosts cli_own_names PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+  set_tests_properties(cli_two_hosts cli_own_names PROPERTIES LABELS multiprocess COST 60 TIMEOUT 600 SKIP_RETURN_CODE 77)
   # Under launchers of others, where they are installed.
   foreach(launcher mpirun torchrun srun)
     add_test(NAME cli_under_${launcher}
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_launchers_test.py $<TARGET_FILE:ziggurat> ${launcher})
-    set_tests_properties(cli_under_${launcher} PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
+    set_tests_properties(cli_under_${launcher} PROPERTIES LABELS multiprocess COST 30 TIMEOUT 600 SKIP_RETURN_CODE 77)
   endforeach()
   # Its sums are checked before anything is timed.
   add_test(NAME cli_bench_collectives_nccl
@@ -33,7 +33,7 @@ if(TARGET ziggurat)
   # Beside DeepSpeed and PyTorch, where Python has them.
   add_test(NAME cli_deepspeed_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_deepspeed_peers_test.py $<TARGET_FILE:ziggurat>)
-  set_tests_properties(cli_deepspeed_peers PROPERTIES LABELS multiprocess TIMEOUT 900 SKIP_RETURN_CODE 77)
+  set_tests_properties(cli_deepspeed_peers PROPERTIES LABELS multiprocess COST 60 TIMEOUT 900 SKIP_RETURN_CODE 77)
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_schedule_peers PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)

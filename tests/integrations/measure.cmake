@@ -7,7 +7,7 @@ if(TARGET ziggurat_measure AND TARGET ziggurat)
     ziggurat_test(measure_${part}_test
       SOURCES measure_${part}_test.cc cli_process.h cli_process.cc
       USES ziggurat::cli nlohmann_json::nlohmann_json
-      LABELS multiprocess)
+      LABELS multiprocess COST 20)
     target_compile_definitions(measure_${part}_test PRIVATE ZIGGURAT_BINARY="$<TARGET_FILE:ziggurat>")
     add_dependencies(measure_${part}_test ziggurat)
   endforeach()
