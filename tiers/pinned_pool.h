@@ -91,6 +91,8 @@ struct PinnedPoolOptions {
   std::uint64_t alignment_bytes = 4096;
   int numa_node = -1;  ///< -1: no binding
   bool use_huge_pages = true;
+  /// When it is cancelled, whoever waits, now and later, gets its error. May be null
+  CancelScope* cancel = nullptr;
 };
 
 class PinnedPool {
@@ -105,7 +107,7 @@ class PinnedPool {
 
   /// Waits, in order of need, until `request` fits; first takes back clean prefetch of later need.
   /// Errors: kInvalidArgument if it could never fit; kResourceExhausted with the holder table on a
-  /// detected lock-up; kCancelled if the pool goes away.
+  /// detected lock-up; kCancelled if the pool goes away; that of the cancelled scope.
   Task<Lease> acquire(LeaseRequest request);
   /// Without waiting: an empty lease if it does not fit now or would overtake a waiter.
   Lease try_acquire(const LeaseRequest& request);
@@ -117,9 +119,6 @@ class PinnedPool {
   using ReclaimId = std::uint64_t;
   ReclaimId offer(const Lease& lease, Need need, std::function<void()> give_back);
   void withdraw(ReclaimId id);
-
-  /// Whoever waits now gets `error`: the pool's owner gives up. Reactor's thread.
-  void cancel_waiters(std::exception_ptr error);
 
   std::span<std::byte> mapping() const noexcept { return mapping_.bytes(); }
   Account account() const;
