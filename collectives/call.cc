@@ -23,42 +23,42 @@ const char* name(CallKind kind) {
   return "?";
 }
 
-const char* name(Element element) {
+const char* name(CallElement element) {
   switch (element) {
-    case Element::kByte: return "bytes";
-    case Element::kFloat32: return "fp32";
-    case Element::kBFloat16: return "bf16";
-    case Element::kFloat16: return "fp16";
-    case Element::kFloat64: return "fp64";
-    case Element::kUInt64: return "uint64";
+    case CallElement::kByte: return "bytes";
+    case CallElement::kFloat32: return "fp32";
+    case CallElement::kBFloat16: return "bf16";
+    case CallElement::kFloat16: return "fp16";
+    case CallElement::kFloat64: return "fp64";
+    case CallElement::kUInt64: return "uint64";
   }
   return "?";
 }
 
 }  // namespace
 
-Element element_of(DType dtype) noexcept {
+CallElement element_of(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kFloat32: return Element::kFloat32;
-    case DType::kBFloat16: return Element::kBFloat16;
-    case DType::kFloat16: return Element::kFloat16;
+    case DType::kFloat32: return CallElement::kFloat32;
+    case DType::kBFloat16: return CallElement::kBFloat16;
+    case DType::kFloat16: return CallElement::kFloat16;
   }
-  return Element::kByte;
+  return CallElement::kByte;
 }
 
-DType dtype_of(Element element) noexcept {
-  if (element == Element::kBFloat16) return DType::kBFloat16;
-  return element == Element::kFloat16 ? DType::kFloat16 : DType::kFloat32;
+DType dtype_of(CallElement element) noexcept {
+  if (element == CallElement::kBFloat16) return DType::kBFloat16;
+  return element == CallElement::kFloat16 ? DType::kFloat16 : DType::kFloat32;
 }
 
-std::size_t size_bytes(Element element) noexcept {
+std::size_t size_bytes(CallElement element) noexcept {
   switch (element) {
-    case Element::kByte: return 1;
-    case Element::kBFloat16:
-    case Element::kFloat16: return 2;
-    case Element::kFloat32: return 4;
-    case Element::kFloat64:
-    case Element::kUInt64: return 8;
+    case CallElement::kByte: return 1;
+    case CallElement::kBFloat16:
+    case CallElement::kFloat16: return 2;
+    case CallElement::kFloat32: return 4;
+    case CallElement::kFloat64:
+    case CallElement::kUInt64: return 8;
   }
   return 1;
 }

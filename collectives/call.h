@@ -24,17 +24,17 @@ enum class CallKind : std::uint8_t {
   kSend,
   kRecv
 };
-enum class Element : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kFloat64, kUInt64 };
+enum class CallElement : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kFloat64, kUInt64 };
 
-Element element_of(DType dtype) noexcept;
+CallElement element_of(DType dtype) noexcept;
 /// The type that sums of `element` have: kFloat32, kBFloat16 or kFloat16.
-DType dtype_of(Element element) noexcept;
-std::size_t size_bytes(Element element) noexcept;
+DType dtype_of(CallElement element) noexcept;
+std::size_t size_bytes(CallElement element) noexcept;
 
 /// What all ranks must agree on.
 struct CallSpec {
   CallKind kind = CallKind::kBarrier;
-  Element element = Element::kByte;
+  CallElement element = CallElement::kByte;
   std::uint8_t op = 0;      ///< kAllReduceValues: Communicator::Op
   std::int32_t root = -1;   ///< kBroadcast: a rank of the communicator
   std::uint64_t count = 0;  ///< elements of this rank's slice (kAllReduce: of the whole)

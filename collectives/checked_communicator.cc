@@ -25,7 +25,7 @@ std::string misfit_of_peer(const char* call, int peer, int rank, int world_size)
       call, peer, world_size, rank);
 }
 
-CallSpec spec_of_values(Element element, Communicator::Op op, std::size_t count) {
+CallSpec spec_of_values(CallElement element, Communicator::Op op, std::size_t count) {
   return {.kind = CallKind::kAllReduceValues,
           .element = element,
           .op = static_cast<std::uint8_t>(op),
@@ -83,14 +83,14 @@ Task<> CheckedCommunicator::all_reduce(std::span<std::byte> values, DType dtype)
 
 Task<> CheckedCommunicator::all_reduce(std::span<double> values, Op op) {
   const auto bytes = std::as_writable_bytes(values);
-  return begin({}, {.spec = spec_of_values(Element::kFloat64, op, values.size()),
+  return begin({}, {.spec = spec_of_values(CallElement::kFloat64, op, values.size()),
                     .input = bytes,
                     .output = bytes});
 }
 
 Task<> CheckedCommunicator::all_reduce(std::span<std::uint64_t> values, Op op) {
   const auto bytes = std::as_writable_bytes(values);
-  return begin({}, {.spec = spec_of_values(Element::kUInt64, op, values.size()),
+  return begin({}, {.spec = spec_of_values(CallElement::kUInt64, op, values.size()),
                     .input = bytes,
                     .output = bytes});
 }

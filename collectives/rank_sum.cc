@@ -59,7 +59,7 @@ void combine(std::span<const std::byte* const> contributions, const CallSpec& sp
 
 void combine_in_rank_order(std::span<const std::byte* const> contributions, const CallSpec& spec,
                            std::byte* result) {
-  if (spec.element == Element::kFloat64) return combine<double>(contributions, spec, result);
+  if (spec.element == CallElement::kFloat64) return combine<double>(contributions, spec, result);
   combine<std::uint64_t>(contributions, spec, result);
 }
 

@@ -76,7 +76,7 @@ struct FrameHeader {
   std::uint8_t version = 0;
   FrameKind kind = FrameKind::kCall;
   CallKind call = CallKind::kBarrier;
-  Element element = Element::kByte;
+  CallElement element = CallElement::kByte;
   std::uint8_t op = 0;
   std::uint8_t part = 0;   ///< kAllReduce: 0 contributions, 1 results
   std::uint16_t code = 0;  ///< kAbort: the ErrorCode
