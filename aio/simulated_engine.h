@@ -131,7 +131,7 @@ struct SimulatedEngineOptions {
   /// Whether the n-th fdatasync fails with EIO. What it should have made durable never will be,
   /// but is read as written until the cache is dropped, as Linux does with pages.
   std::function<bool(std::uint64_t index)> sync_fails;
-  /// Of the n-th write (from 0) of this engine.
+  /// What becomes of the n-th write (from 0) of this engine.
   std::function<WriteFate(std::uint64_t index)> write_fate;
 };
 

@@ -31,7 +31,7 @@ struct NodePart {
 struct HostMappingOptions {
   std::string owner;  ///< "pinned pool", "host device": for messages
   std::uint64_t size_bytes = 0;
-  /// Of whole pages, the mapping in all; none: first touch decides.
+  /// Whole pages on each node, the mapping in all; none: first touch decides.
   std::vector<NodePart> parts = {};
   bool huge_pages = true;          ///< transparent ones
   bool lock = false;               ///< mlock: never swapped
@@ -41,10 +41,10 @@ struct HostMappingOptions {
 /// Move-only; unmaps.
 class HostMapping {
  public:
-  /// Of transparent huge pages where the machine gives them, else of 4 KiB pages; aligned to 2 MiB.
+  /// Takes transparent huge pages where the machine gives them, else 4 KiB ones; aligned to 2 MiB.
   /// Errors: kResourceExhausted if the address space or memory cannot be had.
   explicit HostMapping(const HostMappingOptions& options);
-  /// Of pages that the administrator reserved (hugetlb), or nothing if too few are left. size_bytes
+  /// Takes pages that the administrator reserved (hugetlb); none if too few are left. size_bytes
   /// is a multiple of 2 MiB.
   static std::optional<HostMapping> reserved(const HostMappingOptions& options);
   HostMapping(HostMapping&& other) noexcept;

@@ -104,7 +104,7 @@ struct PinnedPoolOptions {
   /// Hard. Reserved (hugetlb) pages are used only if it is a multiple of 2 MiB.
   std::uint64_t budget_bytes = 0;
   std::vector<Reserve> reserves;  ///< rule 3
-  /// Of every lease: at least the file's DIO memory alignment.
+  /// Where every lease begins: at least the file's DIO memory alignment.
   std::uint64_t alignment_bytes = 4096;
   /// In proportion to their weights, in whole pages: of a small budget some get nothing.
   /// None: pages lie where they are first touched, and the kernel is asked for nothing.

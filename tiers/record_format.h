@@ -39,9 +39,9 @@ class RecordFormat {
   explicit RecordFormat(std::vector<Segment> segments);
 
   std::span<const Segment> segments() const noexcept { return segments_; }
-  /// Of one tile of elements, in all segments.
+  /// What one tile of elements takes, in all segments.
   std::uint64_t tile_bytes() const noexcept { return tile_bytes_; }
-  /// Of a record of `tiles`, padding included.
+  /// What a record of `tiles` takes, padding included.
   std::uint64_t record_bytes(std::uint64_t tiles) const noexcept;
   /// Tiles of elements in a record of `record_bytes`.
   std::uint64_t tiles(std::uint64_t record_bytes) const noexcept;

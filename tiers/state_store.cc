@@ -238,7 +238,7 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
                  chunk, generation, impl_->durable_everywhere);
   if (impl_->broken) std::rethrow_exception(impl_->broken);
   SlotEntry& entry = impl_->tables[parity_of(generation)][chunk];
-  // Of two writes to one slot at a time, either may be the one that stays.
+  // If two writes go to one slot at a time, either may be the one that stays.
   ZIGGURAT_CHECK(!entry.writing, "chunk {}: written twice at a time", chunk);
   entry = {.hash = hash,
            .attempt = impl_->record_attempt(generation),
@@ -282,7 +282,7 @@ std::string StateStore::Impl::place_of(ChunkId chunk, std::uint64_t generation) 
                      layout.record_offset(chunk, generation));
 }
 
-/// Of the older generation only what this process knows: that its slots were not written to. What a
+/// Says of the older generation what this process knows: that its slots were not written to. What a
 /// run before this one did to them is found out when it is read.
 std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_generation) const {
   constexpr const char* kAnew =

@@ -84,8 +84,8 @@ struct StateStore::Impl {
   /// Drawn anew whenever the store is opened, the same on every rank. The epoch alone would not do:
   /// if nothing of an epoch was sealed before a crash, the next run has the same number.
   std::uint64_t attempt = 0;
-  /// Of next_generation, discarded. It enters the seeds of records only: superblocks fold `attempt`
-  /// into the lineage, which all ranks share.
+  /// Attempts at next_generation that were discarded. They enter the seeds of records only:
+  /// superblocks fold `attempt` into the lineage, which all ranks share.
   std::uint64_t discarded = 0;
   std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
   /// In which the chunk's record of `generation` was made: a constant one's in 0.

@@ -64,7 +64,7 @@ class StoreFinder {
     try {
       co_await found->read_superblocks();
     } catch (const Error& error) {
-      // Of another version, or damaged: no store, unless a creation is finished over it.
+      // It has another version, or is damaged: no store, unless a creation is finished over it.
       if (error.code() != ErrorCode::kDataLoss && error.code() != ErrorCode::kInvalidArgument)
         throw;
       unreadable_ = std::current_exception();

@@ -41,7 +41,7 @@
 
 namespace ziggurat {
 
-/// Of StepOptions::blob. A store of an earlier version holds 16 bytes less.
+/// The longest StepOptions::blob. A store of an earlier version holds 16 bytes less.
 inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 
 struct StepOptions {

@@ -23,7 +23,7 @@ namespace ziggurat {
 /// change.
 struct OptimizerConfig {
   StateKind state;  ///< AdamW, everything in fp32
-  /// Of bf16 parameters, and of moments where they are bf16. Not stochastic with
+  /// For bf16 parameters, and for moments where they are bf16. Not stochastic with
   /// StateFormat::kSplit
   Rounding rounding = Rounding::kNearest;
   std::uint64_t rounding_seed = 0;
@@ -41,7 +41,7 @@ struct StoreDirectory {
   std::uint64_t outstanding_bytes = 0;
 };
 
-/// Of a config that asks for no stage and no strategy.
+/// For a config that asks for no stage and no strategy.
 inline constexpr int kDefaultZeroStage = 2;
 /// A limit in elements that limits nothing: more than any model has.
 inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
@@ -79,8 +79,8 @@ struct EngineConfig {
   /// Data-parallel ranks of a node by which quantized exchanges go: consecutive ones. What gradient
   /// bits come to depends on it. 0: all.
   int ranks_per_node = 0;
-  /// Of gradients between the ranks: each rank's are rounded to it once, and so is their sum. The
-  /// model's type if not given. Not with quantized ones.
+  /// The type of gradients between ranks: each rank's are rounded to it once, and so is their sum.
+  /// The model's type if not given. Not with quantized ones.
   std::optional<DType> reduce_dtype;
   /// Elements of a gradient that are reduced at once, of all ranks' slices together; three such
   /// buckets are set aside in host memory. Never changes bits.

@@ -39,7 +39,7 @@ bool EngineImpl::checkpoint_due() const {
   return since.count() >= config_.durable_every_s;
 }
 
-/// Of the step that was just made.
+/// Begins to write the step that was just made.
 void EngineImpl::begin_checkpoint() {
   storing_ = true;
   stored_.reset();

@@ -39,8 +39,8 @@ void EngineImpl::read_blob(const StoreState& state) {
   resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
 }
 
-/// Of each candidate everything is read anew, blob included: what the one before it left in memory
-/// is overwritten.
+/// Each candidate is read anew as a whole, blob included: what the one before it left in memory is
+/// overwritten.
 Task<> EngineImpl::load_state() {
   StripedStore& store = *storage_->store;
   for (bool stands = false; !stands;) {

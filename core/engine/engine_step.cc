@@ -213,7 +213,7 @@ StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
   return StepRefusal::kNone;
 }
 
-/// Of this rank's own, with the values.
+/// For a refusal of this rank's own: with the values.
 std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& options) const {
   const Betas betas = betas_of(options);
   switch (refusal) {
@@ -282,8 +282,8 @@ void EngineImpl::begin_step() {
   cache_->begin_generation(generation_);
 }
 
-/// Of a step, beside the engine's own header. A store made before there was room for the header
-/// holds that much less.
+/// What a step may bring, beside the engine's own header. A store made before there was room for
+/// the header holds that much less.
 std::uint64_t EngineImpl::blob_bytes_max() const {
   return std::min(kBlobBytesMax, storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
 }

@@ -35,7 +35,7 @@ struct StepFacts {
   StepRefusal refusal = StepRefusal::kNone;
   std::uint64_t checkpoint = 0;  ///< 1: state in memory is to be stored after this step; rank 0's
 };
-/// Of all that ranks must have alike: not of the blob.
+/// Covers all that ranks must have alike, so not the blob.
 std::uint64_t options_hash(const StepOptions& options);
 /// What rank `rank`, whose facts are `theirs`, has against the step; nothing if it agrees with
 /// rank `own_rank`.

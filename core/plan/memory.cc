@@ -23,7 +23,7 @@ struct Share {
   std::uint64_t padded;  ///< what is kept
 };
 
-/// Of a class that is cut over `shards` ranks.
+/// One rank's share of a class that is cut over `shards` ranks.
 Share share_of(const ModelSize& model, int slices, int shards) noexcept {
   const std::uint64_t exact = ceil_div(model.rank_count(), static_cast<std::uint64_t>(shards));
   if (model.units.empty()) return {exact, exact};

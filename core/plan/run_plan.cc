@@ -20,7 +20,7 @@ HostRequest host_request(const RunRequest& request) {
           .reduction = request.reduction};
 }
 
-/// Of the store's file, what is not records.
+/// What of the store's file is not records.
 std::uint64_t table_bytes(const ChunkTable& table, int slots) {
   const StoreSpec spec{.layout = table.layout(),
                        .run_identity = {},

@@ -19,7 +19,7 @@ namespace ziggurat {
 /// Room that a store has for a step's blob: the engine's header, and the trainer's 64 KiB.
 inline constexpr std::uint64_t kBlobRoomBytes = 16 + 64 * 1024;
 
-/// Of one rank. 0: not given; then as much is planned as a run uses well.
+/// For one rank. 0: not given; then as much is planned as a run uses well.
 struct Budgets {
   std::uint64_t device_bytes = 0;
   std::uint64_t host_bytes = 0;

@@ -116,7 +116,7 @@ class Step {
     return {.same_node = same_node, .other_nodes = size_bytes - same_node};
   }
 
-  /// Of this rank's slice, among those who hold the same one: whole groups apart.
+  /// For this rank's slice, among those who hold the same one: whole groups apart.
   SentBytes replicas() const noexcept {
     const int ranks = strategy_.replicas();
     const int on_node = std::max(1, request_.dp_ranks_per_node / strategy_.shard_group);

@@ -91,7 +91,7 @@ struct StepTraffic {
   SentBytes sent() const noexcept;
 };
 
-/// Of rank 0. Errors: require_quantizable()'s.
+/// For rank 0. Errors: require_quantizable()'s.
 StepTraffic step_traffic(const TrafficRequest& request);
 
 }  // namespace ziggurat

@@ -33,7 +33,7 @@ struct Context {
   RankChannels& ranks;
   const ChunkTable& table;
   Placement placement;
-  /// Of parameters, as every step of the run has it; `step` is that of the record at hand.
+  /// How parameters are rounded in every step of the run; `step` is that of the record at hand.
   ParamRounding rounding{};
 
   /// What pipelines wait for is in this scope; cancelled when the engine has failed or is closed.

@@ -17,7 +17,7 @@ class Turns {
  public:
   explicit Turns(CancelScope& cancel) : changed_(cancel) {}
 
-  /// Of 0, 1, 2, ..: each once.
+  /// Waits for the turn of `number`: each of 0, 1, 2, .. comes once.
   Task<> wait(std::uint64_t number) {
     while (turn_ != number) {
       changed_.reset();

@@ -41,7 +41,7 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::ui
   return runs;
 }
 
-/// Of a unit's tiles, those whose every parameter is constant: what only pads a unit that has such
+/// Which tiles of a unit have only constant parameters: what only pads a unit that has such
 /// parameters is constant too. Empty where no parameter is.
 std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_count) {
   if (std::ranges::none_of(unit.params, &ParamSpec::constant)) return {};
@@ -238,7 +238,7 @@ std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
   return cut;
 }
 
-/// Of tiles [begin, end) of the newest unit.
+/// Tiles [begin, end) of the newest unit are one chunk more.
 void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end,
                            bool constant) {
   const std::uint64_t count = (end - begin) * kTileElements;

@@ -78,8 +78,8 @@ class ChunkTable {
   static std::vector<std::string> constant_params(const std::string& layout);
   /// The StateKind in a layout.
   static StateKind state_of(const std::string& layout);
-  /// Of rank 0; of the stages that hold as much, 0 or 3. Errors: kDataLoss for numbers that make no
-  /// sense.
+  /// Rank 0's; stage 0 or 3, for all stages that hold as much. Errors: kDataLoss for numbers that
+  /// make no sense.
   static Sharding sharding_of(const std::string& layout);
 
   std::size_t unit_count() const noexcept { return units_.size(); }
@@ -117,7 +117,7 @@ class ChunkTable {
   }
   std::span<const Chunk> chunks() const noexcept { return chunks_; }
   const Chunk& chunk(ChunkId id) const noexcept { return chunks_[id]; }
-  /// Of the whole model, all slices.
+  /// Tiles of the whole model, all slices.
   std::uint64_t tile_count() const noexcept { return tile_count_; }
   std::uint64_t padded_count() const noexcept;
   std::uint64_t largest_unit_padded_count() const noexcept;
@@ -128,7 +128,7 @@ class ChunkTable {
   /// Per chunk; empty where none is constant.
   std::vector<bool> constant_chunks() const;
   const StateKind& state() const noexcept { return state_; }
-  /// Of every chunk that is not constant.
+  /// The format of every chunk that is not constant.
   const RecordFormat& record_format() const noexcept { return record_format_; }
   const RecordFormat& record_format(ChunkId id) const noexcept {
     return chunk(id).constant ? constant_format_ : record_format_;

@@ -53,8 +53,8 @@ struct UnitSpec {
 struct ModelSpec {
   std::string name;
   std::vector<UnitSpec> units;
-  /// Of the parameters that a trainer is given, and of gradients on their way to the update;
-  /// masters are fp32 whatever it is.
+  /// The type of the parameters that a trainer is given, and of gradients on their way to the
+  /// update; masters are fp32 whatever it is.
   DType dtype = DType::kBFloat16;
 
   std::uint64_t count() const {

@@ -25,7 +25,7 @@
 
 namespace ziggurat {
 
-/// Of one rank. `rank` and `world_size` are those of the data-parallel ranks that share one copy of
+/// One rank's. `rank` and `world_size` are those of the data-parallel ranks that share one copy of
 /// the state: all of them, or a group in each of `replicas` copies (HYBRID_SHARD). Where layers are
 /// divided, all of this is among the ranks that have the same part of them.
 struct Sharding {

@@ -51,7 +51,7 @@ struct Strategy {
 
   /// Ranks over which a class is cut at rest; 1: each has all of it.
   int param_shards() const noexcept { return zero_stage == 3 ? shard_group : 1; }
-  /// Of gradients and optimizer state.
+  /// Over how many ranks gradients and optimizer state are cut.
   int update_shards() const noexcept { return zero_stage >= 1 ? shard_group : 1; }
   /// Equal slices that a unit is padded to; a class cut over fewer ranks keeps several of them.
   int slices() const noexcept { return zero_stage == 0 ? dp : shard_group; }

@@ -86,7 +86,7 @@ void add_flags(CLI::App& app, const Command& command, Given& given) {
       ->type_name("FILE");
 }
 
-/// Of several ranks, unless a launcher has made this process one of them, it is the launcher: each
+/// With several ranks this process is their launcher, unless a launcher made it one of them: each
 /// rank is this program with these arguments.
 int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   if (ranks <= 1 || rank_options().world_size > 1) return run();

@@ -15,7 +15,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Of `count` elements' records.
+/// The records of `count` elements.
 std::uint64_t record_bytes(const TrainOptions& options, std::uint64_t count) {
   return count * record_format(options.engine.optimizer.state).tile_bytes() / kTileElements;
 }

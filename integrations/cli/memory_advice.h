@@ -19,7 +19,7 @@ namespace ziggurat::cli {
 RunRequest run_request(const TrainOptions& options, std::size_t threads,
                        const Strategy& strategy = {});
 
-/// Of all tiers: 16-bit parameters and gradients, and records.
+/// On all tiers together: 16-bit parameters and gradients, and records.
 std::uint64_t training_state_bytes(const TrainOptions& options);
 
 /// Bytes of a step, and of the whole run, that one rank makes its drive write. From sizes alone.

@@ -59,7 +59,7 @@ struct PlanCommand {
 /// Errors: UsageError. Asks nothing of the world.
 PlanCommand read_plan(const Settings& settings);
 
-/// Of a run whose micro-batches go unit by unit.
+/// For a run whose micro-batches go unit by unit.
 TrafficRequest traffic_request(const PlanCommand& command, const Strategy& strategy,
                                const Quantization& quantization);
 

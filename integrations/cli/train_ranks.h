@@ -31,13 +31,13 @@ class TrainRanks {
     double loss = 0;           ///< mean over the ranks
     bool interrupted = false;  ///< some rank was asked to end
   };
-  /// Of one step. The time is counted as waiting for ranks.
+  /// Shares what one step found. The time counts as waiting for ranks.
   Shared share(double loss, bool interrupted);
   double mean(double value);
   /// Every rank has come here: none of them needs another any more.
   void part();
 
-  /// Of all ranks, for whoever calls on the reactor in the same order on each.
+  /// All ranks talk on it, for whoever calls on the reactor in the same order on each.
   Communicator& channel() noexcept { return *channel_; }
 
   /// What this rank has sent since the ranks were connected.

@@ -36,7 +36,7 @@ class TrainRun {
   std::size_t threads() const noexcept {
     return runtime_ ? runtime_->workers->threads() : std::max<std::size_t>(1, options_.threads);
   }
-  /// Of the ranks, once they have met.
+  /// How the ranks divide the work, known once they are connected.
   const Strategy& strategy() const noexcept { return strategy_; }
   /// What is durable, for the end of an error message.
   std::optional<std::string> safe() const;
@@ -59,14 +59,14 @@ class TrainRun {
   void finish_done();
   RunFacts facts();
   RankFigures own_figures(const RunFacts& facts);
-  /// Of all ranks.
+  /// What all ranks write together.
   WritePlan writes() const {
     return write_plan(options_, strategy_) * static_cast<std::uint64_t>(ranks_->count());
   }
   /// Tensor-parallel ranks read the same batches.
   int data_ranks() const { return ranks_->count() / model_.part.ranks; }
   int data_rank() const { return ranks_->rank() / model_.part.ranks; }
-  /// Of all ranks.
+  /// Over all ranks.
   std::uint64_t tokens_per_step() const {
     return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * data_ranks());
   }

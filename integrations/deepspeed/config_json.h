@@ -33,7 +33,7 @@ struct ConfigSetting {
 
 struct ConfigFile {
   std::vector<ConfigSetting> settings;  ///< each name once
-  /// Of keys that change nothing here: which, and why.
+  /// Keys that change nothing here, and why.
   std::vector<std::string> notes;
 };
 

@@ -53,9 +53,9 @@ struct DeepSpeedDefault {
   std::string_view ours;
   std::string_view json;
 };
-/// Of a config that says nothing of them.
+/// What a config means that says nothing of them.
 std::span<const DeepSpeedDefault> deepspeed_defaults();
-/// Of an optimizer by our name that the config has.
+/// The same for the optimizer that the config has, by our name.
 std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view optimizer);
 
 }  // namespace ziggurat

@@ -192,8 +192,8 @@ INSTANTIATE_TEST_SUITE_P(
         FrozenCase{.name = "EightBit", .format = StateFormat::k8Bit}),
     [](const auto& one) { return std::string(one.param.name); });
 
-// Of unit 4, whose weight is frozen, the tiles that have nothing else are constant, and the last
-// one, which has the bias too, is not. Unit 1 is constant as a whole.
+// Unit 4 has a frozen weight: the tiles that have nothing else are constant, and the last one,
+// which has the bias too, is not. Unit 1 is constant as a whole.
 TEST_P(EngineFrozenIn, HalfAUnitAndAWholeOneStayAsTheyAreThroughARestart) {
   const std::vector<ParamGroup> groups{frozen("unit4.weight"), frozen("unit1.*")};
   PlainTraining plain = plain_of(model_, groups, {.format = GetParam().format});

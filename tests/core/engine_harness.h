@@ -255,7 +255,7 @@ class PlainTraining {
     return sum;
   }
 
-  /// Of each rank's own, rounded once to what travels; in rank order in fp32, rounded once.
+  /// Each rank's own is rounded once to what travels; they add in rank order in fp32, rounded once.
   std::vector<float> sum_over_ranks(UnitId unit, std::uint64_t step, float loudness) const {
     if (quantization.gradients()) return quantized_sum(unit, step, loudness);
     const DType travels = reduce_dtype.value_or(table_.dtype());

@@ -18,7 +18,7 @@ struct Loaded {
   std::uint64_t hits = 0;   ///< acquires that found their unit there
 };
 
-/// Of the units from `first` to before `end`, as they are held: padded.
+/// What the units from `first` to before `end` take as they are held: padded.
 std::uint64_t param_bytes(const ModelSpec& model, UnitId first, UnitId end) {
   const ChunkTable table(model, 1U << 20, {});
   std::uint64_t bytes = 0;

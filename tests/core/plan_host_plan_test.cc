@@ -20,7 +20,7 @@ ModelSpec model_of(std::initializer_list<std::int64_t> units) {
   return model;
 }
 
-/// Of what is on the host for good, what is state.
+/// The training state among what is on the host for good.
 std::uint64_t state_bytes(const HostPlan& plan) {
   return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes +
          plan.gradient_bytes;
@@ -117,7 +117,7 @@ TEST(HostPlan, HasTheStateThatIsAtRestThereForEveryStrategyPlacementFormatAndChu
   }
 }
 
-// Of 7 chunks of 2 tiles each; a record has 384 KiB and a page.
+// The model has 7 chunks of 2 tiles each; a record has 384 KiB and a page.
 TEST(HostPlan, WhatABudgetLeavesBecomesWorkItemsAndThenKeptRecords) {
   const ChunkTable table(model_of({14 * 16'384}), 2);
   const auto plan_with = [&](std::uint64_t more_bytes) {

@@ -170,7 +170,7 @@ struct Accounts {
   std::uint64_t store_bytes = 0;
 };
 
-/// Of rank 0, after some steps.
+/// What rank 0 accounts for after some steps.
 Accounts accounts_of(const Setting& setting, Budgets budgets) {
   constexpr std::uint64_t kSteps = 3;
   const ScratchDirectory directory;

@@ -20,7 +20,7 @@ namespace {
 
 using test::AlignedMemory;
 
-/// Of a record that was written on a guess: no generation that anybody may find.
+/// Marks a record that was written on a guess: no generation that anybody may find.
 constexpr std::uint64_t kGuess = std::uint64_t{1} << 63;
 /// Virtual time in which a guess turns out wrong: before, while and after its writes are under way.
 constexpr std::uint64_t kGuessUsMax = 400;

@@ -167,7 +167,7 @@ class StoreLife {
     }
   }
 
-  /// Of the generation that the store stands at, what does not read as it was written.
+  /// The records that do not read as they were written, in the generation that the store stands at.
   std::vector<RecordDamage> damaged() {
     std::vector<RecordDamage> damaged;
     const std::uint64_t generation = store_->durable_generation();

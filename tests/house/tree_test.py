@@ -5,6 +5,7 @@
 # includes   every #include "..." goes to the same floor or down, and the files form no circle
 # openings   every source opens with its licence and its own path, and keeps to 100 columns
 # messages   no message of a library names a flag: settings have names, and the command line adds the dashes
+# comments   no line of a comment begins with "Of": a sentence names its subject first
 # headers    every header compiles on its own (needs CXX: the compiler)
 # documents  links, commands and the example program in the documents are real
 import itertools
@@ -37,6 +38,7 @@ OTHERS_LINES = {"fio.cc", "html_report.cc"}  # the command line of fio; variable
 STRING = re.compile(r'"(?:[^"\\\\]|\\\\.)*"')
 FLAG = re.compile(r"--([a-z][a-z-]*)")
 OTHERS_FLAGS = {"ulimit", "mpi"}  # docker's, srun's
+DANGLING = re.compile(r"(//[/!]?<?|#) +Of\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -137,6 +139,15 @@ def check_messages(root):
                     yield f"{path}:{number}: a message with --{flag[1]}: say `{flag[1].replace('-', '_')}`"
 
 
+def check_comments(root):
+    scripts = [path.relative_to(root) for top in [*TOP, "cmake", "scripts", ".ci"] for path in sorted((root / top).rglob("*"))
+               if path.is_file() and (top in ("scripts", ".ci") or path.suffix in (".py", ".cmake", ".txt"))]
+    for path in [*sources(root), *scripts]:
+        for number, line in enumerate((root / path).read_text().split("\n"), 1):
+            if DANGLING.search(line):
+                yield f'{path}:{number}: a line of a comment begins with "Of": name the subject of the sentence first'
+
+
 def check_headers(root):
     """A header with a source of its name is included first there, so its build shows it whole; the rest we compile."""
     alone = []
@@ -201,9 +212,9 @@ def check_documents(root):
 
 def main():
     if len(sys.argv) != 3:
-        sys.exit("usage: tree_test.py ROOT includes|openings|messages|headers|documents")
-    check = {"includes": check_includes, "openings": check_openings, "messages": check_messages, "headers": check_headers,
-             "documents": check_documents}[sys.argv[2]]
+        sys.exit("usage: tree_test.py ROOT includes|openings|messages|comments|headers|documents")
+    check = {"includes": check_includes, "openings": check_openings, "messages": check_messages, "comments": check_comments,
+             "headers": check_headers, "documents": check_documents}[sys.argv[2]]
     problems = list(check(Path(sys.argv[1]).resolve()))
     for problem in problems:
         print(problem)

@@ -14,7 +14,7 @@
 namespace ziggurat {
 namespace {
 
-/// Of an accumulator, zeroed by one job.
+/// Bytes of an accumulator that one job zeroes.
 constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
 
 }  // namespace

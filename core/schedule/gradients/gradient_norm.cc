@@ -13,7 +13,7 @@
 namespace ziggurat {
 namespace {
 
-/// Of one rank's slices.
+/// Tiles of one rank's slices.
 std::size_t own_tiles(const ChunkTable& table) {
   std::size_t tiles = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u)

@@ -26,7 +26,7 @@ class GradientNorm {
   /// Room in front of each message for what else the ranks tell each other at the end of a step.
   static constexpr std::size_t kHeadBytes = 64;
 
-  /// Of host memory.
+  /// What it takes of host memory.
   static std::uint64_t memory_bytes(const ChunkTable& table);
   /// `rank`: this one, of all ranks. `memory`: memory_bytes() of it, for good.
   GradientNorm(const ChunkTable& table, int rank, std::span<std::byte> memory);
@@ -39,7 +39,7 @@ class GradientNorm {
 
   /// This rank's gradients are all rounded: its message is whole but for the head.
   void finish_message();
-  /// Of all ranks, side by side, as an all-gather wants them; and of one, its head first.
+  /// All ranks' messages side by side, as an all-gather wants them; and one's, its head first.
   std::span<std::byte> messages() noexcept { return memory_.first(message_bytes_ * ranks_); }
   std::span<std::byte> message(int rank) const noexcept {
     return memory_.subspan(message_bytes_ * static_cast<std::size_t>(rank), message_bytes_);
@@ -54,7 +54,7 @@ class GradientNorm {
   };
   /// Once the messages of all are there: the first, if there is one. Every rank finds the same.
   std::optional<Difference> difference() const;
-  /// Of the whole model, then too.
+  /// The sum over the whole model, then too.
   double squared() const;
 
  private:

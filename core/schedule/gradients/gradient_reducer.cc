@@ -121,7 +121,7 @@ std::byte* GradientReducer::place(const Bucket& bucket, int slice) const {
          (static_cast<std::uint64_t>(slice) * slice_count + in_slice) * sizeof(float);
 }
 
-/// Of this rank's chunk, where its gradient goes in the model's type. It overwrites fp32 values of
+/// Where the gradient of this rank's chunk goes in the model's type. It overwrites fp32 values of
 /// this bucket and of those before it, which were rounded already: element i of a chunk ends at
 /// most where its fp32 value ended.
 TypedSpan<std::byte> GradientReducer::chunk_place(const Bucket& bucket) const {

@@ -40,7 +40,7 @@ class GradientReducer {
   /// slices. Errors: kResourceExhausted.
   GradientReducer(Context& context, const ReductionSettings& settings, GradientNorm& norm);
 
-  /// Of one unit. Its accumulator is the reduction's until the last chunk is reduced.
+  /// One unit's reduction. Its accumulator is the reduction's until the last chunk is reduced.
   struct Reduction {
     UnitId unit;
     std::byte* accumulator;

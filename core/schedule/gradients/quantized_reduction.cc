@@ -22,7 +22,7 @@ namespace ziggurat {
 namespace {
 
 using Tile = std::array<float, kTileElements>;
-/// Of a run, done by one job.
+/// Elements of a run that one job does.
 constexpr std::uint64_t kJobCount = 16 * kTileElements;
 
 /// Runs of codes, of `count` elements each, one behind the other.
@@ -42,7 +42,7 @@ struct Runs {
   }
 };
 
-/// Of one tile: every `stride`-th run's, `addends` of them, in their order.
+/// Sums one tile: every `stride`-th run's, `addends` of them, in their order.
 void sum_tile(const Runs& runs, std::size_t run, std::size_t stride, int addends,
               std::uint64_t first, Tile& sum) {
   sum.fill(0);

@@ -29,7 +29,7 @@ class RecordCache {
   /// kResourceExhausted.
   RecordCache(Context& context, std::span<const std::uint64_t> item_bytes);
 
-  /// Of chunks [0, kept_chunks()), those that are not constant are kept.
+  /// Chunks [0, kept_chunks()) are kept, but for constant ones.
   std::size_t kept_chunks() const noexcept { return items_.size(); }
   bool keeps(ChunkId chunk) const noexcept {
     return chunk < items_.size() && static_cast<bool>(items_[chunk].lease);

@@ -42,7 +42,7 @@ QuantizedGather::QuantizedGather(Context& context)
       buffers_(context, kQuantizedGathers, buffer_bytes(context.table), "quantized parameters"),
       turns_(context.cancel) {}
 
-/// Of `slices` in a row, the first being that of `rank`.
+/// The codes of `slices` in a row, the first being that of `rank`.
 std::span<std::byte> QuantizedGather::codes_of(const Codes& codes, int rank, int slices) const {
   const NodeGrid nodes = context_.table.sharding().nodes();
   const int place = rank % nodes.within * nodes.nodes + rank / nodes.within;

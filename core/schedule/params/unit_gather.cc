@@ -11,7 +11,7 @@
 namespace ziggurat {
 namespace {
 
-/// Of places: more than any device asks for, and what copies like.
+/// Where places begin: more than any device asks for, and what copies like.
 constexpr std::uint64_t kPlaceAlignment = 4096;
 
 bool overlap(const UnitGather::Flight& a, const UnitGather::Flight& b) {
