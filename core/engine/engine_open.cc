@@ -217,6 +217,7 @@ Task<> EngineImpl::build_floors() {
   PinnedPoolOptions options;
   options.budget_bytes = config_.host_budget_bytes;
   options.reserves = plan_.reserves;
+  options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
   to_device_ = device_.create_stream("host to device");
@@ -235,6 +236,7 @@ Task<> EngineImpl::build_floors() {
       .table = *table_,
       .placement = config_.placement,
       .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
+      .cancel = cancel_,
       .tasks = *tasks_,
       .fail = [this](std::exception_ptr error) { fail(error); }});
   const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};

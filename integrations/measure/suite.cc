@@ -95,7 +95,7 @@ class Suite {
       const std::uint32_t depth_max = target->engine().queue_depth();
       if (options_.depth > depth_max) {
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("--depth {}: {} takes at most {} transfers at once", options_.depth,
+                    fmt::format("`depth={}`: {} takes at most {} transfers at once", options_.depth,
                                 target->engine().description(), depth_max));
       }
       if (target->size_bytes() >= kSmallestFileBytes) continue;
@@ -126,7 +126,6 @@ class Suite {
                                {.budget_bytes = pool_bytes(options_, targets_.size()),
                                 .reserves = {{Purpose::kStaging, DirectFile::kBlockBytes}},
                                 .alignment_bytes = 4096,
-                                .numa_node = -1,
                                 .use_huge_pages = true});
     runtime_->reactor.block_on(register_memory());
   }
