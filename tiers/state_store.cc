@@ -261,6 +261,28 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   entry.complete = entry.generation == generation;  // not if it was discarded meanwhile
 }
 
+Task<> StateStore::repair(ChunkId chunk, std::span<const std::byte> record) {
+  const std::uint64_t generation = durable_generation();
+  expected(chunk, generation);
+  ZIGGURAT_CHECK(record.size() == record_bytes(chunk), "chunk {}: {} bytes for a record of {}",
+                 chunk, record.size(), record_bytes(chunk));
+  const auto is_next = [this](const SlotEntry& entry) {
+    return entry.writing || entry.generation == impl_->next_generation;
+  };
+  ZIGGURAT_CHECK(!impl_->recovery && !impl_->mark_begun &&
+                     std::ranges::none_of(impl_->tables[parity_of(generation + 1)], is_next),
+                 "chunk {}: generation {} is repaired before settle() or after a write", chunk,
+                 generation);
+  std::exception_ptr error;
+  try {
+    co_await impl_->file->write(impl_->layout.record_offset(chunk, generation), record);
+    co_await impl_->file->sync();
+  } catch (...) {
+    error = impl_->broken = std::current_exception();
+  }
+  if (error) std::rethrow_exception(error);
+}
+
 void StateStore::discard(std::uint64_t generation) {
   ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
                  "generation {} cannot be discarded, {} is next{}", generation,
@@ -282,9 +304,19 @@ std::string StateStore::Impl::place_of(ChunkId chunk, std::uint64_t generation) 
                      layout.record_offset(chunk, generation));
 }
 
+std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_generation) const {
+  const std::string here = what_remains_here(chunk, damaged_generation);
+  if (copies.empty()) return here;
+  return fmt::format(
+      "A copy of this record is on {}: check the drive (smartctl, dmesg) and start again, and the "
+      "record is repaired from there. What remains if that copy is damaged too: {}",
+      copies, here);
+}
+
 /// Says of the older generation what this process knows: that its slots were not written to. What a
 /// run before this one did to them is found out when it is read.
-std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_generation) const {
+std::string StateStore::Impl::what_remains_here(ChunkId chunk,
+                                                std::uint64_t damaged_generation) const {
   constexpr const char* kAnew =
       "Restore the store from a copy or a checkpoint, or start anew with `resume=never`";
   if (layout.slots == 1)
@@ -317,6 +349,12 @@ std::string StateStore::Impl::what_remains(ChunkId chunk, std::uint64_t damaged_
       "The other records were not touched, but no older generation is whole here. Check the drive "
       "(smartctl, dmesg). {}",
       kAnew);
+}
+
+void StateStore::set_copies(const std::string& elsewhere) { impl_->copies = elsewhere; }
+
+std::string StateStore::place_of(ChunkId chunk) const {
+  return impl_->place_of(chunk, durable_generation());
 }
 
 Error StateStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {

@@ -157,6 +157,9 @@ class StateStore {
   /// every rank, and no other write to this slot is under way.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
+  /// Writes a damaged record of the generation that stands anew, durable when it returns. `record`
+  /// has the bytes that expected() speaks of. Between settle() and the first write only.
+  Task<> repair(ChunkId chunk, std::span<const std::byte> record);
   /// Gives up what was written of `generation`, writes under way included: it will never verify,
   /// and commit() wants every record written again. The generation before is as it was. Two slots
   /// only.
@@ -164,6 +167,10 @@ class StateStore {
   /// The error for a record whose hash is wrong: file, chunk, generation, offset, what is still
   /// safe, and how to go on. kDataLoss.
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
+  /// For messages: who else has these records ("rank 1"); not called: nobody.
+  void set_copies(const std::string& elsewhere);
+  /// For messages: file, chunk, generation (the durable one) and offset of a record.
+  std::string place_of(ChunkId chunk) const;
 
   /// Every record of `generation` is written: makes it durable with `blob`. `before_seal` runs just
   /// before the superblock is written.

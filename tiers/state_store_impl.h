@@ -61,6 +61,7 @@ struct StateStore::Impl {
   /// Where `chunk`'s record of `generation` is, and what is still safe although it is damaged.
   std::string place_of(ChunkId chunk, std::uint64_t generation) const;
   std::string what_remains(ChunkId chunk, std::uint64_t damaged_generation) const;
+  std::string what_remains_here(ChunkId chunk, std::uint64_t damaged_generation) const;
 
   Task<> write_superblock(const Superblock& superblock);
   Task<> write_superblock_copy(unsigned parity, int copy);
@@ -81,6 +82,7 @@ struct StateStore::Impl {
   StoreSpec spec;
   StoreLayout layout;
   StoreState state;
+  std::string copies;  ///< StateStore::set_copies()
   /// Drawn anew whenever the store is opened, the same on every rank. The epoch alone would not do:
   /// if nothing of an epoch was sealed before a crash, the next run has the same number.
   std::uint64_t attempt = 0;

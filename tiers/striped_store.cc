@@ -267,12 +267,25 @@ Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,
   return at(chunk).write(homes_[chunk].chunk, generation, record, hash, priority);
 }
 
+Task<> StripedStore::repair(ChunkId chunk, std::span<const std::byte> record) {
+  ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
+  return at(chunk).repair(homes_[chunk].chunk, record);
+}
+
 void StripedStore::discard(std::uint64_t generation) {
   for (const auto& stripe : stripes_) stripe->discard(generation);
 }
 
 Error StripedStore::corrupt_record(ChunkId chunk, std::uint64_t generation) const {
   return at(chunk).corrupt_record(homes_[chunk].chunk, generation);
+}
+
+void StripedStore::set_copies(const std::string& elsewhere) {
+  for (const auto& stripe : stripes_) stripe->set_copies(elsewhere);
+}
+
+std::string StripedStore::place_of(ChunkId chunk) const {
+  return at(chunk).place_of(homes_[chunk].chunk);
 }
 
 Task<> StripedStore::commit(std::uint64_t generation, std::span<const std::byte> blob,

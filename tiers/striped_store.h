@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tiers/meeting.h"
@@ -59,8 +60,11 @@ class StripedStore {
               IoPriority priority = IoPriority::kDemand, std::uint64_t skipped_bytes = 0);
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
+  Task<> repair(ChunkId chunk, std::span<const std::byte> record);
   void discard(std::uint64_t generation);
   Error corrupt_record(ChunkId chunk, std::uint64_t generation) const;
+  void set_copies(const std::string& elsewhere);
+  std::string place_of(ChunkId chunk) const;
   /// `before_seal` runs once, before the first stripe is sealed.
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,
                 const std::function<void()>& before_seal);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/engine/engine.h"
+#include "core/engine/record_copies.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
 #include "core/engine/trainer_calls.h"
@@ -86,8 +87,17 @@ class EngineImpl final : public Engine {
   // engine_load.cc
   Task<> load_state();
   Task<> load_chunk(ChunkId id, std::vector<RecordDamage>& damaged);
+  Task<bool> look_at_record(std::span<std::byte> record, RecordDamage& damage);
   Task<bool> load_record(std::span<std::byte> record, RecordDamage& damage);
   void read_blob(const StoreState& state);
+
+  // engine_repair.cc
+  std::vector<int> ranks_with_copies() const;
+  std::string copies_elsewhere() const;
+  Task<std::vector<RecordCopies::Repair>> plan_repairs(std::vector<RecordDamage>& damaged);
+  Task<> repair_records(const std::vector<RecordCopies::Repair>& repairs);
+  Task<> give_copy(const RecordCopies::Repair& repair);
+  Task<> take_copy(const RecordCopies::Repair& repair);
 
   void unit_updated(UnitId unit, std::uint64_t generation);
 
@@ -155,6 +165,7 @@ class EngineImpl final : public Engine {
 
   std::unique_ptr<RankChannels> channels_;
   std::unique_ptr<Storage> storage_;
+  std::unique_ptr<RecordCopies> copies_;  // made when a record is damaged
   std::optional<ChunkTable> table_;
   HostPlan plan_;
   DevicePlan device_plan_;

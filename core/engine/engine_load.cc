@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_load.cc: from a store to state in memory: every record is read and compared,
-// and where one is damaged, all ranks go back to the generation before and read that.
+// core/engine/engine_load.cc: from a store to state in memory: every record is read and compared.
+// One that is damaged is repaired from another rank's copy; where there is none, all ranks go back
+// to the generation before and read that.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,6 +44,7 @@ void EngineImpl::read_blob(const StoreState& state) {
 /// overwritten.
 Task<> EngineImpl::load_state() {
   StripedStore& store = *storage_->store;
+  std::vector<RecordCopies::Repair> repairs;
   for (bool stands = false; !stands;) {
     read_blob(store.state());
     opened_bytes_ = 0;
@@ -52,9 +54,13 @@ Task<> EngineImpl::load_state() {
     };
     co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), load);
     std::ranges::sort(damaged, {}, &RecordDamage::chunk);
+    Task<std::vector<RecordCopies::Repair>> planning = plan_repairs(damaged);
+    repairs = co_await std::move(planning);
     Task<bool> settling = store.settle(std::move(damaged));
     stands = co_await std::move(settling);
   }
+  co_await repair_records(repairs);
+  if (copies_) co_await storage_->quorum.barrier();  // no rank goes on if one could not be repaired
   const StoreState& state = store.state();
   notes_.insert(notes_.end(), state.notes.begin(), state.notes.end());
   make_sweep(state.generation - generation_);
@@ -67,14 +73,19 @@ Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {
   const std::span<std::byte> item = item_memory(id, lease);
   const std::span<std::byte> record = record_memory(id, item);
   RecordDamage damage{.chunk = id, .fault = {}};
-  bool whole = false;
-  for (int look = 0; look < kLooks && !whole; ++look) whole = co_await load_record(record, damage);
+  const bool whole = co_await look_at_record(record, damage);
   report_progress(id, "reading the store");
   if (whole) {
     co_await publish_params(id, item);
   } else {
     damaged.push_back(std::move(damage));
   }
+}
+
+Task<bool> EngineImpl::look_at_record(std::span<std::byte> record, RecordDamage& damage) {
+  bool whole = false;
+  for (int look = 0; look < kLooks && !whole; ++look) whole = co_await load_record(record, damage);
+  co_return whole;
 }
 
 /// Reads and compares a record of the store's generation; false, with the fault in `damage`, if it

@@ -106,6 +106,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
                                                                   .exchanges = exchanges()});
   if (sharding().ranks() > 1) co_await agree_on_settings();
   co_await open_store();
+  storage_->store->set_copies(copies_elsewhere());
   co_await build_floors();
   if (resumed_) {
     co_await load_state();
