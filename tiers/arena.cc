@@ -25,6 +25,17 @@ std::optional<std::uint64_t> Arena::allocate(std::uint64_t size_bytes) {
   return range->offset_bytes;
 }
 
+std::optional<std::uint64_t> Arena::allocate_within(std::uint64_t size_bytes, FreeRange within,
+                                                    Side side) {
+  ZIGGURAT_CHECK(size_bytes > 0, "an allocation of nothing");
+  if (size_bytes > free_bytes_) return std::nullopt;
+  const std::uint64_t size = round_up(size_bytes, alignment_bytes_);
+  const auto offset = side == Side::kLowest ? free_ranges_.lowest_place(size, within)
+                                            : free_ranges_.highest_place(size, within);
+  if (offset) take(*offset, size);
+  return offset;
+}
+
 void Arena::take(std::uint64_t offset_bytes, std::uint64_t size_bytes) {
   const FreeRange taken{offset_bytes, round_up(size_bytes, alignment_bytes_)};
   const auto range = free_ranges_.before(offset_bytes + 1);

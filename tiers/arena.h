@@ -20,6 +20,11 @@ class Arena {
   /// Offset of a free range of `size_bytes` (rounded up to the alignment), or nothing if no range
   /// is long enough.
   std::optional<std::uint64_t> allocate(std::uint64_t size_bytes);
+  /// The same, but wholly inside `within`, whose ends are multiples of the alignment: at its lowest
+  /// place, or at its highest.
+  enum class Side : std::uint8_t { kLowest, kHighest };
+  std::optional<std::uint64_t> allocate_within(std::uint64_t size_bytes, FreeRange within,
+                                               Side side);
   /// Takes a given range, all of which must be free.
   void take(std::uint64_t offset_bytes, std::uint64_t size_bytes);
   /// Gives back a range exactly as it was allocated.

@@ -104,6 +104,54 @@ std::optional<FreeRange> FreeRanges::first_of_at_least(std::uint64_t size_bytes)
   }
 }
 
+/// The first of at least `size_bytes` that begins at `offset_bytes` or later. Two ways down at the
+/// most: along the bound, and from there into one subtree that is known to hold it.
+const FreeRanges::Node* FreeRanges::first_from(const Node* node, std::uint64_t size_bytes,
+                                               std::uint64_t offset_bytes) noexcept {
+  if (node == nullptr || node->longest < size_bytes) return nullptr;
+  if (node->range.offset_bytes < offset_bytes)
+    return first_from(node->right.get(), size_bytes, offset_bytes);
+  if (const Node* found = first_from(node->left.get(), size_bytes, offset_bytes)) return found;
+  if (node->range.size_bytes >= size_bytes) return node;
+  return first_from(node->right.get(), size_bytes, offset_bytes);
+}
+
+const FreeRanges::Node* FreeRanges::last_before(const Node* node, std::uint64_t size_bytes,
+                                                std::uint64_t offset_bytes) noexcept {
+  if (node == nullptr || node->longest < size_bytes) return nullptr;
+  if (node->range.offset_bytes >= offset_bytes)
+    return last_before(node->left.get(), size_bytes, offset_bytes);
+  if (const Node* found = last_before(node->right.get(), size_bytes, offset_bytes)) return found;
+  if (node->range.size_bytes >= size_bytes) return node;
+  return last_before(node->left.get(), size_bytes, offset_bytes);
+}
+
+std::optional<std::uint64_t> FreeRanges::lowest_place(std::uint64_t size_bytes,
+                                                      FreeRange within) const noexcept {
+  const auto cut = before(within.offset_bytes);  // may reach into it
+  if (cut && std::min(cut->end(), within.end()) >= within.offset_bytes + size_bytes)
+    return within.offset_bytes;
+  const Node* node = first_from(root_.get(), size_bytes, within.offset_bytes);
+  if (node == nullptr || node->range.offset_bytes + size_bytes > within.end()) return std::nullopt;
+  return node->range.offset_bytes;
+}
+
+std::optional<std::uint64_t> FreeRanges::highest_place(std::uint64_t size_bytes,
+                                                       FreeRange within) const noexcept {
+  const auto cut = before(within.end());  // may reach out of it
+  if (!cut) return std::nullopt;
+  const auto place_in = [&](const FreeRange& range) -> std::optional<std::uint64_t> {
+    const std::uint64_t begin = std::max(range.offset_bytes, within.offset_bytes);
+    const std::uint64_t end = std::min(range.end(), within.end());
+    if (end < begin + size_bytes) return std::nullopt;
+    return end - size_bytes;
+  };
+  if (const auto place = place_in(*cut)) return place;
+  const Node* node = last_before(root_.get(), size_bytes, cut->offset_bytes);
+  if (node == nullptr) return std::nullopt;
+  return place_in(node->range);
+}
+
 std::optional<FreeRange> FreeRanges::at_or_after(std::uint64_t offset_bytes) const noexcept {
   std::optional<FreeRange> found;
   for (const Node* node = root_.get(); node != nullptr;) {

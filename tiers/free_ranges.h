@@ -32,6 +32,11 @@ class FreeRanges {
 
   /// The range of lowest address that has at least `size_bytes`.
   std::optional<FreeRange> first_of_at_least(std::uint64_t size_bytes) const noexcept;
+  /// The lowest, or highest, offset where `size_bytes` are free inside `within`.
+  std::optional<std::uint64_t> lowest_place(std::uint64_t size_bytes,
+                                            FreeRange within) const noexcept;
+  std::optional<std::uint64_t> highest_place(std::uint64_t size_bytes,
+                                             FreeRange within) const noexcept;
   /// The first range that begins at `offset_bytes` or later.
   std::optional<FreeRange> at_or_after(std::uint64_t offset_bytes) const noexcept;
   /// The last range that begins before `offset_bytes`.
@@ -46,6 +51,10 @@ class FreeRanges {
   static void split(Tree tree, std::uint64_t offset_bytes, Tree& before, Tree& from);
   static Tree join(Tree before, Tree after);
   static void erase_from(Tree& tree, std::uint64_t offset_bytes);
+  static const Node* first_from(const Node* node, std::uint64_t size_bytes,
+                                std::uint64_t offset_bytes) noexcept;
+  static const Node* last_before(const Node* node, std::uint64_t size_bytes,
+                                 std::uint64_t offset_bytes) noexcept;
 
   Tree root_;
 };

@@ -1,26 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/host_mapping.cc: mmap, mbind, madvise, populate, mlock, in the order that the kernel wants
-// them.
-//
-// The NUMA policy goes before the first touch. It is MPOL_PREFERRED, then checked: under MPOL_BIND
-// a node that turns out too small means the OOM killer, not an error.
+// tiers/host_mapping.cc: mmap, madvise, memory policy, populate, mlock, in the order that the
+// kernel wants them: all advice and every policy before the first touch.
 #include "tiers/host_mapping.h"
 
 #include <errno.h>
-#include <numa.h>
-#include <numaif.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/topology/thread_place.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc 2.35
@@ -47,42 +44,49 @@ int populate(std::span<std::byte> bytes) {
   return 0;
 }
 
-void prefer_node(std::span<std::byte> bytes, const HostMappingOptions& options) {
-  if (options.numa_node < 0) return;
-  if (::numa_available() < 0) {
-    note_degraded("numa", fmt::format("{}: this kernel has no NUMA policy; pages lie where they "
-                                      "are first touched",
-                                      options.owner));
-    return;
+/// What became of one part.
+struct PartFill {
+  int refused = 0;    ///< errno of the policy; 0: accepted
+  int populated = 0;  ///< errno of the pages
+};
+
+/// Asks for the part's pages where they shall lie, and touches them.
+PartFill fill_part(std::span<std::byte> bytes, const NodePart& part, MemoryPolicy& policy,
+                   const std::string& owner) {
+  PartFill result{.refused = policy.prefer(bytes, part.numa_node)};
+  if (result.refused == 0) {
+    result.populated = populate(bytes);
+    return result;
   }
-  struct bitmask* nodes = ::numa_allocate_nodemask();
-  ::numa_bitmask_setbit(nodes, static_cast<unsigned>(options.numa_node));
-  const long result =
-      ::mbind(bytes.data(), bytes.size(), MPOL_PREFERRED, nodes->maskp, nodes->size + 1, 0);
-  const int error = errno;
-  ::numa_free_nodemask(nodes);
-  if (result == 0) return;
-  note_degraded("numa", fmt::format("{}: cannot place pages on NUMA node {}: {}; they lie where "
-                                    "they are first touched (containers: allow mbind, or "
-                                    "CAP_SYS_NICE)",
-                                    options.owner, options.numa_node, errno_text(error)));
+  note_degraded("numa", fmt::format("{}: the kernel takes no memory policy for NUMA node {}: {}; "
+                                    "pages are touched first from that node's CPUs instead "
+                                    "(containers: allow mbind, or CAP_SYS_NICE)",
+                                    owner, part.numa_node, errno_text(result.refused)));
+  std::thread([&] {
+    const ThreadPlace place(part.cpus, owner);
+    result.populated = populate(bytes);
+  }).join();
+  return result;
 }
 
-/// Asks where a few pages really are.
-void check_node(std::span<std::byte> bytes, const HostMappingOptions& options) {
-  if (options.numa_node < 0) return;
+/// Asks where a few pages of the part really are, and says it in words.
+std::string look_at_part(std::span<const std::byte> bytes, const NodePart& part, int refused,
+                         MemoryPolicy& policy, const std::string& owner) {
   constexpr std::uint64_t kSamples = 64;
+  std::string text = fmt::format("{} on NUMA node {}", format_bytes(bytes.size()), part.numa_node);
+  if (refused != 0) text += fmt::format(" (by first touch: {})", errno_text(refused));
   std::uint64_t elsewhere = 0;
   for (std::uint64_t i = 0; i < kSamples; ++i) {
-    std::byte* page = bytes.data() + bytes.size() / kSamples * i;
-    int node = -1;
-    if (::get_mempolicy(&node, nullptr, 0, page, MPOL_F_NODE | MPOL_F_ADDR) != 0) return;
-    if (node != options.numa_node) ++elsewhere;
+    const int node = policy.node_of(bytes.data() + bytes.size() / kSamples * i);
+    if (node < 0) return text + fmt::format(" (not known: {})", errno_text(-node));
+    if (node != part.numa_node) ++elsewhere;
   }
-  if (elsewhere == 0) return;
-  note_degraded("numa", fmt::format("{}: {} of {} sampled pages are not on NUMA node {}, which had "
-                                    "no room: free memory there, or give a smaller budget",
-                                    options.owner, elsewhere, kSamples, options.numa_node));
+  if (elsewhere == 0) return text;
+  note_degraded("numa pages",
+                fmt::format("{}: {} of {} sampled pages are not on NUMA node {}, which had no "
+                            "room or took no policy: free memory there, or give a smaller budget",
+                            owner, elsewhere, kSamples, part.numa_node));
+  return text + fmt::format(" ({} of {} sampled pages elsewhere)", elsewhere, kSamples);
 }
 
 void keep_out_of_children(std::span<std::byte> bytes, const HostMappingOptions& options) {
@@ -126,6 +130,26 @@ std::int64_t transparent_huge_bytes(const std::byte* base) {
 
 }  // namespace
 
+/// 0, or the errno that kept the pages from being had.
+int HostMapping::fill(const HostMappingOptions& options) {
+  if (options.parts.empty()) return populate(bytes_);
+  MemoryPolicy& policy = options.policy != nullptr ? *options.policy : MemoryPolicy::of_kernel();
+  std::uint64_t begin = 0;
+  for (const NodePart& part : options.parts) {
+    ZIGGURAT_CHECK(part.size_bytes <= bytes_.size() - begin, "{}: parts beyond the mapping",
+                   options.owner);
+    const std::span<std::byte> bytes = bytes_.subspan(begin, part.size_bytes);
+    begin += part.size_bytes;
+    const PartFill result = fill_part(bytes, part, policy, options.owner);
+    if (result.populated != 0) return result.populated;
+    placement_ += (placement_.empty() ? "" : ", ") +
+                  look_at_part(bytes, part, result.refused, policy, options.owner);
+  }
+  ZIGGURAT_CHECK(begin == bytes_.size(), "{}: {} of {} bytes are in no part", options.owner,
+                 bytes_.size() - begin, bytes_.size());
+  return 0;
+}
+
 std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& options) {
   ZIGGURAT_CHECK(options.size_bytes > 0 && options.size_bytes % kHugePage == 0,
                  "{}: {} bytes of huge pages", options.owner, options.size_bytes);
@@ -136,10 +160,8 @@ std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& optio
   HostMapping mapping;
   mapping.bytes_ = {static_cast<std::byte*>(base), options.size_bytes};
   mapping.page_kind_ = "2 MiB huge pages";
-  prefer_node(mapping.bytes_, options);
   keep_out_of_children(mapping.bytes_, options);
-  if (populate(mapping.bytes_) != 0) return std::nullopt;
-  check_node(mapping.bytes_, options);
+  if (mapping.fill(options) != 0) return std::nullopt;
   return mapping;  // hugetlb pages are never swapped: nothing to lock
 }
 
@@ -163,10 +185,9 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
   bytes_ = {aligned, size};
 
   const bool wants_huge = options.huge_pages && size >= kHugePage;
-  prefer_node(bytes_, options);
   const bool advised = wants_huge && ::madvise(aligned, size, MADV_HUGEPAGE) == 0;
   keep_out_of_children(bytes_, options);
-  if (const int error = populate(bytes_); error != 0) {
+  if (const int error = fill(options); error != 0) {
     ::munmap(aligned, size);
     bytes_ = {};
     throw Error(ErrorCode::kResourceExhausted,
@@ -174,7 +195,6 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
                             errno_text(error)),
                 error);
   }
-  check_node(bytes_, options);
   lock_pages(bytes_, options);
 
   const std::int64_t huge = advised ? transparent_huge_bytes(aligned) : 0;
@@ -193,11 +213,14 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
 }
 
 HostMapping::HostMapping(HostMapping&& other) noexcept
-    : bytes_(std::exchange(other.bytes_, {})), page_kind_(std::move(other.page_kind_)) {}
+    : bytes_(std::exchange(other.bytes_, {})),
+      page_kind_(std::move(other.page_kind_)),
+      placement_(std::move(other.placement_)) {}
 
 HostMapping& HostMapping::operator=(HostMapping&& other) noexcept {
   std::swap(bytes_, other.bytes_);
   std::swap(page_kind_, other.page_kind_);
+  std::swap(placement_, other.placement_);
   return *this;
 }
 

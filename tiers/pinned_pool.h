@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/pinned_pool.h: pinned host memory under a hard budget, lent as leases of exact size.
 //
-// One mapping per NUMA node, huge pages where they can be had, filled at creation so that nothing
-// faults later, kept out of forked children (MADV_DONTFORK). Every class of work has a reserve of
-// its own that holds its largest item, so each can always finish one item; the rest is shared.
-// Waiters are served in order of need. Reactor's thread only, except lease destructors and
+// One mapping, huge pages where they can be had, filled at creation so that nothing faults later,
+// kept out of forked children (MADV_DONTFORK). Where a rank uses several NUMA nodes, each has a
+// part of the mapping, in proportion to what uses it there, and a request may name the node it
+// would like. That decides where in the mapping a lease lies, never whether it is given: the budget
+// is one, and the parts are no regions in the sense of the rules below. Every class of work has a
+// reserve of its own that holds its largest item, so each can always finish one item; the rest is
+// shared. Waiters are served in order of need. Reactor's thread only, except lease destructors and
 // account(), which may run on any thread. The reactor must outlive the pool and its leases.
 //
 // Rules that keep pipelines from locking up (one test each in tests/tiers/lease_rules_test.cc):
@@ -24,6 +27,10 @@
 // can serve is never blocked by one of another purpose, however soon that one's need: rule 3 would
 // be worth nothing.
 //
+// Near a node: free memory of that node's part first, then any. Leases fill every other part from
+// its end, so that what is free of two neighbouring parts lies together, and a long lease fits
+// across their border as if there were none.
+//
 // Cost: a call takes the time of a few look-ups in ordered sets, however many leases are out and
 // however many requests wait; what it takes back it looks at one by one.
 #pragma once
@@ -33,6 +40,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -40,6 +48,7 @@
 #include <vector>
 
 #include "base/runtime/async.h"
+#include "base/runtime/metrics.h"
 #include "tiers/account.h"
 #include "tiers/arena.h"
 #include "tiers/host_mapping.h"
@@ -77,6 +86,14 @@ struct LeaseRequest {
   std::uint64_t size_bytes = 0;
   Need need = {};
   const char* holder = "";  ///< for the table of holders; a literal
+  int numa_node = -1;       ///< where it would best lie; -1: anywhere
+};
+
+/// A NUMA node that a pool's memory lies on.
+struct PoolNode {
+  int numa_node = 0;
+  std::uint64_t weight = 1;    ///< its share of the budget, in any unit
+  std::vector<int> cpus = {};  ///< of it: those this process may use
 };
 
 struct PinnedPoolOptions {
@@ -89,8 +106,12 @@ struct PinnedPoolOptions {
   std::vector<Reserve> reserves;  ///< rule 3
   /// Of every lease: at least the file's DIO memory alignment.
   std::uint64_t alignment_bytes = 4096;
-  int numa_node = -1;  ///< -1: no binding
+  /// In proportion to their weights, in whole pages: of a small budget some get nothing.
+  /// None: pages lie where they are first touched, and the kernel is asked for nothing.
+  std::vector<PoolNode> nodes = {};
   bool use_huge_pages = true;
+  MemoryPolicy* memory_policy = nullptr;  ///< null: the kernel's
+  Metrics* metrics = nullptr;             ///< counts leases near the node they asked for; or null
 };
 
 class PinnedPool {
@@ -129,6 +150,8 @@ class PinnedPool {
   std::uint64_t looked_at() const;
   /// What the mapping is made of: "2 MiB huge pages", "transparent huge pages", "4 KiB pages".
   const std::string& page_kind() const noexcept { return mapping_.page_kind(); }
+  /// Which part lies on which NUMA node, in words; empty without nodes.
+  const std::string& placement() const noexcept { return mapping_.placement(); }
   /// Who holds what and who waits for what: the text of a lock-up error.
   std::string holder_table() const;
 
@@ -162,6 +185,12 @@ class PinnedPool {
     Arena with_offers;  // what would be free if all offers were taken
     std::set<OfferOrder> offers;
   };
+  /// The part of the mapping that lies on a node.
+  struct Part {
+    int numa_node;
+    FreeRange range;
+    Arena::Side side;  // from which it is filled
+  };
   struct Holder {
     std::uint64_t serial;
     const char* name;
@@ -174,13 +203,17 @@ class PinnedPool {
     ReclaimId offer;             // 0: none
   };
 
-  PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping mapping);
+  PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping mapping,
+             std::span<const NodePart> parts);
   RegionSet usable(const LeaseRequest& request) const;
   void check_possible(const LeaseRequest& request) const;
 
   // With the mutex held:
   Lease carve(const LeaseRequest& request, RegionSet regions);
   Lease carve_from(std::size_t region, const LeaseRequest& request);
+  const Part* part_of(int numa_node) const noexcept;
+  std::optional<std::uint64_t> place(Region& region, std::uint64_t range_bytes, int numa_node);
+  void count_place(const LeaseRequest& request, FreeRange placed);
   Holder& holder_of(const Lease& lease);
   bool serve_from_free_memory();
   std::string table() const;
@@ -197,6 +230,7 @@ class PinnedPool {
   Reactor& reactor_;
   PinnedPoolOptions options_;
   HostMapping mapping_;
+  std::vector<Part> parts_;   // in order of address
   mutable std::mutex mutex_;  // all below: leases return on any thread
   std::vector<Region> regions_;
   Account account_;

@@ -31,6 +31,10 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kStateWriteBytes: return "state_write_bytes";
     case Counter::kCheckpoints: return "checkpoints";
     case Counter::kCheckpointNs: return "checkpoint_ns";
+    case Counter::kLeasesOnNode: return "leases_on_node";
+    case Counter::kLeasesElsewhere: return "leases_elsewhere";
+    case Counter::kJobsOnNode: return "jobs_on_node";
+    case Counter::kJobsElsewhere: return "jobs_elsewhere";
     case Counter::kCount: break;
   }
   return "unknown";

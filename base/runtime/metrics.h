@@ -37,6 +37,10 @@ enum class Counter : std::uint8_t {
   kStateWriteBytes,        ///< and after it
   kCheckpoints,            ///< of state in memory, written while training went on
   kCheckpointNs,           ///< from the first one's begin to its end, and so on
+  kLeasesOnNode,           ///< of host memory, on the NUMA node that was asked for
+  kLeasesElsewhere,        ///< or, as that had no room, on others too
+  kJobsOnNode,             ///< of workers, on the NUMA node of what they work on
+  kJobsElsewhere,          ///< or, as others were idle, there
   kCount,
 };
 

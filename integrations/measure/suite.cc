@@ -126,7 +126,6 @@ class Suite {
                                {.budget_bytes = pool_bytes(options_, targets_.size()),
                                 .reserves = {{Purpose::kStaging, DirectFile::kBlockBytes}},
                                 .alignment_bytes = 4096,
-                                .numa_node = -1,
                                 .use_huge_pages = true});
     runtime_->reactor.block_on(register_memory());
   }

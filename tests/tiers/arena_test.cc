@@ -14,7 +14,7 @@
 namespace ziggurat {
 namespace {
 
-/// The specification: one flag per alignment unit, searched from the left.
+/// The specification: one flag per alignment unit, searched from the left, or from the right.
 class Bitmap {
  public:
   explicit Bitmap(std::size_t units) : used_(units, false) {}
@@ -27,6 +27,20 @@ class Bitmap {
         mark(i + 1 - units, units, true);
         return i + 1 - units;
       }
+    }
+    return std::nullopt;
+  }
+  /// In [begin, end).
+  std::optional<std::uint64_t> allocate_within(std::size_t units, std::size_t begin,
+                                               std::size_t end, bool from_right) {
+    for (std::size_t i = 0; begin + units + i <= end; ++i) {
+      const std::size_t first = from_right ? end - units - i : begin + i;
+      const auto run = used_.begin() + static_cast<std::ptrdiff_t>(first);
+      if (std::find(run, run + static_cast<std::ptrdiff_t>(units), true) !=
+          run + static_cast<std::ptrdiff_t>(units))
+        continue;
+      mark(first, units, true);
+      return first;
     }
     return std::nullopt;
   }
@@ -65,8 +79,17 @@ TEST(Arena, does_what_a_bitmap_does) {
       if (out.empty() || random() % 5 < 3) {
         const std::uint64_t size = 1 + random() % (random() % 8 == 0 ? 60000 : 6000);
         const std::size_t units = (size + kAlignment - 1) / kAlignment;
-        const auto got = arena.allocate(size);
-        const auto expected = bitmap.allocate(units);
+        const std::size_t begin = random() % kUnits;
+        const std::size_t end = begin + random() % (kUnits - begin + 1);
+        const auto side = random() % 2 == 0 ? Arena::Side::kLowest : Arena::Side::kHighest;
+        const bool anywhere = random() % 3 == 0;
+        const auto got = anywhere
+                             ? arena.allocate(size)
+                             : arena.allocate_within(
+                                   size, {begin * kAlignment, (end - begin) * kAlignment}, side);
+        const auto expected =
+            anywhere ? bitmap.allocate(units)
+                     : bitmap.allocate_within(units, begin, end, side == Arena::Side::kHighest);
         ASSERT_EQ(got.has_value(), expected.has_value());
         if (got) {
           ASSERT_EQ(*got, *expected * kAlignment);
@@ -95,6 +118,20 @@ TEST(Arena, a_size_near_the_end_of_the_number_range_does_not_wrap_around) {
 TEST(Arena, a_size_that_is_not_whole_units_is_rounded_down) {
   const Arena arena(10000, 4096);
   EXPECT_EQ(arena.size_bytes(), 8192u);
+}
+
+// What is left between two that grow towards each other is one range, wherever they meet.
+TEST(Arena, filled_from_both_ends_keeps_one_free_range) {
+  Arena arena(16 * 4096, 4096);
+  const FreeRange lower{0, 8 * 4096};
+  const FreeRange upper{8 * 4096, 8 * 4096};
+  EXPECT_EQ(arena.allocate_within(3 * 4096, lower, Arena::Side::kLowest), 0u);
+  EXPECT_EQ(arena.allocate_within(3 * 4096, upper, Arena::Side::kHighest), 13u * 4096);
+  EXPECT_EQ(arena.allocate_within(3 * 4096, lower, Arena::Side::kLowest), 3u * 4096);
+  EXPECT_EQ(arena.allocate_within(3 * 4096, lower, Arena::Side::kLowest), std::nullopt);
+  EXPECT_EQ(arena.largest_free_bytes(), 7u * 4096);
+  EXPECT_TRUE(arena.allocate(7 * 4096));
+  EXPECT_EQ(arena.free_bytes(), 0u);
 }
 
 TEST(ArenaDeathTest, freeing_twice_is_found_out) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/tiers/lease_rules_test.cc: the four rules of the pinned pool, the order of need, taking
-// back, and what a reserve is worth.
+// back, and what a reserve is worth. They hold whatever nodes the memory lies on: each test runs on
+// one NUMA node, and on two with requests that want the one or the other.
 #include <gmock/gmock.h>
 
 #include <map>
@@ -11,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "tests/support/recording_policy.h"
 #include "tiers/pinned_pool.h"
 
 namespace ziggurat {
@@ -23,19 +25,31 @@ using testing::HasSubstr;
 constexpr std::uint64_t kPage = 4 * kKiB;
 
 /// A pool of pages, coroutines that hold some, and what happened in which order.
-class LeaseRules : public testing::Test {
+class LeaseRules : public testing::TestWithParam<int> {
  protected:
+  static bool two_nodes() { return GetParam() == 2; }
+  /// `options` on the machine of this test.
+  PinnedPoolOptions placed(PinnedPoolOptions options) {
+    if (!two_nodes()) return options;
+    options.nodes = {{.numa_node = 0}, {.numa_node = 1}};
+    options.use_huge_pages = false;
+    options.memory_policy = &policy_;
+    return options;
+  }
   std::unique_ptr<PinnedPool> make(std::uint64_t pages,
                                    std::vector<PinnedPoolOptions::Reserve> reserves = {}) {
     PinnedPoolOptions options;
     options.budget_bytes = pages * kPage;
     options.reserves = std::move(reserves);
-    return PinnedPool::create(reactor_, std::move(options));
+    return PinnedPool::create(reactor_, placed(std::move(options)));
   }
   static LeaseRequest want(Purpose purpose, std::uint64_t pages, std::uint64_t position,
                            const char* holder = "test") {
-    return {
-        .purpose = purpose, .size_bytes = pages * kPage, .need = {0, position}, .holder = holder};
+    return {.purpose = purpose,
+            .size_bytes = pages * kPage,
+            .need = {0, position},
+            .holder = holder,
+            .numa_node = two_nodes() ? static_cast<int>(position % 2) : -1};
   }
   /// Starts a coroutine that acquires and keeps what it gets in leases_[name], noting the name in
   /// served_.
@@ -62,6 +76,7 @@ class LeaseRules : public testing::Test {
     }
   }
 
+  test::RecordingPolicy policy_;
   Reactor reactor_{Clock::Kind::kVirtual};
   std::vector<std::string> served_;
   std::map<std::string, Lease> leases_;
@@ -69,7 +84,7 @@ class LeaseRules : public testing::Test {
   std::string message_;
 };
 
-TEST_F(LeaseRules, a_lease_has_the_exact_size_and_the_alignment_and_comes_back) {
+TEST_P(LeaseRules, a_lease_has_the_exact_size_and_the_alignment_and_comes_back) {
   const auto pool = make(16);
   {
     const Lease lease = pool->try_acquire({.purpose = Purpose::kParams, .size_bytes = 5000});
@@ -81,7 +96,7 @@ TEST_F(LeaseRules, a_lease_has_the_exact_size_and_the_alignment_and_comes_back) 
   EXPECT_EQ(pool->free_bytes(), 16 * kPage);
 }
 
-TEST_F(LeaseRules, moving_a_lease_moves_the_duty_to_return_it) {
+TEST_P(LeaseRules, moving_a_lease_moves_the_duty_to_return_it) {
   const auto pool = make(4);
   Lease first = pool->try_acquire(want(Purpose::kParams, 1, 0));
   Lease second = pool->try_acquire(want(Purpose::kParams, 2, 0));
@@ -94,7 +109,7 @@ TEST_F(LeaseRules, moving_a_lease_moves_the_duty_to_return_it) {
 }
 
 // Rule 1: all of a work item's memory is one request, granted whole or not at all.
-TEST_F(LeaseRules, rule_1_a_request_waits_whole_and_holds_nothing_meanwhile) {
+TEST_P(LeaseRules, rule_1_a_request_waits_whole_and_holds_nothing_meanwhile) {
   const auto pool = make(8);
   start(*pool, "a", want(Purpose::kOptimizer, 5, 0));
   start(*pool, "b", want(Purpose::kOptimizer, 6, 1));
@@ -107,7 +122,7 @@ TEST_F(LeaseRules, rule_1_a_request_waits_whole_and_holds_nothing_meanwhile) {
 }
 
 // Rule 2.
-TEST_F(LeaseRules, rule_2_waiters_are_served_in_order_of_need_not_of_arrival) {
+TEST_P(LeaseRules, rule_2_waiters_are_served_in_order_of_need_not_of_arrival) {
   const auto pool = make(4);
   start(*pool, "holder", want(Purpose::kOptimizer, 4, 0));
   start(*pool, "late", want(Purpose::kOptimizer, 4, 9));
@@ -118,7 +133,7 @@ TEST_F(LeaseRules, rule_2_waiters_are_served_in_order_of_need_not_of_arrival) {
   EXPECT_THAT(served_, ElementsAre("holder", "soon", "next", "next too", "late"));
 }
 
-TEST_F(LeaseRules, rule_2_a_generation_comes_before_a_position) {
+TEST_P(LeaseRules, rule_2_a_generation_comes_before_a_position) {
   const auto pool = make(4);
   start(*pool, "holder", want(Purpose::kOptimizer, 4, 0));
   LeaseRequest next_step = want(Purpose::kOptimizer, 4, 0);
@@ -132,7 +147,7 @@ TEST_F(LeaseRules, rule_2_a_generation_comes_before_a_position) {
   leases_.clear();
 }
 
-TEST_F(LeaseRules, rule_2_a_small_late_request_does_not_overtake_a_large_soon_one) {
+TEST_P(LeaseRules, rule_2_a_small_late_request_does_not_overtake_a_large_soon_one) {
   const auto pool = make(8);
   start(*pool, "holder", want(Purpose::kOptimizer, 5, 0));
   start(*pool, "large", want(Purpose::kOptimizer, 6, 1));
@@ -146,7 +161,7 @@ TEST_F(LeaseRules, rule_2_a_small_late_request_does_not_overtake_a_large_soon_on
   leases_.clear();
 }
 
-TEST_F(LeaseRules, rule_2_demand_takes_back_clean_prefetch_of_the_latest_need_first) {
+TEST_P(LeaseRules, rule_2_demand_takes_back_clean_prefetch_of_the_latest_need_first) {
   const auto pool = make(6);
   std::vector<std::string> taken;
   for (const auto& [name, position] :
@@ -167,7 +182,7 @@ TEST_F(LeaseRules, rule_2_demand_takes_back_clean_prefetch_of_the_latest_need_fi
   leases_.clear();
 }
 
-TEST_F(LeaseRules, rule_2_prefetch_is_not_thrown_away_where_it_would_not_be_enough) {
+TEST_P(LeaseRules, rule_2_prefetch_is_not_thrown_away_where_it_would_not_be_enough) {
   const auto pool = make(6);
   bool taken = false;
   start(*pool, "prefetch", want(Purpose::kParams, 2, 7));
@@ -184,7 +199,7 @@ TEST_F(LeaseRules, rule_2_prefetch_is_not_thrown_away_where_it_would_not_be_enou
   leases_.clear();
 }
 
-TEST_F(LeaseRules, rule_2_a_withdrawn_offer_is_not_taken_and_one_made_late_is) {
+TEST_P(LeaseRules, rule_2_a_withdrawn_offer_is_not_taken_and_one_made_late_is) {
   const auto pool = make(4);
   int taken = 0;
   start(*pool, "prefetch", want(Purpose::kParams, 4, 7));
@@ -203,7 +218,7 @@ TEST_F(LeaseRules, rule_2_a_withdrawn_offer_is_not_taken_and_one_made_late_is) {
   leases_.clear();
 }
 
-TEST_F(LeaseRules, rule_2_an_offer_ends_with_its_lease) {
+TEST_P(LeaseRules, rule_2_an_offer_ends_with_its_lease) {
   const auto pool = make(4);
   start(*pool, "prefetch", want(Purpose::kParams, 4, 7));
   pool->offer(leases_["prefetch"], {0, 7}, [] { ADD_FAILURE() << "the lease is long gone"; });
@@ -216,7 +231,7 @@ TEST_F(LeaseRules, rule_2_an_offer_ends_with_its_lease) {
 }
 
 // Rule 3.
-TEST_F(LeaseRules, rule_3_a_budget_below_the_reserves_is_refused_and_the_smallest_named) {
+TEST_P(LeaseRules, rule_3_a_budget_below_the_reserves_is_refused_and_the_smallest_named) {
   const std::vector<PinnedPoolOptions::Reserve> reserves = {{Purpose::kOptimizer, 12 * kPage},
                                                             {Purpose::kParams, 4 * kPage}};
   try {
@@ -231,16 +246,16 @@ TEST_F(LeaseRules, rule_3_a_budget_below_the_reserves_is_refused_and_the_smalles
   EXPECT_TRUE(pool->try_acquire(want(Purpose::kOptimizer, 12, 0)));
 }
 
-TEST_F(LeaseRules, rule_3_the_smallest_budget_counts_staggering) {
+TEST_P(LeaseRules, rule_3_the_smallest_budget_counts_staggering) {
   PinnedPoolOptions options;
   options.reserves = {{Purpose::kOptimizer, 2 * kMiB}};
   options.budget_bytes = PinnedPool::smallest_budget(options);
   EXPECT_EQ(options.budget_bytes, 2 * kMiB + kPage);
-  const auto pool = PinnedPool::create(reactor_, options);
+  const auto pool = PinnedPool::create(reactor_, placed(options));
   EXPECT_TRUE(pool->try_acquire({.purpose = Purpose::kOptimizer, .size_bytes = 2 * kMiB}));
 }
 
-TEST_F(LeaseRules, rule_3_a_class_uses_its_own_reserve_first_and_no_other_class_may) {
+TEST_P(LeaseRules, rule_3_a_class_uses_its_own_reserve_first_and_no_other_class_may) {
   const auto pool = make(8, {{Purpose::kParams, 4 * kPage}});
   const Lease reserve = pool->try_acquire(want(Purpose::kParams, 4, 0));
   ASSERT_TRUE(reserve);
@@ -253,7 +268,7 @@ TEST_F(LeaseRules, rule_3_a_class_uses_its_own_reserve_first_and_no_other_class_
   EXPECT_FALSE(pool->try_acquire(want(Purpose::kParams, 1, 0)));
 }
 
-TEST_F(LeaseRules, rule_3_a_reserve_stands_empty_rather_than_serve_another_class) {
+TEST_P(LeaseRules, rule_3_a_reserve_stands_empty_rather_than_serve_another_class) {
   const auto pool = make(8, {{Purpose::kParams, 4 * kPage}});
   const Lease general = pool->try_acquire(want(Purpose::kOptimizer, 4, 0));
   ASSERT_TRUE(general);
@@ -261,7 +276,7 @@ TEST_F(LeaseRules, rule_3_a_reserve_stands_empty_rather_than_serve_another_class
   EXPECT_TRUE(pool->try_acquire(want(Purpose::kParams, 4, 0)));
 }
 
-TEST_F(LeaseRules,
+TEST_P(LeaseRules,
        rule_3_who_waits_for_general_memory_does_not_keep_another_class_from_its_reserve) {
   const auto pool = make(8, {{Purpose::kParams, 4 * kPage}});
   start(*pool, "holder", want(Purpose::kOptimizer, 4, 0));
@@ -278,7 +293,7 @@ TEST_F(LeaseRules,
 
 // The property behind rule 3, under fragmentation: whatever is out, a class of which nothing is out
 // gets its largest item.
-TEST_F(LeaseRules, rule_3_a_reserve_holds_its_largest_item_whatever_the_others_do) {
+TEST_P(LeaseRules, rule_3_a_reserve_holds_its_largest_item_whatever_the_others_do) {
   const std::vector<Purpose> classes = {Purpose::kOptimizer, Purpose::kParams, Purpose::kGradients};
   const std::vector<std::uint64_t> largest = {700 * kKiB, 300 * kKiB, 9 * kPage};
   for (unsigned seed = 0; seed < 30; ++seed) {
@@ -287,7 +302,7 @@ TEST_F(LeaseRules, rule_3_a_reserve_holds_its_largest_item_whatever_the_others_d
     PinnedPoolOptions options;
     for (std::size_t c = 0; c < 3; ++c) options.reserves.push_back({classes[c], largest[c]});
     options.budget_bytes = PinnedPool::smallest_budget(options) + random() % (2 * kMiB);
-    const auto pool = PinnedPool::create(reactor_, options);
+    const auto pool = PinnedPool::create(reactor_, placed(options));
     std::vector<std::pair<std::size_t, Lease>> out;
     for (int step = 0; step < 300; ++step) {
       const std::size_t c = random() % 3;
@@ -311,7 +326,7 @@ TEST_F(LeaseRules, rule_3_a_reserve_holds_its_largest_item_whatever_the_others_d
 
 // Rule 4: the planted circle. Two items break rule 1: each holds one piece and waits for the
 // other's.
-TEST_F(LeaseRules, rule_4_a_circle_is_reported_with_who_holds_what_and_not_hung) {
+TEST_P(LeaseRules, rule_4_a_circle_is_reported_with_who_holds_what_and_not_hung) {
   const auto pool = make(8);
   Signal both_hold(reactor_);
   int holding = 0;
@@ -339,12 +354,12 @@ TEST_F(LeaseRules, rule_4_a_circle_is_reported_with_who_holds_what_and_not_hung)
   EXPECT_EQ(pool->free_bytes(), 8 * kPage) << "both gave back what they held";
 }
 
-TEST_F(LeaseRules, rule_4_holds_with_an_engine_thread_too) {
+TEST_P(LeaseRules, rule_4_holds_with_an_engine_thread_too) {
   Reactor reactor;
   reactor.start();
   PinnedPoolOptions options;
   options.budget_bytes = 4 * kPage;
-  const auto pool = PinnedPool::create(reactor, options);
+  const auto pool = PinnedPool::create(reactor, placed(options));
   const auto twice = [](PinnedPool& p) -> Task<> {
     const LeaseRequest request = want(Purpose::kParams, 3, 0);
     const Lease first = co_await p.acquire(request);
@@ -355,7 +370,7 @@ TEST_F(LeaseRules, rule_4_holds_with_an_engine_thread_too) {
   reactor.stop();
 }
 
-TEST_F(LeaseRules, rule_4_a_wrong_prefetch_is_given_up_before_a_lock_up_is_reported) {
+TEST_P(LeaseRules, rule_4_a_wrong_prefetch_is_given_up_before_a_lock_up_is_reported) {
   const auto pool = make(4);
   start(*pool, "guess", want(Purpose::kParams, 4, 1));
   pool->offer(leases_["guess"], {0, 1}, [this] { leases_.erase("guess"); });
@@ -367,7 +382,7 @@ TEST_F(LeaseRules, rule_4_a_wrong_prefetch_is_given_up_before_a_lock_up_is_repor
 }
 
 // What a step of many chunks costs. All of them wait at once here: more than the engine lets wait.
-TEST_F(LeaseRules, what_a_lease_costs_does_not_depend_on_how_many_wait_and_how_many_are_out) {
+TEST_P(LeaseRules, what_a_lease_costs_does_not_depend_on_how_many_wait_and_how_many_are_out) {
   const auto looked_at_for = [this](std::uint64_t leases) {
     const auto pool = make(leases, {{Purpose::kParams, 4 * kPage}});
     std::vector<Lease> out;
@@ -391,7 +406,7 @@ TEST_F(LeaseRules, what_a_lease_costs_does_not_depend_on_how_many_wait_and_how_m
   EXPECT_EQ(looked_at_for(100), looked_at_for(5000));
 }
 
-TEST_F(LeaseRules, what_taking_back_costs_does_not_depend_on_how_much_could_be_taken) {
+TEST_P(LeaseRules, what_taking_back_costs_does_not_depend_on_how_much_could_be_taken) {
   const auto looked_at_for = [this](std::uint64_t leases) {
     const auto pool = make(leases);
     for (std::uint64_t i = 0; i < leases; ++i) {
@@ -413,7 +428,7 @@ TEST_F(LeaseRules, what_taking_back_costs_does_not_depend_on_how_much_could_be_t
   EXPECT_EQ(looked_at_for(100), looked_at_for(5000));
 }
 
-TEST_F(LeaseRules, what_can_never_fit_is_refused_at_once) {
+TEST_P(LeaseRules, what_can_never_fit_is_refused_at_once) {
   const auto pool = make(8, {{Purpose::kParams, 6 * kPage}});
   start(*pool, "too large", want(Purpose::kOptimizer, 3, 0));
   EXPECT_EQ(code_of("too large"), ErrorCode::kInvalidArgument);
@@ -425,7 +440,7 @@ TEST_F(LeaseRules, what_can_never_fit_is_refused_at_once) {
   leases_.clear();
 }
 
-TEST_F(LeaseRules, the_account_is_by_purpose_and_keeps_peaks) {
+TEST_P(LeaseRules, the_account_is_by_purpose_and_keeps_peaks) {
   const auto pool = make(16);
   start(*pool, "a", want(Purpose::kParams, 3, 0));
   start(*pool, "b", want(Purpose::kGradients, 5, 0));
@@ -438,7 +453,7 @@ TEST_F(LeaseRules, the_account_is_by_purpose_and_keeps_peaks) {
   leases_.clear();
 }
 
-TEST_F(LeaseRules, a_lease_may_come_back_on_any_thread_and_wakes_who_waits) {
+TEST_P(LeaseRules, a_lease_may_come_back_on_any_thread_and_wakes_who_waits) {
   const auto pool = make(4);
   start(*pool, "holder", want(Purpose::kParams, 4, 0));
   start(*pool, "waiter", want(Purpose::kParams, 4, 1));
@@ -448,7 +463,7 @@ TEST_F(LeaseRules, a_lease_may_come_back_on_any_thread_and_wakes_who_waits) {
   leases_.clear();
 }
 
-TEST_F(LeaseRules, a_pool_may_go_away_with_people_waiting_and_work_posted) {
+TEST_P(LeaseRules, a_pool_may_go_away_with_people_waiting_and_work_posted) {
   auto pool = make(4);
   start(*pool, "holder", want(Purpose::kParams, 4, 0));
   start(*pool, "waiter", want(Purpose::kParams, 4, 1));
@@ -458,7 +473,7 @@ TEST_F(LeaseRules, a_pool_may_go_away_with_people_waiting_and_work_posted) {
   EXPECT_EQ(code_of("waiter"), ErrorCode::kCancelled);
 }
 
-TEST_F(LeaseRules, cancelling_fails_everybody_who_waits) {
+TEST_P(LeaseRules, cancelling_fails_everybody_who_waits) {
   const auto pool = make(4);
   start(*pool, "holder", want(Purpose::kParams, 4, 0));
   start(*pool, "waiter", want(Purpose::kParams, 4, 1));
@@ -468,6 +483,10 @@ TEST_F(LeaseRules, cancelling_fails_everybody_who_waits) {
   EXPECT_EQ(pool->waiting(), 0u);
   leases_.clear();
 }
+
+INSTANTIATE_TEST_SUITE_P(Machines, LeaseRules, testing::Values(1, 2), [](const auto& machine) {
+  return machine.param == 1 ? "one_node" : "two_nodes";
+});
 
 }  // namespace
 }  // namespace ziggurat
