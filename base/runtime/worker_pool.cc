@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -49,7 +51,8 @@ std::size_t Team::next() noexcept { return pool_.next_.fetch_add(1, std::memory_
 
 // One, not all: while the queue keeps filling, tiles and jobs take turns.
 void Team::run_job_between_tiles() {
-  if (pool_.job_count_.load(std::memory_order_relaxed) > 0) pool_.run_one_job(index_);
+  if (pool_.group_of_[index_]->queued.load(std::memory_order_relaxed) > 0)
+    pool_.run_one_job(index_, WorkerPool::Look::kOwnNode);
 }
 
 void Team::barrier() { pool_.wait_at_barrier(index_); }
@@ -59,8 +62,20 @@ void Team::keep_error(std::exception_ptr error) noexcept {
   if (!pool_.region_error_) pool_.region_error_ = std::move(error);
 }
 
-WorkerPool::WorkerPool(WorkerPoolOptions options) : trace_(options.trace) {
+WorkerPool::WorkerPool(WorkerPoolOptions options)
+    : trace_(options.trace), metrics_(options.metrics) {
   ZIGGURAT_CHECK(options.threads > 0, "a pool of no workers");
+  ZIGGURAT_CHECK(options.nodes.empty() || options.nodes.size() == options.threads,
+                 "{} workers on {} nodes", options.threads, options.nodes.size());
+  for (std::size_t i = 0; i < options.threads; ++i) {
+    const int node = options.nodes.empty() ? -1 : options.nodes[i];
+    auto group = std::ranges::find(groups_, node, &Group::node);
+    if (group == groups_.end()) {
+      groups_.emplace_back().node = node;
+      group = std::prev(groups_.end());
+    }
+    group_of_.push_back(&*group);
+  }
   tracks_.resize(options.threads, 0);
   workers_.reserve(options.threads);
   // Workers read threads(): they start when the vector is whole.
@@ -96,15 +111,23 @@ void WorkerPool::stop() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  wake_.notify_all();
+  wake_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
+void WorkerPool::wake_all() noexcept {
+  for (Group& group : groups_) group.wake.notify_all();
+}
+
 void WorkerPool::work(std::size_t index) {
+  Group& own = *group_of_[index];
   std::uint64_t regions_seen = 0;
   std::unique_lock lock(mutex_);
   for (;;) {
-    wake_.wait(lock, [&] { return stopping_ || !jobs_.empty() || region_number_ != regions_seen; });
+    begin_idle(own);
+    own.wake.wait(lock,
+                  [&] { return stopping_ || has_job(own) || region_number_ != regions_seen; });
+    end_idle(own);
     if (region_number_ != regions_seen) {
       regions_seen = region_number_;
       const auto& region = *region_;
@@ -118,24 +141,52 @@ void WorkerPool::work(std::size_t index) {
       }
       lock.lock();
       if (--region_running_ == 0) region_ended_.notify_all();
-    } else if (!jobs_.empty()) {
+    } else if (has_job(own)) {
       lock.unlock();
-      run_one_job(index);
+      run_one_job(index, Look::kAnyNode);
       lock.lock();
-    } else {
-      return;  // stopping, and the queue is empty
+    } else if (stopping_) {
+      return;  // and there is nothing left for it to do
     }
   }
 }
 
-bool WorkerPool::run_one_job(std::size_t index) {
+/// For an idle worker of `own`.
+bool WorkerPool::has_job(const Group& own) const noexcept {
+  return own.queued.load() > 0 || std::ranges::any_of(groups_, &Group::has_surplus);
+}
+
+/// The group of the node; of jobs that name none, the one with the most workers to spare.
+WorkerPool::Group& WorkerPool::queue_for(int numa_node) noexcept {
+  const auto named = std::ranges::find(groups_, numa_node, &Group::node);
+  if (named != groups_.end()) return *named;
+  const auto spare = [](const Group& group) {
+    return static_cast<std::ptrdiff_t>(group.idle.load()) -
+           static_cast<std::ptrdiff_t>(group.queued.load());
+  };
+  return *std::ranges::max_element(groups_, {}, spare);
+}
+
+/// Its own node's first; then, for an idle worker, what others have too much of.
+WorkerPool::Group* WorkerPool::queue_with_job(Group& own, Look look) noexcept {
+  if (!own.jobs.empty()) return &own;
+  if (look == Look::kOwnNode) return nullptr;
+  const auto other = std::ranges::find_if(groups_, &Group::has_surplus);
+  return other == groups_.end() ? nullptr : &*other;
+}
+
+bool WorkerPool::run_one_job(std::size_t index, Look look) {
   Job job;
+  Group& own = *group_of_[index];
   {
     const std::lock_guard lock(mutex_);
-    if (jobs_.empty()) return false;
-    job = std::move(jobs_.front());
-    jobs_.pop_front();
-    job_count_.store(jobs_.size(), std::memory_order_relaxed);
+    Group* from = queue_with_job(own, look);
+    if (from == nullptr) return false;
+    job = std::move(from->jobs.front());
+    from->jobs.pop_front();
+    from->queued.store(from->jobs.size());
+    if (metrics_ != nullptr && job.placed)
+      metrics_->add(from == &own ? Counter::kJobsOnNode : Counter::kJobsElsewhere, 1);
   }
   const TraceSpan span(trace_, tracks_[index], job.name);
   job.action();
@@ -148,20 +199,26 @@ void WorkerPool::wait_at_barrier(std::size_t index) {
     arrived_.store(0, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     phase_.store(phase + 1);  // sequentially consistent, for parking_
-    parking_.wake_all();
+    for (Group& group : groups_) group.parking.wake_all();
     return;
   }
-  const auto may_go_on = [&] { return phase_.load() != phase || job_count_.load() > 0; };
+  Group& own = *group_of_[index];
+  const auto may_go_on = [&] { return phase_.load() != phase || has_job(own); };
   Nanoseconds spin_until = monotonic_now() + kSpinAtBarrier;
+  begin_idle(own);
   while (phase_.load(std::memory_order_acquire) == phase) {
-    if (job_count_.load(std::memory_order_relaxed) > 0 && run_one_job(index)) {
+    if (has_job(own)) {
+      end_idle(own);
+      run_one_job(index, Look::kAnyNode);
+      begin_idle(own);
       spin_until = monotonic_now() + kSpinAtBarrier;
     } else if (monotonic_now() < spin_until) {
       for (int i = 0; i < kRelaxesPerLook && !may_go_on(); ++i) relax();
     } else {
-      parking_.park_unless(may_go_on);
+      own.parking.park_unless(may_go_on);
     }
   }
+  end_idle(own);
 }
 
 void WorkerPool::run_team(const std::function<void(Team&)>& region, const char* trace_name) {
@@ -172,27 +229,37 @@ void WorkerPool::run_team(const std::function<void(Team&)>& region, const char* 
   region_error_ = {};
   region_running_ = workers_.size();
   ++region_number_;
-  wake_.notify_all();
+  wake_all();
   region_ended_.wait(lock, [&] { return region_running_ == 0; });
   region_ = nullptr;
   if (region_error_) std::rethrow_exception(std::exchange(region_error_, {}));
 }
 
-void WorkerPool::submit(const char* name, std::function<void()> job) {
+void WorkerPool::submit(const char* name, std::function<void()> job, int numa_node) {
+  Group* woken = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back({name, std::move(job)});
-    job_count_.store(jobs_.size());  // sequentially consistent, for parking_
+    Group& group = queue_for(numa_node);
+    const bool placed = groups_.size() > 1 && group.node == numa_node;
+    group.jobs.push_back({name, std::move(job), placed});
+    group.queued.store(group.jobs.size());  // sequentially consistent, for parking
+    woken = &group;
+    if (group.has_surplus()) {
+      const auto other = std::ranges::find_if(
+          groups_, [](const Group& its) { return its.idle.load() > its.queued.load(); });
+      if (other != groups_.end()) woken = &*other;
+    }
   }
   // A worker sleeps in one of two places; which, if any, is not known here. Waking nobody is cheap.
-  wake_.notify_one();
-  parking_.wake_one();
+  woken->wake.notify_one();
+  woken->parking.wake_one();
 }
 
-Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<void()>& job) {
+Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<void()>& job,
+                       int numa_node) {
   Signal done(reactor);
   reactor.external_begin();
-  submit(name, [&reactor, &done, &job] {
+  const auto report = [&reactor, &done, &job] {
     std::exception_ptr error;
     try {
       job();
@@ -207,7 +274,8 @@ Task<> WorkerPool::run(Reactor& reactor, const char* name, const std::function<v
         done.set();
       }
     });
-  });
+  };
+  submit(name, report, numa_node);
   co_await done.wait();
 }
 

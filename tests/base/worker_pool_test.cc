@@ -4,6 +4,7 @@
 #include "base/runtime/worker_pool.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -14,6 +15,7 @@
 #include <random>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -219,6 +221,129 @@ TEST_P(Workers, RegionsAndJobsMixWithoutLosingEither) {
   submitter.join();
   while (jobs < 300) std::this_thread::yield();
   EXPECT_EQ(tiles, expected);
+}
+
+/// Two workers on NUMA nodes 0 and 1, and jobs that say which of them ran them.
+class WorkersOnTwoNodes : public ::testing::Test {
+ protected:
+  WorkersOnTwoNodes() {
+    WorkerPoolOptions options = with_threads(2);
+    options.nodes = {0, 1};
+    options.metrics = &metrics_;
+    pool_ = std::make_unique<WorkerPool>(std::move(options));
+  }
+  static std::string name_of_this_thread() {
+    char name[16] = {};
+    EXPECT_EQ(::pthread_getname_np(::pthread_self(), name, sizeof(name)), 0);
+    return name;
+  }
+  /// Both workers at work, each with one of two jobs that end together with `release`.
+  void keep_both_busy(std::shared_future<void> release) {
+    std::promise<void> begun[2];
+    for (std::promise<void>& one : begun) {
+      pool_->submit("busy", [&one, release] {
+        one.set_value();
+        release.wait();
+      });
+    }
+    for (std::promise<void>& one : begun) one.get_future().wait();
+  }
+
+  Metrics metrics_;
+  std::unique_ptr<WorkerPool> pool_;
+};
+
+TEST_F(WorkersOnTwoNodes, TakeTheJobsOfTheirOwnNodeFirst) {
+  std::promise<void> release;
+  keep_both_busy(release.get_future().share());
+  // One of each node, which run at the same time: so each worker has one, and chose it.
+  std::promise<void> begun[2];
+  std::shared_future<void> other[2] = {begun[1].get_future().share(),
+                                       begun[0].get_future().share()};
+  std::string ran_on[2];
+  for (const std::size_t node : {1U, 0U}) {
+    pool_->submit(
+        "placed",
+        [&, node] {
+          ran_on[node] = name_of_this_thread();
+          begun[node].set_value();
+          other[node].wait();
+        },
+        static_cast<int>(node));
+  }
+  release.set_value();
+  pool_.reset();
+  EXPECT_EQ(ran_on[0], "zig-worker-0");
+  EXPECT_EQ(ran_on[1], "zig-worker-1");
+  EXPECT_EQ(metrics_.value(Counter::kJobsOnNode), 2U);
+  EXPECT_EQ(metrics_.value(Counter::kJobsElsewhere), 0U);
+}
+
+TEST_F(WorkersOnTwoNodes, HelpTheOtherNodeWhenTheyHaveNothingToDo) {
+  std::promise<void> release;
+  std::promise<std::string> busy_on;
+  pool_->submit("busy", [&, released = release.get_future().share()] {
+    busy_on.set_value(name_of_this_thread());
+    released.wait();
+  });
+  const std::string busy = busy_on.get_future().get();
+  std::promise<std::string> ran_on;
+  pool_->submit(
+      "placed", [&] { ran_on.set_value(name_of_this_thread()); }, busy == "zig-worker-0" ? 0 : 1);
+  EXPECT_NE(ran_on.get_future().get(), busy) << "the node's only worker is busy";
+  release.set_value();
+  pool_.reset();
+  EXPECT_EQ(metrics_.value(Counter::kJobsElsewhere), 1U);
+}
+
+TEST_F(WorkersOnTwoNodes, LeaveTheOtherNodesJobsAloneBetweenTiles) {
+  std::atomic<bool> job_ran{false};
+  std::atomic<bool> looked{false};
+  std::atomic<int> tiles_of_first{0};
+  bool ran_too_soon = false;
+  pool_->run_team([&](Team& team) {
+    if (team.index() == 0)
+      pool_->submit(
+          "placed", [&] { job_ran = true; }, 1);
+    // The second worker is in a tile while the first passes from tile to tile, and not idle.
+    team.for_each(20, [&](std::size_t) {
+      if (team.index() == 0) {
+        if (++tiles_of_first == 8) looked.wait(false);
+      } else if (!looked) {
+        while (tiles_of_first < 8) std::this_thread::yield();
+        ran_too_soon = job_ran;
+        looked = true;
+        looked.notify_all();
+      }
+    });
+  });
+  pool_.reset();
+  EXPECT_FALSE(ran_too_soon);
+  EXPECT_TRUE(job_ran);
+}
+
+TEST_F(WorkersOnTwoNodes, RunAnyJobThatNamesNoNodeOrOneWithoutWorkers) {
+  std::atomic<int> ran{0};
+  for (const int node : {-1, 5, -1, 5})
+    pool_->submit(
+        "job", [&] { ++ran; }, node);
+  pool_.reset();
+  EXPECT_EQ(ran, 4);
+  EXPECT_EQ(metrics_.value(Counter::kJobsOnNode) + metrics_.value(Counter::kJobsElsewhere), 0U);
+}
+
+TEST_F(WorkersOnTwoNodes, LoseNoJobWhateverElseTheyDo) {
+  std::atomic<int> ran{0};
+  constexpr int kJobs = 2000;
+  std::thread submits([&] {
+    for (int i = 0; i < kJobs; ++i)
+      pool_->submit(
+          "job", [&] { ++ran; }, i % 3 - 1);
+  });
+  for (int region = 0; region < 200; ++region) pool_->for_each(7, [](std::size_t) {});
+  submits.join();
+  pool_.reset();
+  EXPECT_EQ(ran, kJobs);
 }
 
 TEST(WorkerFloatingPoint, IsOursWhateverTheEmbeddersThreadHasSet) {
