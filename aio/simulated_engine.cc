@@ -17,7 +17,7 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::uint64_t kSectorBytes = 512;
+constexpr std::size_t kSectorBytes = 512;
 /// Misdirected writes land on multiples of it.
 constexpr std::uint64_t kMisdirectionBytes = 64 * 1024;
 
@@ -51,10 +51,10 @@ void SimulatedDisk::apply(const NameOp& op, Names& names) {
   if (op.kind != NameOp::Kind::kRemove) names[op.to] = op.inode;
 }
 
-void SimulatedDisk::apply(const Write& write, std::vector<std::byte>& bytes) {
+void SimulatedDisk::apply(const Write& write, PagedBytes& bytes) {
   if (bytes.size() < write.offset_bytes + write.bytes.size())
     bytes.resize(write.offset_bytes + write.bytes.size());
-  std::ranges::copy(write.bytes, bytes.begin() + static_cast<std::ptrdiff_t>(write.offset_bytes));
+  bytes.write(write.offset_bytes, write.bytes);
 }
 
 void SimulatedDisk::do_name_op(NameOp op) {
@@ -85,11 +85,11 @@ void SimulatedDisk::crash(std::uint64_t seed) {
     inode.durable.resize(std::max(inode.durable.size(), inode.current.size()));
     for (Write& write : inode.unsynced) {
       if (chance(random, fate.tear)) {
-        for (std::size_t at = 0; at < write.bytes.size(); at += kSectorBytes) {
+        const std::span<const std::byte> bytes(write.bytes);
+        for (std::size_t at = 0; at < bytes.size(); at += kSectorBytes) {
           if (chance(random, 0.5)) continue;
-          const auto from = write.bytes.begin() + static_cast<std::ptrdiff_t>(at);
-          std::copy(from, from + std::min<std::ptrdiff_t>(kSectorBytes, write.bytes.end() - from),
-                    inode.durable.begin() + static_cast<std::ptrdiff_t>(write.offset_bytes + at));
+          inode.durable.write(write.offset_bytes + at,
+                              bytes.subspan(at, std::min(kSectorBytes, bytes.size() - at)));
         }
       } else if (chance(random, fate.keep)) {
         apply(write, inode.durable);
@@ -150,20 +150,20 @@ void SimulatedDisk::overwrite(const std::string& path, std::uint64_t offset_byte
   Inode& inode = inodes_.at(inode_of(path));
   ZIGGURAT_CHECK(inode.unsynced.empty() && offset_bytes + bytes.size() <= inode.durable.size(),
                  "{}", path);
-  for (auto* image : {&inode.durable, &inode.current})
-    std::ranges::copy(bytes, image->begin() + static_cast<std::ptrdiff_t>(offset_bytes));
+  inode.durable.write(offset_bytes, bytes);
+  inode.current.write(offset_bytes, bytes);
 }
 
-std::vector<std::byte> SimulatedDisk::contents(const std::string& path) const {
+const PagedBytes& SimulatedDisk::contents(const std::string& path) const {
   return inodes_.at(inode_of(path)).current;
 }
 
-std::vector<std::byte> SimulatedDisk::contents_on_drive(const std::string& path) const {
+PagedBytes SimulatedDisk::contents_on_drive(const std::string& path) const {
   return on_drive(inodes_.at(inode_of(path)));
 }
 
-std::vector<std::byte> SimulatedDisk::on_drive(const Inode& inode) {
-  std::vector<std::byte> bytes = inode.durable;
+PagedBytes SimulatedDisk::on_drive(const Inode& inode) {
+  PagedBytes bytes = inode.durable;
   bytes.resize(inode.current.size());
   for (const Write& write : inode.unsynced) {
     if (write.completed) apply(write, bytes);
@@ -431,7 +431,7 @@ std::int32_t SimulatedEngine::perform_read(const IoOp& op) {
   if (op.offset_bytes >= node.current.size()) return 0;
   if (!SimulatedDisk::is_readable(node, op.offset_bytes, op.size_bytes)) return -EIO;
   const auto size = std::min<std::uint64_t>(op.size_bytes, node.current.size() - op.offset_bytes);
-  std::copy_n(node.current.begin() + static_cast<std::ptrdiff_t>(op.offset_bytes), size, op.data);
+  node.current.read(op.offset_bytes, {op.data, size});
   return static_cast<std::int32_t>(size);
 }
 

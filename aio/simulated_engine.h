@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "aio/io_engine.h"
+#include "aio/paged_bytes.h"
 
 namespace ziggurat {
 
@@ -47,9 +48,9 @@ class SimulatedDisk {
   /// The durable bytes of a file, to damage; what is changed here is what programs read.
   void overwrite(const std::string& path, std::uint64_t offset_bytes,
                  std::span<const std::byte> bytes);
-  std::vector<std::byte> contents(const std::string& path) const;
+  const PagedBytes& contents(const std::string& path) const;
   /// What a program reads once the page cache is dropped: not what a failed sync left there.
-  std::vector<std::byte> contents_on_drive(const std::string& path) const;
+  PagedBytes contents_on_drive(const std::string& path) const;
   void truncate(const std::string& path, std::uint64_t size_bytes);
   /// Reads of these sectors fail with EIO, until they are written to.
   void make_unreadable(const std::string& path, std::uint64_t offset_bytes,
@@ -69,9 +70,9 @@ class SimulatedDisk {
     bool completed = false;
   };
   struct Inode {
-    std::vector<std::byte> current;  ///< what reads see
-    std::vector<std::byte> durable;  ///< what is left if every unsynced write is lost
-    std::vector<Write> unsynced;     ///< those that completed are in the order in which they did
+    PagedBytes current;           ///< what reads see
+    PagedBytes durable;           ///< what is left if every unsynced write is lost
+    std::vector<Write> unsynced;  ///< those that completed are in the order in which they did
     std::set<std::uint64_t> unreadable;  ///< sectors, by number
     bool locked = false;
     int open_count = 0;
@@ -88,8 +89,8 @@ class SimulatedDisk {
     if (++events_ >= power_cut_at_) off_ = true;
   }
   static void apply(const NameOp& op, Names& names);
-  static void apply(const Write& write, std::vector<std::byte>& bytes);
-  static std::vector<std::byte> on_drive(const Inode& inode);
+  static void apply(const Write& write, PagedBytes& bytes);
+  static PagedBytes on_drive(const Inode& inode);
   static bool is_readable(const Inode& inode, std::uint64_t offset_bytes, std::uint64_t size_bytes);
   void do_name_op(NameOp op);
   int inode_of(const std::string& path) const;

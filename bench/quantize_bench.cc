@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/numerics/simd_target.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 
 namespace ziggurat::measure {
 namespace {

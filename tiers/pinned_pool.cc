@@ -28,7 +28,8 @@ struct PinnedPool::Waiter : LeaseQueue::Entry {
   Waiter(PinnedPool& pool, const LeaseRequest& wanted)
       : Entry{.regions = pool.usable(wanted), .need = wanted.need},
         request(wanted),
-        granted(pool.reactor_),
+        granted(pool.options_.cancel != nullptr ? Signal(*pool.options_.cancel)
+                                                : Signal(pool.reactor_)),
         lifetime(pool.lifetime_) {
     const std::lock_guard lock(pool.mutex_);
     pool.waiters_.insert(*this);
@@ -308,6 +309,7 @@ Lease PinnedPool::try_acquire(const LeaseRequest& request) {
 }
 
 Task<Lease> PinnedPool::acquire(LeaseRequest request) {
+  if (options_.cancel != nullptr) options_.cancel->check();
   check_possible(request);
   if (Lease lease = try_acquire(request)) co_return std::move(lease);
   Waiter waiter(*this, request);
@@ -468,13 +470,10 @@ void PinnedPool::fail_waiters() {
       fmt::format("host memory is locked up: nothing is in flight and {} requests wait for it\n{}",
                   waiting(), holder_table());
   const Account held = account();
-  cancel_waiters(std::make_exception_ptr(MemoryExhausted({.budget = MemoryBudget::kHost,
-                                                          .had_bytes = held.capacity_bytes(),
-                                                          .needed_bytes = held.used_bytes()},
-                                                         text)));
-}
-
-void PinnedPool::cancel_waiters(std::exception_ptr error) {
+  const auto error = std::make_exception_ptr(MemoryExhausted({.budget = MemoryBudget::kHost,
+                                                              .had_bytes = held.capacity_bytes(),
+                                                              .needed_bytes = held.used_bytes()},
+                                                             text));
   std::vector<LeaseQueue::Entry*> waiters;
   {
     const std::lock_guard lock(mutex_);

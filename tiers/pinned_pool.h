@@ -110,6 +110,8 @@ struct PinnedPoolOptions {
   /// None: pages lie where they are first touched, and the kernel is asked for nothing.
   std::vector<PoolNode> nodes = {};
   bool use_huge_pages = true;
+  /// When it is cancelled, whoever waits, now and later, gets its error. May be null
+  CancelScope* cancel = nullptr;
   MemoryPolicy* memory_policy = nullptr;  ///< null: the kernel's
   Metrics* metrics = nullptr;             ///< counts leases near the node they asked for; or null
 };
@@ -126,7 +128,7 @@ class PinnedPool {
 
   /// Waits, in order of need, until `request` fits; first takes back clean prefetch of later need.
   /// Errors: kInvalidArgument if it could never fit; kResourceExhausted with the holder table on a
-  /// detected lock-up; kCancelled if the pool goes away.
+  /// detected lock-up; kCancelled if the pool goes away; that of the cancelled scope.
   Task<Lease> acquire(LeaseRequest request);
   /// Without waiting: an empty lease if it does not fit now or would overtake a waiter.
   Lease try_acquire(const LeaseRequest& request);
@@ -138,9 +140,6 @@ class PinnedPool {
   using ReclaimId = std::uint64_t;
   ReclaimId offer(const Lease& lease, Need need, std::function<void()> give_back);
   void withdraw(ReclaimId id);
-
-  /// Whoever waits now gets `error`: the pool's owner gives up. Reactor's thread.
-  void cancel_waiters(std::exception_ptr error);
 
   std::span<std::byte> mapping() const noexcept { return mapping_.bytes(); }
   Account account() const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // base/runtime/async.h: what coroutines wait on: a Signal (a state, many waiters) and a WorkGroup
-// (work under way).
+// (work under way); and what ends all waiting at once, a CancelScope.
 //
 // Reactor's thread only. Waiters resume through the reactor's queue, never inside set().
 //
@@ -11,8 +11,10 @@
 #include <boost/asio/async_result.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/intrusive/list.hpp>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -21,12 +23,55 @@
 
 namespace ziggurat {
 
+/// A coroutine that waits for a Signal, and is woken once: by the signal or by its scope.
+class SignalWaiter : public boost::intrusive::list_base_hook<
+                         boost::intrusive::link_mode<boost::intrusive::auto_unlink>> {
+ public:
+  virtual ~SignalWaiter() = default;
+  /// Through the reactor's queue. Nothing, if it was woken before.
+  virtual void wake(Reactor& reactor, const std::exception_ptr& outcome) = 0;
+};
+
+/// Ends the waiting of everything that is part of something: of an engine that has failed, or is
+/// closed. Outlives the signals of the scope.
+class CancelScope {
+ public:
+  explicit CancelScope(Reactor& reactor) : reactor_(&reactor) {}
+  CancelScope(const CancelScope&) = delete;
+  CancelScope& operator=(const CancelScope&) = delete;
+
+  /// Who waits for a signal of this scope, now and later, set or not, gets `error`. Once more: a
+  /// fuller reason, for who comes later.
+  void cancel(const std::exception_ptr& error) {
+    error_ = error;
+    while (!waiters_.empty()) {
+      SignalWaiter& waiter = waiters_.front();
+      waiters_.pop_front();
+      waiter.wake(*reactor_, error_);
+    }
+  }
+  bool cancelled() const noexcept { return error_ != nullptr; }
+  std::exception_ptr error() const noexcept { return error_; }
+  /// Rethrows what cancel() gave last.
+  void check() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  friend class Signal;
+  Reactor* reactor_;
+  std::exception_ptr error_;
+  boost::intrusive::list<SignalWaiter, boost::intrusive::constant_time_size<false>> waiters_;
+};
+
 /// A state that becomes true (or failed) once; any number of coroutines wait for it. reset() makes
 /// it false again. Every waiter gets the outcome it was woken with: a reset, or the end of the
 /// signal, between set() and its resumption does not touch it.
 class Signal {
  public:
   explicit Signal(Reactor& reactor) : reactor_(&reactor) {}
+  /// Nobody waits for it any more once `scope` is cancelled.
+  explicit Signal(CancelScope& scope) : reactor_(scope.reactor_), scope_(&scope) {}
   Signal(Signal&&) = default;
   Signal& operator=(Signal&&) = default;
 
@@ -39,20 +84,31 @@ class Signal {
     error_ = {};
   }
 
-  /// Returns once set; rethrows what fail() gave.
-  Task<> wait() { return set_ ? outcome(error_) : suspend(); }
+  /// Returns once set; rethrows what fail() gave, or cancel() of the scope.
+  Task<> wait() { return ended() ? outcome(final_error()) : suspend(); }
 
  private:
-  struct Waiter {
-    virtual ~Waiter() = default;
-    virtual void resume(std::exception_ptr outcome) = 0;
-  };
   template <class Handler>
-  struct Suspended final : Waiter {
-    explicit Suspended(Handler its_handler) : handler(std::move(its_handler)) {}
-    void resume(std::exception_ptr outcome) override { std::move(handler)(std::move(outcome)); }
-    Handler handler;
+  class Suspended final : public SignalWaiter {
+   public:
+    explicit Suspended(Handler handler) : handler_(std::move(handler)) {}
+    void wake(Reactor& reactor, const std::exception_ptr& outcome) override {
+      if (!handler_) return;
+      unlink();
+      boost::asio::post(reactor.context(), [handler = std::move(*handler_), outcome]() mutable {
+        std::move(handler)(std::move(outcome));  // may end the signal
+      });
+      handler_.reset();
+    }
+
+   private:
+    std::optional<Handler> handler_;
   };
+
+  bool ended() const noexcept { return set_ || (scope_ != nullptr && scope_->cancelled()); }
+  std::exception_ptr final_error() const noexcept {
+    return scope_ != nullptr && scope_->cancelled() ? scope_->error() : error_;
+  }
 
   static Task<> outcome(std::exception_ptr error) {
     if (error) std::rethrow_exception(error);
@@ -66,11 +122,12 @@ class Signal {
         [this](auto handler) {
           using Handler = std::decay_t<decltype(handler)>;
           auto waiter = std::make_unique<Suspended<Handler>>(std::move(handler));
-          if (set_) {  // since wait() was called
-            resume(std::move(waiter));
-          } else {
-            waiters_.push_back(std::move(waiter));
+          if (ended()) {  // since wait() was called
+            waiter->wake(*reactor_, final_error());
+            return;
           }
+          if (scope_ != nullptr) scope_->waiters_.push_back(*waiter);
+          waiters_.push_back(std::move(waiter));
         },
         boost::asio::use_awaitable);
   }
@@ -78,20 +135,14 @@ class Signal {
   void finish(std::exception_ptr error) {
     set_ = true;
     error_ = std::move(error);
-    for (auto& waiter : std::exchange(waiters_, {})) resume(std::move(waiter));
-  }
-
-  void resume(std::unique_ptr<Waiter> waiter) {
-    boost::asio::post(reactor_->context(),
-                      [waiter = std::move(waiter), outcome = error_]() mutable {
-                        waiter->resume(std::move(outcome));  // may end this signal
-                      });
+    for (const auto& waiter : std::exchange(waiters_, {})) waiter->wake(*reactor_, error_);
   }
 
   Reactor* reactor_;
+  CancelScope* scope_ = nullptr;
   bool set_ = false;
   std::exception_ptr error_;
-  std::vector<std::unique_ptr<Waiter>> waiters_;
+  std::vector<std::unique_ptr<SignalWaiter>> waiters_;
 };
 
 /// Counts work under way; wait_idle() returns when the count is back at zero and rethrows the first

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // base/runtime/work_ended.h: how much of the work that a reactor has under way elsewhere (a
 // transfer, a worker's job, a copy) has ended. It grows for as long as this rank gets anything
-// done, which is what other ranks ask before they give it up (collectives/patience.h).
+// done, which is what other ranks ask before they give it up (collectives/exchange/patience.h).
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,8 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
       config_(config),
       runtime_(runtime),
       device_(device),
-      stored_(runtime.reactor) {}
+      cancel_(runtime.reactor),
+      stored_(cancel_) {}
 
 /// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper
 /// ones first.
@@ -43,8 +44,8 @@ Task<> EngineImpl::close() {
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
   // What make_durable() has waited for ends by itself, and others may still be in the last of its
   // calls; anything else has peers that would wait for it.
-  if (tasks_ && tasks_->count() > 0 && !error_ && !at_rest_) tell_ranks(closed);
-  if (!error_) end_with(closed);
+  if (tasks_ && tasks_->count() > 0 && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
+  if (!cancel_.cancelled()) cancel_.cancel(closed);
   if (tasks_) {
     try {
       co_await tasks_->wait_idle();
@@ -67,21 +68,12 @@ Task<> EngineImpl::close() {
   pool_.reset();
 }
 
+/// From now on every call throws `error`; what waits is woken with it.
 void EngineImpl::fail(std::exception_ptr error) {
-  if (error_) return;
-  end_with(error);
+  if (cancel_.cancelled()) return;
+  cancel_.cancel(error);
   // The rank that failed first tells the others why.
   if (!followed_from_another(error)) tell_ranks(error);
-}
-
-/// From now on every call throws `error`; what waits is woken with it.
-void EngineImpl::end_with(const std::exception_ptr& error) {
-  error_ = error;
-  if (cache_) cache_->fail(error);
-  if (flow_) flow_->fail(error);
-  if (sweep_) sweep_->fail(error);
-  if (pool_) pool_->cancel_waiters(error);
-  stored_.fail(error);
 }
 
 TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
@@ -128,7 +120,7 @@ void EngineImpl::finish_gradient(UnitId unit) {
   at_rest_ = false;
   clear_frozen(unit);
   runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
-    if (self.error_) std::rethrow_exception(self.error_);
+    self.cancel_.check();
     const std::uint64_t making = self.generation_ + 1;
     self.flow_->finish(finished, making);
     self.cache_->params_may_change(finished);

@@ -72,8 +72,9 @@ struct EngineConfig {
   /// device from forward to backward, or the engine does not open.
   StrategyRequest strategy;
   /// Stage 3 over all ranks: parameters in int8, gradients in 8 or 4 bits between the ranks
-  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of collectives/quantize.h. Part of
-  /// what a run computes, as the number of ranks is. One node's ranks are those of ranks_per_node.
+  /// (ZeRO++'s qwZ and qgZ), in the blocks and with the errors of collectives/quantize/quantize.h.
+  /// Part of what a run computes, as the number of ranks is. One node's ranks are those of
+  /// ranks_per_node.
   Quantization quantization;
   /// Data-parallel ranks of a node by which quantized exchanges go: consecutive ones. What gradient
   /// bits come to depends on it. 0: all.

@@ -19,7 +19,7 @@ std::uint64_t EngineImpl::durable_generation() const {
 void EngineImpl::make_durable() {
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
-    if (self.error_) std::rethrow_exception(self.error_);
+    self.cancel_.check();
     co_await self.sweep_->settled();
     // Nothing stays under way in which other ranks take part.
     co_await self.cache_->quiesce();

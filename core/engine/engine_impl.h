@@ -125,7 +125,6 @@ class EngineImpl final : public Engine {
   void clear_frozen(UnitId unit);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);
-  void end_with(const std::exception_ptr& error);
 
   // engine_durable.cc
   bool checkpoint_due() const;
@@ -165,6 +164,7 @@ class EngineImpl final : public Engine {
   std::unique_ptr<PinnedPool> pool_;
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
+  CancelScope cancel_;  // when the engine has failed or is closed
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;
   std::unique_ptr<ParamHome> params_;
@@ -184,10 +184,9 @@ class EngineImpl final : public Engine {
   std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
   std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
   SpeculationWatch watch_;
-  bool storing_ = false;      // a checkpoint in the background
-  Signal stored_;             // it has ended
-  Nanoseconds stored_at_{0};  // when the last one had, by the reactor's clock
-  std::exception_ptr error_;
+  bool storing_ = false;            // a checkpoint in the background
+  Signal stored_;                   // it has ended
+  Nanoseconds stored_at_{0};        // when the last one had, by the reactor's clock
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/bytes.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {

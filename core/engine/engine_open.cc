@@ -226,6 +226,7 @@ Task<> EngineImpl::build_floors() {
   options.nodes = node_plan_.pool;
   options.memory_policy = runtime_.memory_policy.get();
   options.metrics = &runtime_.metrics;
+  options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
   to_device_ = device_.create_stream("host to device");
@@ -244,6 +245,7 @@ Task<> EngineImpl::build_floors() {
       .table = *table_,
       .placement = config_.placement,
       .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
+      .cancel = cancel_,
       .tasks = *tasks_,
       .chunk_nodes = node_plan_.chunk_nodes,
       .fail = [this](std::exception_ptr error) { fail(error); }});

@@ -72,7 +72,7 @@ bool EngineImpl::may_guess() const {
 /// What is wrong with `options` is said by step(), on every rank.
 void EngineImpl::prepare_step(const StepOptions& options) {
   runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
-    if (self.error_) std::rethrow_exception(self.error_);
+    self.cancel_.check();
     self.guess_.reset();
     self.announced_.reset();
     const bool sound = self.refusal_of(announced) == StepRefusal::kNone;
@@ -251,7 +251,7 @@ Task<> EngineImpl::undo_step() {
   calls_->ended_step();  // from now on every call says why it cannot be made
   const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
   tell_ranks(error);
-  end_with(error);
+  cancel_.cancel(error);
   std::rethrow_exception(error);
 }
 

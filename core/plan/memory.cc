@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "core/sharding/shard.h"
 #include "tiers/record_format.h"
 

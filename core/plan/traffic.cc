@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "core/sharding/shard.h"
 
 namespace ziggurat {

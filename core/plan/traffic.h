@@ -23,8 +23,8 @@
 // By node, it crosses to one rank of each other node, which passes it on: V (1/p - 1/n), and the
 // sum is the same. ZeRO++'s exchanges (Wang et al. 2023) go by node: int8 parameters (qwZ,
 // section 4.1), gradients of 8 or 4 bits (qgZ, section 4.3), in the blocks of
-// collectives/quantize.h; and with hpZ backward gathers within a node: Psi / 2 + Psi / 4 between
-// nodes in place of 3 Psi.
+// collectives/quantize/quantize.h; and with hpZ backward gathers within a node: Psi / 2 + Psi / 4
+// between nodes in place of 3 Psi.
 //
 // Pure functions; any thread. Not counted: frames around payloads, norms and agreements (8 bytes a
 // tile of 16,384 elements). What tensor-parallel ranks exchange depends on the trainer: it says how

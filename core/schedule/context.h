@@ -36,6 +36,8 @@ struct Context {
   /// Of parameters, as every step of the run has it; `step` is that of the record at hand.
   ParamRounding rounding{};
 
+  /// What pipelines wait for is in this scope; cancelled when the engine has failed or is closed.
+  CancelScope& cancel;
   /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
   WorkGroup& tasks;
   /// NUMA node of each chunk, where its bytes lie and are worked on; empty: memory is one.

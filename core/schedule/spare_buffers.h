@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <span>
 #include <vector>
 
@@ -18,7 +17,7 @@ class SpareBuffers {
   /// `holder` is what an account calls them. Errors: kResourceExhausted.
   SpareBuffers(Context& context, std::size_t count, std::uint64_t size_bytes, const char* holder)
       : memory_(context.permanent_lease(Purpose::kStaging, count * size_bytes, holder)),
-        returned_(context.reactor) {
+        returned_(context.cancel) {
     for (std::size_t i = 0; i < count; ++i)
       spare_.push_back(memory_.bytes().subspan(i * size_bytes, size_bytes));
   }
@@ -26,7 +25,6 @@ class SpareBuffers {
   /// Waits for one.
   Task<std::span<std::byte>> take() {
     while (spare_.empty()) {
-      if (error_) std::rethrow_exception(error_);
       returned_.reset();
       co_await returned_.wait();
     }
@@ -36,19 +34,13 @@ class SpareBuffers {
   }
   void give_back(std::span<std::byte> buffer) {
     spare_.push_back(buffer);
-    if (!error_) returned_.set();
-  }
-  /// Everyone who waits, now and later, gets `error`.
-  void fail(std::exception_ptr error) {
-    error_ = error;
-    returned_.fail(error);
+    returned_.set();
   }
 
  private:
   Lease memory_;
   std::vector<std::span<std::byte>> spare_;
   Signal returned_;
-  std::exception_ptr error_;
 };
 
 }  // namespace ziggurat

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 
 #include "base/runtime/async.h"
 
@@ -16,30 +15,23 @@ namespace ziggurat {
 
 class Turns {
  public:
-  explicit Turns(Reactor& reactor) : changed_(reactor) {}
+  explicit Turns(CancelScope& cancel) : changed_(cancel) {}
 
   /// Of 0, 1, 2, ..: each once.
   Task<> wait(std::uint64_t number) {
     while (turn_ != number) {
-      if (error_) std::rethrow_exception(error_);
       changed_.reset();
       co_await changed_.wait();
     }
   }
   void next() {
     ++turn_;
-    if (!error_) changed_.set();
-  }
-  /// Everyone who waits, now and later, gets `error`.
-  void fail(std::exception_ptr error) {
-    error_ = error;
-    changed_.fail(error);
+    changed_.set();
   }
 
  private:
   std::uint64_t turn_ = 0;
   Signal changed_;
-  std::exception_ptr error_;
 };
 
 }  // namespace ziggurat

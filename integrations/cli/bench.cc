@@ -16,6 +16,7 @@
 #include "core/plan/machine_profile.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
+#include "integrations/cli/flag_words.h"
 #include "integrations/cli/interrupt.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/gpt/model.h"
@@ -202,7 +203,7 @@ int bench_io(const BenchIoCommand& command) {
   const measure::Progress progress{[&](const std::string& text) { console.line(text); },
                                    [&](const std::string& text) { console.live(text); }};
   const measure::BenchResult result = measure::run_bench(command.options, progress);
-  for (const std::string& line : measure::table(result)) console.line(line);
+  for (const std::string& line : measure::table(result)) console.line(in_flags(line));
   for (const std::string& mode : result.degraded) console.line("degraded: " + mode);
   profile = measure::updated_profile(std::move(profile), result);
   print_fragment(console, result, profile);

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "base/topology/core_budget.h"
-#include "collectives/handshake.h"
+#include "collectives/random.h"
 #include "integrations/cli/commands.h"
 
 namespace ziggurat::cli {

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "collectives/rendezvous.h"
+#include "collectives/rendezvous/rendezvous.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/trainer.h"

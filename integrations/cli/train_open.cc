@@ -6,7 +6,7 @@
 #include "base/bytes.h"
 #include "base/numerics/simd_target.h"
 #include "base/topology/core_budget.h"
-#include "collectives/rendezvous.h"
+#include "collectives/rendezvous/rendezvous.h"
 #include "core/engine/engine_settings.h"
 #include "integrations/cli/flag_words.h"
 #include "integrations/cli/memory_advice.h"

@@ -13,8 +13,8 @@
 
 #include "base/bytes.h"
 #include "base/runtime/async.h"
-#include "collectives/frame.h"
-#include "collectives/rendezvous.h"
+#include "collectives/exchange/frame.h"
+#include "collectives/rendezvous/rendezvous.h"
 
 namespace ziggurat::measure {
 namespace {

@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "base/runtime/reactor.h"
-#include "collectives/mpi_link.h"
+#include "collectives/mpi/mpi_link.h"
 #include "collectives/rank_options.h"
 
 namespace ziggurat::measure {

@@ -11,7 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "collectives/rendezvous.h"
+#include "collectives/rendezvous/rendezvous.h"
 #include "integrations/measure/collectives_limits.h"
 
 namespace ziggurat::measure {

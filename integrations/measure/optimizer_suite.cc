@@ -59,8 +59,8 @@ std::uint64_t choose_params(const OptimizerBenchOptions& options) {
   if (records * largest > free_bytes || records == 0) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format("--params {}: its state takes {} of memory, and {} are free; at most "
-                    "{} fit",
+        fmt::format("the state of {} parameters takes {} of memory, and {} are free; at most "
+                    "{} parameters fit",
                     wanted, format_bytes(records * largest), format_bytes(free_bytes), 2 * fit));
   }
   return records * kRecordElements;

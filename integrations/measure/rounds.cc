@@ -114,7 +114,7 @@ void Rounds::describe() {
 
 void Rounds::find_fio() {
   if (!options_.with_fio) {
-    result_.fio_how = "not run: --no-fio";
+    result_.fio_how = "not run: `no_fio` was given";
   } else if (targets_.size() > 1) {
     result_.fio_how = "not run on several paths at once: see each path's own rows";
   } else {

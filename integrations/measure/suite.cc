@@ -95,7 +95,7 @@ class Suite {
       const std::uint32_t depth_max = target->engine().queue_depth();
       if (options_.depth > depth_max) {
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("--depth {}: {} takes at most {} transfers at once", options_.depth,
+                    fmt::format("`depth={}`: {} takes at most {} transfers at once", options_.depth,
                                 target->engine().description(), depth_max));
       }
       if (target->size_bytes() >= kSmallestFileBytes) continue;

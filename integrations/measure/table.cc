@@ -68,12 +68,21 @@ std::string deadline_text(const Row& row) {
                               100 * d.stalled_s / std::max(row.median().seconds, 1e-9));
 }
 
+/// The last space up to `end` that is not between quotes, where the name of a setting stands.
+std::size_t last_break(const std::string& text, std::size_t end) {
+  end = text.rfind(' ', end);
+  while (end != std::string::npos && end > 0 &&
+         std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '`') % 2 == 1)
+    end = text.rfind(' ', end - 1);
+  return end;
+}
+
 /// Breaks `text` at spaces; later lines are indented.
 void add_wrapped(std::vector<std::string>& lines, const std::string& text) {
   std::string rest = text;
   std::string indent;
   while (indent.size() + rest.size() > kColumns) {
-    std::size_t end = rest.rfind(' ', kColumns - indent.size());
+    const std::size_t end = last_break(rest, kColumns - indent.size());
     if (end == std::string::npos || end == 0) break;
     lines.push_back(indent + rest.substr(0, end));
     rest = rest.substr(end + 1);

@@ -32,8 +32,8 @@ struct stat look_up(const std::string& path) {
 void require_space(const DriveFacts& drive, const std::string& path, std::uint64_t size_bytes) {
   if (size_bytes <= drive.free_bytes) return;
   throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("--size {} does not fit {}: {} are free there; give a smaller --size or "
-                          "another --path",
+              fmt::format("`size={}` does not fit {}: {} are free there; give a smaller `size` or "
+                          "another `path`",
                           format_bytes(size_bytes), path, format_bytes(drive.free_bytes)));
 }
 
@@ -53,14 +53,14 @@ std::unique_ptr<Target> Target::create(Reactor& reactor, const std::string& path
   const struct stat status = look_up(path);
   if (S_ISBLK(status.st_mode)) {
     refuse(
-        fmt::format("--path {} is a raw device: nothing is ever written to one; give a folder "
-                    "of a filesystem on it, or read it with --file {} --allow-raw-device",
+        fmt::format("`path={}` is a raw device: nothing is ever written to one; give a folder "
+                    "of a filesystem on it, or read it with `file={}` and `allow_raw_device`",
                     path, path));
   }
   if (!S_ISDIR(status.st_mode)) {
     refuse(
-        fmt::format("--path {} is no folder: the benchmark makes a file of its own in one; to "
-                    "read this very file, give --file {}",
+        fmt::format("`path={}` is no folder: the benchmark makes a file of its own in one; to "
+                    "read this very file, give `file={}`",
                     path, path));
   }
   require_space(drive_facts(path), path, size_bytes);
@@ -80,12 +80,12 @@ std::unique_ptr<Target> Target::open(Reactor& reactor, const std::string& path,
   const bool raw = S_ISBLK(status.st_mode);
   if (raw && !allow_raw_device) {
     refuse(
-        fmt::format("--file {} is a raw device: give --allow-raw-device to read it (it is never "
+        fmt::format("`file={}` is a raw device: give `allow_raw_device` to read it (it is never "
                     "written)",
                     path));
   }
   if (!raw && !S_ISREG(status.st_mode))
-    refuse(fmt::format("--file {} is neither a regular file nor a block device", path));
+    refuse(fmt::format("`file={}` is neither a regular file nor a block device", path));
   std::unique_ptr<Target> target(new Target());
   // The probe writes 4 KiB to an unnamed file: beside the file if that may be, else where we are.
   const std::string folder = std::filesystem::absolute(path).parent_path().string();

@@ -95,13 +95,13 @@ void judge_course(const Evidence& e, std::vector<Flag>& flags) {
   if (!course.judged) {
     flags.push_back({Doubt::kShort, false,
                      fmt::format("{:.1f} s show no steady state, which is judged from {} whole "
-                                 "seconds; give --seconds {} or more",
+                                 "seconds; give `seconds={}` or more",
                                  e.seconds, kSteadySeconds, kSteadySeconds)});
   } else if (!course.steady()) {
     flags.push_back({Doubt::kUnsteady, false,
                      fmt::format("the seconds differ by {} of their mean and drift by {} (steady: "
                                  "{} and {}): a cache filling, heat, or other users; give more "
-                                 "--seconds",
+                                 "`seconds`",
                                  percent(course.excursion), percent(course.slope),
                                  percent(kExcursionMax), percent(kSlopeMax))});
   }
@@ -113,7 +113,7 @@ void judge_size(const Evidence& e, std::vector<Flag>& flags) {
   if (e.file_bytes >= std::max(cache, second)) return;
   flags.push_back(
       {Doubt::kSmall, false,
-       fmt::format("the file's {} are less than {}: a cache may hold them; give --size {}",
+       fmt::format("the file's {} are less than {}: a cache may hold them; give `size={}`",
                    format_bytes(e.file_bytes),
                    cache > second ? "a drive of this size has DRAM" : "a second at this speed",
                    format_bytes(round_up(std::max(cache, second), kGiB)))});

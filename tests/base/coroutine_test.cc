@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/base/coroutine_test.cc: Signal, WorkGroup, and the compiler bug that shapes how we write
 // co_await.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,6 +88,56 @@ TEST_F(Coroutines, WaiterGetsTheOutcomeItWasWokenWithWhateverBecomesOfTheSignal)
   signal.reset();  // the waiter has not resumed yet
   reactor_.run_until_idle();
   EXPECT_EQ(log_, std::vector<std::string>{"waiter: gone"});
+}
+
+TEST_F(Coroutines, ACancelledScopeFailsThoseWhoWaitAndThoseWhoCome) {
+  CancelScope scope(reactor_);
+  Signal signal(scope);
+  Signal was_set(scope);
+  Signal elsewhere(reactor_);
+  was_set.set();
+  spawn(note_after(signal, log_, "waited"));
+  spawn(note_after(elsewhere, log_, "elsewhere"));
+  reactor_.run_until_idle();
+  scope.cancel(error_of("closed"));
+  spawn(note_after(signal, log_, "came"));
+  spawn(note_after(was_set, log_, "set"));
+  reactor_.run_until_idle();
+  EXPECT_EQ(log_, (std::vector<std::string>{"waited: closed", "came: closed", "set: closed"}));
+  scope.cancel(error_of("closed, since the drive failed"));
+  spawn(note_after(signal, log_, "late"));
+  elsewhere.set();
+  reactor_.run_until_idle();
+  EXPECT_THAT(log_, ::testing::IsSupersetOf({"late: closed, since the drive failed", "elsewhere"}));
+  EXPECT_THROW(scope.check(), std::runtime_error);
+}
+
+TEST_F(Coroutines, NothingThatASignalGoesThroughAfterTheCancellationRevivesIt) {
+  CancelScope scope(reactor_);
+  Signal signal(scope);
+  spawn(note_after(signal, log_, "waited"));
+  reactor_.run_until_idle();
+  scope.cancel(error_of("closed"));
+  signal.set();  // wakes nobody a second time
+  signal.reset();
+  spawn(note_after(signal, log_, "came"));
+  reactor_.run_until_idle();
+  EXPECT_EQ(log_, (std::vector<std::string>{"waited: closed", "came: closed"}));
+}
+
+TEST_F(Coroutines, AScopeForgetsWhoWasWokenOrIsGone) {
+  CancelScope scope(reactor_);
+  auto gone = std::make_unique<Signal>(scope);
+  std::vector<Signal> moved;
+  for (int i = 0; i < 3; ++i) moved.emplace_back(scope);
+  spawn(note_after(moved[1], log_, "woken"));
+  reactor_.run_until_idle();
+  for (int i = 0; i < 8; ++i) moved.emplace_back(scope);  // elsewhere in memory by now
+  moved[1].set();
+  gone.reset();
+  scope.cancel(error_of("closed"));
+  reactor_.run_until_idle();
+  EXPECT_EQ(log_, std::vector<std::string>{"woken"});
 }
 
 Task<> sleep_then(Reactor& reactor, Nanoseconds delay, std::function<void()> action) {

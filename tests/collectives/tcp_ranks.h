@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/tcp_channel.h"
+#include "collectives/tcp/tcp_channel.h"
 
 namespace ziggurat {
 

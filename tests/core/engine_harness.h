@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "core/engine/engine.h"
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"

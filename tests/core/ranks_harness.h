@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "collectives/exchange_communicator.h"
+#include "collectives/exchange/exchange_communicator.h"
 #include "tests/collectives/tcp_ranks.h"
 #include "tests/core/engine_harness.h"
 

@@ -115,10 +115,15 @@ LaunchResult CrashWorld::launch(const Launch& launch) {
     Rank& rank = *ranks_.back();
     for (int stripe = 0; stripe < options_.stripes; ++stripe) {
       SimulatedEngineOptions io;
-      io.seed = launch.seed * 64 + static_cast<std::uint64_t>(number * options_.stripes + stripe);
+      const auto drive = static_cast<std::uint64_t>(number * options_.stripes + stripe);
+      io.seed = launch.seed * 64 + drive;
       io.sync_is_a_lie = launch.sync_is_a_lie;
       io.sync_fails = launch.sync_fails;
-      io.write_fate = launch.write_fate;
+      if (launch.write_fate) {
+        io.write_fate = [fate = launch.write_fate, drive](std::uint64_t index) {
+          return fate(drive, index);
+        };
+      }
       rank.engines.push_back(std::make_unique<SimulatedEngine>(reactor, disk_, std::move(io)));
       rank.places.push_back({.io = *rank.engines.back(), .observers = {}, .directory = kDirectory});
     }
@@ -341,6 +346,9 @@ void CrashWorld::judge() {
                           ? fmt::format("launch {} generation {}", provable_.newest->launch,
                                         provable_.newest->generation)
                           : "none"));
+  if (found.launch != launches_ && provable_.applies && provable_.heard_of > found.generation)
+    judge_notes(
+        fmt::format("fell back from generation {} to {}", provable_.heard_of, found.generation));
   for (const auto& rank : ranks_) {
     for (std::size_t chunk = 0; chunk < rank->found.size(); ++chunk) {
       const Tag tag = rank->found[chunk];
@@ -364,6 +372,15 @@ void CrashWorld::judge() {
   written_ = {{found.launch, found.generation}};
   creations_.clear();
   std::ranges::fill(durable_, found.generation);
+}
+
+/// Every rank says it.
+void CrashWorld::judge_notes(const std::string& wanted) {
+  for (const auto& rank : ranks_) {
+    const auto& notes = rank->store->state().notes;
+    if (std::ranges::none_of(notes, [&](const auto& note) { return note.starts_with(wanted); }))
+      blame(fmt::format("rank {} does not say that it {}", rank->quorum.rank(), wanted));
+  }
 }
 
 /// Nothing was whole: the store says so, and has changed nothing.

@@ -6,7 +6,8 @@
 // world knows which launches may have written which generation, so it notices a lost generation, a
 // torn record and two histories mixed, without asking the store. And it looks into every slot of
 // the disks before a launch (store_oracle.h): what the store opens is the newest generation that is
-// whole there, and where none is, it refuses and leaves every byte as it was.
+// whole there, it names a newer one that it gives up, and where none is whole, it refuses and
+// leaves every byte as it was.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,11 +58,11 @@ struct Launch {
     kAuto
   } start = Start::kAuto;  ///< kAuto: resume if any rank has a store
   int steps = 2;
-  std::uint64_t seed = 1;                                ///< of completion times
-  std::optional<std::uint64_t> power_cut_after{};        ///< events
-  std::function<bool(std::uint64_t)> sync_is_a_lie{};    ///< SimulatedEngineOptions, of every rank
-  std::function<bool(std::uint64_t)> sync_fails{};       ///< likewise
-  std::function<WriteFate(std::uint64_t)> write_fate{};  ///< likewise
+  std::uint64_t seed = 1;                              ///< of completion times
+  std::optional<std::uint64_t> power_cut_after{};      ///< events
+  std::function<bool(std::uint64_t)> sync_is_a_lie{};  ///< SimulatedEngineOptions, of every rank
+  std::function<bool(std::uint64_t)> sync_fails{};     ///< likewise
+  std::function<WriteFate(std::uint64_t drive, std::uint64_t index)> write_fate{};
   /// Steps write some records on a guess, discard them in the midst of that, and write all anew.
   bool speculates = false;
 };
@@ -100,6 +101,8 @@ class CrashWorld {
     return kDirectory + "/" + StateStore::temporary_name(rank, stripe);
   }
   StoreSpec spec() const;
+  /// What was on the disks before the last launch.
+  const OracleFinding& provable() const noexcept { return provable_; }
   /// Newest generation that every rank has reported durable.
   std::optional<std::uint64_t> promised() const;
 
@@ -113,6 +116,7 @@ class CrashWorld {
   Task<> write(Rank& rank, std::uint64_t generation, ChunkId chunk, Signal* discarded);
   std::span<std::byte> fill_record(Rank& rank, ChunkId chunk, std::uint64_t tagged_generation);
   void judge();
+  void judge_notes(const std::string& wanted);
   void judge_refusal(const LaunchResult& result, const SimulatedDisk& before);
   void blame(const std::string& fault);
 
@@ -120,7 +124,7 @@ class CrashWorld {
   SimulatedDisk disk_;
   std::string fault_;
   std::uint64_t launches_ = 0;
-  OracleFinding provable_;                    ///< before the launch under way
+  OracleFinding provable_;                    ///< before the last launch
   std::vector<std::unique_ptr<Rank>> ranks_;  ///< of the launch under way
   std::set<std::pair<std::uint64_t, std::uint64_t>>
       written_;  ///< (launch, generation) that a recovery may find

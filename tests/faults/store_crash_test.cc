@@ -211,7 +211,7 @@ TEST(StoreCrash, CreationCutOffBetweenTwoRenamesIsFinishedOverAStoreOfAnotherSha
 // superblock and one after.
 using Lie = std::function<bool(std::uint64_t index)>;
 
-/// The store found a record damaged: that a drive which keeps its promises never shows.
+/// The store found something damaged: that a drive which keeps its promises never shows.
 bool speaks_of_damage(const LaunchResult& result) {
   return std::ranges::any_of(result.notes, [](const std::vector<std::string>& notes) {
     return std::ranges::any_of(notes, [](const std::string& note) {
@@ -220,12 +220,18 @@ bool speaks_of_damage(const LaunchResult& result) {
   });
 }
 
-/// Of 1,000 seeds, those in which a power cut shows that the drive only claimed to sync: by a
-/// fault, or by a generation that recovery had to give up.
-int caught_by_power_cut(const Lie& lie) {
+/// How many seeds show that a sync is missing.
+struct Caught {
+  int lost = 0;  ///< a generation that was reported durable is gone, or nothing opens
+  int accused =
+      0;  ///< nothing is lost, but a generation is given up as damaged, on a healthy drive
+};
+
+/// A power cut at any event of two steps, 1,000 seeds.
+Caught caught_by_power_cut(const Lie& lie) {
   const CrashWorld before = trained({}, 1);
   const std::uint64_t events = events_of(before, {.start = Start::kResume, .steps = 2});
-  int caught = 0;
+  Caught caught;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CrashWorld world = before;
     world.launch({.start = Start::kResume,
@@ -235,13 +241,17 @@ int caught_by_power_cut(const Lie& lie) {
                   .sync_is_a_lie = lie});
     world.disk().crash(seed);
     const LaunchResult back = world.launch({.start = Start::kResume, .steps = 0, .seed = seed + 1});
-    if (!world.fault().empty() || speaks_of_damage(back)) ++caught;
+    if (!world.fault().empty()) {
+      ++caught.lost;
+    } else if (speaks_of_damage(back)) {
+      ++caught.accused;
+    }
   }
   return caught;
 }
 
-/// The same for a job that is killed just before its last sync has returned, and whose successor
-/// loses power in its first writes.
+/// A job that is killed just before its last sync has returned, and whose successor loses power in
+/// its first writes: seeds that lose a generation.
 int caught_by_kill_and_power_cut(const Lie& lie) {
   const CrashWorld before = trained({}, 1);
   const std::uint64_t step_events = events_of(before, {.start = Start::kResume, .steps = 1});
@@ -268,15 +278,24 @@ int caught_by_kill_and_power_cut(const Lie& lie) {
 
 TEST(StoreCrash, IsNotAccusedWithAllItsSyncs) {
   const Lie none = [](std::uint64_t) { return false; };
-  EXPECT_EQ(caught_by_power_cut(none), 0);
+  const Caught caught = caught_by_power_cut(none);
+  EXPECT_EQ(caught.lost, 0);
+  EXPECT_EQ(caught.accused, 0);
   EXPECT_EQ(caught_by_kill_and_power_cut(none), 0);
 }
+// A superblock then survives where its records do not. That generation was not promised yet, since
+// the sync after the superblock covers the records too; and the one before is whole, and open(),
+// which proves every record, goes back to it. So this sync keeps no promise by itself: it keeps a
+// healthy drive from looking like a damaged one, and that is what its absence shows.
 TEST(StoreCrash, IsCaughtWithoutTheSyncBeforeTheSuperblock) {
-  EXPECT_GT(caught_by_power_cut([](std::uint64_t index) { return index % 2 == 1; }), 0);
+  const Caught caught = caught_by_power_cut([](std::uint64_t index) { return index % 2 == 1; });
+  EXPECT_GT(caught.accused, 0);
+  EXPECT_EQ(caught.lost, 0) << "recovery goes back to what was promised";
 }
 TEST(StoreCrash, IsCaughtWithoutTheSyncAfterTheSuperblock) {
-  EXPECT_GT(caught_by_power_cut([](std::uint64_t index) { return index > 0 && index % 2 == 0; }),
-            0);
+  const Caught caught =
+      caught_by_power_cut([](std::uint64_t index) { return index > 0 && index % 2 == 0; });
+  EXPECT_GT(caught.lost, 0);
 }
 TEST(StoreCrash, IsCaughtWithoutTheSyncBeforeRecoveryBelievesWhatItReads) {
   EXPECT_GT(caught_by_kill_and_power_cut([](std::uint64_t index) { return index == 0; }), 0);

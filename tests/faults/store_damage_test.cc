@@ -35,7 +35,7 @@ RecordPlace place_of_record(CrashWorld& world, int rank, ChunkId chunk, std::uin
                             int stripes = 1) {
   for (int stripe = 0; stripe < stripes; ++stripe) {
     const std::string path = world.path(rank, static_cast<std::uint32_t>(stripe));
-    const auto file = test::StoreFile::of(world.disk().contents(path));
+    const auto file = test::StoreFile::of(world.disk().contents(path).all());
     const auto local = file ? file->find(chunk) : std::nullopt;
     if (local)
       return {path, file->layout.record_offset(*local, generation),
@@ -46,7 +46,7 @@ RecordPlace place_of_record(CrashWorld& world, int rank, ChunkId chunk, std::uin
 }
 
 std::vector<std::byte> bytes_at(CrashWorld& world, const RecordPlace& place) {
-  const auto all = world.disk().contents(place.path);
+  const auto all = world.disk().contents(place.path).all();
   const auto record = std::span(all).subspan(place.offset_bytes, place.size_bytes);
   return {record.begin(), record.end()};
 }
@@ -61,7 +61,7 @@ class StoreDamage : public testing::Test {
 
   /// Turns over every bit of the 512 bytes at `offset`.
   void damage(std::uint64_t offset, int rank = 0) {
-    auto bytes = world_.disk().contents(world_.path(rank));
+    auto bytes = world_.disk().contents(world_.path(rank)).all();
     const auto sector = std::span(bytes).subspan(offset, 512);
     for (std::byte& byte : sector) byte = ~byte;
     world_.disk().overwrite(world_.path(rank), offset, sector);
@@ -74,7 +74,7 @@ class StoreDamage : public testing::Test {
   }
   /// A launch that must fail, and leave every byte as it was.
   std::string refused(ErrorCode code, std::size_t rank = 0) {
-    const auto before = world_.disk().contents(world_.path(0));
+    const PagedBytes before = world_.disk().contents(world_.path(0));
     LaunchResult result = resume();
     for (const auto& error : result.errors) EXPECT_TRUE(error) << "every rank stops";
     result.error = result.errors[rank];
@@ -91,6 +91,11 @@ class StoreDamage : public testing::Test {
 class TwoRankStoreDamage : public StoreDamage {
  protected:
   TwoRankStoreDamage() : StoreDamage(WorldOptions{.ranks = 2}) {}
+};
+
+class LyingStoreDamage : public StoreDamage {
+ protected:
+  LyingStoreDamage() : StoreDamage(WorldOptions{.lying_drives = true}) {}
 };
 
 class UnevenStoreDamage : public StoreDamage {
@@ -268,12 +273,12 @@ TEST_F(TwoRankStoreDamage, TheFileOfAnotherRank) {
 TEST_F(TwoRankStoreDamage, TheFileOfAnotherStore) {
   CrashWorld other{WorldOptions{.ranks = 2}};
   other.launch({.start = Start::kCreate, .steps = 3});
-  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)));
+  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)).all());
   EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("different stores"));
 }
 
 TEST_F(TwoRankStoreDamage, ARankRestoredFromAnOlderCopyHasNoGenerationInCommon) {
-  const auto old = world_.disk().contents(world_.path(1));
+  const auto old = world_.disk().contents(world_.path(1)).all();
   EXPECT_EQ(describe(resume(2)), "finished");
   world_.disk().overwrite(world_.path(1), 0, old);
   EXPECT_THAT(refused(ErrorCode::kDataLoss), HasSubstr("no generation is whole on every rank"));
@@ -284,7 +289,7 @@ TEST_F(TwoRankStoreDamage, ARankWhoseFileWentOnByItselfGoesBackToWhereTheHistori
   CrashWorld other = world_;
   EXPECT_EQ(describe(other.launch({.start = Start::kResume, .steps = 1, .seed = 7})), "finished");
   EXPECT_EQ(describe(resume(1)), "finished");
-  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)));
+  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)).all());
   const LaunchResult result = resume();
   EXPECT_EQ(describe(result), "finished");
   EXPECT_EQ(result.resumed_at, 3u);
@@ -298,7 +303,7 @@ TEST_F(TwoRankStoreDamage, HistoriesThatPartedTwoGenerationsAgoHaveNothingInComm
   CrashWorld other = world_;
   EXPECT_EQ(describe(other.launch({.start = Start::kResume, .steps = 2, .seed = 7})), "finished");
   EXPECT_EQ(describe(resume(2)), "finished");
-  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)));
+  world_.disk().overwrite(world_.path(1), 0, other.disk().contents(other.path(1)).all());
   EXPECT_THAT(refused(ErrorCode::kDataLoss),
               AllOf(HasSubstr("generation 5 was made in different histories"),
                     HasSubstr("generation 4 was made in different histories")));
@@ -466,7 +471,7 @@ INSTANTIATE_TEST_SUITE_P(Store, WayBack,
 
 // A drive that misdirects writes may put another file's superblock in this one.
 TEST_F(TwoRankStoreDamage, ASuperblockOfAnotherRankIsNotTakenForThisOnes) {
-  const auto theirs = world_.disk().contents(world_.path(1));
+  const auto theirs = world_.disk().contents(world_.path(1)).all();
   for (const unsigned parity : {kOdd, kEven}) {
     const std::uint64_t at = StoreLayout::superblock_offset(parity, 0, layout_.file_bytes);
     world_.disk().overwrite(world_.path(0), at, std::span(theirs).subspan(at, kSuperblockBytes));
@@ -483,7 +488,7 @@ TEST_F(TwoRankStoreDamage, ASuperblockOfAnotherRankIsNotTakenForThisOnes) {
 TEST_F(StoreDamage, AStaleCopyOfASuperblockDoesNotHideTheOther) {
   CrashWorld before = world_;
   EXPECT_EQ(describe(resume(2)), "finished");
-  const auto old = before.disk().contents(world_.path(0));
+  const auto old = before.disk().contents(world_.path(0)).all();
   for (const int copy : {0, 1}) {
     CrashWorld world = world_;
     const std::uint64_t at = StoreLayout::superblock_offset(kOdd, copy, layout_.file_bytes);
@@ -492,6 +497,34 @@ TEST_F(StoreDamage, AStaleCopyOfASuperblockDoesNotHideTheOther) {
     EXPECT_EQ(describe(result), "finished");
     EXPECT_EQ(result.resumed_at, 5u);
     EXPECT_EQ(world.fault(), "");
+  }
+}
+
+// A drive may lose the writes of superblock and table, and keep those of the records: what is
+// sealed is then another history's than what it seals, and no generation, however whole each is.
+TEST_F(LyingStoreDamage, RecordsOfOneHistoryUnderTheSealOfAnotherAreNoGeneration) {
+  CrashWorld other = world_;
+  EXPECT_EQ(describe(other.launch({.start = Start::kResume, .steps = 0})), "finished");
+  EXPECT_EQ(describe(other.launch({.start = Start::kResume, .steps = 1})), "finished");
+  EXPECT_EQ(describe(resume(1)), "finished");
+  const auto theirs = other.disk().contents(world_.path(0)).all();
+  const CrashWorld before = world_;
+  for (const bool blob_too : {false, true}) {
+    CrashWorld world = before;
+    const auto take = [&](std::uint64_t offset, std::uint64_t size_bytes) {
+      world.disk().overwrite(world.path(0), offset, std::span(theirs).subspan(offset, size_bytes));
+    };
+    for (const int copy : {0, 1})
+      take(StoreLayout::superblock_offset(kEven, copy, layout_.file_bytes), kSuperblockBytes);
+    take(layout_.table_offset[kEven], layout_.table_region_bytes);
+    if (blob_too) take(layout_.blob_offset[kEven], layout_.blob_region_bytes);
+    const LaunchResult result = world.launch({.start = Start::kResume, .steps = 1});
+    EXPECT_EQ(world.fault(), "");
+    EXPECT_EQ(describe(result), "finished");
+    EXPECT_EQ(result.resumed_at, 3u);
+    EXPECT_THAT(result.notes[0],
+                Contains(HasSubstr(blob_too ? "generation 4 is damaged: 3 of 3 records"
+                                            : "generation 4: its trainer blob is damaged")));
   }
 }
 
@@ -505,9 +538,9 @@ TEST_F(StoreDamage, ACommitCutOffBeforeItsSuperblockIsNotCalledDamage) {
     CrashWorld world = world_;
     world.launch({.start = Start::kResume, .steps = 1, .power_cut_after = cut});
     world.disk().kill(cut);
-    const auto bytes = world.disk().contents(world.path(0));
+    const auto bytes = world.disk().contents(world.path(0)).all();
     const auto unlike = [&](std::uint64_t offset) {
-      const auto whole = world_.disk().contents(world.path(0));
+      const auto whole = world_.disk().contents(world.path(0)).all();
       return std::memcmp(bytes.data() + offset, whole.data() + offset, kSuperblockBytes) != 0;
     };
     const LaunchResult back = world.launch({.start = Start::kResume, .steps = 0});

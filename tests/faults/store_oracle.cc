@@ -37,6 +37,13 @@ class File {
     return superblocks_.front().uuid.key();
   }
 
+  std::uint64_t heard_of() const {
+    std::uint64_t newest = 0;
+    for (const Superblock& superblock : superblocks_)
+      newest = std::max(newest, superblock.generation);
+    return newest;
+  }
+
   Whole whole_generations() const {
     Whole whole;
     if (!text_is_whole()) return whole;
@@ -49,9 +56,11 @@ class File {
 
  private:
   /// Nothing where the file, which may have been cut, does not reach.
-  std::span<const std::byte> at(std::uint64_t offset, std::uint64_t size_bytes) const {
+  std::vector<std::byte> at(std::uint64_t offset, std::uint64_t size_bytes) const {
     if (!holds(offset, size_bytes)) return {};
-    return std::span(bytes_).subspan(offset, size_bytes);
+    std::vector<std::byte> bytes(size_bytes);
+    bytes_.read(offset, bytes);
+    return bytes;
   }
   bool holds(std::uint64_t offset, std::uint64_t size_bytes) const {
     return offset <= bytes_.size() && size_bytes <= bytes_.size() - offset;
@@ -67,8 +76,10 @@ class File {
     if (!readable(offset, kSuperblockBytes) ||
         decode_superblock(at(offset, kSuperblockBytes), superblock) != SuperblockVerdict::kValid)
       return;
+    const std::uint64_t hash = superblock_hash(superblock);
     if (superblock.rank == static_cast<std::uint32_t>(rank_) &&
-        superblock.stripe_index == stripe_ && parity_of(superblock.generation) == parity)
+        superblock.stripe_index == stripe_ && parity_of(superblock.generation) == parity &&
+        std::ranges::find(superblocks_, hash, superblock_hash) == superblocks_.end())
       superblocks_.push_back(superblock);
   }
 
@@ -87,6 +98,8 @@ class File {
     return false;
   }
 
+  /// Whose generation it is, if it is whole. The superblock vouches for one table and one blob, and
+  /// the blob says whose the records must be: those of another history lie in the same slots.
   std::optional<std::uint64_t> launch_of(const Superblock& superblock) const {
     if (superblock.in_progress) return std::nullopt;
     const StoreSpec spec = parse_store_text(text_, path_);
@@ -101,6 +114,7 @@ class File {
     const auto blob = at(blob_at, superblock.blob_bytes);
     const Tag tag = tag_in(blob);
     if (!readable(blob_at, superblock.blob_bytes) || tag.generation != superblock.generation ||
+        hash64(blob, superblock.generation) != superblock.blob_hash ||
         !std::ranges::equal(blob, blob_of(tag, rank_)))
       return std::nullopt;
     for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
@@ -115,7 +129,7 @@ class File {
 
   const SimulatedDisk& disk_;
   std::string path_;
-  std::vector<std::byte> bytes_;
+  PagedBytes bytes_;
   int rank_;
   std::uint32_t stripe_;
   std::vector<Superblock> superblocks_;
@@ -135,7 +149,8 @@ void write_pattern(std::span<std::byte> bytes, Tag tag, std::uint64_t place) {
 
 bool has_pattern(std::span<const std::byte> bytes, Tag tag, std::uint64_t place) {
   if (tag_in(bytes) != tag) return false;
-  std::vector<std::byte> wanted(bytes.size());
+  static std::vector<std::byte> wanted;  // thousands of seeds compare tens of records each
+  wanted.resize(bytes.size());
   write_pattern(wanted, tag, place);
   return std::memcmp(wanted.data(), bytes.data(), bytes.size()) == 0;
 }
@@ -161,6 +176,7 @@ OracleFinding look_at(const SimulatedDisk& disk,
   std::optional<std::uint64_t> store;
   std::optional<Whole> common;
   bool complete = true;
+  std::uint64_t heard_of = 0;
   for (std::size_t rank = 0; rank < paths.size(); ++rank) {
     for (std::size_t stripe = 0; stripe < paths[rank].size(); ++stripe) {
       if (!disk.exists(paths[rank][stripe])) return {};
@@ -172,6 +188,7 @@ OracleFinding look_at(const SimulatedDisk& disk,
       }
       if (store && *store != *file.store()) return {};
       store = file.store();
+      heard_of = std::max(heard_of, file.heard_of());
       const Whole whole = file.whole_generations();
       if (!common) common = whole;
       std::erase_if(*common, [&](const auto& entry) {
@@ -180,7 +197,7 @@ OracleFinding look_at(const SimulatedDisk& disk,
       });
     }
   }
-  OracleFinding finding{.applies = true, .newest = std::nullopt};
+  OracleFinding finding{.applies = true, .newest = std::nullopt, .heard_of = heard_of};
   if (complete && common && !common->empty()) {
     const auto& [key, launch] = *common->rbegin();
     finding.newest = Tag{launch, key.first};

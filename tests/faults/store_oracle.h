@@ -34,6 +34,9 @@ struct OracleFinding {
   /// `newest`, or refuse if there is none.
   bool applies = false;
   std::optional<Tag> newest;  ///< whole on every rank and stripe, and of one history
+  /// The newest generation that a superblock of any file speaks of: one that is given up for an
+  /// older one must be named.
+  std::uint64_t heard_of = 0;
 };
 
 /// `paths`: by rank, then stripe.

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/bytes.h"
+#include "integrations/cli/flag_words.h"
 #include "integrations/cli/settings.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_options.h"
@@ -407,6 +408,38 @@ TEST(CliGroups, MistakesAreNamed) {
   EXPECT_THAT(
       complaint([&] { settings.apply_json(R"({"param-groups": [{"lr-scale": 2}]})", "run.json"); }),
       AllOf(HasSubstr("\"param-groups\""), HasSubstr("must be a list of groups")));
+}
+
+TEST(CliSettings, WhatALibraryCallsASettingIsSaidAsItsFlag) {
+  EXPECT_EQ(in_flags("`zero_stage=3` needs `params=host`"), "--zero-stage 3 needs `params=host`");
+  EXPECT_EQ(in_flags("give a larger `host_memory`"), "give a larger --host-memory");
+  EXPECT_EQ(in_flags("`allow_raw_device` reads it"), "--allow-raw-device reads it");
+  EXPECT_EQ(in_flags("try `ziggurat plan`"), "try `ziggurat plan`");
+  EXPECT_EQ(in_flags("a quote ` alone"), "a quote ` alone");
+  EXPECT_EQ(in_flags(""), "");
+}
+
+/// The notes of a run with these flags.
+std::vector<std::string> notes_with(const std::map<std::string, std::string>& flags) {
+  Settings settings = defaults();
+  for (const auto& [key, value] : flags) settings.apply_flag(key, value);
+  return notes_of(settings, read_train_options(settings));
+}
+
+TEST(CliSettings, WhatIsGivenAndChangesNothingIsNoted) {
+  using testing::ElementsAre;
+  using testing::IsEmpty;
+  EXPECT_THAT(notes_with({}), IsEmpty());
+  EXPECT_THAT(notes_with({{"reduce-dtype", "fp32"}}),
+              ElementsAre(AllOf(HasSubstr("reduce-dtype"), HasSubstr("one data-parallel rank"))));
+  EXPECT_THAT(notes_with({{"collectives", "mpi"}}),
+              ElementsAre(AllOf(HasSubstr("collectives"), HasSubstr("with one rank"))));
+  const std::map<std::string, std::string> loading{{"max-live-parameters", "1000000"}};
+  EXPECT_THAT(notes_with(loading), IsEmpty());
+  auto on_device = loading;
+  on_device["placement"] = "params=device,grads=host,optimizer=nvme";
+  EXPECT_THAT(notes_with(on_device),
+              ElementsAre(AllOf(HasSubstr("max-live-parameters"), HasSubstr("on the device"))));
 }
 
 TEST(CliSettings, TheClosestWordIsOfferedOnlyIfItIsClose) {

@@ -37,8 +37,10 @@ class LeaseRules : public testing::TestWithParam<int> {
     return options;
   }
   std::unique_ptr<PinnedPool> make(std::uint64_t pages,
-                                   std::vector<PinnedPoolOptions::Reserve> reserves = {}) {
+                                   std::vector<PinnedPoolOptions::Reserve> reserves = {},
+                                   CancelScope* cancel = nullptr) {
     PinnedPoolOptions options;
+    options.cancel = cancel;
     options.budget_bytes = pages * kPage;
     options.reserves = std::move(reserves);
     return PinnedPool::create(reactor_, placed(std::move(options)));
@@ -473,13 +475,16 @@ TEST_P(LeaseRules, a_pool_may_go_away_with_people_waiting_and_work_posted) {
   EXPECT_EQ(code_of("waiter"), ErrorCode::kCancelled);
 }
 
-TEST_P(LeaseRules, cancelling_fails_everybody_who_waits) {
-  const auto pool = make(4);
+// Memory may be held until its holder is torn down, which is after all who wait have ended.
+TEST_P(LeaseRules, a_cancelled_scope_fails_everybody_who_waits_and_who_comes) {
+  CancelScope scope(reactor_);
+  const auto pool = make(4, {}, &scope);
   start(*pool, "holder", want(Purpose::kParams, 4, 0));
   start(*pool, "waiter", want(Purpose::kParams, 4, 1));
-  pool->cancel_waiters(std::make_exception_ptr(Error(ErrorCode::kCancelled, "stop")));
-  reactor_.run_until_idle();
+  scope.cancel(std::make_exception_ptr(Error(ErrorCode::kCancelled, "stop")));
+  start(*pool, "late", want(Purpose::kParams, 4, 2));
   EXPECT_EQ(code_of("waiter"), ErrorCode::kCancelled);
+  EXPECT_EQ(code_of("late"), ErrorCode::kCancelled);
   EXPECT_EQ(pool->waiting(), 0u);
   leases_.clear();
 }

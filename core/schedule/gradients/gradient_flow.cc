@@ -26,13 +26,13 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
       home_(home),
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
-      spare_returned_(context.reactor),
+      spare_returned_(context.cancel),
       norm_memory_(context.permanent_lease(
           Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
       norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
-      idle_(context.reactor) {
+      idle_(context.cancel) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
-    arrived_.emplace_back(context.reactor);
+    arrived_.emplace_back(context.cancel);
   idle_.set();
   const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
   for (std::size_t i = 0; i < accumulators_max; ++i) {
@@ -47,7 +47,6 @@ Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
   if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
   while (spare_.empty()) {
-    if (error_) std::rethrow_exception(error_);
     if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // the trainer holds all
     spare_returned_.reset();
     co_await spare_returned_.wait();
@@ -78,7 +77,7 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
 }
 
 Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   const UnitChunks& chunks = context_.table.unit(unit);
   ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
   DeviceBuffer& buffer = buffers_[unit];
@@ -137,9 +136,8 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
   if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
   buffer = {};
   if (--units_under_way_ == 0) idle_.set();
-  if (!error_)
-    spare_returned_
-        .set();  // also if none came back: the last unit under way may have been waited for in vain
+  // Also if none came back: the last unit under way may have been waited for in vain.
+  spare_returned_.set();
 }
 
 Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need, Signal* reduced) {
@@ -165,7 +163,7 @@ Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {
 }
 
 Task<> GradientFlow::all_arrived() {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   for (UnitId unit = 0; unit < stages_.size(); ++unit) {
     if (stages_[unit] == Stage::kFinished) continue;
     throw Error(
@@ -175,20 +173,11 @@ Task<> GradientFlow::all_arrived() {
             unit, context_.table.model().units[unit].name));
   }
   co_await idle_.wait();
-  if (error_) std::rethrow_exception(error_);
 }
 
 void GradientFlow::begin_step() {
   std::fill(stages_.begin(), stages_.end(), Stage::kNone);
   finished_units_ = 0;
-}
-
-void GradientFlow::fail(std::exception_ptr error) {
-  error_ = error;
-  for (Signal& signal : arrived_) signal.fail(error);
-  if (reducer_) reducer_->fail(error);
-  spare_returned_.fail(error);
-  idle_.fail(error);
 }
 
 }  // namespace ziggurat

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,7 +54,6 @@ class GradientFlow {
   /// The step is over: gradients of the next one may be asked for. Its chunks' signals are reset as
   /// they are consumed.
   void begin_step();
-  void fail(std::exception_ptr error);
 
  private:
   Task<> flow(UnitId unit, Need need, std::shared_ptr<GradientReducer::Reduction> reduction);
@@ -79,7 +77,6 @@ class GradientFlow {
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;
   Signal idle_;
-  std::exception_ptr error_;
 };
 
 }  // namespace ziggurat

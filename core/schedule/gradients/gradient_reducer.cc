@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/numerics/float16.h"
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
 
@@ -63,18 +63,16 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
       bucket_count_(bucket_count(context.table, settings)),
       quantized_(context.table.sharding().quantization.gradients()),
       buffers_(context, kReduceBuckets, bucket_bytes(context.table, settings), "gradient buckets"),
-      turns_(context.reactor) {}
+      turns_(context.cancel) {}
 
 std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
                                                                     std::byte* accumulator) {
   auto reduction = std::make_shared<Reduction>(Reduction{.unit = unit, .accumulator = accumulator});
   const std::span<const Chunk> chunks = context_.table.slice_chunks(unit);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
-    reduction->reduced.emplace_back(context_.reactor);
+    reduction->reduced.emplace_back(context_.cancel);
     reduction->missing.push_back(chunks[i].count);
-    if (!context_.table.constant_everywhere(unit, i)) ++reduction->chunks_left;
   }
-  under_way_.push_back(reduction);
   queue_.push_back(reduction);
   if (!std::exchange(draining_, true)) context_.spawn(drain());
   return reduction;
@@ -173,13 +171,10 @@ Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
     co_await take_in_codes(bucket);
   else
     co_await take_in_sum(bucket);
-  if (error_) co_return;
   buffers_.give_back(bucket.buffer);
   Reduction& of = *bucket.of;
   of.missing[bucket.chunk] -= bucket.count;
-  if (of.missing[bucket.chunk] > 0) co_return;
-  of.reduced[bucket.chunk].set();
-  if (--of.chunks_left == 0) std::erase(under_way_, bucket.of);
+  if (of.missing[bucket.chunk] == 0) of.reduced[bucket.chunk].set();
 }
 
 Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
@@ -235,15 +230,6 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
     }
   };
   co_await context_.workers.run(context_.reactor, "take in gradient", job);
-}
-
-void GradientReducer::fail(std::exception_ptr error) {
-  error_ = error;
-  for (const auto& reduction : under_way_) {
-    for (Signal& signal : reduction->reduced) signal.fail(error);
-  }
-  buffers_.fail(error);
-  turns_.fail(error);
 }
 
 }  // namespace ziggurat

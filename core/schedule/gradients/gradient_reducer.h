@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -47,14 +46,11 @@ class GradientReducer {
     std::byte* accumulator;
     std::vector<Signal> reduced{};         ///< by chunk of a slice
     std::vector<std::uint64_t> missing{};  ///< elements of it
-    std::size_t chunks_left = 0;
   };
   /// Puts `unit` next in the order. When `reduced[i]` is set, every chunk of this rank that is
   /// number i of its slice lies at the place of its fp32 values, in the model's type. Not of chunks
   /// that are constant in every slice: nothing is sent for them.
   std::shared_ptr<Reduction> reduce(UnitId unit, std::byte* accumulator);
-
-  void fail(std::exception_ptr error);
 
  private:
   struct Bucket {
@@ -102,8 +98,6 @@ class GradientReducer {
   std::deque<std::shared_ptr<Reduction>> queue_;
   bool draining_ = false;
   std::uint64_t next_number_ = 0;  ///< of the next bucket
-  std::vector<std::shared_ptr<Reduction>> under_way_;
-  std::exception_ptr error_;
 };
 
 }  // namespace ziggurat

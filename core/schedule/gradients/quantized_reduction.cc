@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "tiers/record_hash.h"
 

@@ -21,7 +21,6 @@ struct OptimizerSweep::Pass {
     kEarned,     ///< judged good; what was guessed stands
     kCorrected,  ///< judged good with other scalars: what was guessed is made again
     kUndone,     ///< judged bad: what was guessed is taken back, nothing is made
-    kFailed,     ///< the engine has ended
   };
 
   /// How far a chunk has come.
@@ -37,13 +36,13 @@ struct OptimizerSweep::Pass {
     ChunkId end;
   };
 
-  Pass(Reactor& reactor, std::uint64_t made, const ChunkTable& table)
+  Pass(CancelScope& cancel, std::uint64_t made, const ChunkTable& table)
       : generation(made),
-        scalars(reactor),
-        updated(reactor),
-        ended(reactor),
-        idle(reactor),
-        done(reactor),
+        scalars(cancel),
+        updated(cancel),
+        ended(cancel),
+        idle(cancel),
+        done(cancel),
         chunks_left(table.updated_count()),
         records_left(table.updated_count()),
         stages(table.chunks().size(), Stage::kWaiting) {

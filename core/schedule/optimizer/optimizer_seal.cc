@@ -44,7 +44,7 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
 }
 
 Task<> OptimizerSweep::settled() {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   PassPtr pass = current_;
   if (step_open()) pass = pass->previous;  // what was finished before it
   if (pass) co_await pass->done.wait();

@@ -27,7 +27,7 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
       durable_generation_(generation),
       written_generation_(context.table.chunks().size(), generation) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
-    written_.emplace_back(context.reactor);
+    written_.emplace_back(context.cancel);
   }
 }
 
@@ -35,7 +35,7 @@ void OptimizerSweep::begin(std::uint64_t generation) {
   if (current_ && current_->generation == generation) return;
   ZIGGURAT_CHECK(!current_ || current_->ended.is_set(), "generation {} begins inside {}",
                  generation, current_->generation);
-  auto pass = std::make_shared<Pass>(context_.reactor, generation, context_.table);
+  auto pass = std::make_shared<Pass>(context_.cancel, generation, context_.table);
   pass->previous = std::exchange(current_, pass);
 }
 
@@ -68,7 +68,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
 }
 
 void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   ZIGGURAT_CHECK(step_open(), "a step without gradients");
   const PassPtr pass = current_;
   const bool right = !pass->guesses || pass->step == step;
@@ -100,7 +100,7 @@ void OptimizerSweep::pass_constants(const PassPtr& pass) {
 }
 
 Task<> OptimizerSweep::undo_step() {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   ZIGGURAT_CHECK(step_open(), "there is no step to undo");
   const PassPtr pass = current_;
   pass->state = Pass::State::kUndone;
@@ -137,6 +137,7 @@ void OptimizerSweep::start_more(const PassPtr& pass) {
 /// While the pass is open, of the units whose gradients are on their way, in their order; after the
 /// verdict, in forward order. None if nothing is left to begin.
 std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
+  if (context_.cancel.cancelled()) return std::nullopt;
   switch (pass.state) {
     case Pass::State::kOpen:
       for (; !pass.due.empty(); pass.due.pop_front()) {
@@ -155,7 +156,6 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
         if (stage == Pass::Stage::kWaiting && pass.state != Pass::State::kUndone) return pass.next;
       }
       return std::nullopt;
-    case Pass::State::kFailed: break;
   }
   return std::nullopt;
 }
@@ -188,7 +188,6 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
   // its own by then.
   if (pass->previous) co_await pass->previous->updated.wait();
   while (written_generation_[id] + 1 < pass->generation) {
-    if (error_) std::rethrow_exception(error_);
     written_[id].reset();
     co_await written_[id].wait();
   }
@@ -214,14 +213,14 @@ Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made
   if (made && record_made(*pass, id)) co_await seal(pass);
   --pass->under_way;
   start_more(pass);
-  if (pass->under_way == 0 && !error_) pass->idle.set();
+  if (pass->under_way == 0) pass->idle.set();
 }
 
 /// True if it was the last.
 bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
   if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation);
   written_generation_[id] = pass.generation;
-  if (!error_) written_[id].set();
+  written_[id].set();
   return --pass.records_left == 0;
 }
 
@@ -241,8 +240,7 @@ Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, boo
   // What a guess wrote to the parameters at home is no longer what the old record begins with.
   if (guessed && pass.refuted()) co_await read(pass, id, item, /*whole=*/true);
   switch (pass.state) {
-    case Pass::State::kOpen:
-    case Pass::State::kFailed: break;
+    case Pass::State::kOpen: break;
     case Pass::State::kEarned:
       if (!guessed) co_await earned_record(pass, id, item);
       co_return true;
@@ -251,8 +249,8 @@ Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, boo
       if (guessed) co_await restore(pass, id, item);
       co_return false;
   }
-  ZIGGURAT_CHECK(error_ != nullptr, "generation {}: no verdict on chunk {}", pass.generation, id);
-  std::rethrow_exception(error_);
+  ZIGGURAT_CHECK(false, "generation {}: no verdict on chunk {}", pass.generation, id);
+  co_return false;
 }
 
 /// With the scalars of a step that was judged good.
@@ -283,10 +281,10 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
 /// The chunk's parameters are those of the generation being made, and nothing can change that.
 void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   parts_.grads.drop(id);
-  if (!error_) parts_.flow.arrived(id).reset();
+  parts_.flow.arrived(id).reset();
   const UnitId unit = context_.table.chunk(id).unit;
   if (--pass.unit_chunks_left[unit] == 0) parts_.unit_updated(unit, pass.generation);
-  if (--pass.chunks_left == 0 && !error_) pass.updated.set();
+  if (--pass.chunks_left == 0) pass.updated.set();
 }
 
 /// The guess was wrong: whatever was made with it is nothing.
@@ -304,16 +302,6 @@ void OptimizerSweep::trace_guess(const Pass& pass) {
   if (guess_track_ < 0) guess_track_ = trace->track("speculation");
   trace->span(guess_track_, pass.refuted() ? "made again" : "kept", pass.guessed_at,
               monotonic_now(), static_cast<std::int64_t>(pass.generation));
-}
-
-void OptimizerSweep::fail(std::exception_ptr error) {
-  error_ = error;
-  for (Signal& signal : written_) signal.fail(error);
-  for (PassPtr pass = current_; pass; pass = pass->previous) {
-    pass->state = Pass::State::kFailed;
-    for (Signal* signal : {&pass->scalars, &pass->updated, &pass->ended, &pass->idle, &pass->done})
-      signal->fail(error);
-  }
 }
 
 }  // namespace ziggurat

@@ -77,7 +77,7 @@ class OptimizerSweep {
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
   /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
   /// belongs to the generation being made. Starts what has not started; what was made with a wrong
-  /// guess is made again. Errors: what the sweep failed with since; no generation is made then.
+  /// guess is made again. Errors: those of the cancelled scope; no generation is made then.
   void end_step(const StepScalars& step, std::vector<std::byte> blob);
   /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
   /// gradients are dropped and all parameters and records are those of the generation before. The
@@ -97,8 +97,6 @@ class OptimizerSweep {
   /// it. Also while a step is open: nothing starts early on such records, so until the verdict they
   /// are those of the generation before.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
-
-  void fail(std::exception_ptr error);
 
  private:
   struct Pass;  // optimizer_pass.h
@@ -155,7 +153,6 @@ class OptimizerSweep {
   std::vector<std::uint64_t> written_generation_;  // per chunk: of its newest whole record
   std::vector<Signal> written_;                    // per chunk: that changed
   int guess_track_ = -1;                           // of the trace, once there is something to show
-  std::exception_ptr error_;
 };
 
 }  // namespace ziggurat

@@ -21,8 +21,8 @@ constexpr std::size_t kSurprisesMax =
 }  // namespace
 
 ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits)
-    : context_(context), home_(home), limits_(limits), memory_returned_(context.reactor) {
-  for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.reactor);
+    : context_(context), home_(home), limits_(limits), memory_returned_(context.cancel) {
+  for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.cancel);
   for (Slot& slot : slots_) slot.settled.set();
   // Memory comes back on any thread and stalls outlive this cache: both ask whether it still lives,
   // on the reactor's thread.
@@ -51,7 +51,7 @@ MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::strin
 ParamCache::~ParamCache() { context_.device.on_free({}); }
 
 Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
-  if (error_) std::rethrow_exception(error_);
+  context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
   const DType dtype = context_.table.dtype();
@@ -181,7 +181,6 @@ Task<> ParamCache::wait_updated(UnitId unit) {
 
 Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpose) {
   for (;;) {
-    if (error_) std::rethrow_exception(error_);
     memory_returned_.reset();
     DeviceBuffer buffer = allocate_now(size_bytes, purpose, 0);
     if (buffer) co_return buffer;
@@ -283,7 +282,7 @@ std::uint64_t ParamCache::live_count() const {
 }
 
 void ParamCache::prefetch() {
-  if (learning_ || home_.on_device() || error_) return;
+  if (learning_ || home_.on_device() || context_.cancel.cancelled()) return;
   const std::size_t end = std::min(order_.size(), position_ + limits_.prefetch_units_max);
   std::uint64_t ahead = 0;
   for (std::size_t i = position_; i < end; ++i) {
@@ -327,17 +326,7 @@ void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
   slots_[unit].home_generation = generation;
   // During backward (updates without clipping) the sweep is ahead of generation_; waiters of this
   // step are done with the unit.
-  if (!error_) slots_[unit].updated.set();
-}
-
-void ParamCache::fail(std::exception_ptr error) {
-  error_ = error;
-  if (gather_) gather_->fail(error);
-  for (Slot& slot : slots_) {
-    slot.updated.fail(error);
-    slot.settled.fail(error);
-  }
-  memory_returned_.fail(error);
+  slots_[unit].updated.set();
 }
 
 }  // namespace ziggurat

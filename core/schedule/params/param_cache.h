@@ -15,7 +15,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <limits>
 #include <memory>
 #include <span>
@@ -73,13 +72,11 @@ class ParamCache {
   void unit_updated(UnitId unit, std::uint64_t generation);
   /// What this rank gathered since the last call (UnitGather); 0 where nothing is.
   std::uint64_t take_order() noexcept { return gather_ ? gather_->take_order() : 0; }
-  /// Everyone who waits, now and later, gets `error`.
-  void fail(std::exception_ptr error);
 
  private:
   enum class State : std::uint8_t { kAbsent, kLoading, kPresent };
   struct Slot {
-    explicit Slot(Reactor& reactor) : settled(reactor), updated(reactor) {}
+    explicit Slot(CancelScope& cancel) : settled(cancel), updated(cancel) {}
     State state = State::kAbsent;
     DeviceBuffer buffer;
     std::shared_ptr<UnitGather::Flight> flight;  // in place of the buffer, where units are gathered
@@ -118,7 +115,6 @@ class ParamCache {
 
   Signal memory_returned_;
   std::size_t memory_waiters_ = 0;
-  std::exception_ptr error_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

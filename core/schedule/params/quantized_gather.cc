@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/quantize.h"
+#include "collectives/quantize/quantize.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -40,7 +40,7 @@ std::uint64_t QuantizedGather::buffer_bytes(const ChunkTable& table) {
 QuantizedGather::QuantizedGather(Context& context)
     : context_(context),
       buffers_(context, kQuantizedGathers, buffer_bytes(context.table), "quantized parameters"),
-      turns_(context.reactor) {}
+      turns_(context.cancel) {}
 
 /// Of `slices` in a row, the first being that of `rank`.
 std::span<std::byte> QuantizedGather::codes_of(const Codes& codes, int rank, int slices) const {
@@ -108,11 +108,6 @@ Task<> QuantizedGather::finish(Codes codes, std::byte* unit_memory) {
   }
   co_await context_.run_all("dequantize params", jobs);
   buffers_.give_back(codes.buffer);
-}
-
-void QuantizedGather::fail(std::exception_ptr error) {
-  buffers_.fail(error);
-  turns_.fail(error);
 }
 
 }  // namespace ziggurat

@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
 #include <span>
 
 #include "core/schedule/context.h"
@@ -44,8 +43,6 @@ class QuantizedGather {
   /// The first exchange is over: makes the second, if there is one, and all slices parameters in
   /// `unit_memory`.
   Task<> finish(Codes codes, std::byte* unit_memory);
-
-  void fail(std::exception_ptr error);
 
  private:
   std::span<std::byte> codes_of(const Codes& codes, int rank, int slices) const;

@@ -25,13 +25,13 @@ UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region)
       home_(home),
       region_(std::move(region)),
       arena_(region_.size_bytes(), kPlaceAlignment),
-      idle_(context.reactor) {
+      idle_(context.cancel) {
   idle_.set();
   if (context.table.sharding().quantization.weights)
     quantized_ = std::make_unique<QuantizedGather>(context);
   if (!context.ranks.node) return;
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
-    parts_.emplace_back(context.reactor);
+    parts_.emplace_back(context.cancel);
     parts_.back().bytes = context.permanent_lease(
         Purpose::kParams, context.table.node_part_bytes(u), "second partition");
   }
@@ -50,8 +50,8 @@ std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Si
                                                 .size_bytes = size_bytes,
                                                 .updated = &updated,
                                                 .need = need,
-                                                .done = Signal(context_.reactor),
-                                                .vacated = Signal(context_.reactor)});
+                                                .done = Signal(context_.cancel),
+                                                .vacated = Signal(context_.cancel)});
   if (!parts_.empty()) {
     Part& part = parts_[unit];
     flight->from_node = part.generation == need.generation;
@@ -164,16 +164,5 @@ Task<> UnitGather::land(FlightPtr flight, Task<> gathering, QuantizedGather::Cod
 Task<> UnitGather::idle() { co_await idle_.wait(); }
 
 std::uint64_t UnitGather::take_order() noexcept { return std::exchange(order_, 0); }
-
-void UnitGather::fail(std::exception_ptr error) {
-  for (const FlightPtr& flight : queue_) flight->done.fail(error);
-  for (const FlightPtr& flight : under_way_) {
-    flight->done.fail(error);
-    flight->vacated.fail(error);
-  }
-  for (Part& part : parts_) part.there.fail(error);
-  if (quantized_) quantized_->fail(error);
-  idle_.fail(error);
-}
 
 }  // namespace ziggurat

@@ -61,13 +61,12 @@ class UnitGather {
   Task<> idle();
   /// Which units were started since the last call, in order, as a hash: the same on every rank.
   std::uint64_t take_order() noexcept;
-  void fail(std::exception_ptr error);
 
  private:
   using FlightPtr = std::shared_ptr<Flight>;
   /// What each rank of a node keeps of a unit.
   struct Part {
-    explicit Part(Reactor& reactor) : there(reactor) {}
+    explicit Part(CancelScope& cancel) : there(cancel) {}
     Lease bytes;
     std::uint64_t generation = kNone;  ///< that was gathered last, or is being
     Signal there;                      ///< of that generation

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/exchange/exchange_transport.h: the channels from this rank to all others, and the
+// calls under way.
+//
+// What carries the frames is the channels' business (collectives/exchange/channel.h), so bits,
+// checks and the order of calls are the same on all. The first error anywhere is sent to everybody
+// and fails every call, on every rank. Reactor's thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/runtime/worker_pool.h"
+#include "collectives/communicator.h"
+#include "collectives/exchange/channel.h"
+#include "collectives/exchange/frame_seal.h"
+#include "collectives/exchange/patience.h"
+#include "collectives/exchange/peer_memory.h"
+
+namespace ziggurat {
+
+class ExchangeCall;
+struct ExchangePlan;
+
+struct ExchangePeer {
+  std::string host;            ///< of the ranks of one host, the same
+  MemoryProbe memory;          ///< of a rank of this host; none: frames to it too
+  wire::PayloadSeal payloads;  ///< of what it sends
+  std::shared_ptr<Channel> control;
+  std::shared_ptr<Channel> bulk;
+};
+
+struct ExchangeOptions {
+  int rank = 0;
+  std::string carrier;              ///< of frames: "sockets"
+  std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has its host and its seal
+  /// How long all ranks may stand still, and what that is: collectives/exchange/patience.h. Then
+  /// calls fail with kDeadlineExceeded. A rank that is gone is its channels to notice.
+  Nanoseconds timeout{std::chrono::minutes(10)};
+  std::shared_ptr<const void> readable;  ///< allow_reading(), if ranks of this host may
+};
+
+class ExchangeTransport final : public Channel::Events,
+                                public std::enable_shared_from_this<ExchangeTransport> {
+ public:
+  /// Communicators hold the handle: what is left under way fails when the last of them is gone.
+  static std::shared_ptr<ExchangeTransport> create(Reactor& reactor, WorkerPool& workers,
+                                                   ExchangeOptions options);
+  ExchangeTransport(Reactor& reactor, WorkerPool& workers, ExchangeOptions options);
+  ~ExchangeTransport();
+
+  int rank() const noexcept { return rank_; }
+  int world_size() const noexcept { return static_cast<int>(peers_.size()); }
+  Reactor& reactor() noexcept { return reactor_; }
+  const Traffic& traffic() const noexcept { return traffic_; }
+  /// "memory within a host, sockets".
+  std::string description() const;
+
+  /// Numbers a call of `members` (ranks of this transport) and begins it.
+  Task<> issue(std::uint64_t communicator, std::uint64_t lane, const wire::CallSpec& spec,
+               std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
+  /// The first error: tells all ranks and fails every call of this one.
+  void fail(ErrorCode code, const std::string& text);
+  bool failed() const noexcept { return failure_.has_value(); }
+  const std::optional<Error>& failure() const noexcept { return failure_; }
+  /// Runs `hear` when the transport fails, before the calls do.
+  void on_failure(std::function<void()> hear) { hear_failure_.push_back(std::move(hear)); }
+  bool on_one_host() const noexcept;
+
+  // For calls.
+  void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
+  void send_bulk(int to, wire::FrameHeader header, std::span<const std::byte> payload,
+                 std::function<void()> written);
+  /// `work` on a worker, then `then` here, unless either finds the transport failed.
+  void run_job(const std::shared_ptr<ExchangeCall>& call, const char* name,
+               std::function<void()> work, std::function<void()> then);
+  void ended(ExchangeCall& call);
+  /// A call got on.
+  void moved() noexcept { patience_.moved(); }
+  /// Of a payload that goes out, whoever gets it.
+  std::uint64_t next_payload() noexcept { return payloads_++; }
+  /// Of what `rank` sends.
+  const wire::PayloadSeal& seal_of(int rank) const noexcept {
+    return peers_[static_cast<std::size_t>(rank)].payloads;
+  }
+  const wire::PayloadSeal& own_seal() const noexcept { return seal_of(rank_); }
+  void waited(int for_rank, Nanoseconds time) {
+    traffic_.waited[static_cast<std::size_t>(for_rank)] += time;
+  }
+  /// The process of a rank of this host whose memory can be read; 0: send and receive.
+  std::int64_t readable_process(int rank) const noexcept {
+    return peers_[static_cast<std::size_t>(rank)].process;
+  }
+  /// What `to` read of this rank's memory.
+  void count_taken(int to, std::size_t bytes) { sent_to(to).payload_bytes += bytes; }
+  /// wire::kChunkBytes each.
+  std::unique_ptr<std::byte[]> take_buffer();
+  void return_buffer(std::unique_ptr<std::byte[]> buffer);
+
+ private:
+  struct Peer {
+    std::shared_ptr<Channel> control;  // none: this rank
+    std::shared_ptr<Channel> bulk;
+    bool same_host = false;
+    std::int64_t process = 0;
+    wire::PayloadSeal payloads;
+    bool left = false;             // said goodbye
+    std::vector<std::byte> small;  // lands what rides on a frame of control
+  };
+  struct CallName {
+    wire::CallSpec spec;
+    std::uint64_t sequence = 0;
+    std::shared_ptr<const std::vector<int>> members;
+  };
+  struct Early {
+    wire::FrameHeader header;
+    std::vector<std::byte> payload;
+  };
+
+  std::span<std::byte> landing(int peer, const wire::FrameHeader& header) override;
+  void arrived(int peer, const wire::FrameHeader& header, std::span<std::byte> payload) override;
+  void bad_frame(int peer, const std::string& how) override;
+  void disconnected(int peer, const Channel& channel, const std::string& how) override;
+
+  void start();
+  void close();
+  static Task<> close_and_flush(std::shared_ptr<ExchangeTransport> self);
+  void watch();
+  void tick_later();
+  void tick();
+  void alive(int peer, const wire::FrameHeader& header);
+  void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  void about_memory(int peer, const wire::FrameHeader& header);
+  void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  void fail_calls_without(int peer);
+  void fail_after_last_words(const std::string& text);
+  void stop(ErrorCode code, const std::string& text);
+  std::string with_pending(const std::string& text) const;
+  Traffic::Sent& sent_to(int rank) noexcept;
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  int rank_;
+  std::string carrier_;
+  std::shared_ptr<const void> readable_;
+  Patience patience_;
+  std::uint64_t payloads_ = 0;
+  std::vector<Peer> peers_;
+  std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
+  bool watching_ = false;
+  std::map<wire::CallKey, std::vector<Early>> early_;
+  std::size_t early_count_ = 0;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> next_sequence_;
+  std::vector<std::unique_ptr<std::byte[]>> buffers_;
+  std::deque<CallName> record_;  // the last calls, for the log
+  Traffic traffic_;
+  std::optional<Error> failure_;
+  std::vector<std::function<void()>> hear_failure_;
+};
+
+}  // namespace ziggurat

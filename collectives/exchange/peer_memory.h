@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/exchange/peer_memory.h: the memory of another rank's process on this host, read
+// directly: one copy, on the reader's worker, where a socket takes two and a system call on each
+// side.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace ziggurat {
+
+/// The same text for all ranks of a host, and no others. Containers with a network of their own
+/// count as hosts. Errors: kUnavailable without /proc.
+std::string this_host();
+
+/// Something of a process that others may try to read.
+struct MemoryProbe {
+  std::int64_t process = 0;  ///< 0: none
+  std::uint64_t address = 0;
+  std::uint64_t value = 0;
+};
+
+MemoryProbe own_memory_probe();
+
+/// Where Yama lets a process be read by its ancestors only (ptrace_scope 1): processes of the same
+/// user may read this one until all that was returned is gone. Errors: prctl's.
+std::shared_ptr<const void> allow_reading();
+
+/// Counts who needs something: `set` hears true when the first comes, false when the last is gone.
+/// Any thread.
+class Permission {
+ public:
+  explicit Permission(std::function<void(bool)> set) : set_(std::move(set)) {}
+  std::shared_ptr<const void> take();
+
+ private:
+  std::mutex mutex_;
+  std::size_t holders_ = 0;
+  std::function<void(bool)> set_;
+};
+
+/// Why the process that `probe` describes cannot be read; empty if it can.
+std::string why_not_readable(const MemoryProbe& probe);
+
+/// Any thread. Errors: kUnavailable, as "is gone: .." or "cannot be read: ..".
+void read_memory(std::int64_t process, std::uint64_t address, std::span<std::byte> into);
+
+}  // namespace ziggurat

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/nccl/nccl_device_absent.cc: what a build without NCCL's header says of it.
+#include "base/error.h"
+#include "collectives/nccl/nccl_communicator.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr const char* kWhy =
+    "this program was built without NCCL: build it where the CUDA toolkit and nccl.h are "
+    "(scripts/fetch-nccl brings the header), or use `collectives=auto`";
+
+}  // namespace
+
+NcclInventory nccl_inventory() { return {{}, kWhy}; }
+
+std::shared_ptr<NcclDevice> open_nccl(Nanoseconds) { throw Error(ErrorCode::kUnimplemented, kWhy); }
+
+}  // namespace ziggurat

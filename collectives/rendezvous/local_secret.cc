@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/rendezvous/local_secret.cc: SO_PEERCRED on both sides of a Unix socket.
+#include "collectives/rendezvous/local_secret.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace ziggurat {
+namespace {
+
+namespace asio = boost::asio;
+using boost::system::error_code;
+using Local = asio::local::stream_protocol;
+
+constexpr std::size_t kSecretBytes = 64;  // random_secret()
+constexpr Nanoseconds kPause = std::chrono::milliseconds(50);
+
+Local::endpoint name_of(std::uint16_t port) {
+  return Local::endpoint(std::string(1, '\0') + fmt::format("ziggurat-rendezvous-{}", port));
+}
+
+/// Which user the other side is.
+uid_t user_of(Local::socket& socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
+    throw system_error(errno, "getsockopt(SO_PEERCRED) of a process that joins");
+  return credentials.uid;
+}
+
+}  // namespace
+
+LocalSecret::LocalSecret(Reactor& reactor, std::uint16_t port, std::string secret)
+    : reactor_(reactor), acceptor_(reactor.context()), secret_(std::move(secret)) {
+  error_code error;
+  acceptor_.open(Local(), error);
+  if (!error) acceptor_.bind(name_of(port), error);
+  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  if (error) {
+    throw system_error(error.value(),
+                       fmt::format("another job, or another user, has the Unix socket by which the "
+                                   "ranks of this host get their secret for port {}: choose "
+                                   "another port (ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
+                                   port));
+  }
+}
+
+void LocalSecret::open() {
+  asio::co_spawn(reactor_.context(), serve(shared_from_this()), asio::detached);
+}
+
+void LocalSecret::close() {
+  error_code ignored;  // the socket is released whatever close() says
+  acceptor_.close(ignored);
+}
+
+Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
+  while (self->acceptor_.is_open()) {
+    Local::socket socket(self->reactor_.context());
+    error_code error;
+    co_await self->acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
+    if (!self->acceptor_.is_open()) co_return;
+    if (error) {  // descriptors are TCP's acceptor's to complain of
+      const auto pause = std::make_shared<Signal>(self->reactor_);
+      self->reactor_.clock().after(kPause, [pause] { pause->set(); });
+      co_await pause->wait();
+      continue;
+    }
+    uid_t user = 0;
+    try {
+      user = user_of(socket);
+    } catch (const Error& refused) {
+      log().warn("{}", refused.what());
+      continue;
+    }
+    if (user != ::geteuid()) {
+      log().warn("user {} asked for the secret of this user's job, and got none", user);
+      continue;
+    }
+    // As little as this goes into the socket's buffer at once, whoever is slow to read it.
+    co_await asio::async_write(socket, asio::buffer(self->secret_),
+                               asio::redirect_error(asio::use_awaitable, error));
+  }
+}
+
+Task<std::string> local_secret(Reactor& reactor, std::uint16_t port) {
+  Local::socket socket(reactor.context());
+  error_code error;
+  co_await socket.async_connect(name_of(port), asio::redirect_error(asio::use_awaitable, error));
+  if (error) co_return std::string();
+  if (const uid_t user = user_of(socket); user != ::geteuid()) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("user {} hands out secrets for the ranks that meet at port {} of this "
+                            "host, and this is user {}: choose another port "
+                            "(ZIGGURAT_RENDEZVOUS), or set ZIGGURAT_SECRET",
+                            user, port, ::geteuid()));
+  }
+  std::string secret(kSecretBytes, '\0');
+  co_await asio::async_read(socket, asio::buffer(secret),
+                            asio::redirect_error(asio::use_awaitable, error));
+  if (error) secret.clear();
+  co_return secret;
+}
+
+}  // namespace ziggurat

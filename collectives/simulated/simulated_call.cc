@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/simulated/simulated_call.cc: what each kind of call does to buffers, and the messages
+// it is made of.
+#include "collectives/simulated/simulated_call.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/rank_sum.h"
+
+namespace ziggurat {
+namespace {
+
+using wire::CallKind;
+
+void copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  // Buffers may be the same one.
+  if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
+}
+
+DType dtype_of(wire::Element element) noexcept {
+  if (element == wire::Element::kBFloat16) return DType::kBFloat16;
+  return element == wire::Element::kFloat16 ? DType::kFloat16 : DType::kFloat32;
+}
+
+/// Of `count` elements among `ranks`, those that `rank` adds up.
+std::uint64_t owned(std::uint64_t count, std::size_t ranks, std::size_t rank) noexcept {
+  return count * (rank + 1) / ranks - count * rank / ranks;
+}
+
+template <class Value>
+Value combined(Value a, Value b, std::uint8_t op) {
+  switch (static_cast<Communicator::Op>(op)) {
+    case Communicator::Op::kSum: return a + b;
+    case Communicator::Op::kMin: return std::min(a, b);
+    case Communicator::Op::kMax: return std::max(a, b);
+  }
+  return a;
+}
+
+}  // namespace
+
+SimulatedCall::SimulatedCall(Reactor& reactor, std::vector<int> its_members)
+    : members(std::move(its_members)) {
+  for (std::size_t i = 0; i < members.size(); ++i) parts.emplace_back(reactor);
+}
+
+std::string SimulatedCall::mismatch() const {
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i].spec.meets(parts[0].spec)) continue;
+    return fmt::format("ranks made different calls: rank {} {}, rank {} {}", members[0],
+                       wire::describe(parts[0].spec), members[i], wire::describe(parts[i].spec));
+  }
+  return {};
+}
+
+template <class Value>
+void SimulatedCall::reduce_values() {
+  std::vector<Value> result(parts[0].output.size() / sizeof(Value));
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      Value value;
+      std::memcpy(&value, parts[r].output.data() + i * sizeof(Value), sizeof(Value));
+      result[i] = r == 0 ? value : combined(result[i], value, parts[r].spec.op);
+    }
+  }
+  for (Part& part : parts) copy(std::as_bytes(std::span(result)), part.output);
+}
+
+void SimulatedCall::reduce_elements() {
+  const bool scatters = parts[0].spec.kind == CallKind::kReduceScatter;
+  const DType dtype = dtype_of(parts[0].spec.element);
+  const std::size_t bytes = parts[0].output.size();
+  std::vector<const std::byte*> contributions(parts.size());
+  const auto sum_at = [&](std::size_t offset, std::byte* to) {
+    for (std::size_t r = 0; r < parts.size(); ++r)
+      contributions[r] = parts[r].input.data() + offset;
+    sum_in_rank_order(contributions, dtype, bytes / size_bytes(dtype), to);
+  };
+  if (scatters) {
+    for (std::size_t r = 0; r < parts.size(); ++r) sum_at(r * bytes, parts[r].output.data());
+    return;
+  }
+  std::vector<std::byte> sum(bytes);
+  sum_at(0, sum.data());
+  for (Part& part : parts) copy(sum, part.output);
+}
+
+void SimulatedCall::move_bytes() {
+  const std::size_t n = parts.size();
+  const wire::CallSpec& spec = parts[0].spec;
+  switch (spec.kind) {
+    case CallKind::kAllGather:
+      for (Part& to : parts) {
+        const std::size_t slice = to.input.size();
+        for (std::size_t r = 0; r < n; ++r)
+          copy(parts[r].input, to.output.subspan(r * slice, slice));
+      }
+      return;
+    case CallKind::kAllToAll:
+      for (std::size_t to = 0; to < n; ++to) {
+        const std::size_t slice = parts[to].output.size() / n;
+        for (std::size_t r = 0; r < n; ++r)
+          copy(parts[r].input.subspan(to * slice, slice),
+               parts[to].output.subspan(r * slice, slice));
+      }
+      return;
+    case CallKind::kReduceScatter:
+    case CallKind::kAllReduce: return reduce_elements();
+    case CallKind::kAllReduceValues:
+      return spec.element == wire::Element::kFloat64 ? reduce_values<double>()
+                                                     : reduce_values<std::uint64_t>();
+    case CallKind::kBroadcast: {
+      const Part& root = parts[static_cast<std::size_t>(spec.root)];
+      for (Part& part : parts) copy(root.output, part.output);
+      return;
+    }
+    case CallKind::kSend: return copy(parts[0].input, parts[1].output);
+    case CallKind::kBarrier:
+    case CallKind::kRecv: return;
+  }
+}
+
+std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanoseconds now) const {
+  const std::size_t n = parts.size();
+  const wire::CallSpec& spec = parts[0].spec;
+  const std::vector<Nanoseconds> ready(n, now);
+  const std::size_t element = wire::size_bytes(spec.element);
+  const auto all_pairs = [&](std::uint64_t size_bytes) {
+    return network.exchange(
+        members, [size_bytes](auto, auto) { return static_cast<std::int64_t>(size_bytes); }, ready);
+  };
+  switch (spec.kind) {
+    case CallKind::kAllReduce: {
+      const auto owned_bytes = [&](std::size_t rank) {
+        return static_cast<std::int64_t>(owned(spec.count, n, rank) * element);
+      };
+      const auto added = network.exchange(
+          members, [&](auto, std::size_t to) { return owned_bytes(to); }, ready);
+      return network.exchange(
+          members, [&](std::size_t from, auto) { return owned_bytes(from); }, added);
+    }
+    case CallKind::kBroadcast:
+      return network.exchange(
+          members,
+          [&](std::size_t from, auto) {
+            return static_cast<int>(from) == spec.root ? static_cast<std::int64_t>(spec.count) : -1;
+          },
+          ready);
+    case CallKind::kSend:
+      return network.exchange(
+          members,
+          [&](std::size_t from, auto) {
+            return from == 0 ? static_cast<std::int64_t>(spec.count) : -1;
+          },
+          ready);
+    default: return all_pairs(spec.count * element);
+  }
+}
+
+void SimulatedCall::fail(const std::exception_ptr& its_error) {
+  if (error) return;
+  error = its_error;
+  for (Part& part : parts) {
+    if (!part.done.is_set()) part.done.fail(error);
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/simulated/simulated_call.h: one call of simulated ranks: who has come with what, what
+// becomes of their buffers, and when. Private to simulated_communicator.cc.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/runtime/async.h"
+#include "collectives/exchange/frame.h"
+#include "collectives/simulated/simulated_network.h"
+
+namespace ziggurat {
+
+struct SimulatedCall {
+  struct Part {
+    explicit Part(Reactor& reactor) : done(reactor) {}
+    bool here = false;
+    wire::CallSpec spec{};
+    std::span<const std::byte> input{};
+    std::span<std::byte> output{};
+    Nanoseconds came{0};
+    Signal done;
+  };
+
+  SimulatedCall(Reactor& reactor, std::vector<int> its_members);
+
+  /// Every part has the same call, or a send its recv. Else the text of the error: both calls.
+  std::string mismatch() const;
+  /// Moves and adds the bytes of all parts, in rank order.
+  void move_bytes();
+  /// When each part is done, if all come at `now`.
+  std::vector<Nanoseconds> times(SimulatedNetwork& network, Nanoseconds now) const;
+  /// Wakes everyone who has come, and everyone who will.
+  void fail(const std::exception_ptr& error);
+
+  std::vector<int> members;  ///< ranks of the network
+  std::vector<Part> parts;   ///< by place in members
+  std::size_t here = 0;
+  std::size_t ended = 0;
+  std::exception_ptr error;
+
+ private:
+  template <class Value>
+  void reduce_values();
+  void reduce_elements();
+};
+
+}  // namespace ziggurat

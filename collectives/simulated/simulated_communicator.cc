@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/simulated/simulated_communicator.cc: calls find each other by number; the last to
+// come starts the bytes.
+#include "collectives/simulated/simulated_communicator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <tuple>
+
+#include "base/error.h"
+#include "collectives/call_shape.h"
+#include "collectives/simulated/simulated_call.h"
+
+namespace ziggurat {
+
+/// Calls under way and the fate of all ranks.
+class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
+ public:
+  using CallPtr = std::shared_ptr<SimulatedCall>;
+
+  SimulatedWorld(Reactor& reactor, const NetworkShape& shape)
+      : reactor_(reactor), network_(shape) {}
+
+  /// Nothing else can happen: whoever is missing never comes.
+  void watch_for_stalls() {
+    reactor_.on_stall([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->fail_stalled();
+    });
+  }
+
+  const Traffic& traffic(int rank) const { return network_.traffic(rank); }
+
+  /// The call of that number, and its part for `place`.
+  CallPtr join(const wire::CallKey& key, const std::vector<int>& members, std::size_t place,
+               const wire::CallSpec& spec, std::span<const std::byte> input,
+               std::span<std::byte> output) {
+    CallPtr call = find(key, members);
+    SimulatedCall::Part& part = call->parts[place];
+    part.here = true;
+    part.spec = spec;
+    part.input = input;
+    part.output = output;
+    part.came = reactor_.clock().now();
+    if (++call->here == call->parts.size()) begin(key, call);
+    return call;
+  }
+
+  void check_alive() const {
+    if (fate_) std::rethrow_exception(fate_);
+  }
+  void fail_all(const Error& error) {
+    if (fate_) return;
+    fate_ = std::make_exception_ptr(error);
+    for (const auto& [key, call] : calls_) call->fail(fate_);
+    calls_.clear();
+  }
+
+  /// One number for each communicator, the same on all its members.
+  std::uint64_t id_of_split(std::uint64_t parent, const std::vector<int>& members,
+                            std::uint64_t time) {
+    return splits_.try_emplace({parent, members, time}, splits_.size() + 1).first->second;
+  }
+
+ private:
+  CallPtr find(const wire::CallKey& key, const std::vector<int>& members) {
+    CallPtr& call = calls_[key];
+    if (call == nullptr) call = std::make_shared<SimulatedCall>(reactor_, members);
+    return call;
+  }
+
+  void begin(const wire::CallKey& key, const CallPtr& call) {
+    if (const std::string text = call->mismatch(); !text.empty())
+      return fail_all(Error(ErrorCode::kInvalidArgument, text));
+    const Nanoseconds now = reactor_.clock().now();
+    for (std::size_t i = 0; i < call->parts.size(); ++i) {
+      for (std::size_t other = 0; other < call->parts.size(); ++other) {
+        const Nanoseconds waited = call->parts[other].came - call->parts[i].came;
+        if (waited.count() > 0) network_.count_wait(call->members[i], call->members[other], waited);
+      }
+    }
+    call->move_bytes();
+    const std::vector<Nanoseconds> times = call->times(network_, now);
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      reactor_.clock().after(times[i] - now, [self = shared_from_this(), key, call, i] {
+        if (call->error) return;
+        call->parts[i].done.set();
+        if (++call->ended == call->parts.size()) self->calls_.erase(key);
+      });
+    }
+  }
+
+  void fail_stalled() {
+    for (const auto& [key, call] : calls_) {
+      std::vector<int> missing;
+      const SimulatedCall::Part* waiting = nullptr;
+      for (std::size_t i = 0; i < call->parts.size(); ++i) {
+        if (call->parts[i].here)
+          waiting = &call->parts[i];
+        else
+          missing.push_back(call->members[i]);
+      }
+      if (missing.empty() || waiting == nullptr) continue;
+      return fail_all(Error(ErrorCode::kDeadlineExceeded,
+                            fmt::format("{}: rank {} did not come, and nothing else is under way",
+                                        wire::describe(waiting->spec), fmt::join(missing, ", "))));
+    }
+  }
+
+  Reactor& reactor_;
+  SimulatedNetwork network_;
+  std::map<wire::CallKey, CallPtr> calls_;
+  std::exception_ptr fate_;
+  std::map<std::tuple<std::uint64_t, std::vector<int>, std::uint64_t>, std::uint64_t> splits_;
+};
+
+namespace {
+
+Task<> failed(std::exception_ptr error) {
+  std::rethrow_exception(error);
+  co_return;
+}
+
+/// Keeps the call, whose signals are waited on.
+Task<> wait_for(std::shared_ptr<SimulatedCall> call, std::size_t place) {
+  co_await call->parts[place].done.wait();
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Communicator>> SimulatedCommunicator::create(
+    Reactor& reactor, const NetworkShape& shape) {
+  const auto world = std::make_shared<SimulatedWorld>(reactor, shape);
+  world->watch_for_stalls();
+  auto everyone = std::make_shared<std::vector<int>>();
+  for (int rank = 0; rank < shape.ranks; ++rank) everyone->push_back(rank);
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    ranks.push_back(
+        std::unique_ptr<Communicator>(new SimulatedCommunicator(world, everyone, rank, /*id=*/0)));
+  }
+  return ranks;
+}
+
+SimulatedCommunicator::SimulatedCommunicator(std::shared_ptr<SimulatedWorld> world, Members members,
+                                             int place, std::uint64_t id)
+    : world_(std::move(world)), members_(std::move(members)), place_(place), id_(id) {}
+
+template <class Check>
+Task<> SimulatedCommunicator::begin(const Call& call, std::uint64_t lane,
+                                    const std::vector<int>& members, std::size_t place,
+                                    const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    world_->fail_all(Error(
+        error.code(), fmt::format("rank {} made a call that cannot be: {}",
+                                  (*members_)[static_cast<std::size_t>(place_)], error.what())));
+    return failed(std::current_exception());
+  }
+  try {
+    world_->check_alive();
+  } catch (...) {
+    return failed(std::current_exception());
+  }
+  const wire::CallKey key{.communicator = id_, .sequence = next_sequence_[lane]++, .lane = lane};
+  return wait_for(world_->join(key, members, place, call.spec, call.input, call.output), place);
+}
+
+template <class Check>
+Task<> SimulatedCommunicator::with_all(const Call& call, const Check& check) {
+  return begin(call, 0, *members_, static_cast<std::size_t>(place_), check);
+}
+
+/// The pair is a call of two: the sender is first.
+template <class Check>
+Task<> SimulatedCommunicator::with_one(const Call& call, int from, int to, const Check& check) {
+  const std::uint64_t lane = wire::pair_lane(from, to, world_size());
+  const auto rank_of = [this](int place) {
+    return place >= 0 && place < world_size() ? (*members_)[static_cast<std::size_t>(place)] : -1;
+  };
+  return begin(call, lane, {rank_of(from), rank_of(to)}, place_ == from ? 0 : 1, check);
+}
+
+Task<> SimulatedCommunicator::all_gather(std::span<const std::byte> input,
+                                         std::span<std::byte> output) {
+  return with_all({{.kind = wire::CallKind::kAllGather, .count = input.size()}, input, output},
+                  [&] { check_all_gather(input.size(), output.size(), world_size()); });
+}
+
+Task<> SimulatedCommunicator::reduce_scatter(std::span<const std::byte> input,
+                                             std::span<std::byte> output, DType dtype) {
+  return with_all({{.kind = wire::CallKind::kReduceScatter,
+                    .element = wire::element_of(dtype),
+                    .count = output.size() / size_bytes(dtype)},
+                   input,
+                   output},
+                  [&] { check_reduce_scatter(input.size(), output.size(), dtype, world_size()); });
+}
+
+Task<> SimulatedCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
+  return with_all({{.kind = wire::CallKind::kAllReduce,
+                    .element = wire::element_of(dtype),
+                    .count = values.size() / size_bytes(dtype)},
+                   values,
+                   values},
+                  [&] { check_all_reduce(values.size(), dtype); });
+}
+
+Task<> SimulatedCommunicator::all_reduce(std::span<double> values, Op op) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
+  return with_all({{.kind = wire::CallKind::kAllReduceValues,
+                    .element = wire::Element::kFloat64,
+                    .op = static_cast<std::uint8_t>(op),
+                    .count = values.size()},
+                   bytes,
+                   bytes},
+                  [] {});
+}
+
+Task<> SimulatedCommunicator::all_reduce(std::span<std::uint64_t> values, Op op) {
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
+  return with_all({{.kind = wire::CallKind::kAllReduceValues,
+                    .element = wire::Element::kUInt64,
+                    .op = static_cast<std::uint8_t>(op),
+                    .count = values.size()},
+                   bytes,
+                   bytes},
+                  [] {});
+}
+
+Task<> SimulatedCommunicator::all_to_all(std::span<const std::byte> input,
+                                         std::span<std::byte> output) {
+  const std::size_t slice = input.size() / static_cast<std::size_t>(world_size());
+  return with_all({{.kind = wire::CallKind::kAllToAll, .count = slice}, input, output},
+                  [&] { check_all_to_all(input.size(), output.size(), world_size()); });
+}
+
+Task<> SimulatedCommunicator::broadcast(std::span<std::byte> bytes, int root) {
+  return with_all(
+      {{.kind = wire::CallKind::kBroadcast, .root = root, .count = bytes.size()}, bytes, bytes},
+      [&] { check_root(root, world_size()); });
+}
+
+Task<> SimulatedCommunicator::barrier() {
+  return with_all({{.kind = wire::CallKind::kBarrier}, {}, {}}, [] {});
+}
+
+Task<> SimulatedCommunicator::send(std::span<const std::byte> bytes, int to) {
+  return with_one({{.kind = wire::CallKind::kSend, .count = bytes.size()}, bytes, {}}, place_, to,
+                  [&] { check_peer("send", to, place_, world_size()); });
+}
+
+Task<> SimulatedCommunicator::recv(std::span<std::byte> bytes, int from) {
+  return with_one({{.kind = wire::CallKind::kRecv, .count = bytes.size()}, {}, bytes}, from, place_,
+                  [&] { check_peer("recv", from, place_, world_size()); });
+}
+
+std::unique_ptr<Communicator> SimulatedCommunicator::split(std::span<const int> members) {
+  const int place = check_members(members, place_, world_size());
+  auto ranks = std::make_shared<std::vector<int>>();
+  for (const int member : members) ranks->push_back((*members_)[static_cast<std::size_t>(member)]);
+  const std::uint64_t id = world_->id_of_split(id_, *ranks, splits_[*ranks]++);
+  return std::unique_ptr<Communicator>(
+      new SimulatedCommunicator(world_, std::move(ranks), place, id));
+}
+
+Traffic SimulatedCommunicator::traffic() const {
+  return world_->traffic((*members_)[static_cast<std::size_t>(place_)]);
+}
+
+void SimulatedCommunicator::abort(const std::string& reason) {
+  world_->fail_all(Error(ErrorCode::kUnavailable, "the ranks were told to stop: " + reason));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/simulated/simulated_network.h: when messages between ranks arrive: nodes of ranks,
+// links with bandwidth and latency, the reactor's (virtual) time.
+//
+// Each rank has a port within its node, each node one to the others, shared by its ranks; a port
+// sends one message and receives one at a time. A message takes both its ports for bytes /
+// bandwidth, as soon as both are free, and has come a latency later. Messages of a phase are sent
+// by all ranks in turns, first to the next rank, then to the one after: so nobody is everybody's
+// first. Work grows with the messages, N^2 a collective. Reactor's thread only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/runtime/reactor.h"
+#include "collectives/communicator.h"
+
+namespace ziggurat {
+
+struct SimulatedLink {
+  double bytes_per_s = 1e9;
+  Nanoseconds latency{0};
+};
+
+struct NetworkShape {
+  int ranks = 1;
+  int ranks_per_node = 1;
+  SimulatedLink within_node{};    ///< of each rank
+  SimulatedLink between_nodes{};  ///< of each node
+};
+
+class SimulatedNetwork {
+ public:
+  /// Errors: kInvalidArgument for less than a rank, or a bandwidth of nothing.
+  explicit SimulatedNetwork(const NetworkShape& shape);
+
+  int ranks() const noexcept { return shape_.ranks; }
+
+  /// Bytes from one member to another, by their places in `members`; 0 is a message too, negative
+  /// is none.
+  using Message = std::function<std::int64_t(std::size_t from, std::size_t to)>;
+  /// Sends every message of a phase; member i begins at ready[i]. Returns when each has received
+  /// all of its own and sent all of its own.
+  std::vector<Nanoseconds> exchange(std::span<const int> members, const Message& bytes,
+                                    std::span<const Nanoseconds> ready);
+
+  void count_wait(int rank, int waited_for, Nanoseconds time);
+  const Traffic& traffic(int rank) const { return traffic_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  struct Port {
+    Nanoseconds sends_until{0};
+    Nanoseconds receives_until{0};
+  };
+  int node(int rank) const noexcept { return rank / shape_.ranks_per_node; }
+  Nanoseconds send(int from, int to, std::uint64_t size_bytes, Nanoseconds ready,
+                   Nanoseconds& sent);
+
+  NetworkShape shape_;
+  std::vector<Port> rank_ports_;
+  std::vector<Port> node_ports_;
+  std::vector<Traffic> traffic_;  // by rank
+};
+
+}  // namespace ziggurat
