@@ -141,8 +141,8 @@ SubGroups Mesh::by_node(int rank, std::span<const int> members) const {
   for (const auto& [number, on_node] : nodes) {
     if (on_node.size() != inner.size()) {
       refuse(
-          fmt::format("node {} has {} ranks of a group of {}, node {} has {}: parts of a group "
-                      "by node need as many on every node",
+          fmt::format("node {} has {} ranks of a group of {}, node {} has {}: a group is cut by "
+                      "node only where every node has as many of its ranks",
                       node(rank), inner.size(), members.size(), number, on_node.size()));
     }
     groups.outer.push_back(on_node[place]);

@@ -96,8 +96,10 @@ std::string secret_of_file(const std::string& path) {
     secret.pop_back();
   }
   if (secret.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("ZIGGURAT_SECRET_FILE={}: there is nothing in it", path));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("ZIGGURAT_SECRET_FILE={}: the file is empty; write the job's secret into it",
+                    path));
   }
   return secret;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_options.h: which rank this process is, and where the others are met.
+// collectives/rank_options.h: which rank this process is, and where ranks find each other.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ enum class Collectives : std::uint8_t {
   kNccl   ///< GPUs, which add in an order of their own; sockets for the rest
 };
 std::string_view to_string(Collectives collectives) noexcept;
-/// Of "auto", "tcp", "mpi", "nccl". Errors: kInvalidArgument, naming `source`.
+/// `name` is "auto", "tcp", "mpi" or "nccl". Errors: kInvalidArgument, naming `source`.
 Collectives collectives_of(std::string_view name, std::string_view source);
 
 struct RankOptions {
@@ -43,13 +43,13 @@ struct RankOptions {
   }
 };
 
-/// As the launcher says (base/topology/core_budget.h), and:
+/// From what the launcher says (base/topology/core_budget.h), and from the environment:
 /// ZIGGURAT_RENDEZVOUS=HOST:PORT, else MASTER_ADDR and the port after MASTER_PORT (which torchrun
 /// listens on itself), else this machine where all ranks are on it, else the first node of
 /// SLURM_STEP_NODELIST; the port, then, is the job's by SLURM_JOB_ID or PMIX_NAMESPACE;
 /// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
 /// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives). Errors:
-/// kInvalidArgument for what makes no sense.
+/// kInvalidArgument for a value that is none of these.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/rank_sum.cc: the sum as it is specified.
+// collectives/rank_sum.cc: sums as they are specified.
 #include "collectives/rank_sum.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/numerics/float16.h"
 #include "base/numerics/rounding.h"
+#include "collectives/communicator.h"
 
-namespace ziggurat::scalar {
+namespace ziggurat {
 namespace {
 
 template <class T>
@@ -30,10 +32,39 @@ float widened(const std::byte* values, DType dtype, std::size_t i) {
   return 0;
 }
 
+template <class Value>
+Value combined(Value a, Value b, Communicator::Op op) {
+  switch (op) {
+    case Communicator::Op::kSum: return a + b;
+    case Communicator::Op::kMin: return std::min(a, b);
+    case Communicator::Op::kMax: return std::max(a, b);
+  }
+  return a;
+}
+
+template <class Value>
+void combine(std::span<const std::byte* const> contributions, const CallSpec& spec,
+             std::byte* result) {
+  for (std::size_t i = 0; i < spec.count; ++i) {
+    Value total = load<Value>(contributions[0], i);
+    for (std::size_t r = 1; r < contributions.size(); ++r) {
+      total =
+          combined(total, load<Value>(contributions[r], i), static_cast<Communicator::Op>(spec.op));
+    }
+    store(total, result, i);
+  }
+}
+
 }  // namespace
 
-void sum_in_rank_order(std::span<const std::byte* const> contributions, DType dtype,
-                       std::size_t first, std::size_t count, std::byte* sum) {
+void combine_in_rank_order(std::span<const std::byte* const> contributions, const CallSpec& spec,
+                           std::byte* result) {
+  if (spec.element == Element::kFloat64) return combine<double>(contributions, spec, result);
+  combine<std::uint64_t>(contributions, spec, result);
+}
+
+void scalar::sum_in_rank_order(std::span<const std::byte* const> contributions, DType dtype,
+                               std::size_t first, std::size_t count, std::byte* sum) {
   for (std::size_t i = first; i < count; ++i) {
     float total = widened(contributions[0], dtype, i);
     for (std::size_t r = 1; r < contributions.size(); ++r) {
@@ -48,4 +79,4 @@ void sum_in_rank_order(std::span<const std::byte* const> contributions, DType dt
   }
 }
 
-}  // namespace ziggurat::scalar
+}  // namespace ziggurat

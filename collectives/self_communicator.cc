@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "collectives/call_shape.h"
 
 namespace ziggurat {
 namespace {
@@ -19,69 +18,24 @@ void copy(std::span<const std::byte> input, std::span<std::byte> output) {
 
 }  // namespace
 
-Task<> SelfCommunicator::all_gather(std::span<const std::byte> input, std::span<std::byte> output) {
+Task<> SelfCommunicator::run(Call call) {
   check_alive();
-  check_all_gather(input.size(), output.size(), 1);
-  copy(input, output);
-  co_return;
-}
-
-Task<> SelfCommunicator::reduce_scatter(std::span<const std::byte> input,
-                                        std::span<std::byte> output, DType dtype) {
-  check_alive();
-  check_reduce_scatter(input.size(), output.size(), dtype, 1);
-  copy(input, output);  // a sum of one term keeps its bits
-  co_return;
-}
-
-Task<> SelfCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
-  check_alive();
-  check_all_reduce(values.size(), dtype);
-  co_return;
-}
-
-Task<> SelfCommunicator::all_reduce(std::span<double>, Op) {
-  check_alive();
-  co_return;
-}
-
-Task<> SelfCommunicator::all_reduce(std::span<std::uint64_t>, Op) {
-  check_alive();
-  co_return;
-}
-
-Task<> SelfCommunicator::all_to_all(std::span<const std::byte> input, std::span<std::byte> output) {
-  check_alive();
-  check_all_to_all(input.size(), output.size(), 1);
-  copy(input, output);
-  co_return;
-}
-
-Task<> SelfCommunicator::broadcast(std::span<std::byte>, int root) {
-  check_alive();
-  check_root(root, 1);
-  co_return;
-}
-
-Task<> SelfCommunicator::barrier() {
-  check_alive();
-  co_return;
-}
-
-Task<> SelfCommunicator::send(std::span<const std::byte>, int to) {
-  check_alive();
-  check_peer("send", to, 0, 1);
-  co_return;
-}
-
-Task<> SelfCommunicator::recv(std::span<std::byte>, int from) {
-  check_alive();
-  check_peer("recv", from, 0, 1);
+  switch (call.spec.kind) {
+    case CallKind::kAllGather:
+    case CallKind::kReduceScatter:  // a sum of one term keeps its bits
+    case CallKind::kAllToAll: copy(call.input, call.output); break;
+    case CallKind::kAllReduce:
+    case CallKind::kAllReduceValues:
+    case CallKind::kBroadcast:
+    case CallKind::kBarrier: break;
+    case CallKind::kSend:
+    case CallKind::kRecv: break;  // refused: there is no other rank
+  }
   co_return;
 }
 
 std::unique_ptr<Communicator> SelfCommunicator::split(std::span<const int> members) {
-  check_members(members, 0, 1);
+  place_in(members);
   auto same = std::make_unique<SelfCommunicator>();
   same->fate_ = fate_;
   return same;

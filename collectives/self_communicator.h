@@ -5,28 +5,17 @@
 #include <memory>
 #include <string>
 
-#include "collectives/communicator.h"
+#include "collectives/checked_communicator.h"
 
 namespace ziggurat {
 
-class SelfCommunicator final : public Communicator {
+class SelfCommunicator final : public CheckedCommunicator {
  public:
   int rank() const noexcept override { return 0; }
   int world_size() const noexcept override { return 1; }
 
-  /// In place (output is input) costs nothing.
-  Task<> all_gather(std::span<const std::byte> input, std::span<std::byte> output) override;
-  Task<> reduce_scatter(std::span<const std::byte> input, std::span<std::byte> output,
-                        DType dtype) override;
-  Task<> all_reduce(std::span<std::byte> values, DType dtype) override;
-  Task<> all_reduce(std::span<double> values, Op op) override;
-  Task<> all_reduce(std::span<std::uint64_t> values, Op op) override;
-  Task<> all_to_all(std::span<const std::byte> input, std::span<std::byte> output) override;
-  Task<> broadcast(std::span<std::byte> bytes, int root) override;
-  Task<> barrier() override;
-  /// There is nobody else: kInvalidArgument.
-  Task<> send(std::span<const std::byte> bytes, int to) override;
-  Task<> recv(std::span<std::byte> bytes, int from) override;
+  /// In place (output is input) costs nothing. There is nobody to send to or receive from.
+  Task<> issue(const Call& call) override { return run(call); }
 
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
   std::string description() const override { return "one rank"; }
@@ -38,6 +27,8 @@ class SelfCommunicator final : public Communicator {
     bool aborted = false;
     std::string reason;  // of the first abort
   };
+  Task<> refuse(const Error& error) override { return failing(std::make_exception_ptr(error)); }
+  Task<> run(Call call);
   void check_alive() const;
 
   std::shared_ptr<Fate> fate_ = std::make_shared<Fate>();  // one for all relatives by split()

@@ -18,8 +18,9 @@ namespace ziggurat {
 
 class Channel {
  public:
-  /// What comes in. Bad frames (an Error thrown by the two first) and the end of the connection,
-  /// which is seen by reading only so that the peer's last words come first, end the channel.
+  /// What comes in. Two things end the channel: a bad frame (the first two functions throw an
+  /// Error), and the end of the connection. Only reading sees that end, so the peer's last words
+  /// come first.
   struct Events {
     /// Where the payload of `header` goes: `header.length` bytes that stay until arrived().
     virtual std::span<std::byte> landing(int peer, const wire::FrameHeader& header) = 0;
@@ -50,7 +51,7 @@ class Channel {
   virtual bool flushed() const noexcept = 0;
   /// What was sent goes out if the peer takes it; nothing comes in any more.
   virtual void finish() = 0;
-  /// Buffers are nobody's any more when this returns.
+  /// Nobody uses buffers that were given to send() when this returns.
   virtual void close() noexcept = 0;
 };
 

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_call.cc: a call from its announcement to its end.
+// collectives/exchange/exchange_call.cc: announcements, frames to the sender or receiver that they
+// are for, and the end.
 #include "collectives/exchange/exchange_call.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "base/check.h"
+#include "collectives/exchange/peer_memory.h"
+#include "collectives/exchange/place_receiver.h"
+#include "collectives/exchange/sum_receiver.h"
 
 namespace ziggurat {
 namespace {
 
-using wire::kChunkBytes;
 using wire::kEagerBytes;
 
 double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -22,81 +23,68 @@ double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).co
 }  // namespace
 
 ExchangeCall::ExchangeCall(ExchangeTransport& transport, const wire::CallKey& key,
-                           const wire::CallSpec& spec,
-                           std::shared_ptr<const std::vector<int>> members, ExchangePlan plan)
+                           const CallSpec& spec, Members members, ExchangePlan plan)
     : transport_(transport),
       key_(key),
       spec_(spec),
       members_(std::move(members)),
-      plan_(std::move(plan)),
-      state_(members_->size()),
+      finish_(std::move(plan.finish)),
       begun_(transport.reactor().clock().now()),
       done_(transport.reactor()) {
   own_ = place_of(transport.rank());
-  state_[own_].announced = true;
-  plan_.out.resize(state_.size());
-  plan_.in.resize(state_.size());
-  if (!plan_.sums) return;
-  chunks_.resize((plan_.sum.size() + kChunkBytes - 1) / kChunkBytes);
-  for (SumChunk& chunk : chunks_) {
-    chunk.buffers.resize(state_.size());
-    chunk.marks.resize(state_.size());
+  peers_.reserve(size());
+  for (std::size_t place = 0; place < size(); ++place)
+    peers_.push_back({place == own_, MemberSender(*this, place, plan.out[place])});
+  if (!plan.sum) {
+    receiver_ = std::make_unique<PlaceReceiver>(*this, 0, std::move(plan.in), plan.out[own_]);
+    return;
   }
+  SumReceiver::Made made;
+  if (!plan.sum->results.empty()) {
+    results_ = std::make_unique<SumResults>(*this, plan.sum->sum, plan.sum->results);
+    made = [this](const wire::FrameHeader& chunk) { results_->made(chunk); };
+  }
+  receiver_ = std::make_unique<SumReceiver>(*this, *plan.sum, plan.out[own_], std::move(made));
 }
 
 void ExchangeCall::begin() {
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    if (is_own(place)) continue;
-    auto header = wire::make_header(wire::FrameKind::kCall, transport_.rank(), key_, spec_);
-    std::span<const std::byte> small;
-    if (plan_.out[place].size() <= kEagerBytes) {
-      small = plan_.out[place];
-      state_[place].out_begun = state_[place].out_written = small.size();
-    }
-    header.length = small.size();
-    header.part = transport_.readable_process((*members_)[place]) != 0;
-    header.address = reinterpret_cast<std::uint64_t>(plan_.out[place].data());
-    // On the reactor: fewer bytes than it takes to wake a worker.
-    if (!small.empty())
-      header.payload = transport_.own_seal().mark(transport_.next_payload(), small, key_, 0);
-    transport_.send_control((*members_)[place], header, small);
+  for (std::size_t place = 0; place < size(); ++place) {
+    if (place != own_) announce(place);
   }
-  const auto copy = [this] {
-    if (plan_.own.from.data() != plan_.own.to.data() && !plan_.own.from.empty()) {
-      std::memmove(plan_.own.to.data(), plan_.own.from.data(), plan_.own.from.size());
-    }
-  };
-  if (plan_.own.from.size() <= kEagerBytes) {
-    copy();
-    copied_ = true;
-  } else {
-    transport_.run_job(shared_from_this(), "copy own slice", copy, [this] { copied_ = true; });
-  }
-  pump_sums();
+  receiver_->begin();
   settle();
 }
 
-std::size_t ExchangeCall::place_of(int rank) const {
+void ExchangeCall::announce(std::size_t place) {
+  MemberSender& sender = peers_[place].sender;
+  const std::span<const std::byte> small = sender.take_small();
+  auto header = wire::make_header(wire::FrameKind::kCall, transport_.rank(), key_, spec_);
+  header.length = small.size();
+  header.part = reads_from(place);
+  header.address = sender.address();
+  // On the reactor: fewer bytes than it takes to wake a worker.
+  if (!small.empty()) header.payload = mark(transport_.next_payload(), small, 0);
+  transport_.send_control(rank_at(place), header, small);
+}
+
+std::optional<std::size_t> ExchangeCall::find_place(int rank) const {
   const auto found = std::find(members_->begin(), members_->end(), rank);
-  if (found == members_->end()) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent a frame of {}, of which it is no member", describe()));
-  }
+  if (found == members_->end()) return std::nullopt;
   return static_cast<std::size_t>(found - members_->begin());
 }
 
-bool ExchangeCall::lacks(int rank, bool all) const {
-  const auto found = std::find(members_->begin(), members_->end(), rank);
-  if (found == members_->end()) return false;
-  const auto place = static_cast<std::size_t>(found - members_->begin());
-  const Member& member = state_[place];
-  if (!member.announced) return true;
-  return all && (member.landed != expected(place) ||
-                 (!plan_.results.empty() && member.results_landed != plan_.results[place].size()));
+std::size_t ExchangeCall::place_of(int rank) const {
+  if (const auto place = find_place(rank)) return *place;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("sent a frame of {}, but is not one of its ranks", describe()));
 }
 
-std::size_t ExchangeCall::expected(std::size_t place) const {
-  return plan_.sums ? plan_.sum.size() : plan_.in[place].size();
+bool ExchangeCall::lacks(int rank, bool all) const {
+  const auto place = find_place(rank);
+  if (!place) return false;
+  if (!has_announced(*place)) return true;
+  return all && (receiver_->landed(*place) != receiver_->expected(*place) ||
+                 (results_ && results_->lacks(*place)));
 }
 
 void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
@@ -107,36 +95,26 @@ void ExchangeCall::announced(int rank, const wire::FrameHeader& header,
         ErrorCode::kInvalidArgument,
         fmt::format("ranks made different calls: rank {} {}, rank {} {} (call {} of "
                     "ranks {}); every rank must make the same calls in the same order",
-                    transport_.rank(), wire::describe(spec_), rank, wire::describe(header.spec()),
-                    key_.sequence, fmt::join(*members_, ", ")));
+                    transport_.rank(), ziggurat::describe(spec_), rank,
+                    ziggurat::describe(header.spec()), key_.sequence, fmt::join(*members_, ", ")));
     return;
   }
-  Member& member = state_[place];
-  const std::size_t to_come = expected(place);
-  if (member.announced || small.size() != (to_come <= kEagerBytes ? to_come : 0)) {
+  Peer& peer = peers_[place];
+  const std::size_t to_come = receiver_->expected(place);
+  if (peer.announced || small.size() != (to_come <= kEagerBytes ? to_come : 0)) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced {} twice, or with {} bytes where {} are to come", describe(),
-                            small.size(), to_come));
+                fmt::format("announced {} twice, or with {} bytes where {} were expected",
+                            describe(), small.size(), to_come));
   }
-  member.announced = true;
+  peer.announced = true;
   transport_.waited(rank, transport_.reactor().clock().now() - begun_);
-  progress();
+  moved();
   if (!small.empty()) {
     verify(place, small, header);
-    member.landed = small.size();
-    if (plan_.sums) {
-      auto buffer = transport_.take_buffer();
-      std::memcpy(buffer.get(), small.data(), small.size());
-      chunks_[0].buffers[place] = std::move(buffer);
-      contribution_arrived(place, 0, header.payload);
-    } else {
-      std::memcpy(plan_.in[place].data(), small.data(), small.size());
-      member.taken = small.size();
-    }
+    receiver_->small_arrived(place, header, small);
   }
-  member.it_reads = header.part != 0;
-  begin_reading(place, header);
-  pump(place);
+  if (reads_from(place) && to_come > kEagerBytes) receiver_->read(place, header.address);
+  peer.sender.begin(/*member_reads=*/header.part != 0);
   settle();
 }
 
@@ -149,124 +127,111 @@ wire::FrameHeader ExchangeCall::chunk_header(std::uint8_t part, std::size_t offs
   return header;
 }
 
-void ExchangeCall::pump(std::size_t place) {
-  Member& member = state_[place];
-  const std::size_t total = plan_.out[place].size();
-  if (member.it_reads) return;
-  while (member.announced && member.out_in_flight < kInFlight && member.out_begun < total) {
-    const std::size_t offset = member.out_begun;
-    const std::size_t length = wire::chunk_length(offset, total);
-    member.out_begun += length;
-    ++member.out_in_flight;
-    hash_chunk(place, offset, length);
-  }
-}
-
-std::optional<wire::FrameHeader> ExchangeCall::Ordered::take() {
-  if (ready.empty() || ready.begin()->first != next) return std::nullopt;
-  const wire::FrameHeader header = ready.begin()->second;
-  ready.erase(ready.begin());
-  next += header.length;
-  return header;
-}
-
-void ExchangeCall::hash_chunk(std::size_t place, std::size_t offset, std::size_t length) {
-  const auto header = std::make_shared<wire::FrameHeader>(chunk_header(0, offset, length));
-  const auto payload = plan_.out[place].subspan(offset, length);
-  const std::uint64_t number = transport_.next_payload();
-  transport_.run_job(
-      shared_from_this(), "hash chunk",
-      [this, payload, header, number] {
-        header->payload = transport_.own_seal().mark(number, payload, key_, header->offset);
-      },
-      [this, place, header] {
-        state_[place].hashed.ready.emplace(header->offset, *header);
-        send_hashed(place);
-      });
-}
-
-void ExchangeCall::send_hashed(std::size_t place) {
-  while (const auto header = state_[place].hashed.take()) {
-    transport_.send_bulk((*members_)[place], *header,
-                         plan_.out[place].subspan(header->offset, header->length),
-                         [self = shared_from_this(), place, length = header->length] {
-                           Member& member = self->state_[place];
-                           member.out_written += length;
-                           --member.out_in_flight;
-                           self->progress();
-                           self->pump(place);
-                           self->settle();
-                         });
-  }
+CallReceiver* ExchangeCall::receiver_of(std::uint8_t part) {
+  if (part == 0) return receiver_.get();
+  return part == 1 && results_ ? &results_->receiver() : nullptr;
 }
 
 std::span<std::byte> ExchangeCall::landing(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
-  Member& member = state_[place];
-  const bool result = header.part != 0;
-  const std::size_t total =
-      result ? (plan_.results.empty() ? 0 : plan_.results[place].size()) : expected(place);
-  std::size_t& landed = result ? member.results_landed : member.landed;
+  CallReceiver* const receiver = receiver_of(header.part);
+  const std::size_t total = receiver ? receiver->expected(place) : 0;
+  const std::size_t landed = receiver ? receiver->landed(place) : 0;
   // Its announcement went by the other socket, and may be read later.
-  if (!spec_.meets(header.spec()) || header.part > 1 || landed >= total ||
-      header.offset != landed || header.length != wire::chunk_length(landed, total)) {
+  if (!spec_.meets(header.spec()) || landed >= total || header.offset != landed ||
+      header.length != wire::chunk_length(landed, total)) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent {} bytes for offset {} of {}, where {} of {} are to come",
+                fmt::format("sent {} bytes for offset {} of {}, which expects {} more of {}",
                             header.length, header.offset, describe(), total - landed, total));
   }
-  landed += header.length;
-  if (result) return plan_.results[place].subspan(header.offset, header.length);
-  if (!plan_.sums) return plan_.in[place].subspan(header.offset, header.length);
-  auto& buffer = chunks_[header.offset / kChunkBytes].buffers[place];
-  buffer = transport_.take_buffer();
-  return {buffer.get(), header.length};
+  return receiver->landing(place, header);
 }
 
 void ExchangeCall::chunk_arrived(int rank, const wire::FrameHeader& header) {
-  const std::size_t place = place_of(rank);
-  progress();
-  if (header.part == 0 && plan_.sums) {
-    contribution_arrived(place, header.offset, header.payload);
-    return;
-  }
-  const auto landed = (header.part != 0 ? plan_.results : plan_.in)[place];
-  const auto payload = landed.subspan(header.offset, header.length);
-  transport_.run_job(
-      shared_from_this(), "verify chunk",
-      [this, place, payload, header] { verify(place, payload, header); },
-      [this, place, header] {
-        Member& member = state_[place];
-        (header.part != 0 ? member.results_taken : member.taken) += header.length;
-      });
+  moved();
+  receiver_of(header.part)->chunk_arrived(place_of(rank), header);
 }
 
-/// On a worker, or where there is little.
+void ExchangeCall::results_ready(int rank, const wire::FrameHeader& header) {
+  const std::size_t place = place_of(rank);
+  if (!results_) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("lends results of {}, which has none", describe()));
+  }
+  results_->ready(place, header);
+}
+
+void ExchangeCall::was_taken(int rank, std::uint8_t part) {
+  const std::size_t place = place_of(rank);
+  if (receiver_of(part) == nullptr) throw took_what_is_not_lent();
+  if (part == 0) {
+    peers_[place].sender.was_read();
+    tell(place, wire::FrameKind::kKept, 0);
+  } else {
+    results_->was_read(place);
+  }
+  moved();
+  settle();
+}
+
+void ExchangeCall::was_kept(int rank, std::uint8_t part) {
+  const std::size_t place = place_of(rank);
+  if (part == 0) {
+    receiver_->was_kept(place);
+  } else if (results_) {
+    results_->was_final(place);
+  }
+  moved();
+  settle();
+}
+
+void ExchangeCall::tell(std::size_t place, wire::FrameKind kind, std::uint8_t part) {
+  auto header = wire::make_header(kind, transport_.rank(), key_, spec_);
+  header.part = part;
+  transport_.send_control(rank_at(place), header, {});
+}
+
+Error ExchangeCall::took_what_is_not_lent() const {
+  return Error(ErrorCode::kUnavailable,
+               fmt::format("says that it read memory which {} does not lend", describe()));
+}
+
+void ExchangeCall::run_job(const char* name, std::function<void()> work,
+                           std::function<void()> then) {
+  transport_.run_job(shared_from_this(), name, std::move(work), std::move(then));
+}
+
+wire::PayloadMark ExchangeCall::mark(std::uint64_t number, std::span<const std::byte> payload,
+                                     std::size_t offset) const {
+  return transport_.own_seal().mark(number, payload, key_, offset);
+}
+
 void ExchangeCall::verify(std::size_t place, std::span<const std::byte> payload,
                           const wire::FrameHeader& header) const {
-  const wire::PayloadSeal& seal = transport_.seal_of((*members_)[place]);
+  const wire::PayloadSeal& seal = transport_.seal_of(rank_at(place));
   if (seal.matches(header.payload, payload, key_, header.offset)) return;
   throw Error(ErrorCode::kDataLoss,
               fmt::format("what rank {} sent in {} fails its checksum at offset {}: it was damaged "
                           "on the way",
-                          (*members_)[place], describe(), header.offset));
+                          rank_at(place), describe(), header.offset));
 }
 
-bool ExchangeCall::complete() const {
-  if (!copied_ || (plan_.sums && summed_ != plan_.sum.size())) return false;
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    const Member& member = state_[place];
-    if (is_own(place)) continue;
-    if (!member.announced || member.out_written != plan_.out[place].size() ||
-        member.taken != expected(place) || !member.kept) {
-      return false;
-    }
-    if (!plan_.results.empty() && (!member.final_sent || !member.final_came ||
-                                   member.results_taken != plan_.results[place].size() ||
-                                   member.results_written != plan_.sum.size())) {
-      return false;
-    }
+void ExchangeCall::read_from(std::size_t place, std::uint64_t address,
+                             std::span<std::byte> into) const {
+  try {
+    read_memory(transport_.readable_process(rank_at(place)), address, into);
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("rank {} {}", rank_at(place), error.what()));
   }
-  return true;
+}
+
+/// Nothing is on its way any more, in or out.
+bool ExchangeCall::exchanged() const {
+  for (std::size_t place = 0; place < size(); ++place) {
+    if (place == own_) continue;
+    if (!has_announced(place) || !peers_[place].sender.done()) return false;
+  }
+  return receiver_->done() && (!results_ || results_->done());
 }
 
 void ExchangeCall::job_ends() {
@@ -274,35 +239,31 @@ void ExchangeCall::job_ends() {
   settle();
 }
 
-/// Looks whether this was the last thing that it waited for.
 void ExchangeCall::settle() {
-  if (ended_ || jobs_ > 0) return;
-  if (error_ || (finishing_ && complete())) {
-    end();
-    return;
-  }
-  send_finals();
-  if (!complete()) return;
-  finishing_ = true;
-  if (plan_.finish) {
-    transport_.run_job(shared_from_this(), "finish call", std::exchange(plan_.finish, {}), [] {});
-  } else {
-    end();
+  if (jobs_ > 0) return;
+  switch (state_) {
+    case State::kExchanging:
+      if (results_) results_->send_finals();
+      if (!exchanged()) return;
+      if (!finish_) return end();
+      state_ = State::kFinishing;
+      return run_job("finish call", std::exchange(finish_, {}), [] {});
+    case State::kFinishing:
+    case State::kFailing: return end();
+    case State::kEnded: return;
   }
 }
 
 void ExchangeCall::fail(std::exception_ptr error) {
-  if (!error_) error_ = std::move(error);
+  if (state_ == State::kEnded || state_ == State::kFailing) return;
+  state_ = State::kFailing;
+  error_ = std::move(error);
   settle();
 }
 
 void ExchangeCall::end() {
-  ended_ = true;
-  for (SumChunk& chunk : chunks_) {
-    for (auto& buffer : chunk.buffers) {
-      if (buffer) transport_.return_buffer(std::move(buffer));
-    }
-  }
+  state_ = State::kEnded;
+  receiver_->end();
   if (error_) {
     done_.fail(error_);
   } else {
@@ -316,12 +277,11 @@ Task<> ExchangeCall::wait(std::shared_ptr<ExchangeCall> self) { co_await self->d
 std::string ExchangeCall::waiting() const {
   std::vector<int> absent;
   std::vector<int> slow;
-  for (std::size_t place = 0; place < state_.size(); ++place) {
-    const int rank = (*members_)[place];
-    const bool unsent = state_[place].out_written != plan_.out[place].size();
-    if (!state_[place].announced) {
+  for (std::size_t place = 0; place < size(); ++place) {
+    const int rank = rank_at(place);
+    if (!has_announced(place)) {
       absent.push_back(rank);
-    } else if (!is_own(place) && (unsent || lacks(rank, true))) {
+    } else if (place != own_ && (!peers_[place].sender.done() || lacks(rank, true))) {
       slow.push_back(rank);
     }
   }

@@ -1,45 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_call.h: one call under way: announced to its ranks, chunks out to
-// those that announced it too, chunks in, sums on workers. Reactor's thread.
+// collectives/exchange/exchange_call.h: one call under way, from its announcement to its end. What
+// it sends is with a MemberSender for each member, what it receives with a CallReceiver. Reactor's
+// thread.
+//
+// Between ranks that read each other's memory: a rank that fails gives its buffers back to its
+// caller, and whoever is reading them then reads what they hold next. So a reader ends its call
+// only when the lender says that they were still lent when all was read.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/runtime/async.h"
+#include "collectives/exchange/call_plan.h"
+#include "collectives/exchange/call_receiver.h"
 #include "collectives/exchange/exchange_transport.h"
 #include "collectives/exchange/frame.h"
+#include "collectives/exchange/member_sender.h"
+#include "collectives/exchange/sum_results.h"
 
 namespace ziggurat {
 
-/// What a call moves. Spans by place in `members`, this rank's own empty; all may be.
-struct ExchangePlan {
-  std::vector<std::span<const std::byte>> out;
-  std::vector<std::span<std::byte>> in;
-  struct Copy {
-    std::span<const std::byte> from;
-    std::span<std::byte> to;
-  } own;  ///< this rank's own part
-
-  /// With `sums`, what comes in are contributions to `sum`, as long as it is, and `in` is empty.
-  bool sums = false;
-  DType dtype = DType::kFloat32;
-  std::span<const std::byte> contribution;  ///< this rank's
-  std::span<std::byte> sum;
-  /// Where others' sums land, by place, and where this rank's is to be sent; all_reduce.
-  std::vector<std::span<std::byte>> results;
-
-  std::function<void()> finish;  ///< on a worker, when all is there; may be empty
-};
-
 class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
  public:
-  ExchangeCall(ExchangeTransport& transport, const wire::CallKey& key, const wire::CallSpec& spec,
-               std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
+  using Members = std::shared_ptr<const std::vector<int>>;
+  /// Chunks of one member, or of a sum: one on the wire, the rest with workers.
+  static constexpr std::size_t kInFlight = 4;
+
+  ExchangeCall(ExchangeTransport& transport, const wire::CallKey& key, const CallSpec& spec,
+               Members members, ExchangePlan plan);
 
   void begin();
   /// A member described the call that it made; `small` is what it sends, if that is little.
@@ -57,80 +49,70 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   static Task<> wait(std::shared_ptr<ExchangeCall> self);
 
   const wire::CallKey& key() const noexcept { return key_; }
-  /// Whether something of `rank` is still to come: its announcement, or also (`all`) its chunks.
+  /// Whether something of `rank` is still to come: its announcement, or also (`all`) its bytes.
   bool lacks(int rank, bool all) const;
-  std::string describe() const { return wire::describe(spec_, key_.sequence, *members_); }
+  std::string describe() const { return ziggurat::describe(spec_, key_.sequence, *members_); }
   /// describe(), and whom it has waited for how long.
   std::string waiting() const;
 
- private:
-  /// Chunks of one member, or sums: one on the wire, the rest with workers.
-  static constexpr std::size_t kInFlight = 4;
-
-  /// Workers finish chunks in any order; they are sent in the order of offsets.
-  struct Ordered {
-    std::map<std::size_t, wire::FrameHeader> ready;  // by offset
-    std::size_t next = 0;                            // offset
-    /// The next to be sent, if it is ready.
-    std::optional<wire::FrameHeader> take();
-  };
-  struct Member {
-    bool announced = false;
-    Ordered hashed;
-    std::size_t out_begun = 0, out_written = 0, out_in_flight = 0;
-    std::size_t landed = 0, taken = 0;  // of contributions, or of what comes in
-    std::size_t results_landed = 0, results_taken = 0;
-    std::size_t results_written = 0;
-    bool is_read = false;       // its memory, for part 0
-    std::uint64_t address = 0;  // of what it lends
-    bool it_reads = false;      // this rank's memory
-    std::size_t read_begun = 0, reads_in_flight = 0;
-    bool kept = true;                             // what was read of it
-    bool final_sent = false, final_came = false;  // all_reduce
-  };
-  struct SumChunk {
-    std::vector<std::unique_ptr<std::byte[]>> buffers;  // by place
-    std::vector<wire::PayloadMark> marks;
-    std::size_t arrived = 0;
-  };
-
-  std::size_t place_of(int rank) const;
-  std::size_t expected(std::size_t place) const;
-  bool is_own(std::size_t place) const { return place == own_; }
-  void pump(std::size_t place);
-  void hash_chunk(std::size_t place, std::size_t offset, std::size_t length);
-  void send_hashed(std::size_t place);
-  void send_results();
-  void contribution_arrived(std::size_t place, std::size_t offset, const wire::PayloadMark& mark);
-  void pump_sums();
-  void sum_chunk(std::size_t index);
-  void begin_reading(std::size_t place, const wire::FrameHeader& header);
-  void read_ahead(std::size_t place);
+  // For its senders and receivers, which live as long as it does.
+  ExchangeTransport& transport() noexcept { return transport_; }
+  std::size_t size() const noexcept { return members_->size(); }
+  std::size_t own_place() const noexcept { return own_; }
+  int rank_at(std::size_t place) const { return (*members_)[place]; }
+  bool has_announced(std::size_t place) const { return peers_[place].announced; }
+  /// Whether `place` reads this rank's memory, and this rank the memory of `place`.
+  bool lends_to(std::size_t place) const { return peers_[place].sender.lends(); }
+  bool reads_from(std::size_t place) const {
+    return transport_.readable_process(rank_at(place)) != 0;
+  }
+  bool terms_were_kept() const { return receiver_->all_kept(); }
+  wire::FrameHeader chunk_header(std::uint8_t part, std::size_t offset, std::size_t length) const;
   void tell(std::size_t place, wire::FrameKind kind, std::uint8_t part);
-  void send_finals();
-  void sum_on_worker(SumChunk& chunk, std::size_t offset, std::size_t length);
+  Error took_what_is_not_lent() const;
+  /// `work` on a worker, then `then` here, unless either finds the transport failed.
+  void run_job(const char* name, std::function<void()> work, std::function<void()> then);
+  /// The next three: on a worker, or where there is little.
+  wire::PayloadMark mark(std::uint64_t number, std::span<const std::byte> payload,
+                         std::size_t offset) const;
+  /// Errors: kDataLoss for a payload that is not what `place` sent.
   void verify(std::size_t place, std::span<const std::byte> payload,
               const wire::FrameHeader& header) const;
   void read_from(std::size_t place, std::uint64_t address, std::span<std::byte> into) const;
-  wire::FrameHeader chunk_header(std::uint8_t part, std::size_t offset, std::size_t length) const;
-  bool complete() const;
-  void progress() { transport_.moved(); }
+  void moved() { transport_.moved(); }
+  /// Looks whether this was the last thing that it waited for.
   void settle();
+
+ private:
+  enum class State {
+    kExchanging,  ///< bytes are under way, or awaited
+    kFinishing,   ///< all is there; a worker makes the result of it
+    kFailing,     ///< `error_` came; workers have its buffers still
+    kEnded
+  };
+  struct Peer {
+    bool announced = false;
+    MemberSender sender;
+  };
+
+  std::optional<std::size_t> find_place(int rank) const;
+  std::size_t place_of(int rank) const;
+  void announce(std::size_t place);
+  CallReceiver* receiver_of(std::uint8_t part);
+  bool exchanged() const;
   void end();
 
   ExchangeTransport& transport_;
   wire::CallKey key_;
-  wire::CallSpec spec_;
-  std::shared_ptr<const std::vector<int>> members_;
-  ExchangePlan plan_;
+  CallSpec spec_;
+  Members members_;
   std::size_t own_ = 0;
-  std::vector<Member> state_;
-  std::vector<SumChunk> chunks_;
-  Ordered sums_;
-  std::size_t next_sum_ = 0, sums_in_flight_ = 0;  // chunks
-  std::size_t summed_ = 0;
+  std::vector<Peer> peers_;                 // by place
+  std::unique_ptr<SumResults> results_;     // all_reduce
+  std::unique_ptr<CallReceiver> receiver_;  // of part 0
+  std::function<void()> finish_;
+  State state_ = State::kExchanging;
   std::size_t jobs_ = 0;
-  bool copied_ = false, finishing_ = false, ended_ = false;
   std::exception_ptr error_;
   Nanoseconds begun_;
   Signal done_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/exchange/exchange_transport.cc: frames to the calls they belong to, and one end for
+// collectives/exchange/exchange_transport.cc: calls numbered and begun, frames out, and one end for
 // all.
 #include "collectives/exchange/exchange_transport.h"
 
@@ -20,11 +20,9 @@ using wire::CallKey;
 using wire::FrameHeader;
 using wire::FrameKind;
 
-constexpr std::size_t kEarlyMax = 65'536;  // announcements of calls that this rank has not made
-constexpr std::size_t kBuffersKept = 64;   // of wire::kChunkBytes
-constexpr std::size_t kRecordMax = 64;     // calls
+constexpr std::size_t kBuffersKept = 64;  // of wire::kChunkBytes
+constexpr std::size_t kRecordMax = 64;    // calls
 constexpr std::size_t kPendingInText = 4;
-constexpr Nanoseconds kLastWords = std::chrono::milliseconds(300);
 
 Task<> failing(Error error) {
   throw error;
@@ -76,9 +74,12 @@ ExchangeTransport::ExchangeTransport(Reactor& reactor, WorkerPool& workers, Exch
       const std::string why_not = why_not_readable(from.memory);
       if (why_not.empty()) peers_[i].process = from.memory.process;
       if (!why_not.empty()) {
-        note_degraded("ranks", fmt::format("ranks of this host send to each other, which is "
-                                           "slower than to read memory: rank {}: {}",
-                                           i, why_not));
+        note_degraded(
+            "ranks",
+            fmt::format(
+                "ranks of this host cannot read each other's memory and send instead, which is "
+                "slower: rank {}: {}",
+                i, why_not));
       }
     }
     peers_[i].small.resize(wire::kEagerBytes);
@@ -111,12 +112,13 @@ std::string ExchangeTransport::description() const {
   const auto read = static_cast<std::size_t>(
       std::ranges::count_if(peers_, [](const Peer& other) { return other.process != 0; }));
   if (read == 0) return carrier_;
-  if (read + 1 == peers_.size()) return "each other's memory, told of by " + carrier_;
+  if (read + 1 == peers_.size()) return "each other's memory, announced over " + carrier_;
   return "each other's memory within a host, " + carrier_;
 }
 
 void ExchangeTransport::close() {
-  if (!calls_.empty()) fail(ErrorCode::kCancelled, "its communicators are closed, calls pending");
+  if (!calls_.empty())
+    fail(ErrorCode::kCancelled, "its communicators were closed while calls were under way");
   if (failed()) return;
   for (Peer& peer : peers_) {
     if (!peer.control) continue;
@@ -179,7 +181,7 @@ void ExchangeTransport::alive(int from, const FrameHeader& header) {
 }
 
 Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
-                                const wire::CallSpec& spec,
+                                const CallSpec& spec,
                                 std::shared_ptr<const std::vector<int>> members,
                                 ExchangePlan plan) {
   for (const int member : *members) {
@@ -187,13 +189,12 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
       fail(ErrorCode::kUnavailable,
            fmt::format("rank {} has left: it closed its communicators, and "
                        "rank {} calls {}",
-                       member, rank_, wire::describe(spec)));
+                       member, rank_, describe(spec)));
     }
   }
   if (failed()) {
-    return failing(
-        Error(failure_->code(), fmt::format("{}; rank {} called {} after that", failure_->what(),
-                                            rank_, wire::describe(spec))));
+    return failing(Error(failure_->code(), fmt::format("{}; rank {} called {} after that",
+                                                       failure_->what(), rank_, describe(spec))));
   }
   const CallKey key{communicator, next_sequence_[{communicator, lane}]++, lane};
   record_.push_back({spec, key.sequence, members});
@@ -248,7 +249,7 @@ void ExchangeTransport::stop(ErrorCode code, const std::string& text) {
   failure_ = Error(code, full);
   std::vector<std::string> last;
   for (const CallName& call : record_)
-    last.push_back(wire::describe(call.spec, call.sequence, *call.members));
+    last.push_back(describe(call.spec, call.sequence, *call.members));
   log().info("rank {} stops: {}; its last calls, oldest first: {}", rank_, full,
              fmt::join(last, "; "));
   std::string told = full.substr(0, wire::kReasonBytes);
@@ -327,124 +328,6 @@ std::unique_ptr<std::byte[]> ExchangeTransport::take_buffer() {
 
 void ExchangeTransport::return_buffer(std::unique_ptr<std::byte[]> buffer) {
   if (buffers_.size() < kBuffersKept) buffers_.push_back(std::move(buffer));
-}
-
-std::span<std::byte> ExchangeTransport::landing(int from, const FrameHeader& header) {
-  if (header.from != static_cast<std::uint32_t>(from)) {
-    throw Error(ErrorCode::kUnavailable, fmt::format("sent a frame of rank {}", header.from));
-  }
-  if (header.kind == FrameKind::kChunk) {
-    const auto call = calls_.find(header.key());
-    if (call == calls_.end()) {
-      throw Error(ErrorCode::kUnavailable, "sent data of a call that is not under way");
-    }
-    return call->second->landing(from, header);
-  }
-  std::vector<std::byte>& small = peer(from).small;
-  if (header.length > small.size()) {
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("sent a frame of {} bytes where {} are the most", header.length, small.size()));
-  }
-  return std::span(small).first(header.length);
-}
-
-void ExchangeTransport::arrived(int from, const FrameHeader& header, std::span<std::byte> payload) {
-  switch (header.kind) {
-    case FrameKind::kCall: return announced(from, header, payload);
-    case FrameKind::kChunk: return calls_.at(header.key())->chunk_arrived(from, header);
-    case FrameKind::kReady:
-    case FrameKind::kTaken:
-    case FrameKind::kKept: return about_memory(from, header);
-    case FrameKind::kAsk:
-    case FrameKind::kAlive: return alive(from, header);
-    case FrameKind::kAbort: return peer_aborted(from, header, payload);
-    case FrameKind::kBye:
-      peer(from).left = true;
-      patience_.left(static_cast<std::size_t>(from));
-      for (const auto& [key, call] : calls_) {
-        if (call->lacks(from, false)) return fail_calls_without(from);
-      }
-      return;
-  }
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("sent a frame of unknown kind {}", static_cast<int>(header.kind)));
-}
-
-void ExchangeTransport::announced(int from, const FrameHeader& header,
-                                  std::span<std::byte> payload) {
-  const CallKey key = header.key();
-  if (const auto call = calls_.find(key); call != calls_.end()) {
-    const std::shared_ptr<ExchangeCall> held = call->second;
-    held->announced(from, header, payload);
-    return;
-  }
-  const auto next = next_sequence_.find({key.communicator, key.lane});
-  if (next != next_sequence_.end() && key.sequence < next->second) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced call {} again, which has ended", key.sequence));
-  }
-  if (early_count_ == kEarlyMax) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("is {} calls ahead, more than are kept", kEarlyMax));
-  }
-  ++early_count_;
-  early_[key].push_back({header, {payload.begin(), payload.end()}});
-}
-
-void ExchangeTransport::about_memory(int from, const FrameHeader& header) {
-  const auto found = calls_.find(header.key());
-  if (found == calls_.end()) {
-    throw Error(ErrorCode::kUnavailable, "lends or takes memory in a call that is not under way");
-  }
-  const std::shared_ptr<ExchangeCall> call = found->second;
-  if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
-  if (header.kind == FrameKind::kTaken) return call->was_taken(from, header.part);
-  call->was_kept(from, header.part);
-}
-
-void ExchangeTransport::peer_aborted(int from, const FrameHeader& header,
-                                     std::span<std::byte> payload) {
-  if (!seal_of(from).matches(header.payload, payload, {}, 0) ||
-      header.code > static_cast<std::uint16_t>(ErrorCode::kUnimplemented)) {
-    throw Error(ErrorCode::kUnavailable, "stopped, and its reason was damaged on the way");
-  }
-  const std::string_view reason(reinterpret_cast<const char*>(payload.data()), payload.size());
-  fail(static_cast<ErrorCode>(header.code), fmt::format("rank {} stopped: {}", from, reason));
-}
-
-void ExchangeTransport::fail_calls_without(int peer) {
-  fail(ErrorCode::kUnavailable,
-       fmt::format("rank {} has left: it closed its communicators while others call", peer));
-}
-
-void ExchangeTransport::bad_frame(int from, const std::string& how) {
-  fail(ErrorCode::kUnavailable, fmt::format("rank {} {}", from, how));
-}
-
-/// Of a peer that is not what it was: why, if it is known at all, is said on control.
-void ExchangeTransport::fail_after_last_words(const std::string& text) {
-  reactor_.clock().after(kLastWords, [weak = weak_from_this(), text] {
-    if (const auto self = weak.lock()) self->fail(ErrorCode::kUnavailable, text);
-  });
-}
-
-void ExchangeTransport::disconnected(int from, const Channel& channel, const std::string& how) {
-  if (failed()) return;
-  const std::string text = fmt::format("rank {} {}", from, how);
-  if (&channel == peer(from).control.get()) {
-    if (!peer(from).left) fail(ErrorCode::kUnavailable, text);
-    return;
-  }
-  // Its goodbye, too, comes on control.
-  reactor_.clock().after(kLastWords, [weak = weak_from_this(), from, text] {
-    const auto self = weak.lock();
-    if (!self || self->failed()) return;
-    if (!self->peer(from).left) return self->fail(ErrorCode::kUnavailable, text);
-    for (const auto& [key, call] : self->calls_) {
-      if (call->lacks(from, true)) return self->fail_calls_without(from);
-    }
-  });
 }
 
 }  // namespace ziggurat

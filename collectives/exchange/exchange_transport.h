@@ -41,8 +41,8 @@ struct ExchangeOptions {
   int rank = 0;
   std::string carrier;              ///< of frames: "sockets"
   std::vector<ExchangePeer> peers;  ///< by rank; this rank's own has its host and its seal
-  /// How long all ranks may stand still, and what that is: collectives/exchange/patience.h. Then
-  /// calls fail with kDeadlineExceeded. A rank that is gone is its channels to notice.
+  /// How long all ranks may stand still before calls fail with kDeadlineExceeded; patience.h says
+  /// what standing still is. Channels notice a rank that is gone.
   Nanoseconds timeout{std::chrono::minutes(10)};
   std::shared_ptr<const void> readable;  ///< allow_reading(), if ranks of this host may
 };
@@ -64,7 +64,7 @@ class ExchangeTransport final : public Channel::Events,
   std::string description() const;
 
   /// Numbers a call of `members` (ranks of this transport) and begins it.
-  Task<> issue(std::uint64_t communicator, std::uint64_t lane, const wire::CallSpec& spec,
+  Task<> issue(std::uint64_t communicator, std::uint64_t lane, const CallSpec& spec,
                std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
@@ -82,11 +82,11 @@ class ExchangeTransport final : public Channel::Events,
   void run_job(const std::shared_ptr<ExchangeCall>& call, const char* name,
                std::function<void()> work, std::function<void()> then);
   void ended(ExchangeCall& call);
-  /// A call got on.
+  /// A call made progress.
   void moved() noexcept { patience_.moved(); }
-  /// Of a payload that goes out, whoever gets it.
+  /// The number of a payload that goes out, whoever gets it.
   std::uint64_t next_payload() noexcept { return payloads_++; }
-  /// Of what `rank` sends.
+  /// Seals what `rank` sends.
   const wire::PayloadSeal& seal_of(int rank) const noexcept {
     return peers_[static_cast<std::size_t>(rank)].payloads;
   }
@@ -98,13 +98,16 @@ class ExchangeTransport final : public Channel::Events,
   std::int64_t readable_process(int rank) const noexcept {
     return peers_[static_cast<std::size_t>(rank)].process;
   }
-  /// What `to` read of this rank's memory.
+  /// `to` has read `bytes` of this rank's memory.
   void count_taken(int to, std::size_t bytes) { sent_to(to).payload_bytes += bytes; }
   /// wire::kChunkBytes each.
   std::unique_ptr<std::byte[]> take_buffer();
   void return_buffer(std::unique_ptr<std::byte[]> buffer);
 
  private:
+  /// For what a peer that goes away has said before it.
+  static constexpr Nanoseconds kLastWords = std::chrono::milliseconds(300);
+
   struct Peer {
     std::shared_ptr<Channel> control;  // none: this rank
     std::shared_ptr<Channel> bulk;
@@ -115,7 +118,7 @@ class ExchangeTransport final : public Channel::Events,
     std::vector<std::byte> small;  // lands what rides on a frame of control
   };
   struct CallName {
-    wire::CallSpec spec;
+    CallSpec spec;
     std::uint64_t sequence = 0;
     std::shared_ptr<const std::vector<int>> members;
   };

@@ -12,7 +12,7 @@
 // order in which ranks come to their communicators' calls, and none is written by a call that does
 // not match.
 //
-// Who seals headers and payloads, and with what: frame_seal.h.
+// frame_seal.h says who seals headers and payloads, and with what.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@
 #include <span>
 #include <string>
 
-#include "base/dtype.h"
+#include "collectives/call.h"
 
 namespace ziggurat::wire {
 
 inline constexpr std::size_t kEagerBytes = 16 * 1024;
 inline constexpr std::size_t kChunkBytes = 512 * 1024;  // two of them and a sum fit an L2
-/// Of the chunk at `offset` of `total` bytes.
+/// The length of the chunk at `offset` of `total` bytes.
 constexpr std::size_t chunk_length(std::size_t offset, std::size_t total) noexcept {
   return offset + kChunkBytes < total ? kChunkBytes : total - offset;
 }
@@ -44,40 +44,6 @@ enum class FrameKind : std::uint8_t {
   kAbort,
   kBye
 };
-
-enum class CallKind : std::uint8_t {
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kAllReduceValues,
-  kAllToAll,
-  kBroadcast,
-  kBarrier,
-  kSend,
-  kRecv
-};
-enum class Element : std::uint8_t { kByte, kFloat32, kBFloat16, kFloat16, kFloat64, kUInt64 };
-
-Element element_of(DType dtype) noexcept;
-std::size_t size_bytes(Element element) noexcept;
-
-/// What all ranks must agree on.
-struct CallSpec {
-  CallKind kind = CallKind::kBarrier;
-  Element element = Element::kByte;
-  std::uint8_t op = 0;      ///< Communicator::Op, of kAllReduceValues
-  std::int32_t root = -1;   ///< rank of the communicator, of kBroadcast
-  std::uint64_t count = 0;  ///< elements of this rank's slice (kAllReduce: of the whole)
-
-  bool operator==(const CallSpec&) const = default;
-  /// Whether a rank may make this call where another makes `other`: a send meets a recv.
-  bool meets(const CallSpec& other) const noexcept;
-};
-
-/// "all_reduce of 4096 bf16".
-std::string describe(const CallSpec& spec);
-/// "all_reduce of 12 fp32 (call 5 of ranks 0, 1, 2)".
-std::string describe(const CallSpec& spec, std::uint64_t sequence, std::span<const int> members);
 
 /// Which call of which communicator. Lane 0 has the calls of all ranks, the others have one pair
 /// and direction each.
@@ -98,7 +64,7 @@ constexpr std::uint64_t pair_lane(int from, int to, int world_size) noexcept {
 
 using Tag = std::array<std::byte, 16>;
 
-/// What a payload is known by.
+/// Tells whether a payload is what its sender sent.
 struct PayloadMark {
   std::uint64_t number = 0;  ///< of all payloads that this rank sends; no two have the same
   Tag tag{};

@@ -45,7 +45,7 @@ class Gmac {
     return reinterpret_cast<const unsigned char*>(data);
   }
   static void must(bool good) {
-    if (!good) throw Error(ErrorCode::kUnavailable, "libcrypto makes no AES-256-GMAC");
+    if (!good) throw Error(ErrorCode::kUnavailable, "libcrypto cannot compute AES-256-GMAC");
   }
 
   std::unique_ptr<EVP_CIPHER_CTX, Free> context_;

@@ -6,16 +6,17 @@
 //
 // - standstill: for as long as the job allows (ZIGGURAT_RANK_TIMEOUT, 10 minutes) no rank at all
 //   has finished a piece of work, and no call has moved.
-// - silence: a rank has not answered for half as long. Its process is stopped: what keeps a reactor
-//   from answering for minutes (it maps a TB of memory) is shorter. A process that is dead, and a
-//   machine, are noticed by their connections, within seconds.
+// - silence: a rank has not answered for half as long. Its process is stopped: nothing that a
+//   reactor does itself takes as long (mapping a TB of memory takes minutes). Connections notice a
+//   dead process or machine within seconds.
 //
 // So a rank that fills its store, verifies one or reads one for hours is waited for, directly or
 // through others that wait for it. Ranks that are alive and wait for each other in calls that do
 // not match finish nothing, nor does a drive that hangs or a trainer that no longer calls: they all
 // come to a standstill, and the error names the calls.
 //
-// Time is this rank's own: what it spends stopped itself is nobody else's silence. Arithmetic only.
+// Only time in which this rank runs counts: while it is stopped itself, others are not silent.
+// Arithmetic only.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +40,7 @@ class Patience {
   void begin(Nanoseconds now);
   /// A period has passed. `own_work`: pieces that this rank itself has finished.
   void tick(Nanoseconds now, std::uint64_t own_work);
-  /// A call of this rank got on.
+  /// A call of this rank made progress.
   void moved() noexcept { standing_ = {}; }
   /// `rank` answered.
   void answered(std::size_t rank, std::uint64_t work);

@@ -21,7 +21,7 @@ namespace ziggurat {
 /// count as hosts. Errors: kUnavailable without /proc.
 std::string this_host();
 
-/// Something of a process that others may try to read.
+/// A number in a process's memory, and where it is: others try to read it.
 struct MemoryProbe {
   std::int64_t process = 0;  ///< 0: none
   std::uint64_t address = 0;
@@ -30,8 +30,8 @@ struct MemoryProbe {
 
 MemoryProbe own_memory_probe();
 
-/// Where Yama lets a process be read by its ancestors only (ptrace_scope 1): processes of the same
-/// user may read this one until all that was returned is gone. Errors: prctl's.
+/// Lets processes of the same user read this one until all that was returned is gone. It matters
+/// where Yama lets only ancestors read a process (ptrace_scope 1). Errors: prctl's.
 std::shared_ptr<const void> allow_reading();
 
 /// Counts who needs something: `set` hears true when the first comes, false when the last is gone.

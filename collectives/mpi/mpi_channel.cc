@@ -15,9 +15,9 @@
 namespace ziggurat {
 
 /// The session as the link's thread knows it: until the session ends, then nobody.
-class MpiSession::Ear final : public MpiListener {
+class MpiSession::Listener final : public MpiListener {
  public:
-  Ear(Reactor& reactor, std::weak_ptr<MpiSession> session)
+  Listener(Reactor& reactor, std::weak_ptr<MpiSession> session)
       : reactor_(&reactor), session_(std::move(session)) {}
 
   void arrived(int from, bool bulk, MpiMessage message) override {
@@ -54,15 +54,15 @@ MpiSession::MpiSession(Reactor& reactor, std::shared_ptr<MpiLink> link, int cont
       channels_(2 * static_cast<std::size_t>(link_->world_size())) {}
 
 MpiSession::~MpiSession() {
-  if (!ear_) return;
-  ear_->end();
+  if (!listener_) return;
+  listener_->end();
   link_->stop_listening(control_tag_);
 }
 
 void MpiSession::listen() {
-  if (ear_) return;
-  ear_ = std::make_shared<Ear>(reactor_, weak_from_this());
-  link_->listen(control_tag_, ear_);
+  if (listener_) return;
+  listener_ = std::make_shared<Listener>(reactor_, weak_from_this());
+  link_->listen(control_tag_, listener_);
 }
 
 std::shared_ptr<MpiChannel> MpiSession::add_channel(int peer, bool bulk, std::uint64_t epoch) {
@@ -88,11 +88,11 @@ void MpiSession::pump(MpiChannel& channel) {
     bulk_sends_ += channel.bulk_ ? 1 : 0;
     ++channel.in_flight_;
     // Neither session nor channel: the link would end on its own thread with the last of them.
-    link_->send(
-        channel.peer_, control_tag_ + (channel.bulk_ ? 1 : 0), std::move(message),
-        [ear = ear_, peer = channel.peer_, bulk = channel.bulk_, written = frame.written]() {
-          ear->tell([=](MpiSession& session) { session.sent(peer, bulk, written); });
-        });
+    link_->send(channel.peer_, control_tag_ + (channel.bulk_ ? 1 : 0), std::move(message),
+                [listener = listener_, peer = channel.peer_, bulk = channel.bulk_,
+                 written = frame.written]() {
+                  listener->tell([=](MpiSession& session) { session.sent(peer, bulk, written); });
+                });
   }
 }
 

@@ -45,7 +45,7 @@ class MpiSession : public std::enable_shared_from_this<MpiSession> {
   void in_trouble() noexcept { link_->in_trouble(); }
 
  private:
-  class Ear;
+  class Listener;
   void arrived(int from, bool bulk, const MpiMessage& message);
   void sent(int peer, bool bulk, const std::function<void()>& written);
   void failed(const std::string& why);
@@ -56,7 +56,7 @@ class MpiSession : public std::enable_shared_from_this<MpiSession> {
   Reactor& reactor_;
   std::shared_ptr<MpiLink> link_;
   int control_tag_;
-  std::shared_ptr<Ear> ear_;
+  std::shared_ptr<Listener> listener_;
   std::vector<std::weak_ptr<MpiChannel>> channels_;  // by peer: control, bulk
   std::deque<std::weak_ptr<MpiChannel>> waiting_;    // for a bulk send to end
   std::size_t bulk_sends_ = 0;

@@ -104,7 +104,7 @@ MpiLink::~MpiLink() {
     gather(std::as_bytes(std::span("end", 1)), in_trouble_ ? kPatienceInTrouble : kPatience);
   } catch (const Error& error) {
     // MPI_Finalize waits for everybody, for ever.
-    log().info("MPI is not ended in order: {}", error.what());
+    log().info("MPI could not be shut down in order: {}", error.what());
     all_here = false;
   }
   post([this, all_here] {
@@ -163,8 +163,8 @@ std::vector<std::byte> MpiLink::gather(std::span<const std::byte> input, Nanosec
   });
   if (all_here.wait_for(patience) != std::future_status::ready) {
     throw Error(ErrorCode::kDeadlineExceeded,
-                fmt::format("rank {} of {}: not all ranks came to meet through MPI within {} s",
-                            rank_, world_size_,
+                fmt::format("rank {} of {}: not all ranks joined through MPI within {} s", rank_,
+                            world_size_,
                             std::chrono::duration_cast<std::chrono::seconds>(patience).count()));
   }
   all_here.get();

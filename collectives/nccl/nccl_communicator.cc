@@ -17,13 +17,10 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "base/runtime/work_ended.h"
-#include "collectives/call_shape.h"
+#include "collectives/checked_communicator.h"
 
 namespace ziggurat {
 namespace {
-
-using wire::CallKind;
-using wire::CallSpec;
 
 /// What members tell each other of a call before NCCL hears of it.
 struct Announcement {
@@ -42,12 +39,12 @@ struct Shared {
 };
 
 /// A group and the thread that calls it.
-class Lane {
+class GroupThread {
  public:
-  explicit Lane(std::unique_ptr<NcclGroup> group) : group_(std::move(group)) {
+  explicit GroupThread(std::unique_ptr<NcclGroup> group) : group_(std::move(group)) {
     thread_ = std::thread([this] { run(); });
   }
-  ~Lane() {
+  ~GroupThread() {
     group_->abort();
     {
       const std::lock_guard lock(mutex_);
@@ -56,8 +53,8 @@ class Lane {
     woken_.notify_one();
     thread_.join();
   }
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  GroupThread(const GroupThread&) = delete;
+  GroupThread& operator=(const GroupThread&) = delete;
 
   void run_next(std::function<void(NcclGroup&)> job) {
     const std::lock_guard lock(mutex_);
@@ -94,10 +91,10 @@ class Calls : public std::enable_shared_from_this<Calls> {
  public:
   using Job = std::function<void(NcclGroup&)>;
 
-  Calls(std::shared_ptr<Shared> shared, std::unique_ptr<Communicator> sockets)
+  Calls(std::shared_ptr<Shared> shared, std::unique_ptr<ExchangeCommunicator> sockets)
       : shared_(std::move(shared)), sockets_(std::move(sockets)) {}
 
-  Communicator& sockets() noexcept { return *sockets_; }
+  ExchangeCommunicator& sockets() noexcept { return *sockets_; }
   Shared& shared() noexcept { return *shared_; }
   void listen() {
     shared_->transport->on_failure([weak = weak_from_this()] {
@@ -108,7 +105,8 @@ class Calls : public std::enable_shared_from_this<Calls> {
   /// The communicator is gone: nobody may wait for what it left under way.
   void close() {
     if (under_way_ == 0) return;
-    shared_->transport->fail(ErrorCode::kCancelled, "a communicator is closed, calls pending");
+    shared_->transport->fail(ErrorCode::kCancelled,
+                             "a communicator was closed while its calls were under way");
   }
 
  private:
@@ -132,9 +130,9 @@ class Calls : public std::enable_shared_from_this<Calls> {
   void ended(const std::shared_ptr<Call>& call, const std::optional<Error>& error);
 
   std::shared_ptr<Shared> shared_;
-  std::unique_ptr<Communicator> sockets_;
+  std::unique_ptr<ExchangeCommunicator> sockets_;
   std::deque<std::shared_ptr<Call>> queue_;  // not yet launched, in order
-  std::unique_ptr<Lane> lane_;               // from the first call on
+  std::unique_ptr<GroupThread> thread_;      // from the first call on
   std::size_t under_way_ = 0;
   bool named_ = false;
 };
@@ -143,7 +141,7 @@ class Calls : public std::enable_shared_from_this<Calls> {
 void Calls::give_up() {
   const auto failure = std::make_exception_ptr(*shared_->transport->failure());
   for (const auto& call : std::exchange(queue_, {})) fail(call, failure);
-  if (lane_) lane_->abort();
+  if (thread_) thread_->abort();
 }
 
 void Calls::fail(const std::shared_ptr<Call>& call, std::exception_ptr error) {
@@ -196,8 +194,7 @@ void Calls::require_agreement(const Call& call) const {
         ErrorCode::kInvalidArgument,
         fmt::format("ranks made different calls: rank {} {}, rank {} {}; every rank must "
                     "make the same calls in the same order",
-                    sockets_->rank(), wire::describe(call.spec), place,
-                    wire::describe(call.all[place].spec)));
+                    sockets_->rank(), describe(call.spec), place, describe(call.all[place].spec)));
     throw Error(*shared_->transport->failure());
   }
 }
@@ -211,11 +208,11 @@ void Calls::launch_announced() {
 }
 
 void Calls::launch(const std::shared_ptr<Call>& call) {
-  const bool first = !lane_;
-  if (first) lane_ = std::make_unique<Lane>(shared_->device->new_group());
+  const bool first = !thread_;
+  if (first) thread_ = std::make_unique<GroupThread>(shared_->device->new_group());
   Reactor& reactor = shared_->reactor();
   reactor.external_begin();
-  lane_->run_next([self = shared_from_this(), call, first, &reactor](NcclGroup& group) mutable {
+  thread_->run_next([self = shared_from_this(), call, first, &reactor](NcclGroup& group) mutable {
     std::optional<Error> fault;
     try {
       if (first) {
@@ -225,7 +222,7 @@ void Calls::launch(const std::shared_ptr<Call>& call) {
     } catch (const Error& error) {
       fault = error;
     }
-    // Nothing stays here: the lane must not end on its own thread.
+    // Nothing stays here: the last owner of the group must not go on its thread.
     reactor.post([self = std::move(self), call = std::move(call), fault = std::move(fault)] {
       self->ended(call, fault);
     });
@@ -241,13 +238,13 @@ void Calls::ended(const std::shared_ptr<Call>& call, const std::optional<Error>&
   // Another's failure ends this call too; its reason is the better one.
   shared_->transport->fail(error->code(),
                            fmt::format("rank {}: {} through NCCL: {}", shared_->transport->rank(),
-                                       wire::describe(call->spec), error->what()));
+                                       describe(call->spec), error->what()));
   fail(call, std::make_exception_ptr(*shared_->transport->failure()));
 }
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public CheckedCommunicator {
  public:
-  NcclCommunicator(std::shared_ptr<Shared> shared, std::unique_ptr<Communicator> sockets)
+  NcclCommunicator(std::shared_ptr<Shared> shared, std::unique_ptr<ExchangeCommunicator> sockets)
       : shared_(shared), calls_(std::make_shared<Calls>(std::move(shared), std::move(sockets))) {
     calls_->listen();
   }
@@ -256,62 +253,39 @@ class NcclCommunicator final : public Communicator {
   int rank() const noexcept override { return sockets().rank(); }
   int world_size() const noexcept override { return sockets().world_size(); }
 
-  Task<> all_gather(std::span<const std::byte> input, std::span<std::byte> output) override {
-    if (auto task = refused([&] { check_all_gather(input.size(), output.size(), world_size()); }))
-      return std::move(*task);
-    count(others() * input.size());
-    return calls_->make({.kind = CallKind::kAllGather, .count = input.size()},
-                        [=](NcclGroup& group) { group.all_gather(input, output); });
+  Task<> issue(const Call& call) override {
+    switch (call.spec.kind) {
+      case CallKind::kAllGather:
+        return through_nccl(call, others() * call.input.size(), [call](NcclGroup& group) {
+          group.all_gather(call.input, call.output);
+        });
+      case CallKind::kReduceScatter:
+        return through_nccl(call, others() * call.output.size(), [call](NcclGroup& group) {
+          group.reduce_scatter(call.input, call.output, dtype_of(call.spec.element));
+        });
+      case CallKind::kAllReduce:
+        return through_nccl(call, 2 * others() * call.input.size() / (others() + 1),
+                            [call](NcclGroup& group) {
+                              group.all_reduce(call.output, dtype_of(call.spec.element));
+                            });
+      case CallKind::kAllToAll:
+        return through_nccl(call, others() * call.spec.count, [call](NcclGroup& group) {
+          group.all_to_all(call.input, call.output);
+        });
+      case CallKind::kBroadcast:
+        return through_nccl(
+            call, call.spec.root == rank() ? others() * call.input.size() : 0,
+            [call](NcclGroup& group) { group.broadcast(call.output, call.spec.root); });
+      case CallKind::kAllReduceValues:
+      case CallKind::kBarrier:
+      case CallKind::kSend:
+      case CallKind::kRecv: break;
+    }
+    return sockets().issue(call);
   }
-  Task<> reduce_scatter(std::span<const std::byte> input, std::span<std::byte> output,
-                        DType dtype) override {
-    if (auto task = refused(
-            [&] { check_reduce_scatter(input.size(), output.size(), dtype, world_size()); }))
-      return std::move(*task);
-    count(others() * output.size());
-    return calls_->make({.kind = CallKind::kReduceScatter,
-                         .element = wire::element_of(dtype),
-                         .count = output.size() / size_bytes(dtype)},
-                        [=](NcclGroup& group) { group.reduce_scatter(input, output, dtype); });
-  }
-  Task<> all_reduce(std::span<std::byte> values, DType dtype) override {
-    if (auto task = refused([&] { check_all_reduce(values.size(), dtype); }))
-      return std::move(*task);
-    count(2 * others() * values.size() / static_cast<std::size_t>(world_size()));
-    return calls_->make({.kind = CallKind::kAllReduce,
-                         .element = wire::element_of(dtype),
-                         .count = values.size() / size_bytes(dtype)},
-                        [=](NcclGroup& group) { group.all_reduce(values, dtype); });
-  }
-  Task<> all_to_all(std::span<const std::byte> input, std::span<std::byte> output) override {
-    if (auto task = refused([&] { check_all_to_all(input.size(), output.size(), world_size()); }))
-      return std::move(*task);
-    const std::size_t each = input.size() / static_cast<std::size_t>(world_size());
-    count(others() * each);
-    return calls_->make({.kind = CallKind::kAllToAll, .count = each},
-                        [=](NcclGroup& group) { group.all_to_all(input, output); });
-  }
-  Task<> broadcast(std::span<std::byte> bytes, int root) override {
-    if (auto task = refused([&] { check_root(root, world_size()); })) return std::move(*task);
-    if (root == rank()) count(others() * bytes.size());
-    return calls_->make({.kind = CallKind::kBroadcast, .root = root, .count = bytes.size()},
-                        [=](NcclGroup& group) { group.broadcast(bytes, root); });
-  }
-
-  Task<> all_reduce(std::span<double> values, Op op) override {
-    return sockets().all_reduce(values, op);
-  }
-  Task<> all_reduce(std::span<std::uint64_t> values, Op op) override {
-    return sockets().all_reduce(values, op);
-  }
-  Task<> barrier() override { return sockets().barrier(); }
-  Task<> send(std::span<const std::byte> bytes, int to) override {
-    return sockets().send(bytes, to);
-  }
-  Task<> recv(std::span<std::byte> bytes, int from) override { return sockets().recv(bytes, from); }
 
   std::unique_ptr<Communicator> split(std::span<const int> members) override {
-    return std::make_unique<NcclCommunicator>(shared_, sockets().split(members));
+    return std::make_unique<NcclCommunicator>(shared_, sockets().part(members));
   }
   Traffic traffic() const override {
     Traffic all = sockets().traffic();
@@ -327,37 +301,28 @@ class NcclCommunicator final : public Communicator {
   }
   std::string description() const override {
     return shared_->device->description() +
-           ", which sums in an order of its own: bits differ from those of other back-ends; "
-           "beside it " +
+           ", which sums in an order of its own, so bits differ from those of other back-ends; "
+           "for the rest, " +
            sockets().description();
   }
   void abort(const std::string& reason) override { sockets().abort(reason); }
 
  private:
-  /// Runs `check`; a call that cannot be is an error here, and the end of waiting for it elsewhere.
-  template <class Check>
-  std::optional<Task<>> refused(const Check& check) {
-    try {
-      check();
-    } catch (const Error& error) {
-      shared_->transport->fail(error.code(), fmt::format("rank {} made a call that cannot be: {}",
-                                                         shared_->transport->rank(), error.what()));
-      return failing(error);
-    }
-    return std::nullopt;
+  Task<> refuse(const Error& error) override {
+    shared_->transport->fail(error.code(), fmt::format("rank {} made a call that cannot be: {}",
+                                                       shared_->transport->rank(), error.what()));
+    return failing(std::make_exception_ptr(error));
   }
-  static Task<> failing(Error error) {
-    throw error;
-    co_return;
+  /// `sent` bytes are what the operation must send; the way there is NCCL's choice.
+  Task<> through_nccl(const Call& call, std::size_t sent, Calls::Job job) {
+    Traffic& traffic = shared_->traffic;
+    (shared_->transport->on_one_host() ? traffic.same_host : traffic.other_hosts).payload_bytes +=
+        sent;
+    return calls_->make(call.spec, std::move(job));
   }
 
-  Communicator& sockets() const { return calls_->sockets(); }
+  ExchangeCommunicator& sockets() const { return calls_->sockets(); }
   std::size_t others() const { return static_cast<std::size_t>(world_size()) - 1; }
-  /// What the operation must send; the way there is NCCL's choice.
-  void count(std::size_t bytes) {
-    (shared_->transport->on_one_host() ? shared_->traffic.same_host : shared_->traffic.other_hosts)
-        .payload_bytes += bytes;
-  }
 
   std::shared_ptr<Shared> shared_;
   std::shared_ptr<Calls> calls_;

@@ -320,17 +320,19 @@ std::shared_ptr<NcclDevice> open_nccl(Nanoseconds timeout) {
   int gpus = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("NCCL {} is there ({}), a GPU is not: {}; it needs an NVIDIA driver "
-                            "and a GPU for each rank, or use `collectives=auto`",
+                fmt::format("NCCL {} is installed ({}), but there is no GPU: {}; install an NVIDIA "
+                            "driver and a GPU for each rank, or use `collectives=auto`",
                             version_of(*nccl), nccl->library.path(),
                             error == cudaSuccess ? "none is visible" : cudaGetErrorString(error)),
                 static_cast<int>(error));
   }
   const LocalRank local = local_rank();
   if (local.count > static_cast<std::size_t>(gpus)) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{} ranks on this host ({}) and {} GPUs: NCCL wants a GPU for each",
-                            local.count, local.source, gpus));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} ranks are on this host ({}), and {} GPUs: NCCL needs a GPU for each "
+                    "rank; start fewer ranks, or use `collectives=auto`",
+                    local.count, local.source, gpus));
   }
   return std::make_shared<Gpu>(std::move(nccl), static_cast<int>(local.rank), timeout);
 }

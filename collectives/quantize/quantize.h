@@ -41,8 +41,8 @@ constexpr std::uint64_t quantized_bytes(QuantizedBits bits, std::uint64_t count)
          (rest == 0 ? 0 : sizeof(float) + codes(rest));
 }
 
-/// The largest error of an element, of its block's largest magnitude; beside it the rounding to the
-/// type of the values.
+/// The largest error of an element, as a share of its block's largest magnitude. The rounding to
+/// the type of the values comes on top.
 constexpr double quantization_error(QuantizedBits bits) noexcept {
   return (0.5 + 0x1p-12) / (bits == QuantizedBits::k8 ? 127 : 7);
 }
@@ -50,7 +50,8 @@ constexpr double quantization_error(QuantizedBits bits) noexcept {
 /// `values` into blocks; `blocks` is quantized_bytes() long. They do not overlap.
 void quantize(QuantizedBits bits, TypedSpan<const std::byte> values,
               std::span<std::byte> blocks) noexcept;
-/// And back, rounded to the type of `values` as parameters are (optimizer/gradient.h).
+/// The values of `blocks`, rounded to the type of `values` as parameters are
+/// (optimizer/gradient.h).
 void dequantize(QuantizedBits bits, std::span<const std::byte> blocks,
                 TypedSpan<std::byte> values) noexcept;
 /// sums[i] += element i of `blocks`, in fp32: what the owner of a slice does for each rank in

@@ -21,8 +21,8 @@ inline constexpr std::int32_t kIntegerShiftBits = std::bit_cast<std::int32_t>(kI
 constexpr float quantized_most(QuantizedBits bits) noexcept {
   return bits == QuantizedBits::k8 ? 127.0f : 7.0f;
 }
-/// What a code of 1 stands for, of the scale. The largest code times it is 1, exactly, so that the
-/// largest value comes back as it was and nothing overflows.
+/// What a code of 1 stands for, as a share of the scale. The largest code times it is 1, exactly,
+/// so that the largest value comes back as it was and nothing overflows.
 constexpr float quantized_part(QuantizedBits bits) noexcept { return 1.0f / quantized_most(bits); }
 static_assert(127.0f * quantized_part(QuantizedBits::k8) == 1.0f);
 static_assert(7.0f * quantized_part(QuantizedBits::k4) == 1.0f);

@@ -51,8 +51,7 @@ Acceptor::Acceptor(Reactor& reactor, const Endpoint& at, std::string secret)
     if (!error) return;
     std::ostringstream where;
     where << at;
-    throw system_error(error.value(),
-                       fmt::format("{} at {}, where ranks are to meet", what, where.str()));
+    throw system_error(error.value(), fmt::format("{} at {}, where ranks join", what, where.str()));
   };
   error_code error;
   acceptor_.open(at.protocol(), error);

@@ -47,7 +47,7 @@ Digest hmac(std::span<const std::byte> key, std::span<const std::byte> bytes) {
       HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
            reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
            reinterpret_cast<unsigned char*>(digest.data()), &length);
-  if (made == nullptr || length != digest.size()) refuse("libcrypto makes no HMAC-SHA256");
+  if (made == nullptr || length != digest.size()) refuse("libcrypto cannot compute HMAC-SHA256");
   return digest;
 }
 
@@ -143,7 +143,7 @@ Task<Accepted> accept_handshake(Socket& socket, const std::string& secret) {
   const Hello expected;
   if (hello.magic != expected.magic || hello.version != expected.version ||
       hello.purpose > ConnectionKind::kBulk || hello.rank < 0 || hello.rank >= hello.world_size) {
-    refuse("a caller does not begin as a rank does");
+    refuse("a caller's first bytes are not those of a rank of this version");
   }
   Digest nonce;
   fill_random(nonce);
@@ -174,7 +174,7 @@ Task<std::string> read_message(Socket& socket, Session& session, std::size_t mos
   std::uint32_t length = 0;
   co_await read_exactly(socket, place_of(length));
   if (length > most_bytes)
-    refuse(fmt::format("a message of {} bytes, {} at most", length, most_bytes));
+    refuse(fmt::format("a message of {} bytes came, where {} are the most", length, most_bytes));
   std::string text(length, '\0');
   co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
   Digest digest;

@@ -5,8 +5,8 @@
 //   caller                             acceptor
 //   hello: who it is, a nonce     ->
 //                                 <-   a nonce
-//   proof: HMAC of all that       ->   refuses what is wrong; until here it has used the secret
-//                                 <-   for nothing that it sent.    proof of its own, or zeros
+//   proof: HMAC of all that       ->   refuses what is wrong; nothing it has sent so far
+//                                 <-   was made of the secret. A proof of its own, or zeros
 //
 // Each proof names who proves, so none can be sent back. The keys of what follows are the
 // session's and the direction's. Nothing is encrypted. Errors of all: kUnavailable, after which the

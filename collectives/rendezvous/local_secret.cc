@@ -74,7 +74,7 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
     error_code error;
     co_await self->acceptor_.async_accept(socket, asio::redirect_error(asio::use_awaitable, error));
     if (!self->acceptor_.is_open()) co_return;
-    if (error) {  // descriptors are TCP's acceptor's to complain of
+    if (error) {  // the acceptor of TCP reports a lack of descriptors
       const auto pause = std::make_shared<Signal>(self->reactor_);
       self->reactor_.clock().after(kPause, [pause] { pause->set(); });
       co_await pause->wait();

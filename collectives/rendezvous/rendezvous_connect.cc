@@ -25,9 +25,10 @@ void RendezvousProtocol::parse() {
   if (text.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("rank {} of {} ({}) on several hosts: set ZIGGURAT_RENDEZVOUS=HOST:PORT "
-                    "to an address of rank 0's machine that the others reach",
-                    options_.rank, options_.world_size, options_.source));
+        fmt::format(
+            "rank {} of {} ({}): the ranks are on several hosts, so set "
+            "ZIGGURAT_RENDEZVOUS=HOST:PORT to an address of rank 0's machine that the others reach",
+            options_.rank, options_.world_size, options_.source));
   }
   const std::size_t colon = text.rfind(':');
   const char* const end = text.data() + text.size();
@@ -42,8 +43,8 @@ void RendezvousProtocol::parse() {
   if (host_.front() == '[' && host_.back() == ']') host_ = host_.substr(1, host_.size() - 2);
 }
 
-/// As the launcher says, or because the address is one that means "this machine" everywhere. What
-/// a name resolves to here is no reason.
+/// True if the launcher says so, or if the address means "this machine" everywhere. What a name
+/// resolves to here proves nothing.
 bool RendezvousProtocol::on_this_host_only() const {
   if (options_.one_host || host_ == "localhost") return true;
   error_code error;
@@ -62,7 +63,7 @@ void RendezvousProtocol::require_secret() const {
                   options_.rendezvous));
 }
 
-/// Ranks of one host that have none get one that other users of the host cannot get.
+/// Ranks of one host that have no secret get one that other users of the host cannot get.
 Task<> RendezvousProtocol::find_secret() {
   if (!options_.secret.empty() || options_.without_secret) co_return;
   if (own() == 0) {
@@ -155,7 +156,7 @@ Task<RendezvousProtocol::SocketPtr> RendezvousProtocol::call(std::vector<Endpoin
       try {
         through = co_await call_once(socket, places[i], caller, session, &why_not[i]);
       } catch (const Error& error) {
-        // At another of these places may be the right one.
+        // The right rendezvous may be at another of these places.
         if (error.code() != ErrorCode::kInvalidArgument) throw;
         stranger = std::current_exception();
       }

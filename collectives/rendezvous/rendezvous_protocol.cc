@@ -106,14 +106,14 @@ Task<> RendezvousProtocol::wait_for_all_to_join() {
   co_await wait_for(all_here_, missing);
 }
 
-/// Rank 0: takes everybody in, then tells everybody of all.
-Task<> RendezvousProtocol::host() {
+/// Rank 0 lets everybody join, then sends everybody the addresses of all.
+Task<> RendezvousProtocol::lead() {
   members_.resize(world());
   to_come_ = world() - 1;
-  const auto door = std::make_shared<Acceptor>(reactor_, listen_at(port_), options_.secret);
+  const auto entrance = std::make_shared<Acceptor>(reactor_, listen_at(port_), options_.secret);
   listen();
   addresses_[0] = own_address();
-  door->open(
+  entrance->open(
       [self = shared_from_this()](SocketPtr socket, Accepted accepted) {
         return joined(self, std::move(socket), std::move(accepted));
       },
@@ -124,7 +124,7 @@ Task<> RendezvousProtocol::host() {
   } catch (...) {
     failure = std::current_exception();
   }
-  door->close();
+  entrance->close();
   if (failure) std::rethrow_exception(failure);
   do {
     epoch_ = random_number();
@@ -171,8 +171,8 @@ Task<> RendezvousProtocol::joined(std::shared_ptr<RendezvousProtocol> self, Sock
   if (--self->to_come_ == 0) self->all_here_.set();
 }
 
-/// One that has joined says next that it is connected to all, and rank 0 that all are. A socket
-/// that closes instead is a rank that ended, which nobody needs to wait for.
+/// A member's next message says that it is connected to all; rank 0's says that all are. A socket
+/// that closes instead is a rank that ended, and nobody needs to wait for it.
 Task<> RendezvousProtocol::watch(std::shared_ptr<RendezvousProtocol> self, MemberPtr member) {
   try {
     const std::string text = co_await read_message(*member->socket, member->session, kMessageBytes);
@@ -191,17 +191,17 @@ Task<> RendezvousProtocol::watch(std::shared_ptr<RendezvousProtocol> self, Membe
 }
 
 Task<> RendezvousProtocol::join() {
-  const auto host = std::make_shared<Member>(Member{0, nullptr, {}});
+  const auto leader = std::make_shared<Member>(Member{0, nullptr, {}});
   std::vector<Endpoint> places = co_await resolve();
-  host->socket = co_await call(std::move(places), as(ConnectionKind::kJoin), &host->session);
-  const std::string rank_0 = host->socket->remote_endpoint().address().to_string();
+  leader->socket = co_await call(std::move(places), as(ConnectionKind::kJoin), &leader->session);
+  const std::string rank_0 = leader->socket->remote_endpoint().address().to_string();
   listen();
   const std::string row = own_address().to_json().dump();
-  co_await write_message(*host->socket, host->session, row);
+  co_await write_message(*leader->socket, leader->session, row);
   const Nanoseconds left = std::max<Nanoseconds>(give_up_ - reactor_.clock().now(), {});
-  const auto patience = close_after(reactor_, host->socket, left + kVerdict);
+  const auto patience = close_after(reactor_, leader->socket, left + kVerdict);
   const std::string text =
-      co_await read_message(*host->socket, host->session, kMessageBytes * world());
+      co_await read_message(*leader->socket, leader->session, kMessageBytes * world());
   const json list = json::parse(text);
   if (list.contains("error")) {
     throw Error(ErrorCode::kInvalidArgument, fmt::format("rendezvous {}: {}", options_.rendezvous,
@@ -214,8 +214,8 @@ Task<> RendezvousProtocol::join() {
     addresses_[r] = RankAddress::from_json(list.at("ranks").at(r));
     if (addresses_[r].address.empty()) addresses_[r].address = rank_0;
   }
-  members_ = {host};
-  asio::co_spawn(reactor_.context(), watch(shared_from_this(), host), asio::detached);
+  members_ = {leader};
+  asio::co_spawn(reactor_.context(), watch(shared_from_this(), leader), asio::detached);
 }
 
 /// Nobody goes on before all are connected: until then a rank that ends is missed by rank 0, and
@@ -238,7 +238,7 @@ Task<> RendezvousProtocol::part() {
   }
 }
 
-/// As far as they can be told: rank 0 speaks to everybody, and who loses rank 0 knows by that.
+/// Tells whom it can: rank 0 tells everybody, and whoever loses rank 0 knows by that.
 Task<> RendezvousProtocol::end_for_all(const std::exception_ptr& failure) {
   std::string why = lost_;
   try {
@@ -253,7 +253,7 @@ Task<> RendezvousProtocol::end_for_all(const std::exception_ptr& failure) {
       const std::string text = json({{"lost", why.substr(0, kMessageBytes / 2)}}).dump();
       if (failure && own() == 0) co_await write_message(*member->socket, member->session, text);
     } catch (const Error&) {
-      // It is the one that went away, or it follows.
+      // This member is the one that went away, or it will notice.
     }
     error_code ignored;  // the socket is released whatever close() says
     member->socket->close(ignored);
@@ -267,7 +267,7 @@ Task<TcpOptions> RendezvousProtocol::run() {
   try {
     co_await find_secret();
     if (own() == 0) {
-      co_await host();
+      co_await lead();
     } else {
       co_await join();
     }

@@ -76,7 +76,7 @@ class RendezvousProtocol : public std::enable_shared_from_this<RendezvousProtoco
   void listen();
   std::function<void(const Error&)> fatal();
 
-  Task<> host();
+  Task<> lead();
   Task<> wait_for_all_to_join();
   // By shared pointer: a handshake that is under way when the rendezvous ends holds on to it.
   static Task<> joined(std::shared_ptr<RendezvousProtocol> self, SocketPtr socket,

@@ -13,31 +13,14 @@
 namespace ziggurat {
 namespace {
 
-using wire::CallKind;
-
 void copy(std::span<const std::byte> from, std::span<std::byte> to) {
   // Buffers may be the same one.
   if (!from.empty() && from.data() != to.data()) std::memmove(to.data(), from.data(), from.size());
 }
 
-DType dtype_of(wire::Element element) noexcept {
-  if (element == wire::Element::kBFloat16) return DType::kBFloat16;
-  return element == wire::Element::kFloat16 ? DType::kFloat16 : DType::kFloat32;
-}
-
-/// Of `count` elements among `ranks`, those that `rank` adds up.
+/// How many of `count` elements `rank` adds up, of `ranks` in all.
 std::uint64_t owned(std::uint64_t count, std::size_t ranks, std::size_t rank) noexcept {
   return count * (rank + 1) / ranks - count * rank / ranks;
-}
-
-template <class Value>
-Value combined(Value a, Value b, std::uint8_t op) {
-  switch (static_cast<Communicator::Op>(op)) {
-    case Communicator::Op::kSum: return a + b;
-    case Communicator::Op::kMin: return std::min(a, b);
-    case Communicator::Op::kMax: return std::max(a, b);
-  }
-  return a;
 }
 
 }  // namespace
@@ -51,22 +34,17 @@ std::string SimulatedCall::mismatch() const {
   for (std::size_t i = 1; i < parts.size(); ++i) {
     if (parts[i].spec.meets(parts[0].spec)) continue;
     return fmt::format("ranks made different calls: rank {} {}, rank {} {}", members[0],
-                       wire::describe(parts[0].spec), members[i], wire::describe(parts[i].spec));
+                       describe(parts[0].spec), members[i], describe(parts[i].spec));
   }
   return {};
 }
 
-template <class Value>
 void SimulatedCall::reduce_values() {
-  std::vector<Value> result(parts[0].output.size() / sizeof(Value));
-  for (std::size_t r = 0; r < parts.size(); ++r) {
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      Value value;
-      std::memcpy(&value, parts[r].output.data() + i * sizeof(Value), sizeof(Value));
-      result[i] = r == 0 ? value : combined(result[i], value, parts[r].spec.op);
-    }
-  }
-  for (Part& part : parts) copy(std::as_bytes(std::span(result)), part.output);
+  std::vector<const std::byte*> values;
+  for (const Part& part : parts) values.push_back(part.output.data());
+  std::vector<std::byte> result(parts[0].output.size());
+  combine_in_rank_order(values, parts[0].spec, result.data());
+  for (Part& part : parts) copy(result, part.output);
 }
 
 void SimulatedCall::reduce_elements() {
@@ -90,7 +68,7 @@ void SimulatedCall::reduce_elements() {
 
 void SimulatedCall::move_bytes() {
   const std::size_t n = parts.size();
-  const wire::CallSpec& spec = parts[0].spec;
+  const CallSpec& spec = parts[0].spec;
   switch (spec.kind) {
     case CallKind::kAllGather:
       for (Part& to : parts) {
@@ -109,9 +87,7 @@ void SimulatedCall::move_bytes() {
       return;
     case CallKind::kReduceScatter:
     case CallKind::kAllReduce: return reduce_elements();
-    case CallKind::kAllReduceValues:
-      return spec.element == wire::Element::kFloat64 ? reduce_values<double>()
-                                                     : reduce_values<std::uint64_t>();
+    case CallKind::kAllReduceValues: return reduce_values();
     case CallKind::kBroadcast: {
       const Part& root = parts[static_cast<std::size_t>(spec.root)];
       for (Part& part : parts) copy(root.output, part.output);
@@ -125,9 +101,9 @@ void SimulatedCall::move_bytes() {
 
 std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanoseconds now) const {
   const std::size_t n = parts.size();
-  const wire::CallSpec& spec = parts[0].spec;
+  const CallSpec& spec = parts[0].spec;
   const std::vector<Nanoseconds> ready(n, now);
-  const std::size_t element = wire::size_bytes(spec.element);
+  const std::size_t element = size_bytes(spec.element);
   const auto all_pairs = [&](std::uint64_t size_bytes) {
     return network.exchange(
         members, [size_bytes](auto, auto) { return static_cast<std::int64_t>(size_bytes); }, ready);
@@ -156,8 +132,14 @@ std::vector<Nanoseconds> SimulatedCall::times(SimulatedNetwork& network, Nanosec
             return from == 0 ? static_cast<std::int64_t>(spec.count) : -1;
           },
           ready);
-    default: return all_pairs(spec.count * element);
+    case CallKind::kAllGather:
+    case CallKind::kReduceScatter:
+    case CallKind::kAllReduceValues:
+    case CallKind::kAllToAll:
+    case CallKind::kBarrier:
+    case CallKind::kRecv: break;
   }
+  return all_pairs(spec.count * element);
 }
 
 void SimulatedCall::fail(const std::exception_ptr& its_error) {

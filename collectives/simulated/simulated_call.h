@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/runtime/async.h"
-#include "collectives/exchange/frame.h"
+#include "collectives/call.h"
 #include "collectives/simulated/simulated_network.h"
 
 namespace ziggurat {
@@ -20,7 +20,7 @@ struct SimulatedCall {
   struct Part {
     explicit Part(Reactor& reactor) : done(reactor) {}
     bool here = false;
-    wire::CallSpec spec{};
+    CallSpec spec{};
     std::span<const std::byte> input{};
     std::span<std::byte> output{};
     Nanoseconds came{0};
@@ -45,7 +45,6 @@ struct SimulatedCall {
   std::exception_ptr error;
 
  private:
-  template <class Value>
   void reduce_values();
   void reduce_elements();
 };

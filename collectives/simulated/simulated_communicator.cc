@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "collectives/call_shape.h"
 #include "collectives/simulated/simulated_call.h"
 
 namespace ziggurat {
@@ -33,14 +32,13 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
 
   /// The call of that number, and its part for `place`.
   CallPtr join(const wire::CallKey& key, const std::vector<int>& members, std::size_t place,
-               const wire::CallSpec& spec, std::span<const std::byte> input,
-               std::span<std::byte> output) {
+               const Call& made) {
     CallPtr call = find(key, members);
     SimulatedCall::Part& part = call->parts[place];
     part.here = true;
-    part.spec = spec;
-    part.input = input;
-    part.output = output;
+    part.spec = made.spec;
+    part.input = made.input;
+    part.output = made.output;
     part.came = reactor_.clock().now();
     if (++call->here == call->parts.size()) begin(key, call);
     return call;
@@ -103,7 +101,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
       if (missing.empty() || waiting == nullptr) continue;
       return fail_all(Error(ErrorCode::kDeadlineExceeded,
                             fmt::format("{}: rank {} did not come, and nothing else is under way",
-                                        wire::describe(waiting->spec), fmt::join(missing, ", "))));
+                                        describe(waiting->spec), fmt::join(missing, ", "))));
     }
   }
 
@@ -115,11 +113,6 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
 };
 
 namespace {
-
-Task<> failed(std::exception_ptr error) {
-  std::rethrow_exception(error);
-  co_return;
-}
 
 /// Keeps the call, whose signals are waited on.
 Task<> wait_for(std::shared_ptr<SimulatedCall> call, std::size_t place) {
@@ -146,118 +139,37 @@ SimulatedCommunicator::SimulatedCommunicator(std::shared_ptr<SimulatedWorld> wor
                                              int place, std::uint64_t id)
     : world_(std::move(world)), members_(std::move(members)), place_(place), id_(id) {}
 
-template <class Check>
+Task<> SimulatedCommunicator::refuse(const Error& error) {
+  world_->fail_all(Error(error.code(),
+                         fmt::format("rank {} made a call that cannot be: {}",
+                                     (*members_)[static_cast<std::size_t>(place_)], error.what())));
+  return failing(std::make_exception_ptr(error));
+}
+
 Task<> SimulatedCommunicator::begin(const Call& call, std::uint64_t lane,
-                                    const std::vector<int>& members, std::size_t place,
-                                    const Check& check) {
-  try {
-    check();
-  } catch (const Error& error) {
-    world_->fail_all(Error(
-        error.code(), fmt::format("rank {} made a call that cannot be: {}",
-                                  (*members_)[static_cast<std::size_t>(place_)], error.what())));
-    return failed(std::current_exception());
-  }
+                                    const std::vector<int>& members, std::size_t place) {
   try {
     world_->check_alive();
   } catch (...) {
-    return failed(std::current_exception());
+    return failing(std::current_exception());
   }
   const wire::CallKey key{.communicator = id_, .sequence = next_sequence_[lane]++, .lane = lane};
-  return wait_for(world_->join(key, members, place, call.spec, call.input, call.output), place);
+  return wait_for(world_->join(key, members, place, call), place);
 }
 
-template <class Check>
-Task<> SimulatedCommunicator::with_all(const Call& call, const Check& check) {
-  return begin(call, 0, *members_, static_cast<std::size_t>(place_), check);
-}
-
-/// The pair is a call of two: the sender is first.
-template <class Check>
-Task<> SimulatedCommunicator::with_one(const Call& call, int from, int to, const Check& check) {
-  const std::uint64_t lane = wire::pair_lane(from, to, world_size());
-  const auto rank_of = [this](int place) {
-    return place >= 0 && place < world_size() ? (*members_)[static_cast<std::size_t>(place)] : -1;
-  };
-  return begin(call, lane, {rank_of(from), rank_of(to)}, place_ == from ? 0 : 1, check);
-}
-
-Task<> SimulatedCommunicator::all_gather(std::span<const std::byte> input,
-                                         std::span<std::byte> output) {
-  return with_all({{.kind = wire::CallKind::kAllGather, .count = input.size()}, input, output},
-                  [&] { check_all_gather(input.size(), output.size(), world_size()); });
-}
-
-Task<> SimulatedCommunicator::reduce_scatter(std::span<const std::byte> input,
-                                             std::span<std::byte> output, DType dtype) {
-  return with_all({{.kind = wire::CallKind::kReduceScatter,
-                    .element = wire::element_of(dtype),
-                    .count = output.size() / size_bytes(dtype)},
-                   input,
-                   output},
-                  [&] { check_reduce_scatter(input.size(), output.size(), dtype, world_size()); });
-}
-
-Task<> SimulatedCommunicator::all_reduce(std::span<std::byte> values, DType dtype) {
-  return with_all({{.kind = wire::CallKind::kAllReduce,
-                    .element = wire::element_of(dtype),
-                    .count = values.size() / size_bytes(dtype)},
-                   values,
-                   values},
-                  [&] { check_all_reduce(values.size(), dtype); });
-}
-
-Task<> SimulatedCommunicator::all_reduce(std::span<double> values, Op op) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(values);
-  return with_all({{.kind = wire::CallKind::kAllReduceValues,
-                    .element = wire::Element::kFloat64,
-                    .op = static_cast<std::uint8_t>(op),
-                    .count = values.size()},
-                   bytes,
-                   bytes},
-                  [] {});
-}
-
-Task<> SimulatedCommunicator::all_reduce(std::span<std::uint64_t> values, Op op) {
-  const std::span<std::byte> bytes = std::as_writable_bytes(values);
-  return with_all({{.kind = wire::CallKind::kAllReduceValues,
-                    .element = wire::Element::kUInt64,
-                    .op = static_cast<std::uint8_t>(op),
-                    .count = values.size()},
-                   bytes,
-                   bytes},
-                  [] {});
-}
-
-Task<> SimulatedCommunicator::all_to_all(std::span<const std::byte> input,
-                                         std::span<std::byte> output) {
-  const std::size_t slice = input.size() / static_cast<std::size_t>(world_size());
-  return with_all({{.kind = wire::CallKind::kAllToAll, .count = slice}, input, output},
-                  [&] { check_all_to_all(input.size(), output.size(), world_size()); });
-}
-
-Task<> SimulatedCommunicator::broadcast(std::span<std::byte> bytes, int root) {
-  return with_all(
-      {{.kind = wire::CallKind::kBroadcast, .root = root, .count = bytes.size()}, bytes, bytes},
-      [&] { check_root(root, world_size()); });
-}
-
-Task<> SimulatedCommunicator::barrier() {
-  return with_all({{.kind = wire::CallKind::kBarrier}, {}, {}}, [] {});
-}
-
-Task<> SimulatedCommunicator::send(std::span<const std::byte> bytes, int to) {
-  return with_one({{.kind = wire::CallKind::kSend, .count = bytes.size()}, bytes, {}}, place_, to,
-                  [&] { check_peer("send", to, place_, world_size()); });
-}
-
-Task<> SimulatedCommunicator::recv(std::span<std::byte> bytes, int from) {
-  return with_one({{.kind = wire::CallKind::kRecv, .count = bytes.size()}, {}, bytes}, from, place_,
-                  [&] { check_peer("recv", from, place_, world_size()); });
+/// A send and its recv are a call of two: the sender is first.
+Task<> SimulatedCommunicator::issue(const Call& call) {
+  if (call.peer < 0) return begin(call, 0, *members_, static_cast<std::size_t>(place_));
+  const bool sends = call.spec.kind == CallKind::kSend;
+  const int from = sends ? place_ : call.peer;
+  const int to = sends ? call.peer : place_;
+  const auto rank_of = [this](int place) { return (*members_)[static_cast<std::size_t>(place)]; };
+  return begin(call, wire::pair_lane(from, to, world_size()), {rank_of(from), rank_of(to)},
+               sends ? 0 : 1);
 }
 
 std::unique_ptr<Communicator> SimulatedCommunicator::split(std::span<const int> members) {
-  const int place = check_members(members, place_, world_size());
+  const int place = place_in(members);
   auto ranks = std::make_shared<std::vector<int>>();
   for (const int member : members) ranks->push_back((*members_)[static_cast<std::size_t>(member)]);
   const std::uint64_t id = world_->id_of_split(id_, *ranks, splits_[*ranks]++);

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/communicator.h"
+#include "collectives/checked_communicator.h"
 #include "collectives/exchange/frame.h"
 #include "collectives/simulated/simulated_network.h"
 
@@ -21,7 +21,7 @@ namespace ziggurat {
 
 class SimulatedWorld;  // what the ranks share
 
-class SimulatedCommunicator final : public Communicator {
+class SimulatedCommunicator final : public CheckedCommunicator {
  public:
   /// One for each rank.
   static std::vector<std::unique_ptr<Communicator>> create(Reactor& reactor,
@@ -30,17 +30,7 @@ class SimulatedCommunicator final : public Communicator {
   int rank() const noexcept override { return place_; }
   int world_size() const noexcept override { return static_cast<int>(members_->size()); }
 
-  Task<> all_gather(std::span<const std::byte> input, std::span<std::byte> output) override;
-  Task<> reduce_scatter(std::span<const std::byte> input, std::span<std::byte> output,
-                        DType dtype) override;
-  Task<> all_reduce(std::span<std::byte> values, DType dtype) override;
-  Task<> all_reduce(std::span<double> values, Op op) override;
-  Task<> all_reduce(std::span<std::uint64_t> values, Op op) override;
-  Task<> all_to_all(std::span<const std::byte> input, std::span<std::byte> output) override;
-  Task<> broadcast(std::span<std::byte> bytes, int root) override;
-  Task<> barrier() override;
-  Task<> send(std::span<const std::byte> bytes, int to) override;
-  Task<> recv(std::span<std::byte> bytes, int from) override;
+  Task<> issue(const Call& call) override;
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
   std::string description() const override { return "simulated ranks, in virtual time"; }
   Traffic traffic() const override;
@@ -51,19 +41,10 @@ class SimulatedCommunicator final : public Communicator {
   SimulatedCommunicator(std::shared_ptr<SimulatedWorld> world, Members members, int place,
                         std::uint64_t id);
 
-  struct Call {
-    wire::CallSpec spec;
-    std::span<const std::byte> input;
-    std::span<std::byte> output;
-  };
-  /// Numbers the call and takes part in it; `check` throws for what cannot be.
-  template <class Check>
+  Task<> refuse(const Error& error) override;
+  /// Numbers the call among those of `lane`, and takes part in it at `place` of `members`.
   Task<> begin(const Call& call, std::uint64_t lane, const std::vector<int>& members,
-               std::size_t place, const Check& check);
-  template <class Check>
-  Task<> with_all(const Call& call, const Check& check);
-  template <class Check>
-  Task<> with_one(const Call& call, int from, int to, const Check& check);
+               std::size_t place);
 
   std::shared_ptr<SimulatedWorld> world_;
   Members members_;  // ranks of the network

@@ -15,7 +15,7 @@ SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
       !(shape.between_nodes.bytes_per_s > 0)) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("a network of {} ranks, {} on a node, with links of {:g} and {:g} "
-                            "bytes/s: each must be more than nothing",
+                            "bytes/s: each must be above 0",
                             shape.ranks, shape.ranks_per_node, shape.within_node.bytes_per_s,
                             shape.between_nodes.bytes_per_s));
   }

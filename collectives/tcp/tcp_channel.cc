@@ -51,7 +51,7 @@ std::size_t whole(const error_code& error, std::size_t) {
 }
 
 std::string in_words(const error_code& error) {
-  if (error == asio::error::eof) return "is gone: its connection was closed without a word";
+  if (error == asio::error::eof) return "is gone: it closed its connection without saying why";
   return fmt::format("is gone: {}", errno_text(error.value()));
 }
 

@@ -49,12 +49,12 @@ class TcpChannel final : public Channel, public std::enable_shared_from_this<Tcp
 };
 
 /// The two sockets to one rank, connected by collectives/rendezvous/rendezvous.h. The kernel ends
-/// *control* kPeerGone after the peer's machine last answered it, which a switch that fails over
-/// does not take; *bulk* may stand still as long as a stopped process does.
+/// *control* kPeerGone after the peer's machine last answered it; a switch fails over in less.
+/// *bulk* may stand still as long as a stopped process does.
 struct TcpPeer {
   std::string host;    ///< of the ranks of one host, the same
   MemoryProbe memory;  ///< of a rank of this host
-  /// Of the payloads that it sends, if others could come between; this rank's own too.
+  /// Seals the payloads that it sends, if others could come between; this rank has one too.
   std::optional<wire::SealKey> payload_key;
   std::unique_ptr<TcpSocket> control;
   std::unique_ptr<TcpSocket> bulk;

@@ -528,7 +528,7 @@ TEST_P(CommunicatorConformance, abort_fails_every_later_call_with_its_reason) {
   }
 }
 
-// What TCP and MPI find of calls that do not match, and simulated ranks too.
+// TCP, MPI and simulated ranks all notice calls that do not match.
 TEST_P(CommunicatorConformance, different_calls_fail_on_every_rank_and_name_both) {
   if (world() == 1) GTEST_SKIP() << "one rank agrees with itself";
   std::vector<std::byte> bytes(4 * world());

@@ -16,12 +16,12 @@ inline constexpr std::uint64_t kTestEpoch = 0x5eed;
 std::pair<std::unique_ptr<TcpSocket>, std::unique_ptr<TcpSocket>> connected_pair(Reactor& a,
                                                                                  Reactor& b);
 
-/// One of many.
+/// A key for each number.
 wire::SealKey test_key(std::size_t number);
 
-/// Options for each of `reactors.size()` ranks. Hosts: rank r is on host r / ranks_per_host; those
-/// of one read each other's memory, and frames between several are sealed with keys. 0: all on one,
-/// over sockets.
+/// Options for each of `reactors.size()` ranks. Rank r is on host r / ranks_per_host: ranks of one
+/// host read each other's memory, and frames between hosts are sealed with keys. 0: all are on one
+/// host, and use sockets.
 std::vector<TcpOptions> connected_options(const std::vector<Reactor*>& reactors,
                                           std::size_t ranks_per_host = 0);
 

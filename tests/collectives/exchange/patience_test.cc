@@ -99,7 +99,7 @@ TEST(Patience, ACallThatMovesIsNoStandstill) {
   }
 }
 
-// Its own ticks are late, then, and no one else's answers.
+// Then its own ticks are late, and nobody else's answers.
 TEST(Patience, TheTimeThatThisRankWasStoppedItselfIsNobodysSilence) {
   Patience patience(2, kTimeout);
   patience.left(0);

@@ -8,27 +8,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <boost/asio/ip/tcp.hpp>
 #include <chrono>
 #include <random>
 #include <thread>
 
 #include "base/error.h"
 #include "collectives/rendezvous/rendezvous.h"
+#include "tests/support/free_port.h"
 
 namespace ziggurat {
 namespace {
 
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-std::uint16_t free_port() {
-  using boost::asio::ip::tcp;
-  boost::asio::io_context context;
-  return tcp::acceptor(context, tcp::endpoint(boost::asio::ip::address_v4::loopback(), 0))
-      .local_endpoint()
-      .port();
-}
 
 /// Calls of all kinds and sizes until one fails: then its text.
 Task<std::string> work(Communicator& c) {
@@ -132,7 +124,7 @@ TEST(RankDeath, IsReportedByEverySurvivorWhereverItHappens) {
       EXPECT_THAT(text, testing::AnyOf(HasSubstr(" of ranks 0, 1, 2) has waited "),
                                        HasSubstr(fmt::format("rank {} called ", r))));
     }
-    // The promise itself, ten times what it takes on a busy machine.
+    // The promise, which leaves ten times what a busy machine needs.
     EXPECT_LT(Clock::now() - killed, std::chrono::seconds(5));
   }
 }

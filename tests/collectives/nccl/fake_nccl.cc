@@ -115,7 +115,7 @@ class FakeGroup final : public NcclGroup {
       table_->changed.notify_all();
       return;
     }
-    // As a real one is asked again and again: abort() may come between two looks.
+    // A real NCCL is asked again and again too: abort() may come between two looks.
     while (table_->rounds == round) {
       if (aborted_) throw Error(ErrorCode::kUnavailable, "given up, since a rank failed");
       table_->changed.wait_for(lock, std::chrono::milliseconds(1));

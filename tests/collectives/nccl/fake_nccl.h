@@ -9,8 +9,9 @@
 
 namespace ziggurat {
 
-/// Ranks of this process with such devices meet by the ids that one of them made. Like NCCL, it
-/// trusts its callers: calls that differ mix their data. Sums are in rank order, unlike NCCL's.
+/// Ranks of this process with such devices find each other by the id that one of them made. Like
+/// NCCL, it trusts its callers: calls that differ mix their data. Sums are in rank order, unlike
+/// NCCL's.
 std::shared_ptr<NcclDevice> fake_nccl();
 
 }  // namespace ziggurat

@@ -115,7 +115,7 @@ TEST(Quantize, EveryTargetGivesTheSpecificationsBitsAtEverySizeAndStart) {
   HardFloats hard(13);
   std::vector<float> values(kMost);
   for (float& value : values) value = hard.next();
-  // A block without anything special, that all of it is not NaN.
+  // A block without special values, so that not everything is NaN.
   std::ranges::copy(ordinary(kQuantizedBlock, 14), values.begin() + kQuantizedBlock);
   for (const QuantizedBits bits : kBoth) {
     for (const DType dtype : kTypes) {
@@ -145,7 +145,7 @@ TEST(Quantize, EveryTargetGivesTheSpecificationsBitsAtEverySizeAndStart) {
   }
 }
 
-// So any thread may do any run of blocks.
+// That is why any thread may do any run of blocks.
 TEST(Quantize, ABlockDependsOnItsOwnValuesOnly) {
   const std::vector<float> values = ordinary(5 * kQuantizedBlock, 15);
   for (const QuantizedBits bits : kBoth) {

@@ -9,10 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,6 +18,9 @@
 #include "collectives/rendezvous/handshake.h"
 #include "collectives/rendezvous/rank_address.h"
 #include "collectives/rendezvous/rendezvous.h"
+#include "tests/collectives/rendezvous/rendezvous_ranks.h"
+#include "tests/support/child_process.h"
+#include "tests/support/free_port.h"
 
 namespace ziggurat {
 namespace {
@@ -42,46 +42,11 @@ rlim_t hard_limit() {
   return ::getrlimit(RLIMIT_NOFILE, &now) == 0 ? now.rlim_max : 0;
 }
 
-/// Runs `body` in a child process; what it returned.
-std::string in_a_process(const std::function<std::string()>& body) {
-  int ends[2];
-  if (::pipe(ends) != 0) return "no pipe";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::close(ends[0]);
-    std::string text;
-    try {
-      text = body();
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    const bool written = ::write(ends[1], text.data(), text.size()) >= 0;
-    ::_exit(written ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char buffer[512];
-  for (ssize_t n = 0; (n = ::read(ends[0], buffer, sizeof(buffer))) > 0;)
-    text.append(buffer, static_cast<std::size_t>(n));
-  ::close(ends[0]);
-  ::waitpid(child, nullptr, 0);
-  return text;
-}
-
-std::uint16_t free_port() {
-  asio::io_context context;
-  return tcp::acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0))
-      .local_endpoint()
-      .port();
-}
-
-RankOptions options_of(int rank, std::uint16_t port) {
-  RankOptions options;
-  options.rank = rank;
-  options.world_size = kRanks;
-  options.rendezvous = "127.0.0.1:" + std::to_string(port);
-  options.secret = "a secret of this test";
+/// Rank `rank` of many, which has minutes to come: so many take their time.
+RankOptions one_of_many(int rank, std::uint16_t port) {
+  RankOptions options = options_of(rank, kRanks, port);
   options.collectives = Collectives::kTcp;
+  options.connect_timeout = std::chrono::minutes(5);
   return options;
 }
 
@@ -104,30 +69,10 @@ class OtherRanks {
  private:
   using SocketPtr = std::shared_ptr<tcp::socket>;
 
-  /// Tries until it is let in: rank 0 does not listen yet, or has as many handshakes as it takes.
-  Task<SocketPtr> call(std::uint16_t port, Caller caller, Session* session) {
-    for (;;) {
-      const auto socket = std::make_shared<tcp::socket>(reactor_.context());
-      boost::system::error_code error;
-      co_await socket->async_connect({asio::ip::address_v4::loopback(), port},
-                                     asio::redirect_error(asio::use_awaitable, error));
-      bool through = false;
-      try {
-        if (!error) *session = co_await call_handshake(*socket, "a secret of this test", caller);
-        through = !error;
-      } catch (const Error&) {
-      }
-      if (through) co_return socket;
-      const auto pause = std::make_shared<Signal>(reactor_);
-      reactor_.clock().after(std::chrono::milliseconds(20), [pause] { pause->set(); });
-      co_await pause->wait();
-    }
-  }
-
   Task<> one(int rank) {
     Caller caller{ConnectionKind::kJoin, rank, kRanks, 0};
     Session session;
-    const SocketPtr socket = co_await call(port_, caller, &session);
+    const SocketPtr socket = co_await call_until_accepted(reactor_, port_, caller, &session);
     const std::string address = RankAddress{}.to_json().dump();
     co_await write_message(*socket, session, address);
     const std::string list = co_await read_message(*socket, session, 1 << 20);
@@ -137,7 +82,7 @@ class OtherRanks {
     for (const ConnectionKind purpose : {ConnectionKind::kControl, ConnectionKind::kBulk}) {
       caller.purpose = purpose;
       Session unused;
-      const SocketPtr made = co_await call(port, caller, &unused);
+      const SocketPtr made = co_await call_until_accepted(reactor_, port, caller, &unused);
       held_.push_back(made);
     }
     const std::string connected = nlohmann::json({{"connected", true}}).dump();
@@ -163,10 +108,10 @@ TEST(Descriptors, SixHundredRanksConnectUnderASoftLimitOf1024) {
     }
     ::_exit(done ? 0 : 1);
   }
-  const std::string said = in_a_process([port] {
+  const std::string said = in_child_process([port] {
     if (!limit_to(kSoft, hard_limit())) return std::string("no limit could be set");
     Reactor reactor;
-    const TcpOptions connected = reactor.block_on(meet_ranks(reactor, options_of(0, port)));
+    const TcpOptions connected = reactor.block_on(meet_ranks(reactor, one_of_many(0, port)));
     std::size_t sockets = 0;
     for (const TcpPeer& peer : connected.peers)
       sockets += (peer.control && peer.control->is_open()) + (peer.bulk && peer.bulk->is_open());
@@ -179,10 +124,10 @@ TEST(Descriptors, SixHundredRanksConnectUnderASoftLimitOf1024) {
 }
 
 TEST(Descriptors, AHardLimitThatIsTooLowIsNamedAtOnceWithTheFix) {
-  const std::string said = in_a_process([] {
+  const std::string said = in_child_process([] {
     if (!limit_to(kSoft, kSoft)) return std::string("no limit could be set");
     Reactor reactor;
-    reactor.block_on(meet_ranks(reactor, options_of(5, 1)));
+    reactor.block_on(meet_ranks(reactor, one_of_many(5, 1)));
     return std::string("connected");
   });
   EXPECT_THAT(said, HasSubstr("rank 5 of 600 needs "));
@@ -191,7 +136,7 @@ TEST(Descriptors, AHardLimitThatIsTooLowIsNamedAtOnceWithTheFix) {
 }
 
 TEST(Descriptors, ALimitThatIsHighEnoughStaysAsItIs) {
-  const std::string said = in_a_process([] {
+  const std::string said = in_child_process([] {
     if (!limit_to(kSoft, hard_limit())) return std::string("no limit could be set");
     require_descriptors(0, 2);
     rlimit now{};
@@ -203,8 +148,8 @@ TEST(Descriptors, ALimitThatIsHighEnoughStaysAsItIs) {
 // What is opened since start can use up what was there at start.
 TEST(Descriptors, NoneLeftEndsTheJobAndIsNotWaitedFor) {
   const std::uint16_t port = free_port();
-  const std::string said = in_a_process([port] {
-    RankOptions options = options_of(0, port);
+  const std::string said = in_child_process([port] {
+    RankOptions options = one_of_many(0, port);
     options.world_size = 2;
     Reactor reactor;
     std::vector<int> taken;

@@ -72,7 +72,7 @@ class Handshake : public testing::Test {
   Task<> accept(tcp::socket& socket) { co_await accept_handshake(socket, kSecret); }
   Task<> call(tcp::socket& socket) { co_await call_handshake(socket, kSecret, kRankOne); }
 
-  /// Both ends ours: a session on each.
+  /// Makes both ends ours, with a session on each.
   std::pair<Session, Session> connect(Connection& connection) {
     Session caller;
     Session acceptor;
@@ -106,7 +106,7 @@ class Handshake : public testing::Test {
 constexpr std::size_t kHelloBytes = 64;
 constexpr std::size_t kDigestBytes = 32;
 
-/// As a rank of this version begins.
+/// The first bytes that a rank of this version sends.
 std::vector<std::byte> hello() {
   Reactor reactor;
   reactor.start();
@@ -129,7 +129,7 @@ std::vector<std::byte> hello() {
   return bytes;
 }
 
-// Or it could look for the secret at home, with all the time of the world.
+// With it, a stranger could guess secrets at home for as long as it likes.
 TEST_F(Handshake, AStrangerGetsNothingThatTheSecretMade) {
   Connection connection(reactor_);
   std::vector<std::byte> nonce;

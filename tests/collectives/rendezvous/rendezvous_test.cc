@@ -10,8 +10,6 @@
 
 #include <array>
 #include <boost/asio/read.hpp>
-#include <boost/asio/redirect_error.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <cstring>
@@ -26,6 +24,9 @@
 #include "collectives/rendezvous/handshake.h"
 #include "collectives/rendezvous/local_secret.h"
 #include "collectives/rendezvous/rank_address.h"
+#include "tests/collectives/rendezvous/rendezvous_ranks.h"
+#include "tests/support/child_process.h"
+#include "tests/support/free_port.h"
 
 namespace ziggurat {
 namespace {
@@ -40,23 +41,6 @@ Environment variables(std::map<std::string, std::string> values) {
     if (found == values.end()) return std::nullopt;
     return found->second;
   };
-}
-
-std::uint16_t free_port() {
-  asio::io_context context;
-  return tcp::acceptor(context, tcp::endpoint(asio::ip::address_v4::loopback(), 0))
-      .local_endpoint()
-      .port();
-}
-
-RankOptions options_of(int rank, int world, std::uint16_t port) {
-  RankOptions options;
-  options.rank = rank;
-  options.world_size = world;
-  options.rendezvous = "127.0.0.1:" + std::to_string(port);
-  options.secret = "a secret of this test";
-  options.connect_timeout = std::chrono::seconds(30);
-  return options;
 }
 
 /// Every rank on one reactor; what each ended with, empty where it was connected.
@@ -129,7 +113,7 @@ TEST(RankOptions, AreWhatTheLauncherSays) {
   EXPECT_EQ(srun.rendezvous, "gpu07:30123");
 }
 
-// Or the ranks of one would come to the other.
+// If they met at one port, the ranks of one job would come to the other.
 TEST(RankOptions, TwoJobsOfAHostMeetAtDifferentPorts) {
   const auto of_slurm = [](const char* job, const char* step) {
     return rank_options(variables({{"SLURM_PROCID", "1"},
@@ -244,24 +228,18 @@ void come_and_go(const RankOptions& options, std::uint16_t port) {
   reactor.start();
   const auto visit = [&]() -> Task<> {
     reactor.external_begin();
-    tcp::socket socket(reactor.context());
-    boost::system::error_code error;
-    do {
-      socket.close();
-      co_await socket.async_connect({asio::ip::address_v4::loopback(), port},
-                                    asio::redirect_error(asio::use_awaitable, error));
-    } while (error);
     const Caller caller{ConnectionKind::kJoin, options.rank, options.world_size, 0};
-    Session session = co_await call_handshake(socket, options.secret, caller);
+    Session session;
+    const auto socket = co_await call_until_accepted(reactor, port, caller, &session);
     const std::string row = RankAddress{}.to_json().dump();
-    co_await write_message(socket, session, row);
+    co_await write_message(*socket, session, row);
     std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the others have likely come too
     reactor.external_end();
   };
   reactor.block_on(visit());
 }
 
-// Not a moment of the minutes that ranks have to come is waited for.
+// Nobody waits for the minutes that ranks have to come.
 TEST(Rendezvous, ARankThatCameAndWentIsMissedByAll) {
   const std::uint16_t port = free_port();
   std::vector<RankOptions> ranks{options_of(0, 4, port), options_of(1, 4, port)};
@@ -270,7 +248,7 @@ TEST(Rendezvous, ARankThatCameAndWentIsMissedByAll) {
   const Outcome outcome = meet(ranks);
   third.join();
   EXPECT_THAT(outcome.errors[0], HasSubstr("rank 2 went away"));
-  // From rank 0, if it came in time; else that nobody meets there any more.
+  // It hears of it from rank 0 if it came in time; else it finds nobody there any more.
   EXPECT_NE(outcome.errors[1], "");
 }
 
@@ -341,28 +319,10 @@ TEST(Rendezvous, RanksOfOneHostNeedNoSecretOfTheirUser) {
   EXPECT_THAT(meet(ranks).errors, testing::Each(""));
 }
 
-/// Runs `body` in a process of another user; what it returned.
+/// What `body` returned in a process of another user.
 std::string as_another_user(uid_t user, const std::function<std::string()>& body) {
-  int ends[2];
-  if (::pipe(ends) != 0) return "no pipe";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    std::string text = "cannot become another user";
-    try {
-      if (::setuid(user) == 0) text = body();
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    const bool written = ::write(ends[1], text.data(), text.size()) >= 0;
-    ::_exit(written ? 0 : 1);
-  }
-  ::close(ends[1]);
-  std::string text;
-  char c = 0;
-  while (::read(ends[0], &c, 1) == 1) text += c;
-  ::close(ends[0]);
-  ::waitpid(child, nullptr, 0);
-  return text;
+  return in_child_process(
+      [&]() -> std::string { return ::setuid(user) == 0 ? body() : "cannot become another user"; });
 }
 
 constexpr uid_t kStranger = 65'534;
@@ -385,7 +345,7 @@ TEST(LocalSecret, IsForProcessesOfTheSameUserAndNobodyElse) {
     return "got " + own.block_on(local_secret(own, port));
   };
   EXPECT_EQ(asked(), "got " + secret);
-  // Forked where there are threads, which a test may: the child needs nothing of theirs.
+  // A test may fork where there are threads: the child needs nothing of theirs.
   const std::string strangers = as_another_user(kStranger, asked);
   EXPECT_THAT(strangers, testing::Not(HasSubstr(secret)));
   EXPECT_THAT(strangers, testing::AnyOf("got ", HasSubstr("and this is user 65534")));
@@ -426,8 +386,8 @@ TEST(LocalSecret, OneThatAnotherUserHandsOutIsRefusedAndTheUserNamed) {
   ::close(ready[1]);
 }
 
-/// What comes to a port that is open: scans, other protocols, wrong secrets, half a hello.
-void knock(std::uint16_t port, std::size_t times) {
+/// Sends what comes to an open port: scans, other protocols, wrong secrets, half a hello.
+void send_bad_handshakes(std::uint16_t port, std::size_t times) {
   std::mt19937 random(11);
   asio::io_context context;
   std::vector<std::unique_ptr<tcp::socket>> silent;
@@ -472,9 +432,9 @@ TEST(Rendezvous, TwoThousandBadHandshakesDoNotHoldUpTheJob) {
     group.spawn(one(1));
     co_await group.wait_idle();
   };
-  std::thread last([&] {  // rank 2 comes when all the others have knocked
+  std::thread last([&] {  // rank 2 comes when all the bad ones have come
     while (!somebody_listens(port)) std::this_thread::yield();
-    knock(port, 2000);
+    send_bad_handshakes(port, 2000);
     reactor.block_on(one(2));
   });
   reactor.block_on(both());

@@ -46,7 +46,7 @@ class TcpFaults : public testing::Test {
     return ranks;
   }
 
-  /// Each rank its own call at the same time; what each got for it.
+  /// Every rank makes its own call at the same time; returns what each got for it.
   std::vector<Failure> call(const std::vector<std::unique_ptr<Communicator>>& ranks,
                             const std::vector<OnRank>& calls) {
     std::vector<Failure> failures(ranks.size());
@@ -211,14 +211,14 @@ struct Script {
   std::vector<std::byte> control;
   std::vector<std::byte> bulk;
 };
-/// Sealed as `payloads` and, for each socket, `control` and `bulk` do it.
+/// `payloads` seals what they carry; `control` and `bulk` seal the headers of each socket.
 struct Seals {
   wire::PayloadSeal payloads;
   wire::HeaderSeal control{kTestEpoch};
   wire::HeaderSeal bulk{kTestEpoch};
 };
 Script script_of(std::span<const std::byte> bytes, Seals seals = {}) {
-  const wire::CallSpec spec{.kind = wire::CallKind::kAllGather, .count = bytes.size()};
+  const CallSpec spec{.kind = CallKind::kAllGather, .count = bytes.size()};
   Script script;
   std::uint64_t number = 0;
   const auto add = [&](std::vector<std::byte>& to, wire::FrameHeader header,
@@ -242,7 +242,7 @@ Script script_of(std::span<const std::byte> bytes, Seals seals = {}) {
   return script;
 }
 
-/// Bits flipped, bytes lost, doubled, put in or moved.
+/// Damages a script: bits flip, bytes are lost, doubled, put in or moved.
 void mutate(std::vector<std::byte>& bytes, std::mt19937& random) {
   const auto at = [&] { return static_cast<std::ptrdiff_t>(random() % bytes.size()); };
   const auto some = [&](std::ptrdiff_t from) {
@@ -330,7 +330,7 @@ class ForgedFrames : public TcpFaults {
     return call(rank_0_, {gather})[0];
   }
 
-  /// Copies of keys only.
+  /// Copies keys only.
   struct Keys {
     struct Peer {
       std::optional<wire::SealKey> payload_key;
@@ -351,7 +351,7 @@ class ForgedFrames : public TcpFaults {
 };
 
 TEST_F(ForgedFrames, OfTheRankItselfAreTaken) {
-  // The goodbye of a call that is done: rank 0 told rank 1 nothing that it could answer here.
+  // The call is done, so only rank 0's goodbye is left: it says nothing that could be answered.
   EXPECT_FALSE(receive(script_of(sent_, right())).failed);
   EXPECT_EQ(all_.back(), std::byte{7});
 }
@@ -376,7 +376,7 @@ TEST_F(ForgedFrames, ThatComeTwiceAreRefused) {
   EXPECT_THAT(receive(script).text, HasSubstr("wrong tag"));
 }
 
-// Rank 0's own, sent back to it.
+// Rank 0's own frames, sent back to it.
 TEST_F(ForgedFrames, OfTheOtherDirectionAreRefused) {
   Seals reflected = right();
   auto keys = *keys_of_rank_1_.peers[0].control_keys;
@@ -392,7 +392,7 @@ TEST_F(ForgedFrames, OfTheOtherConnectionAreRefused) {
   EXPECT_THAT(receive(script_of(sent_, std::move(crossed))).text, HasSubstr("wrong tag"));
 }
 
-// Minutes of it are fine, as long as some rank gets something done: here five times the timeout.
+// Waiting for minutes is fine as long as some rank finishes work: here five times the timeout.
 TEST_F(TcpFaults, ARankAtWorkIsWaitedForLongerThanTheTimeout) {
   const auto ranks = connect(2, std::chrono::milliseconds(400));
   const OnRank waits = [](Communicator& c) { return c.barrier(); };
