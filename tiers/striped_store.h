@@ -70,6 +70,8 @@ class StripedStore {
                 const std::function<void()>& before_seal);
 
   std::size_t stripe_count() const noexcept { return stripes_.size(); }
+  /// The stripe that a chunk's record is in.
+  std::uint32_t stripe_of(ChunkId chunk) const noexcept { return homes_[chunk].stripe; }
   /// Directory and bytes of records of each stripe, for reports.
   struct Share {
     std::string directory;

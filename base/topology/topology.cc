@@ -222,6 +222,18 @@ void log_environment() {
 
 }  // namespace
 
+std::span<const int> Topology::cpus_of(int numa_node) const noexcept {
+  const auto node = std::ranges::find(nodes, numa_node, &NumaNode::os_index);
+  return node == nodes.end() ? std::span<const int>() : std::span<const int>(node->cpus);
+}
+
+int Topology::node_of_cpu(int cpu) const noexcept {
+  const auto node = std::ranges::find_if(nodes, [cpu](const NumaNode& its) {
+    return std::ranges::find(its.cpus, cpu) != its.cpus.end();
+  });
+  return node == nodes.end() ? -1 : node->os_index;
+}
+
 Topology Topology::discover() {
   log_environment();
   const HwlocTopology topology = make_topology();
@@ -261,10 +273,6 @@ int numa_node_of_path(const std::string& path, const Topology& topology) {
     found = device->numa_node;
   }
   return found;
-}
-
-int numa_node_of_path(const std::string& path) {
-  return numa_node_of_path(path, Topology::discover());
 }
 
 }  // namespace ziggurat

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,13 @@ struct Topology {
   std::vector<Accelerator> accelerators;
   std::vector<PciDevice> pci_devices;
 
+  /// Memory is nearer to some cores than to others.
+  bool has_several_nodes() const noexcept { return nodes.size() > 1; }
+  /// CPUs of a node that this process may use; none where it is unknown.
+  std::span<const int> cpus_of(int numa_node) const noexcept;
+  /// -1 where unknown.
+  int node_of_cpu(int cpu) const noexcept;
+
   /// Reads this machine. Logs HWLOC_* environment variables if set, since they change placement.
   /// Errors (all three): kUnavailable if hwloc cannot read the machine, kInvalidArgument for a bad
   /// file or description.
@@ -54,7 +62,5 @@ struct Topology {
 /// where unknown: virtual machines, network and memory filesystems, a volume whose drives hang on
 /// different nodes.
 int numa_node_of_path(const std::string& path, const Topology& topology);
-/// The same on this machine.
-int numa_node_of_path(const std::string& path);
 
 }  // namespace ziggurat

@@ -16,6 +16,7 @@
 #include "core/engine/trainer_calls.h"
 #include "core/plan/device_plan.h"
 #include "core/plan/host_plan.h"
+#include "core/plan/node_plan.h"
 #include "core/schedule/context.h"
 #include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/homes.h"
@@ -104,6 +105,7 @@ class EngineImpl final : public Engine {
   // engine_notes.cc
   void describe();
   std::string durability() const;
+  void describe_nodes();
   void describe_ranks();
   void describe_quantization();
 
@@ -169,6 +171,7 @@ class EngineImpl final : public Engine {
   std::optional<ChunkTable> table_;
   HostPlan plan_;
   DevicePlan device_plan_;
+  NodePlan node_plan_;
   std::unique_ptr<PinnedPool> pool_;
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;

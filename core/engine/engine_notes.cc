@@ -2,6 +2,7 @@
 // core/engine/engine_notes.cc: what was chosen at open, in the lines that begin a run.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/bytes.h"
@@ -23,6 +24,7 @@ void EngineImpl::describe() {
       "gradients",
       table_->unit_count(), table_->chunks().size(), format_bytes(table_->largest_record_bytes()),
       pool_->page_kind(), plan_.items));
+  describe_nodes();
   describe_ranks();
   const bool swept = config_.placement.optimizer == Tier::kNvme;
   const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory());
@@ -40,6 +42,29 @@ void EngineImpl::describe() {
         fmt::format("{} of {} records stay in host memory: a step writes {} of them and reads {}",
                     kept_->kept_chunks(), table_->chunks().size(),
                     format_bytes(table_->total_record_bytes()), format_bytes(read_bytes)));
+  }
+}
+
+/// Where memory, workers and drives are; nothing where memory is one.
+void EngineImpl::describe_nodes() {
+  if (!runtime_.topology.has_several_nodes()) return;
+  if (!node_plan_.why_not.empty()) {
+    notes_.push_back(fmt::format("NUMA: nothing is placed: {}", node_plan_.why_not));
+    return;
+  }
+  std::string chunks;
+  for (const PoolNode& node : node_plan_.pool) {
+    chunks += fmt::format(
+        "{}{} of {} chunks and {} of {} workers on NUMA node {}", chunks.empty() ? "" : ", ",
+        std::ranges::count(node_plan_.chunk_nodes, node.numa_node), node_plan_.chunk_nodes.size(),
+        std::ranges::count(runtime_.worker_nodes, node.numa_node), runtime_.workers->threads(),
+        node.numa_node);
+  }
+  notes_.push_back(fmt::format("host memory: {}", pool_->placement()));
+  notes_.push_back(chunks);
+  for (const auto& [directory, node] : storage_->drive_nodes) {
+    notes_.push_back(node < 0 ? fmt::format("drive of {}: its NUMA node is not known", directory)
+                              : fmt::format("drive of {}: on NUMA node {}", directory, node));
   }
 }
 

@@ -214,9 +214,19 @@ void EngineImpl::check_identity(const StoreState& state) {
 }
 
 Task<> EngineImpl::build_floors() {
+  const std::vector<int> drive_nodes = storage_->chunk_drive_nodes();
+  node_plan_ = plan_nodes(*table_, plan_,
+                          {.topology = runtime_.topology,
+                           .worker_nodes = runtime_.worker_nodes,
+                           .chunk_drive_nodes = drive_nodes,
+                           .placement = config_.placement,
+                           .host_budget_bytes = config_.host_budget_bytes});
   PinnedPoolOptions options;
   options.budget_bytes = config_.host_budget_bytes;
   options.reserves = plan_.reserves;
+  options.nodes = node_plan_.pool;
+  options.memory_policy = runtime_.memory_policy.get();
+  options.metrics = &runtime_.metrics;
   options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
@@ -238,6 +248,7 @@ Task<> EngineImpl::build_floors() {
       .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
       .cancel = cancel_,
       .tasks = *tasks_,
+      .chunk_nodes = node_plan_.chunk_nodes,
       .fail = [this](std::exception_ptr error) { fail(error); }});
   const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};
   Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
@@ -277,7 +288,8 @@ Task<Lease> EngineImpl::state_lease(ChunkId id) {
   const LeaseRequest request{.purpose = Purpose::kOptimizer,
                              .size_bytes = size_bytes,
                              .need = {.generation = generation_, .position = id},
-                             .holder = "opening"};
+                             .holder = "opening",
+                             .numa_node = context_->node_of(id)};
   co_return co_await pool_->acquire(request);
 }
 
@@ -359,7 +371,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     }
     hash = record_hash(record, seed, table_->record_format(id));
   };
-  co_await runtime_.workers->run(runtime_.reactor, "initialize", job);
+  co_await context_->run_near(id, "initialize", job);
   co_await storage_->store->write(id, 0, record, hash);
   co_await publish_params(id, item);
   report_progress(id, "writing generation 0");

@@ -14,9 +14,28 @@
 
 namespace ziggurat {
 
+namespace {
+
+/// NUMA node of each pinned worker; none where memory is one.
+std::vector<int> nodes_of(const std::vector<int>& cpus, const Topology& topology) {
+  std::vector<int> nodes;
+  if (!topology.has_several_nodes()) return nodes;
+  for (const int cpu : cpus) nodes.push_back(topology.node_of_cpu(cpu));
+  return nodes;
+}
+
+}  // namespace
+
 std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   auto runtime = std::make_unique<Runtime>();
-  runtime->topology = Topology::discover();
+  runtime->topology = options.topology ? *options.topology : Topology::discover();
+  runtime->memory_policy = options.memory_policy;
+  runtime->drive_node = options.drive_node;
+  if (!runtime->drive_node) {
+    runtime->drive_node = [&topology = runtime->topology](const std::string& directory) {
+      return numa_node_of_path(directory, topology);
+    };
+  }
   const CoreBudget budget = core_budget(runtime->topology);
   const std::size_t threads = options.threads != 0 ? options.threads : budget.workers;
   const std::size_t cores = runtime->topology.physical_cores.size();
@@ -27,10 +46,12 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
                             threads, logical, cores));
   }
   if (!options.trace_path.empty()) runtime->trace = Trace::open(options.trace_path);
-  WorkerPoolOptions pool{.threads = threads, .cpus = {}, .trace = runtime->trace.get()};
+  WorkerPoolOptions pool{
+      .threads = threads, .cpus = {}, .trace = runtime->trace.get(), .metrics = &runtime->metrics};
   if (threads <= budget.cpus.size())
     pool.cpus.assign(budget.cpus.begin(),
                      budget.cpus.begin() + static_cast<std::ptrdiff_t>(threads));
+  pool.nodes = runtime->worker_nodes = nodes_of(pool.cpus, runtime->topology);
   runtime->io_engine = options.io_engine;
   if (!runtime->io_engine) {
     runtime->io_engine = [](Reactor& reactor, const std::string& directory) {

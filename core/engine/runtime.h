@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "aio/io_engine.h"
 #include "base/runtime/metrics.h"
@@ -15,6 +17,7 @@
 #include "base/runtime/worker_pool.h"
 #include "base/topology/topology.h"
 #include "collectives/communicator.h"
+#include "tiers/memory_policy.h"
 
 namespace ziggurat {
 
@@ -23,10 +26,18 @@ namespace ziggurat {
 using IoEngineFactory =
     std::function<std::unique_ptr<IoEngine>(Reactor& reactor, const std::string& directory)>;
 
+/// NUMA node of the drive under a directory, which may not exist yet; -1: unknown.
+using DriveNode = std::function<int(const std::string& directory)>;
+
 struct RuntimeOptions {
   std::size_t threads = 0;         ///< workers; 0: this rank's share of the host (core_budget.h)
   std::string trace_path;          ///< empty: no trace
   IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
+  /// The machine; these three are for tests. Empty: this one, what it says of its drives, its
+  /// kernel.
+  std::optional<Topology> topology = {};
+  DriveNode drive_node = {};
+  std::shared_ptr<MemoryPolicy> memory_policy = {};
 };
 
 /// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
@@ -38,6 +49,9 @@ struct Runtime {
   ~Runtime();
 
   Topology topology;
+  std::vector<int> worker_nodes;  ///< NUMA node of each worker; empty: one node, or not pinned
+  DriveNode drive_node;           ///< never empty
+  std::shared_ptr<MemoryPolicy> memory_policy;  ///< null: the kernel's
   Metrics metrics;
   std::unique_ptr<Trace> trace;  ///< may be null
   Reactor reactor;

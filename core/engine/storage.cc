@@ -13,6 +13,7 @@
 #include "aio/drive_queue.h"
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/topology/thread_place.h"
 
 namespace ziggurat {
 namespace {
@@ -56,12 +57,18 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreement
     std::uint64_t& most = measured[devices.back()];
     most = std::max(most, directory.outstanding_bytes);
   }
+  if (runtime.topology.has_several_nodes()) {
+    for (const StoreDirectory& directory : store)
+      storage->drive_nodes[directory.path] = runtime.drive_node(directory.path);
+  }
   std::map<dev_t, IoEngine*> engines;
   for (std::size_t i = 0; i < store.size(); ++i) {
     IoEngine*& io = engines[devices[i]];
     if (io == nullptr) {
       DriveQueueOptions options;
       if (measured[devices[i]] > 0) options.outstanding_bytes_max = measured[devices[i]];
+      const ThreadPlace near_drive(storage->cpus_near(runtime.topology, store[i].path),
+                                   fmt::format("transfers of `store={}`", store[i].path));
       storage->drives.push_back(std::make_unique<DriveQueue>(
           runtime.reactor, runtime.io_engine(runtime.reactor, store[i].path), options));
       io = storage->drives.back().get();
@@ -70,6 +77,23 @@ std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreement
         {.io = *io, .observers = observers, .directory = store[i].path, .weight = store[i].weight});
   }
   return storage;
+}
+
+std::span<const int> Storage::cpus_near(const Topology& topology,
+                                        const std::string& directory) const {
+  const auto node = drive_nodes.find(directory);
+  return node == drive_nodes.end() ? std::span<const int>() : topology.cpus_of(node->second);
+}
+
+std::vector<int> Storage::chunk_drive_nodes() const {
+  std::vector<int> by_stripe;
+  if (drive_nodes.empty()) return by_stripe;
+  for (const StripedStore::Share& share : store->shares())
+    by_stripe.push_back(drive_nodes.at(share.directory));
+  std::vector<int> by_chunk;
+  for (std::size_t id = 0; id < store->chunk_count(); ++id)
+    by_chunk.push_back(by_stripe[store->stripe_of(static_cast<ChunkId>(id))]);
+  return by_chunk;
 }
 
 StripedStore::Environment Storage::environment(Runtime& runtime, const EngineConfig& config) {

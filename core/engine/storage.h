@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -43,6 +44,8 @@ struct Storage {
 
   std::vector<std::unique_ptr<IoEngine>> drives;  ///< one ring per block device
   std::vector<StripePlace> places;                ///< one per directory of the store
+  /// NUMA node of each directory's drive, -1 where unknown; empty where memory is one.
+  std::map<std::string, int> drive_nodes;
   /// One for all drives: what is busy is the set, and its bandwidth is what a step is bound by.
   IoActivity activity;
   Communicator& ranks;
@@ -51,9 +54,14 @@ struct Storage {
   std::optional<AlignedMemory> fill;
   std::unique_ptr<StripedStore> store;
 
-  /// Makes the directories if needed and picks an IoEngine for each drive.
+  /// Makes the directories if needed and picks an IoEngine for each drive; its ring's memory and
+  /// its threads are on the drive's NUMA node.
   static std::unique_ptr<Storage> open(Runtime& runtime, Communicator& agreements,
                                        const std::vector<StoreDirectory>& store);
+  /// CPUs on the node of the directory's drive; none where that does not matter or is not known.
+  std::span<const int> cpus_near(const Topology& topology, const std::string& directory) const;
+  /// NUMA node of the drive that holds each chunk's record; empty where memory is one.
+  std::vector<int> chunk_drive_nodes() const;
   StripedStore::Environment environment(Runtime& runtime, const EngineConfig& config);
   std::string paths() const;  ///< for messages: as given to --store
 };

@@ -20,9 +20,13 @@ Task<> Context::run_all(const char* name, const std::vector<std::function<void()
   co_await group.wait_idle();
 }
 
-Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder) {
-  Lease lease = pool.try_acquire(
-      {.purpose = purpose, .size_bytes = size_bytes, .need = {}, .holder = holder});
+Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder,
+                               int numa_node) {
+  Lease lease = pool.try_acquire({.purpose = purpose,
+                                  .size_bytes = size_bytes,
+                                  .need = {},
+                                  .holder = holder,
+                                  .numa_node = numa_node});
   if (!lease) {
     const Account account = pool.account();
     throw MemoryExhausted(

@@ -40,15 +40,29 @@ struct Context {
   CancelScope& cancel;
   /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
   WorkGroup& tasks;
+  /// NUMA node of each chunk, where its bytes lie and are worked on; empty: memory is one.
+  std::vector<int> chunk_nodes = {};
   std::function<void(std::exception_ptr)> fail;
+
+  /// -1: anywhere.
+  int node_of(ChunkId chunk) const noexcept {
+    return chunk < chunk_nodes.size() ? chunk_nodes[chunk] : -1;
+  }
+  /// Of what a unit's chunks share: the node of its first.
+  int node_of_unit(UnitId unit) const noexcept { return node_of(table.unit(unit).first_chunk); }
 
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
+  /// Runs `job`, which must outlive the await, on a worker near `chunk`'s bytes.
+  Task<> run_near(ChunkId chunk, const char* name, const std::function<void()>& job) {
+    return workers.run(reactor, name, job, node_of(chunk));
+  }
   /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
   /// rethrows what the first that failed threw.
   Task<> run_all(const char* name, const std::vector<std::function<void()>>& jobs);
   /// Host memory that is kept for the whole run. Errors: kResourceExhausted with the account.
-  Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder);
+  Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder,
+                        int numa_node = -1);
 
  private:
   Task<> guarded(Task<> task);

@@ -39,7 +39,8 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
     const std::uint64_t size_bytes =
         context.table.home_count(u) * ziggurat::size_bytes(context.table.dtype());
     if (home->tier_ == Tier::kHost) {
-      home->host_.push_back(context.permanent_lease(Purpose::kParams, size_bytes, "parameters"));
+      home->host_.push_back(context.permanent_lease(Purpose::kParams, size_bytes, "parameters",
+                                                    context.node_of_unit(u)));
     } else if (home->tier_ == Tier::kDevice) {
       home->device_.push_back(context.device.allocate(size_bytes, Purpose::kParams));
     }
@@ -130,7 +131,7 @@ Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
     read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
                 param);
   };
-  co_await context_.workers.run(context_.reactor, "round params", job);
+  co_await context_.run_near(id, "round params", job);
   co_await publish(id, param);
 }
 
@@ -267,8 +268,11 @@ Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
     co_await copy(context_.reactor, context_.to_host, request);
     co_return;
   }
-  const LeaseRequest lease_request{
-      .purpose = Purpose::kGradients, .size_bytes = size_bytes, .need = need, .holder = "gradient"};
+  const LeaseRequest lease_request{.purpose = Purpose::kGradients,
+                                   .size_bytes = size_bytes,
+                                   .need = need,
+                                   .holder = "gradient",
+                                   .numa_node = context_.node_of(id)};
   Lease lease = co_await context_.pool.acquire(lease_request);
   const Stream::Copy request{.destination = lease.bytes().data(),
                              .source = source,
@@ -282,7 +286,7 @@ Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
   std::uint64_t hash = 0;
   const std::span<const std::byte> bytes = lease.bytes();
   const std::function<void()> job = [&] { hash = hash64(bytes, id); };
-  co_await context_.workers.run(context_.reactor, "hash gradient", job);
+  co_await context_.run_near(id, "hash gradient", job);
   co_await swap_->write(id, bytes, hash, IoPriority::kWriteBack);
 }
 
@@ -294,7 +298,7 @@ Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte
   co_await swap_->read(id, item, IoPriority::kPrefetch);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(item, id); };
-  co_await context_.workers.run(context_.reactor, "verify gradient", job);
+  co_await context_.run_near(id, "verify gradient", job);
   if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
   co_return grad;
 }
@@ -312,7 +316,8 @@ RecordHome::RecordHome(Context& context) : context_(context) {
     if (!resident(id)) continue;
     const std::uint64_t size_bytes = chunks[id].record_bytes();
     if (context.placement.optimizer == Tier::kHost) {
-      host_[id] = context.permanent_lease(Purpose::kOptimizer, size_bytes, "optimizer state");
+      host_[id] = context.permanent_lease(Purpose::kOptimizer, size_bytes, "optimizer state",
+                                          context.node_of(id));
     } else {
       device_[id] = context.device.allocate(size_bytes, Purpose::kOptimizer);
     }

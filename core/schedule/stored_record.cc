@@ -12,7 +12,7 @@ Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const
   const std::function<void()> job = [&] {
     hash = record_hash(record, seed, context.table.record_format(chunk));
   };
-  co_await context.workers.run(context.reactor, "hash record", job);
+  co_await context.run_near(chunk, "hash record", job);
   co_return hash;
 }
 

@@ -30,6 +30,7 @@
 #include "integrations/cli/flag_words.h"
 #include "integrations/gpt/trainer.h"
 #include "tiers/cuda_device.h"
+#include "tiers/host_mapping.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -46,6 +47,26 @@ void look(std::string_view what, const Look& action) {
   }
 }
 
+/// Asks for a little memory on each node, as the engine asks for host memory.
+void show_node_memory(const Topology& topology) {
+  if (!topology.has_several_nodes()) {
+    say("NUMA memory", "one node: nothing is placed, and the kernel is asked for nothing");
+    return;
+  }
+  constexpr std::uint64_t kPartBytes = 2 * kMiB;
+  HostMappingOptions options{.owner = "doctor's memory", .huge_pages = false};
+  for (const NumaNode& node : topology.nodes) {
+    options.parts.push_back(
+        {.numa_node = node.os_index, .size_bytes = kPartBytes, .cpus = node.cpus});
+    options.size_bytes += kPartBytes;
+  }
+  say("NUMA memory", HostMapping(options).placement());
+  for (const Accelerator& gpu : topology.accelerators) {
+    say("NUMA GPU", gpu.numa_node < 0 ? fmt::format("{}: node not known", gpu.name)
+                                      : fmt::format("{}: node {}", gpu.name, gpu.numa_node));
+  }
+}
+
 void show_processors() {
   const Topology topology = Topology::discover();
   const CoreBudget budget = core_budget(topology);
@@ -57,6 +78,7 @@ void show_processors() {
     say("NUMA node", fmt::format("{}: {} of memory, {} CPUs", node.os_index,
                                  format_bytes(node.memory_bytes), node.cpus.size()));
   }
+  show_node_memory(topology);
 }
 
 void show_instruction_sets() {
@@ -160,13 +182,16 @@ void show_ranks() {
 void show_storage(const std::string& path) {
   const std::string folder = nearest_existing(path);
   const Filesystem filesystem = filesystem_of(folder);
-  const int node = numa_node_of_path(folder);
+  const Topology topology = Topology::discover();
+  const int node = numa_node_of_path(folder, topology);
   say("path",
       fmt::format("{}{}: {} on {}, {} of {} free{}{}", path,
                   folder == path ? "" : fmt::format(" (to be made in {})", folder), filesystem.type,
                   filesystem.source, format_bytes(filesystem.available_bytes),
                   format_bytes(filesystem.total_bytes), filesystem.read_only ? ", READ-ONLY" : "",
-                  node < 0 ? "" : fmt::format(", NUMA node {}", node)));
+                  node >= 0                      ? fmt::format(", NUMA node {}", node)
+                  : topology.has_several_nodes() ? ", NUMA node not known"
+                                                 : ""));
   Reactor reactor;
   IoProbe probe;
   const std::unique_ptr<IoEngine> io = choose_io_engine(reactor, folder, &probe);

@@ -87,6 +87,12 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
         totals[Counter::kSpeculations], report.steps + report.skipped,
         totals[Counter::kSpeculationsRedone],
         format_bytes(totals[Counter::kSpeculationWasteBytes])));
+  const std::uint64_t leases = totals[Counter::kLeasesOnNode] + totals[Counter::kLeasesElsewhere];
+  const std::uint64_t jobs = totals[Counter::kJobsOnNode] + totals[Counter::kJobsElsewhere];
+  if (leases + jobs > 0)
+    lines.push_back(fmt::format("on the NUMA node of their chunk: {} of {} leases, {} of {} jobs",
+                                totals[Counter::kLeasesOnNode], leases,
+                                totals[Counter::kJobsOnNode], jobs));
   if (const std::uint64_t checkpoints = totals[Counter::kCheckpoints]; checkpoints > 0)
     lines.push_back(fmt::format("{} checkpoints of state in memory: {:.2f} s each, beside training",
                                 checkpoints,

@@ -561,6 +561,38 @@ TEST(CliCommand, DoctorSaysARanksShareOfTheCores) {
   EXPECT_THAT(doctor("999").out, HasSubstr("not a rank"));
 }
 
+TEST(CliCommand, DoctorSaysOnWhichNodesMemoryCanBeHad) {
+  const TemporaryFolder folder;
+  const auto doctor = [&](const char* machine) {
+    return ziggurat(folder.path(), {"doctor", "--path", folder.path().string()},
+                    {{"HWLOC_SYNTHETIC", machine}})
+        .out;
+  };
+  const std::string one = doctor("pack:1 [numa] core:2 pu:1");
+  EXPECT_THAT(one, HasSubstr("one node: nothing is placed"));
+  EXPECT_THAT(one, Not(HasSubstr("NUMA node not known")));
+  // Node 1000 is on no machine: the kernel refuses it, and doctor says so twice.
+  const std::string two = doctor("pack:2 [numa(indexes=0,1000)] core:1 pu:1");
+  EXPECT_THAT(two, HasSubstr("2.0 MiB on NUMA node 0"));
+  EXPECT_THAT(two, HasSubstr("2.0 MiB on NUMA node 1000 (by first touch: E"));
+  EXPECT_THAT(two, HasSubstr("takes no memory policy for NUMA node"));
+}
+
+TEST(CliCommand, AMachineOfTwoNodesTrainsWithTheSameBitsAndSaysWhereEverythingIs) {
+  const TemporaryFolder folder;
+  const auto train = [&](const char* store, const char* machine) {
+    return ziggurat(folder.path(), tiny_train(folder, store, 3), {{"HWLOC_SYNTHETIC", machine}});
+  };
+  const Output one = train("one", "pack:1 [numa] core:2 pu:1");
+  const Output two = train("two", "pack:2 [numa] core:1 pu:1");
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  EXPECT_THAT(one.out, Not(HasSubstr("on NUMA node")));
+  EXPECT_THAT(two.out, HasSubstr(" on NUMA node "));
+  EXPECT_THAT(two.out, HasSubstr("on the NUMA node of their chunk:"));
+  EXPECT_EQ(loss_bits(two.out), loss_bits(one.out));
+}
+
 // Damage is said by name; what remains is used or the run refused, never a wrong number.
 TEST(CliCommand, ADamagedRecordIsRefusedByName) {
   const TemporaryFolder folder;

@@ -218,11 +218,15 @@ TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
     return text;
   };
   EXPECT_THAT(text_of({}), AllOf(Not(HasSubstr("before the norm was known")),
-                                 Not(HasSubstr("kept in host memory"))));
+                                 Not(HasSubstr("kept in host memory")), Not(HasSubstr("NUMA"))));
   const std::string text = text_of(counters({{Counter::kSpeculations, 1},
                                              {Counter::kSpeculationWasteBytes, kMiB},
                                              {Counter::kRecordCacheHits, 3},
-                                             {Counter::kRecordCacheHitBytes, 6 * kMiB}}));
+                                             {Counter::kRecordCacheHitBytes, 6 * kMiB},
+                                             {Counter::kLeasesOnNode, 5},
+                                             {Counter::kLeasesElsewhere, 1},
+                                             {Counter::kJobsOnNode, 4}}));
+  EXPECT_THAT(text, HasSubstr("on the NUMA node of their chunk: 40 of 48 leases, 32 of 32 jobs"));
   EXPECT_THAT(text, HasSubstr("8 of 12 steps; 0 made again, 8.0 MiB moved in vain"));
   EXPECT_THAT(text, HasSubstr("48.0 MiB"));
   EXPECT_THAT(text, HasSubstr("records kept in host memory"));

@@ -34,7 +34,8 @@ LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
   return {.purpose = Purpose::kOptimizer,
           .size_bytes = item_bytes(context_, parts_.params, parts_.grads, context_.table.chunk(id)),
           .need = {.generation = pass.generation, .position = kFirstRecordPosition + id},
-          .holder = "optimizer chunk"};
+          .holder = "optimizer chunk",
+          .numa_node = context_.node_of(id)};
 }
 
 /// Returns once the chunk may be updated: its record is in the item, its gradient at home, the
@@ -137,7 +138,7 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
                           .first_element = context_.table.first_element(id)};
     hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
   };
-  co_await context_.workers.run(context_.reactor, "update record", job);
+  co_await context_.run_near(id, "update record", job);
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
   if (hashing.verify && hashes.before != expected.hash)
     throw parts_.store.corrupt_record(id, to - 1);
