@@ -48,7 +48,7 @@ struct Context {
   int node_of(ChunkId chunk) const noexcept {
     return chunk < chunk_nodes.size() ? chunk_nodes[chunk] : -1;
   }
-  /// Of what a unit's chunks share: the node of its first.
+  /// What a unit's chunks share is on the node of its first.
   int node_of_unit(UnitId unit) const noexcept { return node_of(table.unit(unit).first_chunk); }
 
   /// Starts `task` as a background pipeline.
