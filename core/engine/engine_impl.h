@@ -67,6 +67,13 @@ class EngineImpl final : public Engine {
   std::vector<std::string> description() const override;
 
  private:
+  /// A chunk's memory while the store is made or read.
+  struct ItemMemory {
+    Lease lease{};  ///< none for a record that is kept
+    std::span<std::byte> item{};
+    std::span<std::byte> record{};
+  };
+
   // engine_open.cc
   void validate();
   Task<> open_on_reactor(const Initializer& initialize);
@@ -79,6 +86,7 @@ class EngineImpl final : public Engine {
   std::size_t chunks_at_once() const;
   void make_sweep(std::uint64_t store_offset);
   Task<Lease> state_lease(ChunkId id);
+  Task<ItemMemory> item_of(ChunkId id);
   std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
   std::span<std::byte> record_memory(ChunkId id, std::span<std::byte> item) const;
   Task<> publish_params(ChunkId id, std::span<std::byte> item);

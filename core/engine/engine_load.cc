@@ -68,15 +68,12 @@ Task<> EngineImpl::load_state() {
 
 Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {
   if (kept_->keeps(id)) kept_->forget(id);
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> item = item_memory(id, lease);
-  const std::span<std::byte> record = record_memory(id, item);
+  const ItemMemory memory = co_await item_of(id);
   RecordDamage damage{.chunk = id, .fault = {}};
-  const bool whole = co_await look_at_record(record, damage);
+  const bool whole = co_await look_at_record(memory.record, damage);
   report_progress(id, "reading the store");
   if (whole) {
-    co_await publish_params(id, item);
+    co_await publish_params(id, memory.item);
   } else {
     damaged.push_back(std::move(damage));
   }

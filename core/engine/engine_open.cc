@@ -293,6 +293,14 @@ Task<Lease> EngineImpl::state_lease(ChunkId id) {
   co_return co_await pool_->acquire(request);
 }
 
+Task<EngineImpl::ItemMemory> EngineImpl::item_of(ChunkId id) {
+  ItemMemory memory;
+  if (!kept_->keeps(id)) memory.lease = co_await state_lease(id);
+  memory.item = item_memory(id, memory.lease);
+  memory.record = record_memory(id, memory.item);
+  co_return std::move(memory);
+}
+
 /// The kept chunk's own memory, or `lease`: a work item's.
 std::span<std::byte> EngineImpl::item_memory(ChunkId id, const Lease& lease) const {
   return kept_->keeps(id) ? kept_->item(id) : lease.bytes();
@@ -354,10 +362,7 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
 
 Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   const Chunk& chunk = table_->chunk(id);
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> item = item_memory(id, lease);
-  const std::span<std::byte> record = record_memory(id, item);
+  const ItemMemory memory = co_await item_of(id);
   std::uint64_t hash = 0;
   const std::uint64_t seed = storage_->store->write_seed(id, 0);
   const std::function<void()> job = [&] {
@@ -365,15 +370,15 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     const std::uint64_t real = table_->real_count(id);
     initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
     if (chunk.constant) {
-      std::memcpy(record.data(), masters.data(), record.size());
+      std::memcpy(memory.record.data(), masters.data(), memory.record.size());
     } else {
-      write_record(table_->state().optimizer, table_->state().format, masters, record);
+      write_record(table_->state().optimizer, table_->state().format, masters, memory.record);
     }
-    hash = record_hash(record, seed, table_->record_format(id));
+    hash = record_hash(memory.record, seed, table_->record_format(id));
   };
   co_await context_->run_near(id, "initialize", job);
-  co_await storage_->store->write(id, 0, record, hash);
-  co_await publish_params(id, item);
+  co_await storage_->store->write(id, 0, memory.record, hash);
+  co_await publish_params(id, memory.item);
   report_progress(id, "writing generation 0");
 }
 

@@ -58,27 +58,22 @@ Task<> EngineImpl::repair_records(const std::vector<RecordCopies::Repair>& repai
 Task<> EngineImpl::give_copy(const RecordCopies::Repair& repair) {
   const ChunkId id = repair.damage.chunk;
   const bool in_memory = records_->resident(id) || kept_->keeps(id);
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, item_memory(id, lease));
+  const ItemMemory memory = co_await item_of(id);
   if (!in_memory) {
     RecordDamage damage{.chunk = id, .fault = {}};
-    co_await look_at_record(record, damage);
+    co_await look_at_record(memory.record, damage);
   }
-  co_await copies_->ranks().send(record, repair.to);
+  co_await copies_->ranks().send(memory.record, repair.to);
 }
 
 Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
   const ChunkId id = repair.damage.chunk;
   StripedStore& store = *storage_->store;
-  Lease lease;
-  if (!kept_->keeps(id)) lease = co_await state_lease(id);
-  const std::span<std::byte> item = item_memory(id, lease);
-  const std::span<std::byte> record = record_memory(id, item);
+  const ItemMemory memory = co_await item_of(id);
   const int giver = copies_->number(repair.from);
-  co_await copies_->ranks().recv(record, repair.from);
+  co_await copies_->ranks().recv(memory.record, repair.from);
   const bool right =
-      co_await is_record_of(*context_, store, id, store.durable_generation(), record);
+      co_await is_record_of(*context_, store, id, store.durable_generation(), memory.record);
   if (!right) {
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("{} is damaged ({}), and the copy that rank {} gave of it is not what "
@@ -86,8 +81,8 @@ Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
                             "of both ranks (smartctl, dmesg) and start again",
                             store.place_of(id), repair.damage.fault, giver));
   }
-  co_await store.repair(id, record);
-  co_await publish_params(id, item);
+  co_await store.repair(id, memory.record);
+  co_await publish_params(id, memory.item);
   notes_.push_back(fmt::format("{} was damaged ({}); repaired from the copy on rank {}",
                                store.place_of(id), repair.damage.fault, giver));
   log().warn("{}", notes_.back());

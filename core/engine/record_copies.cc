@@ -37,16 +37,16 @@ Task<std::vector<RecordCopies::Repair>> RecordCopies::plan(const StripedStore& s
   const std::size_t chunks = store.chunk_count();
   const std::size_t count = members_.size();
   const auto me = static_cast<std::size_t>(ranks_->rank());
-  const auto damage_of = [&](ChunkId chunk) {
-    return std::ranges::find(damaged, chunk, &RecordDamage::chunk);
-  };
+  std::vector<RecordDamage*> damage_of(chunks);
+  for (RecordDamage& damage : damaged) damage_of[damage.chunk] = &damage;
+  std::vector<bool> repaired(chunks);
   std::vector<Repair> repairs;
   for (std::size_t first = 0; first < chunks; first += kComparedAtOnce) {
     const std::size_t compared = std::min(kComparedAtOnce, chunks - first);
     std::vector<std::uint64_t> mine(compared);
     for (std::size_t i = 0; i < compared; ++i) {
       const auto chunk = static_cast<ChunkId>(first + i);
-      const bool whole = damage_of(chunk) == damaged.end();
+      const bool whole = damage_of[chunk] == nullptr;
       mine[i] = claim(store.expected(chunk, store.durable_generation()), whole);
     }
     std::vector<std::uint64_t> all(compared * count);
@@ -64,14 +64,14 @@ Task<std::vector<RecordCopies::Repair>> RecordCopies::plan(const StripedStore& s
                       .from = *from,
                       .to = static_cast<int>(to)};
         if (to == me) {
-          const auto lost = damage_of(repair.damage.chunk);
-          repair.damage = std::move(*lost);
-          damaged.erase(lost);
+          repair.damage = *damage_of[repair.damage.chunk];
+          repaired[repair.damage.chunk] = true;
         }
         repairs.push_back(std::move(repair));
       }
     }
   }
+  std::erase_if(damaged, [&](const RecordDamage& damage) { return repaired[damage.chunk]; });
   co_return repairs;
 }
 
