@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "core/sharding/param_groups.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/equal_units.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -20,16 +21,7 @@ constexpr float kClip = 20.0F;
 constexpr const char* kDemo = "params=host,grads=host,optimizer=nvme";
 
 /// Four units of eight tiles each.
-ModelSpec even_model() {
-  ModelSpec model{.name = "even", .units = {}};
-  for (std::size_t u = 0; u < 4; ++u) {
-    const std::string unit = "unit" + std::to_string(u);
-    model.units.push_back(
-        {.name = unit,
-         .params = {{.name = unit + ".weight", .shape = {1024, 128}, .decay = true}}});
-  }
-  return model;
-}
+ModelSpec even_model() { return equal_units("even", 4, 1024); }
 
 ParamGroup frozen(const char* params) { return {.params = params, .frozen = true}; }
 

@@ -9,6 +9,7 @@
 #include "aio/probe.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/equal_units.h"
 #include "tests/support/recording_policy.h"
 
 namespace ziggurat::testing {
@@ -26,16 +27,7 @@ constexpr const char* kOneNode = "pack:1 [numa] core:2 pu:1";
 constexpr const char* kTwoNodes = "pack:2 [numa] core:1 pu:1";
 
 /// Forty chunks of one size.
-ModelSpec wide_model() {
-  ModelSpec model{.name = "wide", .units = {}};
-  for (std::size_t u = 0; u < 5; ++u) {
-    const std::string unit = "unit" + std::to_string(u);
-    model.units.push_back(
-        {.name = unit,
-         .params = {{.name = unit + ".weight", .shape = {1000, 128}, .decay = true}}});
-  }
-  return model;
-}
+ModelSpec wide_model() { return equal_units("wide", 5, 1000); }
 
 /// An engine whose store is in `directories`, and what was asked of the kernel.
 struct Machine {

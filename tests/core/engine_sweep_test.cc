@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "core/schedule/optimizer/speculation.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/equal_units.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -24,16 +25,7 @@ constexpr float kClip = 20.0F;
 constexpr std::uint64_t kRecordsBytes = 12 * 12 * kTileElements;  // twelve tiles
 
 /// Five units of eight tiles each: enough chunks for some of them to be kept.
-ModelSpec wide_model() {
-  ModelSpec model{.name = "wide", .units = {}};
-  for (std::size_t u = 0; u < 5; ++u) {
-    const std::string unit = "unit" + std::to_string(u);
-    model.units.push_back(
-        {.name = unit,
-         .params = {{.name = unit + ".weight", .shape = {1000, 128}, .decay = true}}});
-  }
-  return model;
-}
+ModelSpec wide_model() { return equal_units("wide", 5, 1000); }
 constexpr float kWideClip = 45.0F;  // norms of about 23, and four times that
 constexpr std::uint64_t kWideRecordsBytes = 40 * 12 * kTileElements;
 

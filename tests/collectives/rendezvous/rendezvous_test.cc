@@ -13,6 +13,7 @@
 #include <boost/asio/write.hpp>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <random>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/runtime/async.h"
+#include "base/runtime/for_each.h"
 #include "collectives/random.h"
 #include "collectives/rendezvous/handshake.h"
 #include "collectives/rendezvous/local_secret.h"
@@ -54,7 +56,7 @@ Outcome meet(const std::vector<RankOptions>& ranks) {
   outcome.errors.resize(ranks.size());
   Reactor reactor;
   reactor.start();
-  const auto one = [&](std::size_t i) -> Task<> {
+  const std::function<Task<>(std::size_t)> one = [&](std::size_t i) -> Task<> {
     try {
       outcome.connected[i] = co_await meet_ranks(reactor, ranks[i]);
     } catch (const Error& error) {
@@ -62,12 +64,7 @@ Outcome meet(const std::vector<RankOptions>& ranks) {
     }
     outcome.connected[i].peers.clear();  // sockets are this reactor's
   };
-  const auto all = [&]() -> Task<> {
-    WorkGroup group(reactor);
-    for (std::size_t i = 0; i < ranks.size(); ++i) group.spawn(one(i));
-    co_await group.wait_idle();
-  };
-  reactor.block_on(all());
+  reactor.block_on(for_each_index(reactor, ranks.size(), ranks.size(), one));
   return outcome;
 }
 

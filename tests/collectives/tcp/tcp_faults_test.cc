@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/runtime/async.h"
+#include "base/runtime/for_each.h"
 #include "base/runtime/worker_pool.h"
 #include "collectives/exchange/exchange_communicator.h"
 #include "collectives/exchange/frame.h"
@@ -50,19 +51,14 @@ class TcpFaults : public testing::Test {
   std::vector<Failure> call(const std::vector<std::unique_ptr<Communicator>>& ranks,
                             const std::vector<OnRank>& calls) {
     std::vector<Failure> failures(ranks.size());
-    const auto one = [&](std::size_t i) -> Task<> {
+    const std::function<Task<>(std::size_t)> one = [&](std::size_t i) -> Task<> {
       try {
         co_await calls[i](*ranks[i]);
       } catch (const Error& error) {
         failures[i] = {true, error.code(), error.what()};
       }
     };
-    const auto all = [&]() -> Task<> {
-      WorkGroup group(reactor_);
-      for (std::size_t i = 0; i < ranks.size(); ++i) group.spawn(one(i));
-      co_await group.wait_idle();
-    };
-    reactor_.block_on(all());
+    reactor_.block_on(for_each_index(reactor_, ranks.size(), ranks.size(), one));
     return failures;
   }
 
