@@ -38,7 +38,7 @@ if(ZIGGURAT_SANITIZE)
   if(ZIGGURAT_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options(-Wno-tsan)  # GCC warns that TSan ignores fences; Asio has some
   endif()
-  if(ZIGGURAT_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options(-Wno-mismatched-new-delete)  # GCC 12 misreads some coroutine frames
   endif()
 endif()

@@ -9,7 +9,10 @@ namespace {
 
 Task<> run_lane(const WorkGroup& lanes, std::size_t count, std::size_t& next,
                 const std::function<Task<>(std::size_t)>& work) {
-  while (next < count && !lanes.failed()) co_await work(next++);
+  while (next < count && !lanes.failed()) {
+    const auto index = next++;  // before the wait, in which others take the next
+    co_await work(index);
+  }
 }
 
 }  // namespace

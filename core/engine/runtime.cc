@@ -54,8 +54,8 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   pool.nodes = runtime->worker_nodes = nodes_of(pool.cpus, runtime->topology);
   runtime->io_engine = options.io_engine;
   if (!runtime->io_engine) {
-    runtime->io_engine = [](Reactor& reactor, const std::string& directory) {
-      return choose_io_engine(reactor, directory);
+    runtime->io_engine = [](Reactor& loop, const std::string& directory) {
+      return choose_io_engine(loop, directory);
     };
   }
   runtime->workers = std::make_unique<WorkerPool>(std::move(pool));

@@ -136,5 +136,46 @@ TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   for (const auto& [step, value] : loss_bits(whole.out)) EXPECT_EQ(bits.at(step), value) << step;
 }
 
+/// The last step whose loss is printed; the one before it has ended. 0: none is.
+int last_step(const Process& process) {
+  const auto bits = loss_bits(process.out());
+  return bits.empty() ? 0 : bits.rbegin()->first;
+}
+
+/// Waits until this step or a later one has begun; false if the child ended before.
+bool wait_for_step(Process& process, int step) {
+  while (last_step(process) < step) {
+    if (process.ended()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+// Machines are of all speeds: only the order of what the test saw counts. A step that had ended
+// durable_every before another ended is stored by then, or at that one's end, beside the next.
+TEST(CliKillOne, WithStateInMemoryGoesBackNoFurtherThanDurableEvery) {
+  constexpr std::chrono::milliseconds kDurableEvery(200);
+  const TemporaryFolder folder;
+  const Arguments train = tiny_train(folder, "store", 100'000) +
+                          Arguments{"--placement", "all=host", "--durable-every", "0.2"};
+  std::map<int, std::string> seen;
+  int surely_stored = 0;
+  for (int kill = 0; kill < 4; ++kill) {
+    Process process(folder.path(), train);
+    const int stored_before = surely_stored;
+    ASSERT_TRUE(wait_for_step(process, 3)) << process.err();
+    surely_stored = last_step(process) - 1;
+    std::this_thread::sleep_for(kDurableEvery);
+    ASSERT_TRUE(wait_for_step(process, last_step(process) + 3)) << process.err();
+    process.signal(SIGKILL);
+    const Output output = process.wait();
+    const auto bits = loss_bits(output.out);
+    EXPECT_GT(bits.begin()->first, stored_before) << "after " << kill << " kills";
+    for (const auto& [step, value] : bits) {
+      EXPECT_EQ(seen.try_emplace(step, value).first->second, value) << "step " << step;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ziggurat::test
