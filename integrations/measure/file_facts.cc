@@ -47,7 +47,7 @@ bool walk_extents(int fd, std::uint64_t size_bytes, ExtentFacts& facts) {
   std::uint64_t at = 0;
   FiemapBuffer buffer;
   for (bool last = false; !last && at < size_bytes;) {
-    buffer.head() = {};
+    std::memset(&buffer.head(), 0, sizeof(fiemap));
     buffer.head().fm_start = at;
     buffer.head().fm_length = size_bytes - at;
     buffer.head().fm_flags = FIEMAP_FLAG_SYNC;

@@ -9,8 +9,9 @@
 #include <cstdlib>
 
 #include "tests/core/engine_harness.h"
+#include "tests/support/sanitized.h"
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__GLIBC__) && !defined(ZIGGURAT_SANITIZED)
 #define COUNTS_THE_HEAP 1
 #endif
 

@@ -15,6 +15,7 @@
 #include "tests/aio/engine_cases.h"
 #include "tests/aio/io_testing.h"
 #include "tests/faults/fault_jobs.h"
+#include "tests/support/sanitized.h"
 
 namespace ziggurat::faults {
 namespace {
@@ -22,7 +23,7 @@ namespace {
 using testing_support::EngineCase;
 
 constexpr std::uint64_t kCallsMax = 1000;  // a job is much shorter
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef ZIGGURAT_SANITIZED
 constexpr unsigned kRounds = 1;  // half an hour otherwise, for the same lines of code
 #else
 constexpr unsigned kRounds = 3;

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/support/sanitized.h: ZIGGURAT_SANITIZED where a sanitizer has its own malloc and takes many
+// times as long. GCC and Clang say so in ways of their own.
+#pragma once
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ZIGGURAT_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define ZIGGURAT_SANITIZED 1
+#endif
+#endif
