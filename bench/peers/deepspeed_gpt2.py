@@ -4,7 +4,7 @@
 """    python3 bench/peers/deepspeed_gpt2.py --data TEXT --optimizer cpu|nvme [--nvme-path DIR] and pytorch_gpt2.py's options
 
 One rank. In RAM: ZeRO stage 2 with offload_optimizer "cpu", DeepSpeedCPUAdam. On NVMe: stage 3 (stage 2 writes nothing there),
-parameters in RAM, pipelined reads and writes, which is its fastest setting of those that run. bf16, gradients clipped.
+parameters in RAM, pipelined reads and writes, which is its fastest setting of those that run. bf16 or fp32, gradients clipped.
 Exits with 77, saying why, where DeepSpeed is not installed.
 """
 import argparse
@@ -37,7 +37,7 @@ def configuration(arguments, batch):
     return {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": 1,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": arguments.dtype == "bf16"},
         "gradient_clipping": arguments.clip,
         "zero_optimization": zero,
         "aio": {"block_size": 1048576, "queue_depth": 32, "single_submit": False, "overlap_events": True, "thread_count": 1},
@@ -50,6 +50,7 @@ def main():
     add_job_options(parser)
     parser.add_argument("--tokens-per-step", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--optimizer", choices=["cpu", "nvme"], default="cpu")
     parser.add_argument("--nvme-path", default="build/deepspeed-nvme")
     arguments = parser.parse_args()

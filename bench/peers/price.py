@@ -3,7 +3,7 @@
 # bench/peers/price.py: what offload costs, and what the same job does elsewhere: every row in turn, on one machine.
 """One job (GPT-2 small's shape over bytes, 2,048 or 512 bytes a step) in these rows, round after round:
 
-  ours       optimizer state on NVMe, activations recomputed in backward, 160 + 384 MiB
+  ours       optimizer state on NVMe, activations recomputed in backward, 160 + 384 MiB (fp32: 256 + 736)
   ours-kept  optimizer state on NVMe, activations kept, which takes more device memory
   device     everything on the (emulated) device, recomputed: ours against this row is the price of offload
   device-kept  the same, activations kept: the best that the same trainer does
@@ -14,7 +14,7 @@
   deepspeed-nvme   DeepSpeed, ZeRO-3, optimizer on NVMe, activations kept
 
     python3 bench/peers/price.py --binary build/release/bin/ziggurat --data TEXT --store DIR [--python PYTHON] [--rounds 3]
-        [--steps 9] [--tokens-per-step 2048] [--row NAME]... [--json FILE]
+        [--steps 9] [--tokens-per-step 2048] [--dtype bf16|fp32] [--row NAME]... [--json FILE]
 
 Prints tokens/s of each round (from the median of a run's steps after the first two) and the median over rounds of the ratio to
 `ours` in the same round: hosts drift by tens of per cent within minutes, so only neighbours are compared. A row that cannot run
@@ -31,13 +31,14 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-ON_NVME = ["--placement", "params=host,grads=host,optimizer=nvme", "--host-memory", "384MiB"]
-ON_DEVICE = ["--placement", "all=device", "--host-memory", "64MiB"]
-OURS = {
-    "ours": ON_NVME + ["--device-memory", "160MiB"],
-    "ours-kept": ON_NVME + ["--device-memory", "1200MiB", "--activation-checkpointing", "off"],
-    "device": ON_DEVICE + ["--device-memory", "1800MiB"],
-    "device-kept": ON_DEVICE + ["--device-memory", "2800MiB", "--activation-checkpointing", "off"],
+ON_NVME = ["--placement", "params=host,grads=host,optimizer=nvme"]
+ON_DEVICE = ["--placement", "all=device"]
+KEPT = ["--activation-checkpointing", "off"]
+OURS = {"ours": ON_NVME, "ours-kept": ON_NVME + KEPT, "device": ON_DEVICE, "device-kept": ON_DEVICE + KEPT}
+# MiB of device and of host memory.
+BUDGETS = {
+    "bf16": {"ours": (160, 384), "ours-kept": (1200, 384), "device": (1800, 64), "device-kept": (2800, 64)},
+    "fp32": {"ours": (256, 736), "ours-kept": (2400, 736), "device": (2800, 64), "device-kept": (4800, 64)},
 }
 PEERS = {
     "torch": ["pytorch_gpt2.py"],
@@ -52,7 +53,9 @@ def ziggurat(options, name, folder):
     report = folder / "report.json"
     command = [options.binary, "train", "--model", options.model, "--data", options.data, "--store", folder / "store", "--steps",
                options.steps, "--batch", 2, "--accumulate", options.tokens_per_step // 512, "--context", 256, "--eval-every", 0,
-               "--threads", options.threads, "--clip", 1.0, "--json", report, *OURS[name]]
+               "--threads", options.threads, "--clip", 1.0, "--dtype", options.dtype, "--json", report, *OURS[name]]
+    device, host = BUDGETS[options.dtype][name]
+    command += ["--device-memory", f"{device}MiB", "--host-memory", f"{host}MiB"]
     run([str(part) for part in command])
     steps = json.loads(report.read_text())["steps"]
     return options.tokens_per_step / statistics.median(one["wall_s"] for one in steps[2:])
@@ -62,7 +65,8 @@ def peer(options, name, folder):
     report = folder / "report.json"
     script, *flags = PEERS[name]
     command = [options.python, HERE / script, "--data", options.data, "--model", options.model, "--tokens-per-step",
-               options.tokens_per_step, "--steps", options.steps, "--threads", options.threads, "--clip", 1.0, "--json", report, *flags]
+               options.tokens_per_step, "--steps", options.steps, "--threads", options.threads, "--clip", 1.0,
+               "--dtype", options.dtype, "--json", report, *flags]
     if name == "deepspeed-nvme":
         command += ["--nvme-path", folder]
     run([str(part) for part in command])
@@ -91,6 +95,7 @@ def main():
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens-per-step", type=int, default=2048, choices=[512, 1024, 2048])
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16", help="fp32 where the CPU has no bf16 arithmetic")
     parser.add_argument("--row", action="append", choices=[*OURS, *PEERS], help="default: all; `ours` is always run")
     parser.add_argument("--json")
     options = parser.parse_args()

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 # bench/peers/pytorch_gpt2.py: the demonstration's job in PyTorch with everything in RAM: what `ziggurat train` is held against.
-"""GPT-2 over bytes in PyTorch on the CPU: bf16 parameters and activations, fp32 master and moments, fused AdamW, clipping,
-one checkpoint a block (--no-checkpointing: none), --compile for torch.compile. Same shape, text and bytes a step as the reference trainer, batched as PyTorch likes: 2048 bytes are one
-batch of 8 x 256.
+"""GPT-2 over bytes in PyTorch on the CPU: bf16 parameters and activations with fp32 masters (or all fp32, which a CPU without
+bf16 arithmetic does faster), fp32 moments, fused AdamW, clipping, one checkpoint a block (--no-checkpointing: none), --compile
+for torch.compile. Same shape, text and bytes a step as the reference trainer, batched as PyTorch likes: 2048 bytes are one batch
+of 8 x 256.
 
     python3 bench/peers/pytorch_gpt2.py --data TEXT [--model gpt2-small] [--tokens-per-step 2048] [--context 256]
-        [--steps 12] [--threads 2] [--lr 6e-4] [--warmup 10] [--clip 1.0] [--seed 1] [--json FILE]
+        [--steps 12] [--threads 2] [--lr 6e-4] [--warmup 10] [--clip 1.0] [--seed 1] [--dtype bf16|fp32]
+        [--json FILE]
 
 Prints a line a step and the median tokens/s after the first two steps. Exit code 1, with one line, where PyTorch is missing.
 """
@@ -69,8 +71,38 @@ class Gpt2(torch.nn.Module):
         return functional.cross_entropy(logits.float().view(-1, VOCABULARY), targets.reshape(-1))
 
 
+def fused_adamw(masters, lr, decay):
+    """PyTorch's; decay on matrices."""
+    groups = [
+        {"params": [m for m in masters if m.dim() == 2], "weight_decay": decay},
+        {"params": [m for m in masters if m.dim() != 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def clip_and_update(adamw, masters, lr, clip):
+    norm = torch.nn.utils.clip_grad_norm_(masters, clip) if clip > 0 else torch.zeros(())
+    for group in adamw.param_groups:
+        group["lr"] = lr
+    adamw.step()
+    return norm.item()
+
+
+class Fp32AdamW:
+    """The parameters of the model are the masters."""
+
+    def __init__(self, model, lr, decay):
+        self.params = list(model.parameters())
+        self.adamw = fused_adamw(self.params, lr, decay)
+
+    def step(self, lr, clip):
+        norm = clip_and_update(self.adamw, self.params, lr, clip)
+        self.adamw.zero_grad(set_to_none=True)
+        return norm
+
+
 class MixedAdamW:
-    """bf16 parameters in the model, which it makes so, fp32 masters in PyTorch's fused AdamW; decay on matrices."""
+    """bf16 parameters in the model, which it makes so, and fp32 masters."""
 
     def __init__(self, model, lr, decay):
         self.masters = [p.detach().float().clone() for p in model.parameters()]
@@ -78,24 +110,17 @@ class MixedAdamW:
         self.params = list(model.parameters())
         for master in self.masters:
             master.grad = torch.zeros_like(master)
-        groups = [
-            {"params": [m for m in self.masters if m.dim() == 2], "weight_decay": decay},
-            {"params": [m for m in self.masters if m.dim() != 2], "weight_decay": 0.0},
-        ]
-        self.adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+        self.adamw = fused_adamw(self.masters, lr, decay)
 
     @torch.no_grad()
     def step(self, lr, clip):
         for param, master in zip(self.params, self.masters):
             master.grad.copy_(param.grad)
             param.grad = None
-        norm = torch.nn.utils.clip_grad_norm_(self.masters, clip) if clip > 0 else torch.zeros(())
-        for group in self.adamw.param_groups:
-            group["lr"] = lr
-        self.adamw.step()
+        norm = clip_and_update(self.adamw, self.masters, lr, clip)
         for param, master in zip(self.params, self.masters):
             param.copy_(master)
-        return norm.item()
+        return norm
 
 
 def shape_of(text):
@@ -127,6 +152,7 @@ def parse_arguments():
     add_job_options(parser)
     parser.add_argument("--tokens-per-step", type=int, default=2048, help="one batch: this / context sequences")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
     parser.add_argument("--compile", action="store_true", help="through torch.compile, whose own time is in the first steps")
     arguments = parser.parse_args()
     if arguments.tokens_per_step % arguments.context != 0:
@@ -156,10 +182,10 @@ def main():
     training = read_text(arguments.data, arguments.context)
     model = Gpt2(*shape_of(arguments.model))
     count = sum(p.numel() for p in model.parameters())
-    optimizer = MixedAdamW(model, arguments.lr, arguments.weight_decay)
+    optimizer = (MixedAdamW if arguments.dtype == "bf16" else Fp32AdamW)(model, arguments.lr, arguments.weight_decay)
     forward = torch.compile(model) if arguments.compile else model
     batch = arguments.tokens_per_step // arguments.context
-    print(f"PyTorch {torch.__version__}, {count:,} parameters, batch {batch} x {arguments.context}, {arguments.threads} threads")
+    print(f"PyTorch {torch.__version__}, {count:,} parameters in {arguments.dtype}, batch {batch} x {arguments.context}, {arguments.threads} threads")
 
     steps = []
     for step in range(1, arguments.steps + 1):
@@ -195,6 +221,7 @@ def main():
                 "peer": "pytorch",
                 "version": torch.__version__,
                 "model": arguments.model,
+                "dtype": arguments.dtype,
                 "parameters": count,
                 "tokens_per_step": arguments.tokens_per_step,
                 "threads": arguments.threads,
