@@ -94,6 +94,10 @@ MeshShape with_dp_of_world(MeshShape shape, int world_size) {
   return shape;
 }
 
+Place place_of(int rank, int world_size, int tensor) {
+  return Mesh(with_dp_of_world({.tp = tensor}, world_size), {.ranks = world_size}).place(rank);
+}
+
 Mesh::Mesh(const MeshShape& shape, const WorldSize& world) : shape_(shape), world_(world) {
   require_positive(shape, world.ranks);
   if (world.ranks_per_node < 1)
@@ -113,6 +117,14 @@ int Mesh::size(Axis axis) const noexcept { return ranks_along(shape_, axis); }
 
 int Mesh::index(int rank, Axis axis) const noexcept {
   return rank / stride(shape_, axis) % size(axis);
+}
+
+Place Mesh::place(int rank) const {
+  return {.rank = rank,
+          .data = index(rank, Axis::kData),
+          .tensor = index(rank, Axis::kTensor),
+          .data_group = group(rank, Axis::kData),
+          .tensor_group = group(rank, Axis::kTensor)};
 }
 
 std::vector<int> Mesh::group(int rank, Axis axis) const {

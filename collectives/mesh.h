@@ -50,6 +50,22 @@ struct SubGroups {
   std::vector<int> outer;
 };
 
+/// Where a rank stands on the grid, and with whom it shares what. Both groups are in order and have
+/// the rank itself.
+struct Place {
+  int rank = 0;                      ///< of all
+  int data = 0;                      ///< in data_group
+  int tensor = 0;                    ///< in tensor_group
+  std::vector<int> data_group{0};    ///< the same part of each layer, other data
+  std::vector<int> tensor_group{0};  ///< the same data, the other parts of each layer
+
+  int data_ranks() const noexcept { return static_cast<int>(data_group.size()); }
+  int tensor_ranks() const noexcept { return static_cast<int>(tensor_group.size()); }
+};
+/// Of rank `rank`, where `tensor` neighbours of `world_size` divide every layer and the others see
+/// other data. Errors: kInvalidArgument if they do not divide the world.
+Place place_of(int rank, int world_size, int tensor);
+
 class Mesh {
  public:
   /// Errors: kInvalidArgument, with the arithmetic, unless the axes multiply to the world;
@@ -62,6 +78,7 @@ class Mesh {
   int index(int rank, Axis axis) const noexcept;
   int node(int rank) const noexcept { return rank / world_.ranks_per_node; }
 
+  Place place(int rank) const;
   /// The ranks that differ from `rank` along `axis` only, in their order along it.
   std::vector<int> group(int rank, Axis axis) const;
   /// Every group along `axis`, each once.

@@ -126,12 +126,10 @@ class EngineImpl final : public Engine {
   /// Ranks that share a copy of the state, where there are several copies; else 0.
   int shard_group() const { return strategy_->is_hybrid() ? strategy_->shard_group : 0; }
   Sharding sharding() const {
-    const int parts = config_.tensor_parallel;
-    const int rank = runtime_.ranks->rank();
-    Sharding its = Sharding::of(*strategy_, rank / parts);
+    Sharding its = Sharding::of(*strategy_, place_.data);
     its.quantization = config_.quantization;
     its.ranks_per_node = config_.ranks_per_node;
-    its.tensor = {.rank = rank % parts, .ranks = parts};
+    its.tensor = {.rank = place_.tensor, .ranks = place_.tensor_ranks()};
     return its;
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;
@@ -169,6 +167,7 @@ class EngineImpl final : public Engine {
 
   ModelSpec model_;
   EngineConfig config_;
+  Place place_;                       // among the ranks; from validate() on
   std::optional<Strategy> strategy_;  // what config_ asks for, on these ranks; from validate() on
   Runtime& runtime_;
   Device& device_;

@@ -29,7 +29,8 @@ StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& s
         throw Error(ErrorCode::kInvalidArgument,
                     fmt::format("`store={}`: no such directory", directory.path));
     }
-    RankChannels channels(*run.ranks, {});
+    Communicator& ranks = *run.ranks;
+    RankChannels channels(ranks, place_of(ranks.rank(), ranks.world_size(), /*tensor=*/1), {});
     auto storage = Storage::open(run, *channels.store, directories);
     StripedStore::Environment environment = storage->environment(run, config);
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
@@ -61,7 +62,9 @@ void EngineImpl::validate() {
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("`slots={}`: 1 or 2", config_.slots));
   require(config_.tensor_parallel >= 1, fmt::format("`tp={}`: 1 or more", config_.tensor_parallel));
-  strategy_ = strategy_of(config_, runtime_.ranks->world_size());
+  const Communicator& ranks = *runtime_.ranks;
+  strategy_ = strategy_of(config_, ranks.world_size());
+  place_ = place_of(ranks.rank(), ranks.world_size(), config_.tensor_parallel);
   validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
           fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
@@ -99,11 +102,10 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   assign_groups(model_, config_.param_groups);
   calls_.emplace(model_);
-  channels_ = std::make_unique<RankChannels>(*runtime_.ranks,
-                                             RankChannels::Groups{.tensor = config_.tensor_parallel,
-                                                                  .shard = shard_group(),
-                                                                  .node = strategy_->hpz,
-                                                                  .exchanges = exchanges()});
+  channels_ = std::make_unique<RankChannels>(
+      *runtime_.ranks, place_,
+      RankChannels::Groups{
+          .shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
   if (sharding().ranks() > 1) co_await agree_on_settings();
   co_await open_store();
   storage_->store->set_copies(copies_elsewhere());

@@ -13,11 +13,7 @@ namespace ziggurat {
 
 /// In order, this one among them.
 std::vector<int> EngineImpl::ranks_with_copies() const {
-  const Communicator& ranks = *runtime_.ranks;
-  const int total = ranks.world_size();
-  const Mesh mesh(with_dp_of_world({.tp = config_.tensor_parallel}, total), {.ranks = total});
-  const std::vector<int> data = mesh.group(ranks.rank(), Axis::kData);
-  return in_runs_of(strategy_->update_shards(), ranks.rank(), data).outer;
+  return in_runs_of(strategy_->update_shards(), place_.rank, place_.data_group).outer;
 }
 
 /// For messages: "ranks 1, 3"; empty if no other rank has these records.

@@ -22,24 +22,21 @@ namespace ziggurat {
 struct RankChannels {
   /// Counted in data-parallel ranks, which have the same part of each layer.
   struct Groups {
-    int tensor = 1;  ///< ranks that divide each layer: neighbours (Mesh)
-    int shard = 0;   ///< that share a copy of the state (Sharding::of); 0: all
-    int node = 0;    ///< of these, consecutive ones with a second partition of parameters; 0: none
+    int shard = 0;  ///< that share a copy of the state (Sharding::of); 0: all
+    int node = 0;   ///< of these, consecutive ones with a second partition of parameters; 0: none
     NodeGrid exchanges{};  ///< the nodes by which quantized exchanges go
   };
-  RankChannels(Communicator& ranks, const Groups& groups) {
-    const int total = ranks.world_size();
-    const MeshShape shape = with_dp_of_world({.tp = groups.tensor}, total);
-    const std::vector<int> data = Mesh(shape, {.ranks = total}).group(ranks.rank(), Axis::kData);
-    const int size = groups.shard == 0 ? shape.dp : groups.shard;
-    const SubGroups shard = in_runs_of(size, ranks.rank(), data);
+  RankChannels(Communicator& ranks, const Place& place, const Groups& groups) {
+    const std::vector<int>& data = place.data_group;
+    const int size = groups.shard == 0 ? place.data_ranks() : groups.shard;
+    const SubGroups shard = in_runs_of(size, place.rank, data);
     params = ranks.split(shard.inner);
     grads = ranks.split(shard.inner);
-    if (size < shape.dp) replicas = ranks.split(shard.outer);
-    if (groups.node > 0) node = ranks.split(in_runs_of(groups.node, ranks.rank(), data).inner);
+    if (size < place.data_ranks()) replicas = ranks.split(shard.outer);
+    if (groups.node > 0) node = ranks.split(in_runs_of(groups.node, place.rank, data).inner);
     quantized_params = by_node(ranks, data, groups.exchanges);
     quantized_grads = by_node(ranks, data, groups.exchanges);
-    std::vector<int> all(static_cast<std::size_t>(total));
+    std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
     std::iota(all.begin(), all.end(), 0);
     steps = ranks.split(all);
     store = ranks.split(all);

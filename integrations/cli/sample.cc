@@ -46,7 +46,7 @@ int sample(const SampleCommand& command) {
   StoredRun run =
       StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
   std::optional<gpt::TensorRanks> tensor;
-  if (run.layout.parts > 1) tensor.emplace(*run.runtime, run.layout.parts);
+  if (run.layout.parts > 1) tensor.emplace(*run.runtime, run.place);
   const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
   gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape,
                        tensor ? &*tensor : nullptr);

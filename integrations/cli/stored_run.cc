@@ -29,8 +29,8 @@ StoredRun StoredRun::open(const std::string& directory, Budgets budgets, Console
   run.identity.model.dtype = info.dtype;
   run.spec = gpt::make_spec(run.identity.model);
   run.layout.parts = info.sharding.tensor.ranks;
-  run.identity.model.part = {.rank = run.ranks->rank() % run.layout.parts,
-                             .ranks = run.layout.parts};
+  run.place = place_of(run.ranks->rank(), run.ranks->count(), run.layout.parts);
+  run.identity.model.part = {.rank = run.place.tensor, .ranks = run.place.tensor_ranks()};
   const ModelSpec part = gpt::make_spec(run.identity.model);
 
   EngineConfig config;

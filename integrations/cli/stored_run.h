@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "collectives/mesh.h"
 #include "core/checkpoint/whole_model.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
@@ -35,6 +36,7 @@ struct StoredRun {
   RunIdentity identity;
   ModelSpec spec;  ///< of the whole model
   WholeModel::Layout layout;
+  Place place;  ///< of this rank, among those that the store has
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<TrainRanks> ranks;
   std::unique_ptr<HostDevice> device;

@@ -45,7 +45,7 @@ StepRecord TrainRun::step(bool interrupted) {
     batches.push_back(text_->training_batch(
         {.seed = options_.seed,
          .step = attempts_,
-         .micro = static_cast<std::uint64_t>(micro * data_ranks() + data_rank())},
+         .micro = static_cast<std::uint64_t>(micro * place_.data_ranks() + place_.data)},
         options_.shape.batch));
   }
   const double data_end = now_s();
@@ -117,12 +117,12 @@ RunState TrainRun::state_after(std::uint64_t step) const {
 double TrainRun::held_out_loss() {
   const auto batch = static_cast<std::uint64_t>(options_.shape.batch);
   const std::uint64_t sequences = std::min(text_->held_out_count(), kEvaluationSequencesMax);
-  const auto ranks = static_cast<std::uint64_t>(data_ranks());
+  const auto ranks = static_cast<std::uint64_t>(place_.data_ranks());
   // Dealt out to the ranks in turn, to each as many.
   const std::uint64_t turns = (std::max<std::uint64_t>(1, sequences / batch) + ranks - 1) / ranks;
   std::vector<gpt::Batch> batches;
   for (std::uint64_t turn = 0; turn < turns; ++turn) {
-    const std::uint64_t index = turn * ranks + static_cast<std::uint64_t>(data_rank());
+    const std::uint64_t index = turn * ranks + static_cast<std::uint64_t>(place_.data);
     batches.push_back(text_->held_out_batch(index, options_.shape.batch));
   }
   return ranks_->mean(trainer_->evaluate(batches));
@@ -242,7 +242,7 @@ int TrainRun::run() {
                              {"state_format", to_string(options_.engine.optimizer.state.format)},
                              {"tokens_per_step", tokens_per_step()},
                              {"ranks", ranks_->count()},
-                             {"tensor_parallel", model_.part.ranks},
+                             {"tensor_parallel", place_.tensor_ranks()},
                              {"resumed_at", engine_->generation()},
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);

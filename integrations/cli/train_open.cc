@@ -55,8 +55,9 @@ void TrainRun::connect() {
   runtime_->ranks = connect_ranks(runtime_->reactor, *runtime_->workers, world);
   ranks_ = std::make_unique<TrainRanks>(*runtime_);
   model_ = options_.model;
-  if (options_.engine.tensor_parallel > 1) {
-    tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, options_.engine.tensor_parallel);
+  place_ = place_of(ranks_->rank(), ranks_->count(), options_.engine.tensor_parallel);
+  if (place_.tensor_ranks() > 1) {
+    tensor_ranks_ = std::make_unique<gpt::TensorRanks>(*runtime_, place_);
     model_.part = tensor_ranks_->part();
   }
   strategy_ = strategy_of(options_.engine, ranks_->count());
@@ -70,7 +71,7 @@ EngineConfig TrainRun::engine_config() {
   config.trainer_held_units = std::move(need.held);
   const int per_node =
       config.ranks_per_node > 0 ? config.ranks_per_node : static_cast<int>(local_rank().count);
-  config.ranks_per_node = std::max(1, per_node / model_.part.ranks);
+  config.ranks_per_node = std::max(1, per_node / place_.tensor_ranks());
   config.run_identity = RunIdentity{.model = options_.model,
                                     .data_hash = text_->hash(),
                                     .seed = options_.seed,
@@ -105,12 +106,13 @@ void TrainRun::announce() {
                             spec.name, static_cast<double>(spec.count()) / 1e6,
                             to_string(spec.dtype), format_bytes(training_state_bytes(options_)),
                             format_bytes(text_->size_bytes()), options_.data));
-  if (model_.part.ranks > 1) {
+  if (place_.tensor_ranks() > 1) {
     console_.line(fmt::format(
         "  {} data-parallel x {} tensor-parallel ranks{}, ZeRO stage {}, each with these budgets; "
         "{} micro-batches of a step for each part's rank",
-        data_ranks(), model_.part.ranks, options_.shape.sequence_parallel ? " (sequence too)" : "",
-        strategy_.zero_stage, options_.shape.accumulate));
+        place_.data_ranks(), place_.tensor_ranks(),
+        options_.shape.sequence_parallel ? " (sequence too)" : "", strategy_.zero_stage,
+        options_.shape.accumulate));
   } else if (ranks_->count() > 1) {
     console_.line(
         fmt::format("  {} ranks in ZeRO stage {}, each with these budgets and {} "

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/mesh.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
 #include "integrations/cli/console.h"
@@ -63,12 +64,9 @@ class TrainRun {
   WritePlan writes() const {
     return write_plan(options_, strategy_) * static_cast<std::uint64_t>(ranks_->count());
   }
-  /// Tensor-parallel ranks read the same batches.
-  int data_ranks() const { return ranks_->count() / model_.part.ranks; }
-  int data_rank() const { return ranks_->rank() / model_.part.ranks; }
   /// Over all ranks.
   std::uint64_t tokens_per_step() const {
-    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * data_ranks());
+    return static_cast<std::uint64_t>(options_.shape.tokens_per_step() * place_.data_ranks());
   }
 
   const TrainOptions& options_;
@@ -77,6 +75,7 @@ class TrainRun {
   std::unique_ptr<gpt::Text> text_;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<TrainRanks> ranks_;
+  Place place_;
   gpt::ModelConfig model_;  // this rank's part of it
   std::unique_ptr<gpt::TensorRanks> tensor_ranks_;
   std::unique_ptr<HostDevice> device_;

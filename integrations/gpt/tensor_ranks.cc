@@ -2,7 +2,6 @@
 // integrations/gpt/tensor_ranks.cc: one call of a communicator each.
 #include "integrations/gpt/tensor_ranks.h"
 
-#include "collectives/mesh.h"
 #include "core/schedule/context.h"
 
 namespace ziggurat::gpt {
@@ -17,15 +16,12 @@ std::span<const std::byte> bytes_of(ConstArray values, std::int64_t count) {
 
 }  // namespace
 
-TensorRanks::TensorRanks(Runtime& runtime, int ranks) : runtime_(runtime) {
-  runtime.reactor.block_on([](TensorRanks& self, int tensor) -> Task<> {
-    Communicator& all = *self.runtime_.ranks;
-    const int world = all.world_size();
-    const Mesh mesh(with_dp_of_world({.tp = tensor}, world), {.ranks = world});
-    self.part_ = {.rank = mesh.index(all.rank(), Axis::kTensor), .ranks = tensor};
-    self.group_ = all.split(mesh.group(all.rank(), Axis::kTensor));
+TensorRanks::TensorRanks(Runtime& runtime, const Place& place)
+    : runtime_(runtime), part_{.rank = place.tensor, .ranks = place.tensor_ranks()} {
+  runtime.reactor.block_on([](TensorRanks& self, const Place& its) -> Task<> {
+    self.group_ = self.runtime_.ranks->split(its.tensor_group);
     co_return;
-  }(*this, ranks));
+  }(*this, place));
 }
 
 TensorRanks::~TensorRanks() {

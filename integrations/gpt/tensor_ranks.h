@@ -13,6 +13,7 @@
 #include <span>
 
 #include "collectives/communicator.h"
+#include "collectives/mesh.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/tensor_part.h"
 #include "integrations/gpt/array.h"
@@ -22,9 +23,8 @@ namespace ziggurat::gpt {
 
 class TensorRanks {
  public:
-  /// `ranks` neighbours of runtime.ranks, which are connected, divide every layer
-  /// (collectives/mesh.h). Errors: kInvalidArgument if they do not divide the world.
-  TensorRanks(Runtime& runtime, int ranks);
+  /// Those of `place` among runtime.ranks, which are connected.
+  TensorRanks(Runtime& runtime, const Place& place);
   ~TensorRanks();
   TensorRanks(const TensorRanks&) = delete;
   TensorRanks& operator=(const TensorRanks&) = delete;

@@ -36,6 +36,18 @@ TEST(Mesh, NeighboursShareTheirTensorParallelGroup) {
   EXPECT_EQ(mesh.index(5, Axis::kData), 2);
 }
 
+TEST(Mesh, APlaceSaysWhereARankStandsAndWithWhom) {
+  const Place place = place_of(/*rank=*/5, /*world_size=*/8, /*tensor=*/2);
+  EXPECT_EQ(place.rank, 5);
+  EXPECT_EQ(place.data, 2);
+  EXPECT_EQ(place.tensor, 1);
+  EXPECT_THAT(place.data_group, ElementsAre(1, 3, 5, 7));
+  EXPECT_THAT(place.tensor_group, ElementsAre(4, 5));
+  EXPECT_EQ(place.data_ranks(), 4);
+  EXPECT_EQ(place.tensor_ranks(), 2);
+  EXPECT_THAT(refusal([] { place_of(0, 3, 2); }).what(), HasSubstr("does not divide the 3 ranks"));
+}
+
 TEST(Mesh, AnAxisOfOneIsAGroupOfOne) {
   const Mesh mesh({.dp = 3}, {.ranks = 3, .ranks_per_node = 3});
   EXPECT_THAT(mesh.group(2, Axis::kTensor), ElementsAre(2));

@@ -86,7 +86,7 @@ Divided divided_step(const char* text, DType dtype, const RunShape& shape, int c
   const auto errors = run_ranks(count, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     Runtime& runtime = *runtimes[index];
-    TensorRanks ranks(runtime, count);
+    TensorRanks ranks(runtime, place_of(rank, count, count));
     const ModelConfig model = model_of(text, dtype, ranks.part());
     const auto device = HostDevice::create(runtime.reactor,
                                            Trainer::workspace_bytes(model, shape, threads) + 65536);
@@ -238,7 +238,7 @@ double sent_in_a_step(const ModelConfig& model, const RunShape& shape, int stage
   std::barrier<> all_done(kRanks);
   const auto errors = run_ranks(kRanks, [&](int rank) {
     Runtime& runtime = *runtimes[static_cast<std::size_t>(rank)];
-    TensorRanks ranks(runtime, model.part.ranks);
+    TensorRanks ranks(runtime, place_of(rank, kRanks, model.part.ranks));
     ModelConfig part = model;
     part.part = ranks.part();
     const auto device = HostDevice::create(runtime.reactor, 32 * kMiB);
