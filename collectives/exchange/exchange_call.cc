@@ -254,8 +254,15 @@ void ExchangeCall::settle() {
   }
 }
 
+void ExchangeCall::work_failed(const Error& error) {
+  if (state_ != State::kFinishing) return;  // the transport fails, and with it the call
+  state_ = State::kFailing;
+  error_ = std::make_exception_ptr(error);
+}
+
+/// Who stops has given what it had to give to a call that is finishing: that one ends well.
 void ExchangeCall::fail(std::exception_ptr error) {
-  if (state_ == State::kEnded || state_ == State::kFailing) return;
+  if (state_ != State::kExchanging) return;
   state_ = State::kFailing;
   error_ = std::move(error);
   settle();

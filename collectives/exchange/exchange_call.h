@@ -42,8 +42,11 @@ class ExchangeCall : public std::enable_shared_from_this<ExchangeCall> {
   void results_ready(int rank, const wire::FrameHeader& header);
   void was_taken(int rank, std::uint8_t part);
   void was_kept(int rank, std::uint8_t part);
-  /// Ends it when no worker has its buffers any more.
+  /// Ends it when no worker has its buffers any more; nothing, if all that it waits for is its own
+  /// work.
   void fail(std::exception_ptr error);
+  /// A job of its own threw.
+  void work_failed(const Error& error);
   void job_begins() { ++jobs_; }
   void job_ends();
   static Task<> wait(std::shared_ptr<ExchangeCall> self);

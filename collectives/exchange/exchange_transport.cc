@@ -307,6 +307,7 @@ void ExchangeTransport::run_job(const std::shared_ptr<ExchangeCall>& call, const
     Reactor& reactor = self->reactor_;
     reactor.post([self = std::move(self), call = std::move(call), work = std::move(work),
                   fault = std::move(fault), then = std::move(then)] {
+      if (fault) call->work_failed(*fault);
       if (fault && fault->code() == ErrorCode::kDataLoss) {
         self->fail(ErrorCode::kUnavailable, fault->what());
       } else if (fault) {

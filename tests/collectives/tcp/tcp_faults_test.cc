@@ -5,9 +5,11 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/write.hpp>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <optional>
 #include <random>
 #include <thread>
@@ -36,13 +38,16 @@ struct Failure {
 
 class TcpFaults : public testing::Test {
  protected:
-  std::vector<std::unique_ptr<Communicator>> connect(
-      std::size_t world, Nanoseconds timeout = std::chrono::minutes(10)) {
+  std::vector<std::unique_ptr<Communicator>> connect(std::size_t world,
+                                                     Nanoseconds timeout = std::chrono::minutes(10),
+                                                     WorkerPool* workers_of_last = nullptr) {
     std::vector<std::unique_ptr<Communicator>> ranks;
     for (TcpOptions& options : connected_options(std::vector<Reactor*>(world, &reactor_))) {
       options.timeout = timeout;
-      ranks.push_back(std::make_unique<ExchangeCommunicator>(ExchangeTransport::create(
-          reactor_, workers_, over_sockets(reactor_, std::move(options)))));
+      const bool last = workers_of_last != nullptr && ranks.size() + 1 == world;
+      ranks.push_back(std::make_unique<ExchangeCommunicator>(
+          ExchangeTransport::create(reactor_, last ? *workers_of_last : workers_,
+                                    over_sockets(reactor_, std::move(options)))));
     }
     return ranks;
   }
@@ -386,6 +391,45 @@ TEST_F(ForgedFrames, OfTheOtherConnectionAreRefused) {
   Seals crossed = right();
   std::swap(crossed.control, crossed.bulk);
   EXPECT_THAT(receive(script_of(sent_, std::move(crossed))).text, HasSubstr("wrong tag"));
+}
+
+// A rank that stops has given what it had to give to a call that it has ended: what the others have
+// left to do is work of their own. Rank 1's worker is held until it knows that rank 0 has stopped.
+TEST_F(TcpFaults, ACallThatHasEverythingEndsWellThoughAnotherRankHasStoppedSince) {
+  WorkerPool slow({.threads = 1, .cpus = {}});
+  std::promise<void> release;
+  slow.submit("held", [released = release.get_future().share()] { released.wait(); });
+  const auto ranks = connect(2, std::chrono::minutes(10), &slow);
+  std::vector<std::uint64_t> values{1, 2};
+  const OnRank stops = [&](Communicator& c) -> Task<> {
+    co_await c.all_reduce(std::span(values).first(1), Communicator::Op::kMax);
+    c.abort("that was all");
+  };
+  const OnRank finishes = [&](Communicator& c) {
+    return c.all_reduce(std::span(values).last(1), Communicator::Op::kMax);
+  };
+  const OnRank learns = [&](Communicator& c) -> Task<> {
+    std::string text;
+    try {
+      co_await c.barrier();
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    EXPECT_THAT(text, HasSubstr("that was all"));
+    release.set_value();
+  };
+  const std::array calls{stops, finishes, learns};
+  std::array<Failure, 3> failures;
+  const std::function<Task<>(std::size_t)> one = [&](std::size_t i) -> Task<> {
+    try {
+      co_await calls[i](*ranks[std::min<std::size_t>(i, 1)]);
+    } catch (const Error& error) {
+      failures[i] = {true, error.code(), error.what()};
+    }
+  };
+  reactor_.block_on(for_each_index(reactor_, 3, 3, one));
+  for (const Failure& failure : failures) EXPECT_FALSE(failure.failed) << failure.text;
+  EXPECT_EQ(values, (std::vector<std::uint64_t>{2, 2}));
 }
 
 // Waiting for minutes is fine as long as some rank finishes work: here five times the timeout.
