@@ -43,8 +43,9 @@ Task<> EngineImpl::close() {
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
   // What make_durable() has waited for ends by itself, and others may still be in the last of its
-  // calls; anything else has peers that would wait for it.
-  if (tasks_ && tasks_->count() > 0 && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
+  // calls; anything else has peers that would wait for it, and so has a step that never ends.
+  const bool under_way = (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
+  if (under_way && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   if (tasks_) {
     try {

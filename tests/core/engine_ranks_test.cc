@@ -341,8 +341,10 @@ TEST(EngineRanksStore, ARankWithASlowDriveIsWaitedForHoweverLongItTakes) {
     rig.engine->make_durable();
   }));
   const auto again = connected_runtimes(2, 1);
-  expect_none(run_ranks(
-      2, [&](int rank) { RankRig rig(*again[static_cast<std::size_t>(rank)], model, config); }));
+  expect_none(run_ranks(2, [&](int rank) {
+    RankRig rig(*again[static_cast<std::size_t>(rank)], model, config);
+    rig.engine->make_durable();  // the other rank may be opening still
+  }));
 }
 
 Traffic traffic_of(Runtime& runtime) {
@@ -468,6 +470,7 @@ TEST_P(EngineRanksApart, AreToldThatTheirStepsDiffer) {
 TEST_P(EngineRanksApart, LearnThatOneOfThemHasGone) {
   const auto errors = part_ways(GetParam(), [](Engine& engine, const ModelSpec& model) {
     pass_step(engine, model, 2, kLearningRate, 1.0F, 3, 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // what was under way has ended
     throw Error(ErrorCode::kInvalidArgument, "the trainer's own");
   });
   EXPECT_EQ(error_in(errors[0]).code(), ErrorCode::kUnavailable);
