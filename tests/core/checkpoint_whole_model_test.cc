@@ -46,6 +46,9 @@ struct Case {
   int ranks;
   WholeModel::Layout layout;
 };
+void PrintTo(const Case& its, std::ostream* out) {
+  *out << its.ranks << "Ranks" << its.layout.slices << "Slices" << its.layout.parts << "Parts";
+}
 
 class WholeModelOf : public ::testing::TestWithParam<Case> {};
 

@@ -266,6 +266,9 @@ struct Ranks {
   int world_size;
   std::uint64_t chunk_tiles_max;
 };
+void PrintTo(const Ranks& ranks, std::ostream* out) {
+  *out << ranks.world_size << "Ranks" << ranks.chunk_tiles_max << "Tiles";
+}
 
 class AmongRanks : public ::testing::TestWithParam<Ranks> {
  protected:

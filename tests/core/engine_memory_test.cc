@@ -120,7 +120,11 @@ Peaks peaks_of(std::uint64_t units, EngineConfig::Speculation speculation) {
 class EngineMemory : public ::testing::TestWithParam<EngineConfig::Speculation> {};
 INSTANTIATE_TEST_SUITE_P(Updates, EngineMemory,
                          ::testing::Values(EngineConfig::Speculation::kNever,
-                                           EngineConfig::Speculation::kAlways));
+                                           EngineConfig::Speculation::kAlways),
+                         [](const auto& update) {
+                           return update.param == EngineConfig::Speculation::kNever ? "AfterTheStep"
+                                                                                    : "Guessed";
+                         });
 
 // A chunk that waits in a coroutine takes 2 KiB and more. What is kept of each chunk for good (its
 // place, its hash, whether it was updated) takes half of one.
