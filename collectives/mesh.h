@@ -62,8 +62,8 @@ struct Place {
   int data_ranks() const noexcept { return static_cast<int>(data_group.size()); }
   int tensor_ranks() const noexcept { return static_cast<int>(tensor_group.size()); }
 };
-/// Of rank `rank`, where `tensor` neighbours of `world_size` divide every layer and the others see
-/// other data. Errors: kInvalidArgument if they do not divide the world.
+/// The place of `rank`, where each `tensor` neighbours of `world_size` divide every layer and the
+/// others see other data. Errors: kInvalidArgument if they do not divide the world.
 Place place_of(int rank, int world_size, int tensor);
 
 class Mesh {
