@@ -42,10 +42,12 @@ if(ZIGGURAT_SANITIZE)
     add_compile_options(-Wno-mismatched-new-delete)  # GCC 12 misreads some coroutine frames
   endif()
   # hwloc unloads its PCI plugin, and with it the only pointer to what this library has allocated. Linked, it stays.
-  find_library(ZIGGURAT_PCIACCESS NAMES pciaccess libpciaccess.so.0)
-  mark_as_advanced(ZIGGURAT_PCIACCESS)
-  if(ZIGGURAT_SANITIZE MATCHES "address" AND ZIGGURAT_PCIACCESS)
-    link_libraries(-Wl,--push-state,--no-as-needed ${ZIGGURAT_PCIACCESS} -Wl,--pop-state)
+  if(ZIGGURAT_SANITIZE MATCHES "address")
+    find_library(ZIGGURAT_PCIACCESS NAMES pciaccess libpciaccess.so.0)
+    mark_as_advanced(ZIGGURAT_PCIACCESS)
+    if(ZIGGURAT_PCIACCESS)
+      link_libraries(-Wl,--push-state,--no-as-needed ${ZIGGURAT_PCIACCESS} -Wl,--pop-state)
+    endif()
   endif()
 endif()
 
