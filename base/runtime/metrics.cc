@@ -28,6 +28,7 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kRecordCacheHits: return "record_cache_hits";
     case Counter::kRecordCacheHitBytes: return "record_cache_hit_bytes";
     case Counter::kStateReadBytes: return "state_read_bytes";
+    case Counter::kStateReadAgainBytes: return "state_read_again_bytes";
     case Counter::kStateWriteBytes: return "state_write_bytes";
     case Counter::kCheckpoints: return "checkpoints";
     case Counter::kCheckpointNs: return "checkpoint_ns";

@@ -34,7 +34,8 @@ enum class Counter : std::uint8_t {
   kRecordCacheHits,        ///< records found in host memory
   kRecordCacheHitBytes,    ///< and so not read over NVMe
   kStateReadBytes,         ///< of records, for an update; part of kNvmeReadBytes
-  kStateWriteBytes,        ///< and after it
+  kStateReadAgainBytes,    ///< of these, of records whose memory was needed sooner by others
+  kStateWriteBytes,        ///< of records, after their update
   kCheckpoints,            ///< of state in memory, written while training went on
   kCheckpointNs,           ///< from the first one's begin to its end, and so on
   kLeasesOnNode,           ///< of host memory, on the NUMA node that was asked for

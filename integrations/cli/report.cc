@@ -81,6 +81,9 @@ void add_saved(std::vector<std::string>& lines, const RunReport& report) {
   if (totals[Counter::kRecordCacheHits] > 0)
     lines.push_back(link_line("not read", totals[Counter::kRecordCacheHitBytes], report.steps, 0) +
                     "records kept in host memory");
+  if (const std::uint64_t again = totals[Counter::kStateReadAgainBytes]; again > 0)
+    lines.push_back(link_line("read again", again, report.steps, 0) +
+                    "records whose memory was needed sooner by others");
   if (totals[Counter::kSpeculations] > 0)
     lines.push_back(fmt::format(
         "updated before the norm was known: {} of {} steps; {} made again, {} moved in vain",

@@ -131,7 +131,9 @@ TEST_P(EveryFormat, MovesTheBytesThatItPromises) {
     // Records are whole tiles of bytes.
     const auto padding = static_cast<double>(table.chunks().size() * kTileBytes * kSteps);
     const Metrics& metrics = rig.engine->metrics();
-    const auto read = static_cast<double>(metrics.value(Counter::kStateReadBytes) +
+    // In so little memory a record that was read ahead may have to make room for sooner ones.
+    const auto read = static_cast<double>(metrics.value(Counter::kStateReadBytes) -
+                                          metrics.value(Counter::kStateReadAgainBytes) +
                                           metrics.value(Counter::kRecordCacheHitBytes));
     const auto written = static_cast<double>(metrics.value(Counter::kStateWriteBytes));
     EXPECT_GE(read, promised.read * updates) << placement;

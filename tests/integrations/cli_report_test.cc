@@ -22,6 +22,7 @@ namespace {
 
 using testing::AllOf;
 using testing::Contains;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -218,11 +219,13 @@ TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
     return text;
   };
   EXPECT_THAT(text_of({}), AllOf(Not(HasSubstr("before the norm was known")),
-                                 Not(HasSubstr("kept in host memory")), Not(HasSubstr("NUMA"))));
+                                 Not(HasSubstr("kept in host memory")),
+                                 Not(HasSubstr("read again")), Not(HasSubstr("NUMA"))));
   const std::string text = text_of(counters({{Counter::kSpeculations, 1},
                                              {Counter::kSpeculationWasteBytes, kMiB},
                                              {Counter::kRecordCacheHits, 3},
                                              {Counter::kRecordCacheHitBytes, 6 * kMiB},
+                                             {Counter::kStateReadAgainBytes, 2 * kMiB},
                                              {Counter::kLeasesOnNode, 5},
                                              {Counter::kLeasesElsewhere, 1},
                                              {Counter::kJobsOnNode, 4}}));
@@ -230,6 +233,7 @@ TEST(CliReport, WhatWasGuessedKeptAndWastedHasItsLinesAndOnlyThen) {
   EXPECT_THAT(text, HasSubstr("8 of 12 steps; 0 made again, 8.0 MiB moved in vain"));
   EXPECT_THAT(text, HasSubstr("48.0 MiB"));
   EXPECT_THAT(text, HasSubstr("records kept in host memory"));
+  EXPECT_THAT(text, ContainsRegex("read again +16.0 MiB +.*needed sooner"));
 }
 
 TEST(CliReport, TheStatesTrafficIsShownAParameterAndStep) {

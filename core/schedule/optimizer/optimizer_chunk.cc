@@ -43,15 +43,16 @@ LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
 /// somebody with a sooner need: then it is read again.
 Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   for (;;) {
-    co_await read(pass, id, item, whole);
+    const std::uint64_t read_bytes = co_await read(pass, id, item, whole);
     const bool kept = co_await wait_for_gradient(pass, id, item);
     if (kept) co_return;
+    context_.metrics.add(Counter::kStateReadAgainBytes, read_bytes);
   }
 }
 
 /// The record of the generation before, from where it is; unless the whole is wanted, without the
-/// parameter where that is at home.
-Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
+/// parameter where that is at home. Returns the bytes that were read over NVMe.
+Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
   if (parts_.kept.keeps(id)) {
     item.memory = parts_.kept.item(id);
   } else {
@@ -62,7 +63,7 @@ Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
     }
     item.memory = item.lease.bytes();
   }
-  if (parts_.records.resident()) co_return;
+  if (parts_.records.resident()) co_return 0;
   const Chunk& chunk = context_.table.chunk(id);
   const std::uint64_t skipped = whole ? 0 : not_read_bytes(context_, parts_.params, chunk);
   const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
@@ -71,12 +72,13 @@ Task<> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
   if (item.known) {
     context_.metrics.add(Counter::kRecordCacheHits, 1);
     context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
-    co_return;
+    co_return 0;
   }
   co_await parts_.store.read(id, pass.generation + settings_.store_offset - 1,
                              item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
                              skipped);
   context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
+  co_return wanted_bytes;
 }
 
 /// False if the pool took the lease back meanwhile.

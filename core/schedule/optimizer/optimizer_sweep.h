@@ -131,7 +131,7 @@ class OptimizerSweep {
   // optimizer_chunk.cc
   LeaseRequest request(const Pass& pass, ChunkId id) const;
   Task<> prepare(Pass& pass, ChunkId id, Item& item, bool whole);
-  Task<> read(Pass& pass, ChunkId id, Item& item, bool whole);
+  Task<std::uint64_t> read(Pass& pass, ChunkId id, Item& item, bool whole);
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
   Task<> restore(Pass& pass, ChunkId id, Item& item);
