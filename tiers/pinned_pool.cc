@@ -85,29 +85,6 @@ namespace {
 constexpr std::uint64_t kHugePage = 2 * kMiB;
 constexpr std::uint64_t kSmallPage = 4 * kKiB;
 
-/// The budget by weight, cut between pages.
-std::vector<NodePart> parts_of(const PinnedPoolOptions& options) {
-  std::vector<NodePart> parts;
-  double all = 0;
-  for (const PoolNode& node : options.nodes) all += static_cast<double>(node.weight);
-  double so_far = 0;
-  const std::uint64_t page = options.use_huge_pages ? kHugePage : kSmallPage;
-  std::uint64_t begin = 0;
-  for (const PoolNode& node : options.nodes) {
-    so_far += static_cast<double>(node.weight);
-    const bool last = &node == &options.nodes.back();
-    const std::uint64_t end =
-        last ? round_up(options.budget_bytes, kSmallPage)
-             : static_cast<std::uint64_t>(static_cast<double>(options.budget_bytes) *
-                                          (so_far / all)) /
-                   page * page;
-    if (end > begin)
-      parts.push_back({.numa_node = node.numa_node, .size_bytes = end - begin, .cpus = node.cpus});
-    begin = std::max(begin, end);
-  }
-  return parts;
-}
-
 }  // namespace
 
 std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptions options) {
@@ -141,12 +118,14 @@ std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptio
                                       smallest, parts.empty() ? "none" : parts));
   }
   options.budget_bytes = options.budget_bytes / options.alignment_bytes * options.alignment_bytes;
-  const HostMappingOptions mapping{.owner = "pinned pool",
-                                   .size_bytes = options.budget_bytes,
-                                   .parts = parts_of(options),
-                                   .huge_pages = options.use_huge_pages,
-                                   .lock = true,
-                                   .policy = options.memory_policy};
+  const std::uint64_t page = options.use_huge_pages ? kHugePage : kSmallPage;
+  const HostMappingOptions mapping{
+      .owner = "pinned pool",
+      .size_bytes = options.budget_bytes,
+      .parts = parts_by_weight(options.budget_bytes, page, options.nodes),
+      .huge_pages = options.use_huge_pages,
+      .lock = true,
+      .policy = options.memory_policy};
   // A budget that is not whole huge pages would be overdrawn or cut by reserved ones.
   if (options.use_huge_pages && options.budget_bytes % kHugePage == 0) {
     if (auto reserved = HostMapping::reserved(mapping)) {
@@ -163,17 +142,10 @@ PinnedPool::PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping 
     : reactor_(reactor),
       options_(std::move(options)),
       mapping_(std::move(mapping)),
+      parts_(parts),
       account_(options_.budget_bytes),
       lifetime_(std::make_shared<Lifetime>()) {
   lifetime_->pool = this;
-  std::uint64_t part_begin = 0;
-  for (const NodePart& part : parts) {
-    const bool even = parts_.size() % 2 == 0;
-    parts_.push_back({.numa_node = part.numa_node,
-                      .range = {part_begin, part.size_bytes},
-                      .side = even ? Arena::Side::kLowest : Arena::Side::kHighest});
-    part_begin += part.size_bytes;
-  }
   const std::uint64_t general = options_.budget_bytes - smallest_budget(options_);
   regions_.emplace_back(Purpose::kCount, 0, general, options_.alignment_bytes);
   std::uint64_t base = general;
@@ -241,10 +213,10 @@ Lease PinnedPool::carve(const LeaseRequest& request, RegionSet regions) {
 Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
   Region& from = regions_[region];
   std::uint64_t range = staggered_bytes(request.size_bytes, options_.alignment_bytes);
-  auto offset = place(from, range, request.numa_node);
+  auto offset = parts_.allocate(from.arena, from.base_offset_bytes, range, request.numa_node);
   if (!offset) {  // staggering is for speed: what fits without it is not refused
     range = round_up(request.size_bytes, options_.alignment_bytes);
-    offset = place(from, range, request.numa_node);
+    offset = parts_.allocate(from.arena, from.base_offset_bytes, range, request.numa_node);
   }
   if (!offset) return {};
   count_place(request, {from.base_offset_bytes + *offset, range});
@@ -266,33 +238,9 @@ Lease PinnedPool::carve_from(std::size_t region, const LeaseRequest& request) {
   return lease;
 }
 
-const PinnedPool::Part* PinnedPool::part_of(int numa_node) const noexcept {
-  const auto part = std::ranges::find(parts_, numa_node, &Part::numa_node);
-  return part == parts_.end() ? nullptr : &*part;
-}
-
-/// In the part of `numa_node`, else anywhere in the region.
-std::optional<std::uint64_t> PinnedPool::place(Region& region, std::uint64_t range_bytes,
-                                               int numa_node) {
-  const Part* part = numa_node < 0 || parts_.size() < 2 ? nullptr : part_of(numa_node);
-  if (part != nullptr) {
-    const std::uint64_t base = region.base_offset_bytes;
-    const std::uint64_t begin = std::max(part->range.offset_bytes, base);
-    const std::uint64_t end = std::min(part->range.end(), base + region.arena.size_bytes());
-    if (begin + range_bytes <= end) {
-      const FreeRange within{begin - base, end - begin};
-      if (const auto near = region.arena.allocate_within(range_bytes, within, part->side))
-        return near;
-    }
-  }
-  return region.arena.allocate(range_bytes);
-}
-
 void PinnedPool::count_place(const LeaseRequest& request, FreeRange placed) {
   if (options_.metrics == nullptr || request.numa_node < 0 || parts_.empty()) return;
-  const Part* part = part_of(request.numa_node);
-  const bool near = part != nullptr && placed.offset_bytes >= part->range.offset_bytes &&
-                    placed.end() <= part->range.end();
+  const bool near = parts_.on_node(request.numa_node, placed);
   options_.metrics->add(near ? Counter::kLeasesOnNode : Counter::kLeasesElsewhere, 1);
 }
 

@@ -27,9 +27,7 @@
 // can serve is never blocked by one of another purpose, however soon that one's need: rule 3 would
 // be worth nothing.
 //
-// Near a node: free memory of that node's part first, then any. Leases fill every other part from
-// its end, so that what is free of two neighbouring parts lies together, and a long lease fits
-// across their border as if there were none.
+// Near a node: free memory of that node's part first, then any (node_parts.h).
 //
 // Cost: a call takes the time of a few look-ups in ordered sets, however many leases are out and
 // however many requests wait; what it takes back it looks at one by one.
@@ -40,7 +38,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -53,6 +50,7 @@
 #include "tiers/arena.h"
 #include "tiers/host_mapping.h"
 #include "tiers/lease_queue.h"
+#include "tiers/node_parts.h"
 
 namespace ziggurat {
 
@@ -87,13 +85,6 @@ struct LeaseRequest {
   Need need = {};
   const char* holder = "";  ///< for the table of holders; a literal
   int numa_node = -1;       ///< where it would best lie; -1: anywhere
-};
-
-/// A NUMA node that a pool's memory lies on.
-struct PoolNode {
-  int numa_node = 0;
-  std::uint64_t weight = 1;    ///< its share of the budget, in any unit
-  std::vector<int> cpus = {};  ///< of it: those this process may use
 };
 
 struct PinnedPoolOptions {
@@ -184,12 +175,6 @@ class PinnedPool {
     Arena with_offers;  // what would be free if all offers were taken
     std::set<OfferOrder> offers;
   };
-  /// The part of the mapping that lies on a node.
-  struct Part {
-    int numa_node;
-    FreeRange range;
-    Arena::Side side;  // from which it is filled
-  };
   struct Holder {
     std::uint64_t serial;
     const char* name;
@@ -210,8 +195,6 @@ class PinnedPool {
   // With the mutex held:
   Lease carve(const LeaseRequest& request, RegionSet regions);
   Lease carve_from(std::size_t region, const LeaseRequest& request);
-  const Part* part_of(int numa_node) const noexcept;
-  std::optional<std::uint64_t> place(Region& region, std::uint64_t range_bytes, int numa_node);
   void count_place(const LeaseRequest& request, FreeRange placed);
   Holder& holder_of(const Lease& lease);
   bool serve_from_free_memory();
@@ -229,7 +212,7 @@ class PinnedPool {
   Reactor& reactor_;
   PinnedPoolOptions options_;
   HostMapping mapping_;
-  std::vector<Part> parts_;   // in order of address
+  NodeParts parts_;
   mutable std::mutex mutex_;  // all below: leases return on any thread
   std::vector<Region> regions_;
   Account account_;
