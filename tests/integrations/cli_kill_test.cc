@@ -142,13 +142,9 @@ int last_step(const Process& process) {
   return bits.empty() ? 0 : bits.rbegin()->first;
 }
 
-/// Waits until this step or a later one has begun; false if the child ended before.
-bool wait_for_step(Process& process, int step) {
-  while (last_step(process) < step) {
-    if (process.ended()) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
+/// Waits until this step or a later one has begun; false if that is not seen (Process::wait_until).
+bool wait_for_step(const Process& process, int step) {
+  return process.wait_until([&] { return last_step(process) >= step; });
 }
 
 // Machines are of all speeds: only the order of what the test saw counts. A step that had ended

@@ -75,18 +75,22 @@ bool Process::ended() {
   return true;
 }
 
-bool Process::wait_for_output(const std::string& text) const {
+bool Process::wait_until(const std::function<bool()>& reached) const {
   const auto deadline = std::chrono::steady_clock::now() + 60s;
   while (std::chrono::steady_clock::now() < deadline) {
     siginfo_t info{};
     const bool over =
         ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == pid_;
-    if (out().find(text) != std::string::npos) return true;
+    if (reached()) return true;
     if (over) return false;
     std::this_thread::sleep_for(2ms);
   }
   return false;
+}
+
+bool Process::wait_for_output(const std::string& text) const {
+  return wait_until([&] { return out().find(text) != std::string::npos; });
 }
 
 Output Process::wait(std::chrono::seconds longest) {

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,8 +36,9 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   void signal(int number) const;
-  /// Waits until standard output holds `text`; false if the child ended without it, or after a
-  /// minute.
+  /// Waits until `reached`; false if the child ended and it is not, or after a minute.
+  bool wait_until(const std::function<bool()>& reached) const;
+  /// Waits so until standard output holds `text`.
   bool wait_for_output(const std::string& text) const;
   /// Waits at most `longest`; then kills it and reports the signal.
   Output wait(std::chrono::seconds longest = std::chrono::seconds(120));
