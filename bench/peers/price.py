@@ -17,8 +17,9 @@
         [--steps 9] [--tokens-per-step 2048] [--dtype bf16|fp32] [--row NAME]... [--json FILE]
 
 Prints tokens/s of each round (from the median of a run's steps after the first two) and the median over rounds of the ratio to
-`ours` in the same round: hosts drift by tens of per cent within minutes, so only neighbours are compared. A row that cannot run
-is named with its reason and left out.
+`ours` in the same round: hosts drift by tens of per cent within minutes, so only neighbours are compared. Beside our
+speeds stands how near they are to the least time that such a step can take, and what limits it, as `ziggurat train` reports it. A
+row that cannot run is named with its reason and left out.
 """
 import argparse
 import json
@@ -57,8 +58,10 @@ def ziggurat(options, name, folder):
     device, host = BUDGETS[options.dtype][name]
     command += ["--device-memory", f"{device}MiB", "--host-memory", f"{host}MiB"]
     run([str(part) for part in command])
-    steps = json.loads(report.read_text())["steps"]
-    return options.tokens_per_step / statistics.median(one["wall_s"] for one in steps[2:])
+    said = json.loads(report.read_text())
+    bound = said["total"]["bound"]
+    limit = f"; {bound['share']:.2f} of the limit, {bound['limit']}"
+    return options.tokens_per_step / statistics.median(one["wall_s"] for one in said["steps"][2:]), limit
 
 
 def peer(options, name, folder):
@@ -70,7 +73,7 @@ def peer(options, name, folder):
     if name == "deepspeed-nvme":
         command += ["--nvme-path", folder]
     run([str(part) for part in command])
-    return json.loads(report.read_text())["tokens_per_second_median"]
+    return json.loads(report.read_text())["tokens_per_second_median"], ""
 
 
 class CannotRun(Exception):
@@ -106,8 +109,9 @@ def main():
         for name in list(speeds):
             folder = pathlib.Path(tempfile.mkdtemp(prefix="price-", dir=options.store))
             try:
-                speeds[name].append(ziggurat(options, name, folder) if name in OURS else peer(options, name, folder))
-                print(f"round {number + 1}: {name:15} {speeds[name][-1]:7.0f} tokens/s", flush=True)
+                speed, limit = ziggurat(options, name, folder) if name in OURS else peer(options, name, folder)
+                speeds[name].append(speed)
+                print(f"round {number + 1}: {name:15} {speed:7.0f} tokens/s{limit}", flush=True)
             except CannotRun as reason:
                 print(f"round {number + 1}: {name:15} cannot run: {reason}", flush=True)
                 if name == "ours":
