@@ -66,6 +66,16 @@ class Reactor {
     return future.get();
   }
 
+  /// Destroys what may end on the reactor's thread only, and waits for that.
+  template <class T>
+  void destroy(std::unique_ptr<T>& object) {
+    if (!object) return;
+    block_on([](std::unique_ptr<T>& its) -> Task<> {
+      its.reset();
+      co_return;
+    }(object));
+  }
+
   /// Runs everything that can run now, timers of virtual time included, on the caller's thread. Not
   /// with start().
   void run_until_idle();

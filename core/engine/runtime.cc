@@ -65,12 +65,7 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
 }
 
 Runtime::~Runtime() {
-  if (ranks) {
-    reactor.block_on([](std::unique_ptr<Communicator>& its) -> Task<> {
-      its.reset();
-      co_return;
-    }(ranks));
-  }
+  reactor.destroy(ranks);
   workers.reset();  // finishes queued jobs, whose completions still post to the reactor
   reactor.stop();
 }

@@ -21,12 +21,7 @@ TrainRanks::TrainRanks(Runtime& runtime) : runtime_(runtime) {
   }(*this));
 }
 
-TrainRanks::~TrainRanks() {
-  runtime_.reactor.block_on([](std::unique_ptr<Communicator>& channel) -> Task<> {
-    channel.reset();
-    co_return;
-  }(channel_));
-}
+TrainRanks::~TrainRanks() { runtime_.reactor.destroy(channel_); }
 
 std::vector<double> TrainRanks::reduce(std::vector<double> values, Communicator::Op op) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);

@@ -24,12 +24,7 @@ TensorRanks::TensorRanks(Runtime& runtime, const Place& place)
   }(*this, place));
 }
 
-TensorRanks::~TensorRanks() {
-  runtime_.reactor.block_on([](std::unique_ptr<Communicator>& group) -> Task<> {
-    group.reset();
-    co_return;
-  }(group_));
-}
+TensorRanks::~TensorRanks() { runtime_.reactor.destroy(group_); }
 
 /// `call` makes one call of the group, on the reactor's thread.
 template <class Call>

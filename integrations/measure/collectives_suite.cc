@@ -46,6 +46,7 @@ class Bench {
         options_(options),
         in_(options.largest_bytes),
         out_(options.largest_bytes) {}
+  ~Bench() { reactor_.destroy(communicator_); }
 
   std::vector<CollectivesRow> run();
 
@@ -163,7 +164,7 @@ void Bench::measure_back_end(Collectives back_end) {
     measure_all(bytes);
   }
   await([](Communicator& c) { return c.barrier(); });
-  communicator_.reset();
+  reactor_.destroy(communicator_);
 }
 
 std::vector<CollectivesRow> Bench::run() {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -52,6 +53,22 @@ TEST(Reactor, BlockOnRethrowsWhatTheTaskThrew) {
     }
     EXPECT_EQ(reactor.block_on(answer()), 42) << "usable afterwards";
   }
+}
+
+TEST(Reactor, DestroysOnItsOwnThread) {
+  struct Tells {
+    std::thread::id& where;
+    ~Tells() { where = std::this_thread::get_id(); }
+  };
+  Reactor reactor;
+  reactor.start();
+  std::thread::id where;
+  std::unique_ptr<Tells> object(new Tells{where});
+  reactor.destroy(object);
+  EXPECT_EQ(object, nullptr);
+  EXPECT_NE(where, std::thread::id());
+  EXPECT_NE(where, std::this_thread::get_id());
+  reactor.destroy(object);  // nothing is there
 }
 
 TEST(Reactor, SpawnGivesTheErrorToItsHandlerOnTheReactorsThread) {
