@@ -44,10 +44,23 @@ namespace ziggurat {
 /// The longest StepOptions::blob. A store of an earlier version holds 16 bytes less.
 inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 
+/// What a step does to the parameters of one group.
+struct GroupStep {
+  float learning_rate = 0;
+  float beta1 = 0.9F;  ///< SGD: the momentum
+  float beta2 = 0.999F;
+  float eps = 1e-8F;
+  float weight_decay = 0;  ///< of all the group's parameters, whatever ParamSpec::decay says
+  bool operator==(const GroupStep&) const = default;
+};
+
 struct StepOptions {
   float learning_rate = 0;
   std::optional<Betas> betas =
       std::nullopt;  ///< of this step, in place of EngineConfig::optimizer's
+  /// A trainer's own groups, one for each ParamSpec::group, anew each step: in place of the two
+  /// above and of EngineConfig::optimizer's. Not beside EngineConfig::param_groups.
+  std::span<const GroupStep> groups = {};
   /// What the trainer multiplied the loss by (LossScaler::scale()); gradients are divided by it.
   /// Where it is given, a norm that is not finite skips the step instead of being an error, so
   /// updates before the norm are guesses, as with clipping.

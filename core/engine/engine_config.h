@@ -119,7 +119,11 @@ struct EngineConfig {
   /// written beside the next step's forward and backward. By rank 0's clock; 0: only make_durable()
   /// stores. State on NVMe is durable at every step without it. Never changes bits.
   double durable_every_s = 300;
-  enum class Resume : std::uint8_t { kAuto, kNever };
+  enum class Resume : std::uint8_t {
+    kAuto,
+    kNever,  ///< a store that is there is replaced
+    kNew,    ///< a store that is there is an error
+  };
   Resume resume = Resume::kAuto;
 
   /// What may not change at resume, as text the trainer chose ("data=<hash> seed=1 batch=2 ..."):

@@ -161,7 +161,10 @@ class EngineImpl final : public Engine {
   bool may_guess() const;
   Betas betas_of(const StepOptions& options) const;
   double gradient_divisor(const StepOptions& options) const;
+  bool groups_fit(const StepOptions& options) const;
   StepScalars scalars(const StepOptions& options, float grad_scale) const;
+  static StepScalars scalars_of(std::span<const GroupStep> groups,
+                                OptimizerStep::Settings settings);
   std::uint64_t blob_bytes_max() const;
   std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
 
@@ -199,8 +202,10 @@ class EngineImpl final : public Engine {
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
+  std::size_t group_count_ = 0;           // of the model's parameters
   std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
-  std::optional<StepScalars> guess_;      // of the step under way, if updates start before its end
+  std::vector<GroupStep> announced_groups_;
+  std::optional<StepScalars> guess_;  // of the step under way, if updates start before its end
   SpeculationWatch watch_;
   bool storing_ = false;            // a checkpoint in the background
   Signal stored_;                   // it has ended

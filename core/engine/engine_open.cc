@@ -100,7 +100,8 @@ void EngineImpl::open(const Initializer& initialize) {
 
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
-  assign_groups(model_, config_.param_groups);
+  if (!config_.param_groups.empty()) assign_groups(model_, config_.param_groups);
+  group_count_ = group_count(model_);
   calls_.emplace(model_);
   channels_ = std::make_unique<RankChannels>(
       *runtime_.ranks, place_,
@@ -144,6 +145,12 @@ static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   const bool found = co_await store_found();
+  if (found && config_.resume == EngineConfig::Resume::kNew) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("`store={}`: there is a store already: give another directory, "
+                            "`resume=auto` to go on from it, or `resume=never` to replace it",
+                            storage_->paths()));
+  }
   StripedStore::Environment environment = storage_->environment(runtime_, config_);
   if (found && config_.resume == EngineConfig::Resume::kAuto) {
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));

@@ -24,7 +24,7 @@ constexpr NumberRange kBeta{.min = 0, .max = 0.999999};
 
 constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kSpeculations{"auto", "never", "always"};
-constexpr std::array<std::string_view, 2> kResumes{"auto", "never"};
+constexpr std::array<std::string_view, 3> kResumes{"auto", "never", "new"};
 
 std::string dtype_text(DType dtype) { return std::string(to_string(dtype)); }
 DType dtype_of(const std::string& text) {
@@ -212,8 +212,9 @@ std::vector<SettingOf<EngineConfig>> store_table() {
                           "training; a kill loses what came after the last time; 0: at the end "
                           "only"}),
       In::word("resume", &EngineConfig::resume, kResumes,
-               {.values = "auto|never",
-                .help = "go on from the store's last durable step, or replace the store",
+               {.values = "auto|never|new",
+                .help = "go on from the store's last durable step, replace the store, or refuse "
+                        "one that is there",
                 .at_resume = AtResume::kSilent}),
   };
 }

@@ -33,6 +33,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
                                    .grad_scale = grad_scale,
                                    .t = generation_ + 1,
                                    .seed = optimizer.rounding_seed};
+  if (!options.groups.empty()) return scalars_of(options.groups, settings);
   StepScalars steps{OptimizerStep::make(settings)};
   for (const ParamGroup& group : config_.param_groups) {
     OptimizerStep::Settings own = settings;
@@ -44,6 +45,22 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
     if (group.frozen) own.learning_rate = own.weight_decay = 0;
     steps.push_back(OptimizerStep::make(own));
     if (group.weight_decay && !group.frozen) steps.back().no_decay = steps.back().decay;
+  }
+  return steps;
+}
+
+/// A trainer's own groups; what they say goes for all their parameters.
+StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
+                                   OptimizerStep::Settings settings) {
+  StepScalars steps;
+  for (const GroupStep& group : groups) {
+    settings.learning_rate = group.learning_rate;
+    settings.beta1 = group.beta1;
+    settings.beta2 = group.beta2;
+    settings.eps = group.eps;
+    settings.weight_decay = group.weight_decay;
+    steps.push_back(OptimizerStep::make(settings));
+    steps.back().no_decay = steps.back().decay;
   }
   return steps;
 }
@@ -78,6 +95,8 @@ void EngineImpl::prepare_step(const StepOptions& options) {
     const bool sound = self.refusal_of(announced) == StepRefusal::kNone;
     self.announced_ = announced;
     self.announced_->blob = {};
+    self.announced_groups_.assign(announced.groups.begin(), announced.groups.end());
+    self.announced_->groups = self.announced_groups_;
     if (!sound || !self.may_guess()) co_return;
     self.guess_ =
         self.scalars(announced, static_cast<float>(1.0 / self.gradient_divisor(announced)));
@@ -203,14 +222,28 @@ StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
   for (const double beta : {betas.beta1, betas.beta2}) {
     if (!(beta >= 0 && static_cast<float>(beta) < 1)) return StepRefusal::kBetas;
   }
+  if (!groups_fit(options)) return StepRefusal::kGroups;
   if (options.loss_scale && !(*options.loss_scale > 0 && std::isfinite(*options.loss_scale)))
     return StepRefusal::kLossScale;
   if (options.blob.size() > blob_bytes_max()) return StepRefusal::kBlob;
   if (announced_ &&
       (announced_->learning_rate != options.learning_rate || announced_->betas != options.betas ||
-       announced_->loss_scale != options.loss_scale))
+       announced_->loss_scale != options.loss_scale ||
+       !std::ranges::equal(announced_->groups, options.groups)))
     return StepRefusal::kAnnounced;
   return StepRefusal::kNone;
+}
+
+/// Every parameter has a group's settings, and they make a step.
+bool EngineImpl::groups_fit(const StepOptions& options) const {
+  if (options.groups.empty()) return config_.param_groups.empty() ? group_count_ <= 1 : true;
+  const auto sound = [](const GroupStep& group) {
+    const auto beta = [](float value) { return value >= 0 && value < 1; };
+    return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
+           group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay);
+  };
+  return config_.param_groups.empty() && options.groups.size() == group_count_ &&
+         std::ranges::all_of(options.groups, sound);
 }
 
 /// For a refusal of this rank's own: with the values.
@@ -222,6 +255,12 @@ std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& opt
     case StepRefusal::kBetas:
       return fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
                          betas.beta1, betas.beta2);
+    case StepRefusal::kGroups:
+      return fmt::format(
+          "{} groups of settings for a model of {}{}: give one for each, with a finite learning "
+          "rate and decay, betas in [0, 1) and an eps of at least 0",
+          options.groups.size(), group_count_,
+          config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
     case StepRefusal::kLossScale:
       return fmt::format("the loss scale is {:g}: give a positive, finite one",
                          options.loss_scale.value_or(0.0F));
@@ -229,7 +268,8 @@ std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& opt
       return fmt::format("the blob has {} bytes: the store holds at most {}", options.blob.size(),
                          blob_bytes_max());
     case StepRefusal::kAnnounced:
-      return "step() has another learning rate, other betas or another loss scale than "
+      return "step() has another learning rate, other betas, other groups or another loss scale "
+             "than "
              "prepare_step() announced: give both the same";
     case StepRefusal::kNone: break;
   }

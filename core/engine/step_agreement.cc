@@ -15,6 +15,7 @@ const char* to_string(StepRefusal refusal) {
     case StepRefusal::kNone: break;
     case StepRefusal::kLearningRate: return "its learning rate is not finite";
     case StepRefusal::kBetas: return "its betas are not in [0, 1)";
+    case StepRefusal::kGroups: return "its groups are not those of its model";
     case StepRefusal::kLossScale: return "its loss scale is not positive and finite";
     case StepRefusal::kBlob: return "its blob is larger than the store holds";
     case StepRefusal::kAnnounced: return "its step() differs from its prepare_step()";
@@ -24,9 +25,13 @@ const char* to_string(StepRefusal refusal) {
 
 std::uint64_t options_hash(const StepOptions& options) {
   const Betas betas = options.betas.value_or(Betas{});
-  const std::string text = fmt::format(
-      "{} {} {} {} {} {}", options.learning_rate, options.betas.has_value(), betas.beta1,
-      betas.beta2, options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
+  std::string text = fmt::format("{} {} {} {} {} {}", options.learning_rate,
+                                 options.betas.has_value(), betas.beta1, betas.beta2,
+                                 options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
+  for (const GroupStep& group : options.groups) {
+    text += fmt::format(" {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2, group.eps,
+                        group.weight_decay);
+  }
   return hash64(std::as_bytes(std::span(text)), 0);
 }
 
@@ -38,7 +43,7 @@ std::optional<std::string> objection(const StepFacts& theirs, int rank, const St
   if (theirs.generation != own.generation) {
     differs = "makes another generation";
   } else if (theirs.options != own.options) {
-    differs = "has another learning rate, other betas or another loss scale";
+    differs = "has another learning rate, other betas, other groups or another loss scale";
   } else if (theirs.order != own.order) {
     differs = "used the units in another order";
   }

@@ -20,6 +20,7 @@ enum class StepRefusal : std::uint64_t {
   kNone,
   kLearningRate,  ///< not finite
   kBetas,         ///< not in [0, 1)
+  kGroups,        ///< not one for each of the model's, or not alone
   kLossScale,     ///< not positive and finite
   kBlob,          ///< larger than the store holds
   kAnnounced,     ///< not what prepare_step() was given

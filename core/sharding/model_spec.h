@@ -18,9 +18,11 @@ using UnitId = std::uint32_t;
 struct ParamSpec {
   std::string name;
   std::vector<std::int64_t> shape;
-  bool decay = true;        ///< weight decay applies (matrices, by custom; not biases and norms)
-  std::uint32_t group = 0;  ///< the engine's: assign_groups()
-  bool frozen = false;      ///< the engine's too: its group is
+  bool decay = true;  ///< weight decay applies (matrices, by custom; not biases and norms)
+  /// Whose settings a step uses: the trainer's own (StepOptions::groups), or by
+  /// EngineConfig::param_groups, if it has any, the one that assign_groups() finds
+  std::uint32_t group = 0;
+  bool frozen = false;  ///< its group is, by EngineConfig::param_groups
   /// The store keeps it once, without optimizer state: it was frozen when the store was made
   bool constant = false;
   /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -165,6 +166,15 @@ void assign_groups(ModelSpec& model, std::span<const ParamGroup> groups) {
                             "'{}')",
                             groups[i].params, model.name, first));
   }
+}
+
+std::size_t group_count(const ModelSpec& model) {
+  std::size_t count = 0;
+  for (const UnitSpec& unit : model.units) {
+    for (const ParamSpec& param : unit.params)
+      count = std::max<std::size_t>(count, param.group + 1);
+  }
+  return count;
 }
 
 }  // namespace ziggurat

@@ -45,4 +45,7 @@ bool matches(std::string_view pattern, std::string_view name) noexcept;
 /// step.
 void assign_groups(ModelSpec& model, std::span<const ParamGroup> groups);
 
+/// One more than the largest ParamSpec::group.
+std::size_t group_count(const ModelSpec& model);
+
 }  // namespace ziggurat

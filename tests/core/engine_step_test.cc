@@ -109,6 +109,72 @@ TEST_P(EngineStep, GivesEveryGroupItsSettings) {
   EXPECT_FALSE(same_params(*rig.engine, without, model_));
 }
 
+/// The first and the third unit are of the trainer's second group.
+ModelSpec with_own_groups(ModelSpec model) {
+  for (const std::size_t unit : {0U, 2U}) {
+    for (ParamSpec& param : model.units[unit].params) param.group = 1;
+  }
+  return model;
+}
+
+std::vector<GroupStep> own_groups(std::uint64_t step) {
+  return {{.learning_rate = 0.01F * static_cast<float>(step + 1), .weight_decay = 0.2F},
+          {.learning_rate = 0.03F, .beta1 = 0.8F, .beta2 = 0.9F, .eps = 1e-6F}};
+}
+
+TEST_P(EngineStep, TakesATrainersOwnGroupsAnewEachStep) {
+  const ModelSpec grouped = with_own_groups(model_);
+  Rig rig(grouped, config(), 2, 8 * kMiB);
+  PlainTraining plain(grouped, GetParam().clip_norm);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const std::vector<GroupStep> groups = own_groups(step);
+    step_with(*rig.engine, grouped, step, {.groups = groups, .blob = {}});
+    plain.make_scalars = [&](OptimizerStep::Settings settings) {
+      StepScalars steps;
+      for (const GroupStep& group : groups) {
+        settings.learning_rate = group.learning_rate;
+        settings.beta1 = group.beta1;
+        settings.beta2 = group.beta2;
+        settings.eps = group.eps;
+        settings.weight_decay = group.weight_decay;
+        steps.push_back(OptimizerStep::make(settings));
+        steps.back().no_decay = steps.back().decay;  // biases decay too
+      }
+      return steps;
+    };
+    plain.step(step, /*learning_rate=*/0);
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, grouped));
+}
+
+TEST_P(EngineStep, RefusesGroupsThatAreNotTheModels) {
+  const ModelSpec grouped = with_own_groups(model_);
+  Rig rig(grouped, config(), 2, 8 * kMiB);
+  const std::vector<GroupStep> good = own_groups(0);
+  std::vector<GroupStep> wild = good;
+  wild[1].beta2 = 1.0F;
+  const std::vector<GroupStep> few(1);
+  for (const std::vector<GroupStep>& groups : {few, wild, {}}) {
+    try {
+      step_with(*rig.engine, grouped, 0, {.groups = groups, .blob = {}});
+      ADD_FAILURE() << groups.size() << " groups were taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(error.what(), HasSubstr("for a model of 2"));
+    }
+  }
+  EXPECT_EQ(step_with(*rig.engine, grouped, 0, {.groups = good, .blob = {}}).generation, 1U);
+}
+
+TEST_P(EngineStep, RefusesOtherGroupsThanWereAnnounced) {
+  const ModelSpec grouped = with_own_groups(model_);
+  Rig rig(grouped, config(), 2, 8 * kMiB);
+  pass_step(*rig.engine, grouped, 0, 0.01F);  // announces none
+  const std::vector<GroupStep> groups = own_groups(0);
+  EXPECT_THROW(rig.engine->step({.groups = groups, .blob = {}}), Error);
+  EXPECT_EQ(rig.engine->generation(), 0U);
+}
+
 TEST_P(EngineStep, LeavesFrozenParametersAsTheyAre) {
   EngineConfig frozen = config();
   frozen.param_groups = {{.params = "unit3.*", .frozen = true},

@@ -325,6 +325,28 @@ TEST(Engine, ResumeNeverStartsOver) {
   EXPECT_EQ(rig.engine->generation(), 0U);
 }
 
+TEST(Engine, ResumeNewRefusesAStoreThatIsThereAndLeavesIt) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  EngineConfig config = small_config(directory.path());
+  config.resume = EngineConfig::Resume::kNew;
+  {
+    Rig rig(model, config);
+    train_step(*rig.engine, model, 0, kLearningRate);
+    rig.engine->make_durable();
+  }
+  try {
+    const Rig rig(model, config);
+    ADD_FAILURE() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("there is a store already"));
+  }
+  config.resume = EngineConfig::Resume::kAuto;
+  const Rig rig(model, config);
+  EXPECT_EQ(rig.engine->generation(), 1U);
+}
+
 TEST(Engine, InspectTellsModelAndGenerationOfAStore) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
