@@ -116,4 +116,6 @@ constexpr MpiFunctions kFunctions{
 
 }  // namespace
 
-extern "C" const MpiFunctions* ziggurat_mpi_functions() { return &kFunctions; }
+extern "C" [[gnu::visibility("default")]] const MpiFunctions* ziggurat_mpi_functions() {
+  return &kFunctions;
+}

@@ -14,11 +14,10 @@
 #include "collectives/rank_options.h"
 #include "integrations/cli/settings.h"
 #include "integrations/deepspeed/config_json.h"
+#include "integrations/deepspeed/setting_json.h"
 
 namespace ziggurat::cli {
 namespace {
-
-using nlohmann::json;
 
 constexpr std::size_t kFileBytesMax = 1 << 20;
 
@@ -36,90 +35,6 @@ std::string read_file(const std::string& path) {
   }
   text.resize(size);
   return text;
-}
-
-std::string_view expected(SettingKind kind) {
-  switch (kind) {
-    case SettingKind::kText: return "a string";
-    case SettingKind::kInteger: return "a whole number";
-    case SettingKind::kNumber: return "a number";
-    case SettingKind::kNumbers: return "a list of numbers, or a string like \"0.9,0.95\"";
-    case SettingKind::kSize: return "a size: a string like \"160MiB\", or a number of bytes";
-    case SettingKind::kSwitch:
-    case SettingKind::kTruth: return "true or false";
-    case SettingKind::kGroups:
-      return "a list of groups like {\"params\": \"h.*\", \"lr-scale\": 0.5}, or a string";
-  }
-  return "?";
-}
-
-/// [{"params": "h.*", "eps": 1e-6}] as "h.*:eps=1e-06"; nothing for anything else.
-std::optional<std::string> groups_as_text(const json& groups) {
-  if (groups.is_string()) return groups.get<std::string>();
-  if (!groups.is_array()) return std::nullopt;
-  std::string text;
-  for (const json& group : groups) {
-    if (!group.is_object() || !group.contains("params") || !group["params"].is_string())
-      return std::nullopt;
-    std::string entries;
-    for (const auto& [key, value] : group.items()) {
-      if (key == "params") continue;
-      if (!value.is_number() && !value.is_boolean()) return std::nullopt;
-      entries += (entries.empty() ? "" : ",") + key + "=" + value.dump();
-    }
-    text += (text.empty() ? "" : ";") + group["params"].get<std::string>() + ":" + entries;
-  }
-  return text;
-}
-
-struct FileValue {
-  std::optional<SettingValue> typed;
-  std::string text;  ///< of a string: read as a flag's would be
-};
-
-std::optional<FileValue> text_value(const json& value) {
-  if (!value.is_string()) return std::nullopt;
-  return FileValue{{}, value.get<std::string>()};
-}
-
-std::optional<FileValue> typed_value(SettingKind kind, SettingValue value) {
-  std::string text = to_text(kind, value);
-  return FileValue{std::move(value), std::move(text)};
-}
-
-/// Nothing for a value of the wrong type.
-std::optional<FileValue> as_value(const json& value, SettingKind kind) {
-  switch (kind) {
-    case SettingKind::kText: return text_value(value);
-    case SettingKind::kInteger:
-      if (!value.is_number_integer()) return std::nullopt;
-      return typed_value(kind, value.get<std::int64_t>());
-    case SettingKind::kNumber:
-      if (!value.is_number()) return std::nullopt;
-      return typed_value(kind, value.get<double>());
-    case SettingKind::kNumbers: {
-      if (!value.is_array()) return text_value(value);
-      std::vector<double> numbers;
-      for (const json& element : value) {
-        if (!element.is_number()) return std::nullopt;
-        numbers.push_back(element.get<double>());
-      }
-      return typed_value(kind, std::move(numbers));
-    }
-    case SettingKind::kSize:
-      if (!value.is_number_unsigned()) return text_value(value);
-      return typed_value(kind, value.get<std::int64_t>());
-    case SettingKind::kSwitch:
-    case SettingKind::kTruth:
-      if (!value.is_boolean()) return std::nullopt;
-      return typed_value(kind, value.get<bool>());
-    case SettingKind::kGroups: {
-      std::optional<std::string> text = groups_as_text(value);
-      if (!text) return std::nullopt;
-      return FileValue{{}, std::move(*text)};
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -163,10 +78,10 @@ void Settings::take(const ConfigFile& file) {
                                                  : fmt::format("; did you mean \"{}\"?", meant)));
     }
     Value& entry = found->second;
-    std::optional<FileValue> read = as_value(value, entry.setting.kind);
+    std::optional<JsonSetting> read = read_setting(value, entry.setting.kind);
     if (!read) {
       throw UsageError(fmt::format("{}: \"{}\" is {}; it must be {}", file_, path,
-                                   value.dump().substr(0, 60), expected(entry.setting.kind)));
+                                   value.dump().substr(0, 60), expected_json(entry.setting.kind)));
     }
     if (entry.source == Source::kFlag) continue;
     entry.typed = std::move(read->typed);

@@ -18,6 +18,7 @@
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
 #include "optimizer/update.h"
+#include "tests/support/scratch_directory.h"
 #include "tests/support/typed_values.h"
 #include "tiers/host_device.h"
 #include "tiers/record_hash.h"
@@ -295,21 +296,6 @@ class PlainTraining {
   std::vector<std::vector<std::byte>> records_;
   std::vector<std::vector<std::byte>> params_;
   std::vector<std::vector<std::byte>> seen_;
-};
-
-/// A directory that is gone afterwards.
-class ScratchDirectory {
- public:
-  ScratchDirectory() {
-    std::string name = (std::filesystem::current_path() / "store-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) std::abort();
-    path_ = name;
-  }
-  ~ScratchDirectory() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
 };
 
 inline EngineConfig small_config(const std::string& directory) {

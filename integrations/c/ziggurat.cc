@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/ziggurat.cc: the C functions: what a caller wrote, checked, in C++ terms; and what
+// was thrown, as a status.
+#include "integrations/c/ziggurat.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "integrations/c/embedded_engine.h"
+#include "integrations/c/handles.h"
+#include "integrations/c/settings_json.h"
+
+namespace {
+
+using ziggurat::DType;
+using ziggurat::EmbeddedEngine;
+using ziggurat::Error;
+using ziggurat::ErrorCode;
+using ziggurat::TypedSpan;
+
+/// An engine keeps its runtime, which then cannot be destroyed.
+struct OpenEngine {
+  std::shared_ptr<ziggurat::Runtime> runtime;
+  std::unique_ptr<EmbeddedEngine> engine;
+};
+
+// Never destroyed: what a program leaves open at its exit ends with it, whatever its threads do.
+ziggurat::Handles<ziggurat::Runtime>& runtimes() {
+  static auto& all = *new ziggurat::Handles<ziggurat::Runtime>("runtime");
+  return all;
+}
+ziggurat::Handles<OpenEngine>& engines() {
+  static auto& all = *new ziggurat::Handles<OpenEngine>("engine");
+  return all;
+}
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+ziggurat_status status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return ZIGGURAT_INVALID_ARGUMENT;
+    case ErrorCode::kResourceExhausted: return ZIGGURAT_RESOURCE_EXHAUSTED;
+    case ErrorCode::kUnavailable: return ZIGGURAT_UNAVAILABLE;
+    case ErrorCode::kDeadlineExceeded: return ZIGGURAT_DEADLINE_EXCEEDED;
+    case ErrorCode::kDataLoss: return ZIGGURAT_DATA_LOSS;
+    case ErrorCode::kCancelled: return ZIGGURAT_CANCELLED;
+    case ErrorCode::kUnimplemented: return ZIGGURAT_UNIMPLEMENTED;
+  }
+  return ZIGGURAT_INTERNAL;
+}
+
+ziggurat_status failed(ziggurat_status status, const char* message) noexcept {
+  try {
+    last_error() = message;
+  } catch (...) {
+    last_error().clear();  // no memory for the words: the status stands
+  }
+  return status;
+}
+
+/// Nothing that is thrown reaches a C caller.
+template <class Call>
+ziggurat_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return ZIGGURAT_OK;
+  } catch (const Error& error) {
+    return failed(status_of(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(ZIGGURAT_RESOURCE_EXHAUSTED, "no memory is left for the call itself");
+  } catch (const std::exception& error) {
+    return failed(ZIGGURAT_INTERNAL, error.what());
+  } catch (...) {
+    return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
+  }
+}
+
+Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
+
+template <class Pointer>
+Pointer required(Pointer pointer, const char* what) {
+  if (pointer == nullptr) throw wrong(fmt::format("{} is null", what));
+  return pointer;
+}
+
+/// The struct as this library knows it: what an older caller does not have is zero.
+template <class Struct>
+Struct copied(const Struct* given, const char* what) {
+  const std::uint32_t size = required(given, what)->struct_size;
+  if (size < sizeof(std::uint32_t) || size > sizeof(Struct)) {
+    throw wrong(
+        fmt::format("{}.struct_size is {}, and this library knows {} bytes: set it with "
+                    "ZIGGURAT_INIT",
+                    what, size, sizeof(Struct)));
+  }
+  Struct own{};
+  std::memcpy(&own, given, size);
+  return own;
+}
+
+/// As much of `own` as the caller has.
+template <class Struct>
+void give(const Struct& own, Struct* wanted) {
+  const std::uint32_t size = wanted->struct_size;
+  std::memcpy(wanted, &own, size);
+  wanted->struct_size = size;
+}
+
+DType dtype_of(ziggurat_dtype dtype, const char* what) {
+  switch (dtype) {
+    case ZIGGURAT_FP32: return DType::kFloat32;
+    case ZIGGURAT_BF16: return DType::kBFloat16;
+    case ZIGGURAT_FP16: return DType::kFloat16;
+    default: break;
+  }
+  throw wrong(fmt::format("{}.dtype is {}: give ZIGGURAT_FP32, ZIGGURAT_BF16 or ZIGGURAT_FP16",
+                          what, dtype));
+}
+
+TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what) {
+  const ziggurat_memory memory = copied(given, what);
+  const DType dtype = dtype_of(memory.dtype, what);
+  const std::size_t element = size_bytes(dtype);
+  if (memory.size_bytes % element != 0) {
+    throw wrong(fmt::format("{} has {} bytes: no whole number of {} elements", what,
+                            memory.size_bytes, to_string(dtype)));
+  }
+  required(memory.address, what);
+  if (reinterpret_cast<std::uintptr_t>(memory.address) % element != 0)
+    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(dtype)));
+  return {dtype, {static_cast<std::byte*>(memory.address), memory.size_bytes}};
+}
+
+ziggurat::EmbeddedParam param_of(const ziggurat_param& given) {
+  ziggurat::EmbeddedParam param;
+  param.name = required(given.name, "param.name");
+  if (given.dimensions > 0) {
+    const std::int64_t* const shape = required(given.shape, "param.shape");
+    param.shape.assign(shape, shape + given.dimensions);
+  }
+  param.group = given.group;
+  param.values = memory_of(&given.values, "param.values");
+  if (dtype_of(given.dtype, "param") != param.values.dtype) {
+    throw Error(ErrorCode::kUnimplemented,
+                fmt::format("parameter '{}': its values have another type than it has: not built "
+                            "yet",
+                            param.name));
+  }
+  return param;
+}
+
+/// An array whose elements are as large as the caller was compiled with.
+template <class Struct>
+std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const char* what) {
+  std::vector<Struct> all;
+  if (count == 0) return all;
+  const std::uint32_t stride = required(first, what)->struct_size;
+  const auto* at = reinterpret_cast<const std::byte*>(first);
+  for (std::uint64_t i = 0; i < count; ++i, at += stride) {
+    const auto* given = reinterpret_cast<const Struct*>(at);
+    if (given->struct_size != stride)
+      throw wrong(fmt::format("{}[{}].struct_size is not that of the first", what, i));
+    all.push_back(copied(given, what));
+  }
+  return all;
+}
+
+ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& given) {
+  std::vector<ziggurat::GroupStep> groups;
+  for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
+    groups.push_back({.learning_rate = group.learning_rate,
+                      .beta1 = group.beta1,
+                      .beta2 = group.beta2,
+                      .eps = group.eps,
+                      .weight_decay = group.weight_decay});
+  }
+  if (groups.empty()) throw wrong("options.group_count is 0: give the settings of every group");
+  ziggurat::StepOptions options{.learning_rate = groups[0].learning_rate, .blob = {}};
+  options.groups = groups;
+  if (given.loss_scale != 0) options.loss_scale = given.loss_scale;
+  if (given.blob_bytes > 0) {
+    options.blob = {static_cast<const std::byte*>(required(given.blob, "options.blob")),
+                    given.blob_bytes};
+  }
+  return engine.step(options);
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+}  // namespace
+
+int32_t ziggurat_abi_version(void) { return ZIGGURAT_ABI_VERSION; }
+
+const char* ziggurat_version(void) { return ZIGGURAT_VERSION; }
+
+const char* ziggurat_last_error(void) { return last_error().c_str(); }
+
+ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* runtime) {
+  return guarded([&] {
+    required(runtime, "runtime");
+    *runtime = 0;
+    const std::size_t threads = ziggurat::threads_of(settings == nullptr ? "{}" : settings);
+    *runtime = runtimes().add(ziggurat::Runtime::create({.threads = threads, .trace_path = {}}));
+  });
+}
+
+ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
+  return guarded([&] {
+    if (!runtimes().remove_if_unused(runtime))
+      throw wrong(fmt::format("runtime {} has engines: close them first", runtime));
+  });
+}
+
+ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime, const ziggurat_param* params,
+                                     uint64_t count, const char* settings,
+                                     ziggurat_engine* engine) {
+  return guarded([&] {
+    *required(engine, "engine") = 0;
+    auto open = std::make_shared<OpenEngine>();
+    open->runtime = runtimes().find(runtime);
+    std::vector<ziggurat::EmbeddedParam> all;
+    for (const ziggurat_param& param : array_of(params, count, "params"))
+      all.push_back(param_of(param));
+    open->engine = std::make_unique<EmbeddedEngine>(
+        *open->runtime, all, ziggurat::engine_config_of(required(settings, "settings")));
+    *engine = engines().add(std::move(open));
+  });
+}
+
+ziggurat_status ziggurat_engine_close(ziggurat_engine engine) {
+  return guarded([&] { engines().take(engine); });
+}
+
+ziggurat_status ziggurat_put_gradient(ziggurat_engine engine, uint64_t param,
+                                      const ziggurat_memory* gradient) {
+  return guarded([&] {
+    engines().find(engine)->engine->put_gradient(param, memory_of(gradient, "gradient"));
+  });
+}
+
+ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_options* options,
+                              ziggurat_step_result* result) {
+  return guarded([&] {
+    const ziggurat_step_options given = copied(options, "options");
+    ziggurat_step_result made = copied(result, "result");
+    const ziggurat::StepResult its = step(*engines().find(engine)->engine, given);
+    made.skipped = its.skipped ? 1 : 0;
+    made.generation = its.generation;
+    made.grad_norm = its.grad_norm;
+    give(made, result);
+  });
+}
+
+ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
+                                    const ziggurat_memory* values) {
+  return guarded(
+      [&] { engines().find(engine)->engine->read_param(param, memory_of(values, "values")); });
+}
+
+ziggurat_status ziggurat_make_durable(ziggurat_engine engine) {
+  return guarded([&] { engines().find(engine)->engine->make_durable(); });
+}
+
+ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* state) {
+  return guarded([&] {
+    ziggurat_state own = copied(state, "state");
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    const EmbeddedEngine::State its = open->engine->state();
+    own.resumed = its.resumed ? 1 : 0;
+    own.generation = its.generation;
+    own.durable_generation = its.durable_generation;
+    own.blob_bytes = open->engine->resumed_blob().size();
+    give(own, state);
+  });
+}
+
+ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob, uint64_t capacity_bytes) {
+  return guarded([&] {
+    const std::vector<std::byte> its = engines().find(engine)->engine->resumed_blob();
+    if (capacity_bytes < its.size()) {
+      throw wrong(fmt::format("the blob has {} bytes, and there is room for {}", its.size(),
+                              capacity_bytes));
+    }
+    if (!its.empty()) std::memcpy(required(blob, "blob"), its.data(), its.size());
+  });
+}
+
+ziggurat_status ziggurat_describe(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
+                                  uint64_t* needed_bytes) {
+  return guarded([&] {
+    const std::string its = joined(engines().find(engine)->engine->description());
+    if (needed_bytes != nullptr) *needed_bytes = its.size() + 1;
+    if (text == nullptr || capacity_bytes == 0) return;
+    const std::size_t shown = std::min<std::size_t>(its.size(), capacity_bytes - 1);
+    std::memcpy(text, its.data(), shown);
+    text[shown] = '\0';
+  });
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/ziggurat.h: the engine for trainers written in anything: plain C, no C++ types.
+//
+// An embedder computes; the engine keeps masters and moments in host memory or on NVMe and updates
+// them on the CPU.
+//
+//   ziggurat_runtime_create("{\"threads\": 2}", &runtime);
+//   ziggurat_engine_open(runtime, params, count, "{\"store\": \"/nvme/run\"}", &engine);
+//   for each step:
+//     for each parameter, in any order: ziggurat_put_gradient(engine, p, &gradient);
+//     ziggurat_step(engine, &options, &result);
+//     for each parameter: ziggurat_read_param(engine, p, &values);
+//   ziggurat_make_durable(engine);
+//   ziggurat_engine_close(engine);
+//   ziggurat_runtime_destroy(runtime);
+//
+// Every call returns a status; ziggurat_last_error() says in words what the last one that failed on
+// this thread had against it. A handle that is not there, a parameter that the model does not have,
+// a size that does not fit: each is an error, and nothing changes. Calls may come from any thread;
+// those of one engine are made one after the other. C99 or later. Structs begin with their size, as
+// the caller was compiled: set it with ZIGGURAT_INIT, which also clears the rest.
+//
+// ABI 0: may still change from one version to the next.
+#ifndef ZIGGURAT_H
+#define ZIGGURAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ZIGGURAT_API __attribute__((visibility("default")))
+#else
+#define ZIGGURAT_API
+#endif
+
+#define ZIGGURAT_ABI_VERSION 0
+
+/// What the caller does next.
+typedef int32_t ziggurat_status;
+enum {
+  ZIGGURAT_OK = 0,
+  ZIGGURAT_INVALID_ARGUMENT = 1,    ///< fix the call or the settings
+  ZIGGURAT_RESOURCE_EXHAUSTED = 2,  ///< free something, or give a larger budget
+  ZIGGURAT_UNAVAILABLE = 3,         ///< the file or device is gone or in use
+  ZIGGURAT_DEADLINE_EXCEEDED = 4,   ///< waited as long as was allowed
+  ZIGGURAT_DATA_LOSS = 5,           ///< the store is damaged: restore it
+  ZIGGURAT_CANCELLED = 6,           ///< somebody asked to stop
+  ZIGGURAT_UNIMPLEMENTED = 7,       ///< take the other path
+  ZIGGURAT_INTERNAL = 8             ///< a fault of the engine's
+};
+
+typedef int32_t ziggurat_dtype;
+enum { ZIGGURAT_FP32 = 0, ZIGGURAT_BF16 = 1, ZIGGURAT_FP16 = 2 };
+
+/// 0 is never one. A handle is not used again after its object is gone.
+typedef uint64_t ziggurat_runtime;
+typedef uint64_t ziggurat_engine;
+
+#ifndef __cplusplus
+#define ZIGGURAT_INIT(type) \
+  { .struct_size = sizeof(type) }
+#else
+#define ZIGGURAT_INIT(type) ziggurat_init<type>()
+extern "C++" template <class Struct>
+Struct ziggurat_init() noexcept {
+  Struct its{};
+  its.struct_size = sizeof(Struct);
+  return its;
+}
+#endif
+
+/// Elements in the caller's memory, contiguous.
+typedef struct ziggurat_memory {
+  uint32_t struct_size;
+  ziggurat_dtype dtype;
+  void* address;
+  uint64_t size_bytes;
+} ziggurat_memory;
+
+typedef struct ziggurat_param {
+  uint32_t struct_size;
+  uint32_t group;          ///< whose settings each step uses: of ziggurat_step_options
+  const char* name;        ///< of its own in the model
+  const int64_t* shape;    ///< `dimensions` of them
+  uint32_t dimensions;     ///< 0: one element
+  ziggurat_dtype dtype;    ///< of what ziggurat_read_param() gives; all of a model alike
+  ziggurat_memory values;  ///< what a new store's masters are made from; read before open returns
+} ziggurat_param;
+
+/// What a step does to the parameters of one group.
+typedef struct ziggurat_group {
+  uint32_t struct_size;
+  float learning_rate;
+  float beta1;  ///< SGD: the momentum
+  float beta2;
+  float eps;
+  float weight_decay;
+} ziggurat_group;
+
+typedef struct ziggurat_step_options {
+  uint32_t struct_size;
+  uint32_t group_count;          ///< one more than the largest ziggurat_param.group
+  const ziggurat_group* groups;  ///< an array of them
+  float loss_scale;     ///< what the loss was multiplied by; 0: nothing. Then a gradient that
+                        ///< is not finite skips the step instead of being an error
+  uint32_t reserved;    ///< 0
+  const void* blob;     ///< the caller's own state, copied, made durable with this step
+  uint64_t blob_bytes;  ///< at most 64 KiB
+} ziggurat_step_options;
+
+typedef struct ziggurat_step_result {
+  uint32_t struct_size;
+  int32_t skipped;      ///< 1: gradients were not finite under a loss scale; nothing changed
+  uint64_t generation;  ///< finished steps
+  double grad_norm;     ///< global 2-norm, unclipped, without the loss scale
+} ziggurat_step_result;
+
+typedef struct ziggurat_state {
+  uint32_t struct_size;
+  int32_t resumed;              ///< 1: open found a store and went on from it
+  uint64_t generation;          ///< finished steps
+  uint64_t durable_generation;  ///< the newest that a crash leaves
+  uint64_t blob_bytes;          ///< of the generation that open resumed at
+} ziggurat_state;
+
+/// The ABI of the library at hand, and its version: "0.1.0".
+ZIGGURAT_API int32_t ziggurat_abi_version(void);
+ZIGGURAT_API const char* ziggurat_version(void);
+
+/// What this thread's last failed call had against it; "" if none has failed. Until the next that
+/// fails.
+ZIGGURAT_API const char* ziggurat_last_error(void);
+
+/// Workers and the thread that decides; engines share them. `settings`: {"threads": N}, or null: as
+/// many as this process's share of the machine.
+ZIGGURAT_API ziggurat_status ziggurat_runtime_create(const char* settings,
+                                                     ziggurat_runtime* runtime);
+/// Errors: ZIGGURAT_INVALID_ARGUMENT while an engine is open on it.
+ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
+
+/// Opens or creates the state of `count` parameters. `settings` is a JSON object: "store" (a
+/// directory, or a list of them), and the engine's settings by the names that
+/// `ziggurat train --help` has, with underscores. With "clip" absent nothing is clipped; without
+/// "host_memory" as much is taken as a run uses well.
+ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
+                                                  const ziggurat_param* params, uint64_t count,
+                                                  const char* settings, ziggurat_engine* engine);
+/// What is not durable is lost: ziggurat_make_durable() comes before.
+ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
+
+/// Adds to the gradient of parameter `param` (its index in open's array) in the step to come; the
+/// memory is the caller's again when this returns.
+ZIGGURAT_API ziggurat_status ziggurat_put_gradient(ziggurat_engine engine, uint64_t param,
+                                                   const ziggurat_memory* gradient);
+/// Makes a step of all gradients. Errors: ZIGGURAT_INVALID_ARGUMENT, naming a parameter that was
+/// given none, or settings that make no step; ZIGGURAT_UNAVAILABLE for a norm that is not finite.
+/// After these two nothing was updated, and the gradients of the step are forgotten where one was
+/// judged; after any other error the engine has ended.
+ZIGGURAT_API ziggurat_status ziggurat_step(ziggurat_engine engine,
+                                           const ziggurat_step_options* options,
+                                           ziggurat_step_result* result);
+/// Waits until the parameter is that of the newest step, and copies it to `values`.
+ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
+                                                 const ziggurat_memory* values);
+
+/// Returns when every finished step is durable.
+ZIGGURAT_API ziggurat_status ziggurat_make_durable(ziggurat_engine engine);
+ZIGGURAT_API ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* state);
+/// Copies the blob of the generation that open resumed at, ziggurat_state.blob_bytes of it.
+ZIGGURAT_API ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob,
+                                                uint64_t capacity_bytes);
+/// What open chose and found, a line each, ending in a zero. `needed_bytes`, if not null, is what
+/// the whole text takes; `text` may be null.
+ZIGGURAT_API ziggurat_status ziggurat_describe(ziggurat_engine engine, char* text,
+                                               uint64_t capacity_bytes, uint64_t* needed_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // ZIGGURAT_H

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libziggurat.so shows the functions of ziggurat.h and nothing else, and Python knows each of them.
+
+symbols_test.py HEADER PYTHON-MODULE LIBRARY NM
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+header, module, library, nm = sys.argv[1:]
+
+declared = set(re.findall(r"ZIGGURAT_API\s[^;(]*?\b(ziggurat_\w+)\(", Path(header).read_text()))
+listing = subprocess.run([nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True)
+shown = {line.split()[-1] for line in listing.stdout.splitlines()}
+known = set(re.findall(r"\b(ziggurat_\w+)", Path(module).read_text()))
+
+problems = []
+for what, names in [
+    ("declared and not shown", declared - shown),
+    ("shown and not declared", shown - declared),
+    ("not known to Python", declared - known),
+    ("known to Python and not declared", known - declared),
+]:
+    problems += [f"{name}: {what}" for name in sorted(names)]
+print("\n".join(problems) or f"{len(declared)} functions")
+sys.exit(1 if problems or not declared else 0)
