@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ziggurat: training state on host memory or NVMe, updated on the CPU.
+
+``ziggurat.torch`` has optimizers for PyTorch. This package imports neither PyTorch nor the engine's
+library; the first engine loads it.
+"""
+
+from ziggurat._native import (
+    DataLoss,
+    Engine,
+    GroupStep,
+    InvalidArgument,
+    Param,
+    ResourceExhausted,
+    Runtime,
+    StepResult,
+    Unavailable,
+    Unimplemented,
+    ZigguratError,
+    version,
+)
+
+__all__ = [
+    "DataLoss",
+    "Engine",
+    "GroupStep",
+    "InvalidArgument",
+    "Param",
+    "ResourceExhausted",
+    "Runtime",
+    "StepResult",
+    "Unavailable",
+    "Unimplemented",
+    "ZigguratError",
+    "version",
+]

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C interface (integrations/c/ziggurat.h) as Python objects. Addresses are plain integers."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION = 0
+DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
+
+
+class ZigguratError(RuntimeError):
+    """What the engine has against a call, in its words."""
+
+
+class InvalidArgument(ZigguratError, ValueError):
+    """Fix the call or the settings."""
+
+
+class ResourceExhausted(ZigguratError, MemoryError):
+    """Free something, or give a larger budget."""
+
+
+class Unavailable(ZigguratError):
+    """The file or device is gone or in use, or the gradients' norm is not finite."""
+
+
+class DataLoss(ZigguratError):
+    """The store is damaged."""
+
+
+class Unimplemented(ZigguratError, NotImplementedError):
+    """Not built yet."""
+
+
+_ERRORS: dict[int, type[ZigguratError]] = {
+    1: InvalidArgument,
+    2: ResourceExhausted,
+    3: Unavailable,
+    5: DataLoss,
+    7: Unimplemented,
+}
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_int32),
+        ("address", ctypes.c_void_p),
+        ("size_bytes", ctypes.c_uint64),
+    ]
+
+
+class _Param(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("group", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("dimensions", ctypes.c_uint32),
+        ("dtype", ctypes.c_int32),
+        ("values", _Memory),
+    ]
+
+
+class _Group(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("learning_rate", ctypes.c_float),
+        ("beta1", ctypes.c_float),
+        ("beta2", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("weight_decay", ctypes.c_float),
+    ]
+
+
+class _StepOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("group_count", ctypes.c_uint32),
+        ("groups", ctypes.POINTER(_Group)),
+        ("loss_scale", ctypes.c_float),
+        ("reserved", ctypes.c_uint32),
+        ("blob", ctypes.c_char_p),
+        ("blob_bytes", ctypes.c_uint64),
+    ]
+
+
+class _StepResult(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("skipped", ctypes.c_int32),
+        ("generation", ctypes.c_uint64),
+        ("grad_norm", ctypes.c_double),
+    ]
+
+
+class _State(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("resumed", ctypes.c_int32),
+        ("generation", ctypes.c_uint64),
+        ("durable_generation", ctypes.c_uint64),
+        ("blob_bytes", ctypes.c_uint64),
+    ]
+
+
+_HANDLE = ctypes.c_uint64
+_SIGNATURES: dict[str, list[Any]] = {
+    "ziggurat_runtime_create": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
+    "ziggurat_runtime_destroy": [_HANDLE],
+    "ziggurat_engine_open": [
+        _HANDLE,
+        ctypes.POINTER(_Param),
+        ctypes.c_uint64,
+        ctypes.c_char_p,
+        ctypes.POINTER(_HANDLE),
+    ],
+    "ziggurat_engine_close": [_HANDLE],
+    "ziggurat_put_gradient": [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_Memory)],
+    "ziggurat_step": [_HANDLE, ctypes.POINTER(_StepOptions), ctypes.POINTER(_StepResult)],
+    "ziggurat_read_param": [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_Memory)],
+    "ziggurat_make_durable": [_HANDLE],
+    "ziggurat_engine_state": [_HANDLE, ctypes.POINTER(_State)],
+    "ziggurat_read_blob": [_HANDLE, ctypes.c_void_p, ctypes.c_uint64],
+    "ziggurat_describe": [
+        _HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
+}
+
+
+def _library_path() -> str:
+    """ZIGGURAT_LIBRARY, or the one that came with this package."""
+    named = os.environ.get("ZIGGURAT_LIBRARY")
+    if named:
+        return named
+    return str(Path(__file__).parent / "lib" / "libziggurat.so")
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The engine. Errors: ImportError naming the path, and what would help."""
+    path = _library_path()
+    try:
+        loaded = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"cannot load the engine from {path}: {error}; build it (README: Building) and set "
+            "ZIGGURAT_LIBRARY to build/<preset>/lib/libziggurat.so"
+        ) from error
+    abi = loaded.ziggurat_abi_version()
+    if abi != ABI_VERSION:
+        raise ImportError(f"{path} has ABI {abi}, and this package needs {ABI_VERSION}")
+    loaded.ziggurat_last_error.restype = ctypes.c_char_p
+    loaded.ziggurat_version.restype = ctypes.c_char_p
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = ctypes.c_int32
+    return loaded
+
+
+def version() -> str:
+    """The engine's version."""
+    return library().ziggurat_version().decode()
+
+
+def _call(name: str, *arguments: Any) -> None:
+    status = getattr(library(), name)(*arguments)
+    if status != 0:
+        words = library().ziggurat_last_error().decode(errors="replace")
+        raise _ERRORS.get(status, ZigguratError)(words)
+
+
+def _sized(structure: type[ctypes.Structure], **fields: Any) -> Any:
+    return structure(struct_size=ctypes.sizeof(structure), **fields)
+
+
+def _memory(dtype: str, address: int, count: int) -> _Memory:
+    code, element_bytes = DTYPES[dtype]
+    return _sized(_Memory, dtype=code, address=address, size_bytes=count * element_bytes)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter, and where its values are while the engine opens."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: str  #: "fp32", "bf16" or "fp16"
+    address: int
+    group: int = 0
+
+    @property
+    def count(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """What a step does to the parameters of one group."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    generation: int  #: finished steps
+    grad_norm: float
+    skipped: bool
+
+
+class Runtime:
+    """Workers, and the thread that decides; engines share them."""
+
+    def __init__(self, threads: int = 0) -> None:
+        handle = _HANDLE()
+        settings = json.dumps({"threads": threads}).encode()
+        _call("ziggurat_runtime_create", settings, ctypes.byref(handle))
+        self.handle = handle.value
+
+    def close(self) -> None:
+        """Does nothing the second time."""
+        if self.handle:
+            _call("ziggurat_runtime_destroy", self.handle)
+            self.handle = 0
+
+
+class Engine:
+    """The state of a list of parameters: masters and moments, updated step by step."""
+
+    def __init__(
+        self, runtime: Runtime, params: Sequence[Param], settings: Mapping[str, Any]
+    ) -> None:
+        self._params = list(params)
+        array = (_Param * len(self._params))()
+        for given, param in zip(array, self._params, strict=True):
+            given.struct_size = ctypes.sizeof(_Param)
+            given.group = param.group
+            given.name = param.name.encode()
+            given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
+            given.dimensions = len(param.shape)
+            given.dtype = DTYPES[param.dtype][0]
+            given.values = _memory(param.dtype, param.address, param.count)
+        handle = _HANDLE()
+        text = json.dumps(dict(settings)).encode()
+        _call(
+            "ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle)
+        )
+        self.handle = handle.value
+
+    def put_gradient(self, index: int, dtype: str, address: int, count: int) -> None:
+        """Adds to the gradient of parameter `index`; the memory is free again on return."""
+        _call("ziggurat_put_gradient", self.handle, index, _memory(dtype, address, count))
+
+    def step(
+        self, groups: Sequence[GroupStep], loss_scale: float = 0.0, blob: bytes = b""
+    ) -> StepResult:
+        array = (_Group * len(groups))(
+            *(
+                _sized(
+                    _Group,
+                    learning_rate=group.lr,
+                    beta1=group.betas[0],
+                    beta2=group.betas[1],
+                    eps=group.eps,
+                    weight_decay=group.weight_decay,
+                )
+                for group in groups
+            )
+        )
+        options = _sized(
+            _StepOptions,
+            group_count=len(groups),
+            groups=array,
+            loss_scale=loss_scale,
+            blob=blob or None,
+            blob_bytes=len(blob),
+        )
+        result = _sized(_StepResult)
+        _call("ziggurat_step", self.handle, ctypes.byref(options), ctypes.byref(result))
+        return StepResult(result.generation, result.grad_norm, bool(result.skipped))
+
+    def read_param(self, index: int, dtype: str, address: int, count: int) -> None:
+        """Waits for the newest step's values, and copies them to `address`."""
+        _call("ziggurat_read_param", self.handle, index, _memory(dtype, address, count))
+
+    def make_durable(self) -> None:
+        """Returns when every finished step would survive a crash."""
+        _call("ziggurat_make_durable", self.handle)
+
+    def _state(self) -> _State:
+        state = _sized(_State)
+        _call("ziggurat_engine_state", self.handle, ctypes.byref(state))
+        return state
+
+    @property
+    def resumed(self) -> bool:
+        return bool(self._state().resumed)
+
+    @property
+    def generation(self) -> int:
+        return int(self._state().generation)
+
+    @property
+    def durable_generation(self) -> int:
+        return int(self._state().durable_generation)
+
+    @property
+    def blob(self) -> bytes:
+        """What the step that this engine resumed at was given."""
+        size = self._state().blob_bytes
+        memory = ctypes.create_string_buffer(size)
+        _call("ziggurat_read_blob", self.handle, memory, size)
+        return memory.raw[:size]
+
+    def describe(self) -> str:
+        """What was chosen and found when the engine opened."""
+        needed = ctypes.c_uint64()
+        _call("ziggurat_describe", self.handle, None, 0, ctypes.byref(needed))
+        text = ctypes.create_string_buffer(needed.value)
+        _call("ziggurat_describe", self.handle, text, needed.value, None)
+        return text.value.decode()
+
+    def close(self) -> None:
+        """Does nothing the second time. What is not durable is lost: make_durable() comes first."""
+        if self.handle:
+            _call("ziggurat_engine_close", self.handle)
+            self.handle = 0

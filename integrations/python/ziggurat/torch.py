@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers for PyTorch whose state is the engine's: masters and moments in host memory or on NVMe.
+
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-4, placement="nvme:/fast/run")
+    for batch in loader:
+        model(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+For now: parameters on the CPU, all of one type and all with a gradient; ``step()`` returns when all
+new parameters are there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, Unimplemented
+
+__all__ = ["AdamW"]
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def _where(placement: str) -> tuple[str, str | None]:
+    """The tier, and the directory that was named."""
+    if placement == "host":
+        return "host", None
+    tier, _, path = placement.partition(":")
+    if tier == "nvme" and path:
+        return "nvme", path
+    raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
+
+
+def _close(engine: Engine, runtime: Runtime, scratch: str | None) -> None:
+    engine.close()
+    runtime.close()
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Opened:
+    """The engine of an optimizer's parameters, from its first step on."""
+
+    def __init__(self, groups: list[dict[str, Any]], tier: str, path: str | None, **settings: Any):
+        self.params: list[torch.Tensor] = []
+        described: list[Param] = []
+        for index, group in enumerate(groups):
+            names = group.get("param_names")
+            for i, param in enumerate(group["params"]):
+                if not param.requires_grad:
+                    continue
+                name = names[i] if names else f"group{index}.{i}"
+                self.params.append(param)
+                described.append(_described(param, name, index))
+        self.names = [param.name for param in described]
+        threads = settings.pop("threads")
+        self._scratch = tempfile.mkdtemp(prefix="ziggurat-") if path is None else None
+        runtime = Runtime(threads)
+        settings |= {"store": path or self._scratch, "placement": f"optimizer={tier}"}
+        if tier == "host":
+            settings["durable_every"] = 0  # a directory that goes with this process keeps nothing
+        self.engine = Engine(runtime, described, settings | {"resume": "new"})
+        self.close = weakref.finalize(self, _close, self.engine, runtime, self._scratch)
+
+    def step(self, groups: list[GroupStep]) -> None:
+        for index, (param, name) in enumerate(zip(self.params, self.names, strict=True)):
+            gradient = param.grad
+            if gradient is None:
+                raise Unimplemented(
+                    f"parameter '{name}' has no gradient: a step that leaves parameters out is "
+                    "not built yet; give the optimizer only those that are trained"
+                )
+            if gradient.is_sparse:
+                raise Unimplemented(f"parameter '{name}' has a sparse gradient")
+            gradient = gradient.contiguous()
+            self.engine.put_gradient(
+                index, _DTYPES[gradient.dtype], gradient.data_ptr(), gradient.numel()
+            )
+        self.engine.step(groups)
+        for index, param in enumerate(self.params):
+            self.engine.read_param(index, _DTYPES[param.dtype], param.data_ptr(), param.numel())
+            torch.autograd.graph.increment_version(param)
+
+
+def _described(param: torch.Tensor, name: str, group: int) -> Param:
+    if param.device.type != "cpu":
+        raise Unimplemented(f"parameter '{name}' is on {param.device}: not built yet")
+    if param.dtype not in _DTYPES:
+        raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
+    if not param.is_contiguous():
+        raise InvalidArgument(f"parameter '{name}' is not contiguous: call .contiguous() before")
+    return Param(name, tuple(param.shape), _DTYPES[param.dtype], param.data_ptr(), group)
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov & Hutter 2019), as ``torch.optim.AdamW`` has it, with fp32 masters.
+
+    ``placement``: ``"host"``, or ``"nvme:/path"``: a directory for the state, in which every
+    finished step is durable. ``state_format``: how moments and masters are held ("fp32",
+    "bf16-moments", "8bit", "split", "bf16"). ``threads``: workers; 0: this process's share of the
+    machine. ``host_memory``: budget in bytes, or text like "2GiB"; as much as a run uses well if
+    not given.
+
+    The state is made from the parameters at the first ``step()``. ``state_dict()`` has the groups;
+    the state itself stays where it is.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        placement: str = "host",
+        state_format: str = "fp32",
+        threads: int = 0,
+        host_memory: int | str | None = None,
+    ) -> None:
+        self._tier, self._path = _where(placement)
+        self._settings: dict[str, Any] = {"state_format": state_format, "threads": threads}
+        if host_memory is not None:
+            self._settings["host_memory"] = host_memory
+        self._opened: _Opened | None = None
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if getattr(self, "_opened", None) is not None:
+            raise Unimplemented("add_param_group() after the first step() is not built yet")
+        super().add_param_group(param_group)
+
+    @property
+    def engine(self) -> Engine | None:
+        """From the first ``step()`` on."""
+        return self._opened.engine if self._opened else None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._opened is None:
+            self._opened = _Opened(
+                self.param_groups, self._tier, self._path, optimizer="adamw", **self._settings
+            )
+        self._opened.step(
+            [
+                GroupStep(
+                    lr=float(group["lr"]),
+                    betas=(float(group["betas"][0]), float(group["betas"][1])),
+                    eps=float(group["eps"]),
+                    weight_decay=float(group["weight_decay"]),
+                )
+                for group in self.param_groups
+            ]
+        )
+        return loss
+
+    def close(self) -> None:
+        """Waits until every step is durable, and lets the engine go; also at exit, unwaited."""
+        if self._opened is not None:
+            if self._path is not None:
+                self._opened.engine.make_durable()
+            self._opened.close()
+            self._opened = None

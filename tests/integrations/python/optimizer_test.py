@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ziggurat.torch.AdamW beside torch.optim.AdamW, and beside itself on other tiers.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import sys
+
+try:
+    import pytest
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.torch
+
+
+def small_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(61, 48),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8 * 48, 130),
+        torch.nn.GELU(),
+        torch.nn.LayerNorm(130),
+        torch.nn.Linear(130, 61),
+    )
+    return model.to(dtype)
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        torch.manual_seed(100 + step)
+        tokens = torch.randint(61, (16, 9))
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :8]).float(), tokens[:, 8])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def bits(model: torch.nn.Module) -> list[torch.Tensor]:
+    as_integers = {2: torch.int16, 4: torch.int32}
+    return [p.detach().view(as_integers[p.element_size()]).clone() for p in model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_placement_or_threads(dtype, tmp_path):
+    results = []
+    for placement, threads in [("host", 1), ("host", 2), (f"nvme:{tmp_path}/state", 2)]:
+        model = small_model(dtype)
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-3, placement=placement, threads=threads
+        )
+        train(model, optimizer, 10)
+        optimizer.close()
+        results.append(bits(model))
+    assert same(results[0], results[1])
+    assert same(results[0], results[2])
+    assert not same(results[0], bits(small_model(dtype)))
+
+
+# The same formulas in another order of operations: each step rounds differently in the last bit or
+# two of the update, whose size is lr.
+def test_a_step_is_torchs_within_rounding():
+    ours, theirs = small_model(), small_model()
+    optimizer = ziggurat.torch.AdamW(ours.parameters(), lr=1e-2, weight_decay=0.1)
+    train(ours, optimizer, 1)
+    train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1), 1)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_training_follows_torchs():
+    ours, theirs = small_model(), small_model()
+    losses = train(ours, ziggurat.torch.AdamW(ours.parameters(), lr=1e-3), 50)
+    expected = train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-3), 50)
+    assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def test_groups_are_read_at_every_step():
+    def groups(model):
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        return [
+            {"params": decayed, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0, "lr": 3e-3, "betas": (0.8, 0.99)},
+        ]
+
+    ours, theirs = small_model(), small_model()
+    for model, kind in [(ours, ziggurat.torch.AdamW), (theirs, torch.optim.AdamW)]:
+        optimizer = kind(groups(model), lr=1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+        for _ in range(10):
+            train(model, optimizer, 1)
+            schedule.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_written_parameter_is_not_used_by_a_graph_that_is_older():
+    model = small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    tokens = torch.randint(61, (4, 8))
+    loss = model(tokens).sum()
+    model(tokens).sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_closure_is_called_with_gradients_enabled():
+    model = small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    tokens = torch.randint(61, (4, 8))
+
+    def closure():
+        loss = model(tokens).square().mean()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+
+
+def test_every_step_on_nvme_is_durable(tmp_path):
+    model = small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    train(model, optimizer, 3)
+    optimizer.engine.make_durable()
+    assert optimizer.engine.durable_generation == optimizer.engine.generation == 3
+
+
+def test_a_store_that_is_there_is_refused(tmp_path):
+    model = small_model()
+    first = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    train(model, first, 1)
+    first.close()
+    second = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+    with pytest.raises(ziggurat.InvalidArgument, match="there is a store already"):
+        train(model, second, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"placement": "disk"}, 'placement="disk"'),
+        ({"placement": "nvme:"}, "with a directory"),
+        ({"state_format": "float4"}, "state_format"),
+        ({"host_memory": "a lot"}, "host_memory"),
+        ({"lr": float("nan")}, "learning rate"),
+        ({"betas": (0.9, 1.0)}, "betas in"),
+    ],
+)
+def test_what_makes_no_step_is_named(arguments, words):
+    model = small_model()
+    with pytest.raises(ziggurat.InvalidArgument, match=words):
+        train(model, ziggurat.torch.AdamW(model.parameters(), **arguments), 1)
+
+
+def test_what_is_not_built_says_so():
+    model = small_model()
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    with pytest.raises(ziggurat.Unimplemented, match="'group0.0' has no gradient"):
+        optimizer.step()
+    mixed = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3).bfloat16())]
+    for param in mixed:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ziggurat.Unimplemented, match="several types"):
+        ziggurat.torch.AdamW(mixed).step()
+
+
+def test_two_optimizers_do_not_meet():
+    models = [small_model(), small_model()]
+    optimizers = [ziggurat.torch.AdamW(model.parameters(), threads=1) for model in models]
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, 1)
+    assert same(bits(models[0]), bits(models[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
