@@ -7,6 +7,20 @@
         optimizer.step()
         optimizer.zero_grad()
 
+All of them take, beside what PyTorch's have:
+
+``placement``
+    ``"host"``, or ``"nvme:/path"``: a directory for the state, in which every finished step is durable.
+``state_format``
+    How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
+``threads``
+    Workers; 0: this process's share of the machine.
+``host_memory``
+    Budget in bytes, or text like "2GiB"; as much as a run uses well if not given.
+
+The state is made from the parameters at the first ``step()``. ``state_dict()`` has the groups; the
+state itself stays where it is.
+
 For now: parameters on the CPU, all of one type and all with a gradient; ``step()`` returns when all
 new parameters are there.
 """
@@ -15,6 +29,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,7 +38,7 @@ import torch
 
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, Unimplemented
 
-__all__ = ["AdamW"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion"]
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -99,43 +114,45 @@ def _described(param: torch.Tensor, name: str, group: int) -> Param:
     return Param(name, tuple(param.shape), _DTYPES[param.dtype], param.data_ptr(), group)
 
 
-class AdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov & Hutter 2019), as ``torch.optim.AdamW`` has it, with fp32 masters.
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise Unimplemented(f"{what} is not built yet")
 
-    ``placement``: ``"host"``, or ``"nvme:/path"``: a directory for the state, in which every
-    finished step is durable. ``state_format``: how moments and masters are held ("fp32",
-    "bf16-moments", "8bit", "split", "bf16"). ``threads``: workers; 0: this process's share of the
-    machine. ``host_memory``: budget in bytes, or text like "2GiB"; as much as a run uses well if
-    not given.
 
-    The state is made from the parameters at the first ``step()``. ``state_dict()`` has the groups;
-    the state itself stays where it is.
-    """
+class _EngineOptimizer(torch.optim.Optimizer):
+    """What the optimizers share: all but the meaning of a group's settings."""
+
+    _kind: str
 
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        defaults: dict[str, Any],
         *,
         placement: str = "host",
         state_format: str = "fp32",
         threads: int = 0,
         host_memory: int | str | None = None,
+        **flags: Any,
     ) -> None:
+        for flag, value in flags.items():
+            if flag not in ("foreach", "fused", "capturable", "differentiable"):
+                raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
+            if value:
+                warnings.warn(f"{flag}={value} changes nothing: the engine updates", stacklevel=3)
         self._tier, self._path = _where(placement)
         self._settings: dict[str, Any] = {"state_format": state_format, "threads": threads}
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._opened: _Opened | None = None
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
+    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
+        """The engine's settings of `group` in step `t`, from 1."""
+        raise NotImplementedError
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if getattr(self, "_opened", None) is not None:
-            raise Unimplemented("add_param_group() after the first step() is not built yet")
+        _need(getattr(self, "_opened", None) is None, "add_param_group() after the first step()")
         super().add_param_group(param_group)
 
     @property
@@ -151,19 +168,10 @@ class AdamW(torch.optim.Optimizer):
                 loss = closure()
         if self._opened is None:
             self._opened = _Opened(
-                self.param_groups, self._tier, self._path, optimizer="adamw", **self._settings
+                self.param_groups, self._tier, self._path, optimizer=self._kind, **self._settings
             )
-        self._opened.step(
-            [
-                GroupStep(
-                    lr=float(group["lr"]),
-                    betas=(float(group["betas"][0]), float(group["betas"][1])),
-                    eps=float(group["eps"]),
-                    weight_decay=float(group["weight_decay"]),
-                )
-                for group in self.param_groups
-            ]
-        )
+        t = self._opened.engine.generation + 1
+        self._opened.step([self._group_step(group, t) for group in self.param_groups])
         return loss
 
     def close(self) -> None:
@@ -173,3 +181,136 @@ class AdamW(torch.optim.Optimizer):
                 self._opened.engine.make_durable()
             self._opened.close()
             self._opened = None
+
+
+class AdamW(_EngineOptimizer):
+    """AdamW (Loshchilov & Hutter 2019), as ``torch.optim.AdamW`` has it, with fp32 masters."""
+
+    _kind = "adamw"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        **where: Any,
+    ) -> None:
+        _need(not amsgrad, "amsgrad")
+        _need(not maximize, "maximize")
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, **where)
+
+    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
+        return GroupStep(
+            lr=float(group["lr"]),
+            betas=(float(group["betas"][0]), float(group["betas"][1])),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+        )
+
+
+class Adam(AdamW):
+    """Adam (Kingma & Ba 2015), as ``torch.optim.Adam``: decay is added to the gradient."""
+
+    _kind = "adam"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        **where: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **where)
+
+
+class Lion(_EngineOptimizer):
+    """Lion (Chen et al. 2023, Algorithm 2)."""
+
+    _kind = "lion"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        **where: Any,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **where)
+
+    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
+        return GroupStep(
+            lr=float(group["lr"]),
+            betas=(float(group["betas"][0]), float(group["betas"][1])),
+            weight_decay=float(group["weight_decay"]),
+        )
+
+
+class Adagrad(_EngineOptimizer):
+    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad``."""
+
+    _kind = "adagrad"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        **where: Any,
+    ) -> None:
+        _need(initial_accumulator_value == 0, "initial_accumulator_value")
+        _need(not maximize, "maximize")
+        defaults = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        super().__init__(params, defaults, **where)
+
+    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
+        return GroupStep(
+            lr=float(group["lr"]) / (1 + (t - 1) * float(group["lr_decay"])),
+            eps=float(group["eps"]),
+            weight_decay=float(group["weight_decay"]),
+        )
+
+
+class SGD(_EngineOptimizer):
+    """Gradient descent with momentum, as ``torch.optim.SGD``."""
+
+    _kind = "sgd"
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        **where: Any,
+    ) -> None:
+        _need(dampening == 0, "dampening")
+        _need(not nesterov, "nesterov")
+        _need(not maximize, "maximize")
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, defaults, **where)
+
+    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
+        return GroupStep(
+            lr=float(group["lr"]),
+            betas=(float(group["momentum"]), 0.0),
+            weight_decay=float(group["weight_decay"]),
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ziggurat.torch.AdamW beside torch.optim.AdamW, and beside itself on other tiers.
+"""ziggurat.torch's optimizers beside torch.optim's, and beside themselves on other tiers.
 
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
@@ -68,13 +68,47 @@ def test_bits_do_not_depend_on_placement_or_threads(dtype, tmp_path):
     assert not same(results[0], bits(small_model(dtype)))
 
 
+class PlainLion(torch.optim.Optimizer):
+    """Chen et al. 2023, Algorithm 2, in PyTorch's words."""
+
+    def __init__(self, params, lr, betas, weight_decay):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for param in group["params"]:
+                momentum = self.state[param].setdefault("momentum", torch.zeros_like(param))
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                param.sub_(group["lr"] * momentum.lerp(param.grad, 1 - beta1).sign())
+                momentum.lerp_(param.grad, 1 - beta2)
+
+
+FAMILY = [
+    ("AdamW", torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    ("Adam", torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
+    ("Adagrad", torch.optim.Adagrad, {"lr": 1e-2, "lr_decay": 0.1, "weight_decay": 0.01}),
+    ("SGD", torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.01}),
+    ("SGD", torch.optim.SGD, {"lr": 1e-2}),
+    ("Lion", PlainLion, {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1}),
+]
+
+
 # The same formulas in another order of operations: each step rounds differently in the last bit or
-# two of the update, whose size is lr.
-def test_a_step_is_torchs_within_rounding():
+# two of the update, whose size is about lr. The gradients are the same in every step.
+@pytest.mark.parametrize(("name", "torchs", "arguments"), FAMILY)
+def test_steps_are_torchs_within_rounding(name, torchs, arguments):
     ours, theirs = small_model(), small_model()
-    optimizer = ziggurat.torch.AdamW(ours.parameters(), lr=1e-2, weight_decay=0.1)
-    train(ours, optimizer, 1)
-    train(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1), 1)
+    optimizer = getattr(ziggurat.torch, name)(ours.parameters(), **arguments)
+    expected = torchs(theirs.parameters(), **arguments)
+    for step in range(3):
+        torch.manual_seed(step)
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        expected.step()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
@@ -163,6 +197,28 @@ def test_what_makes_no_step_is_named(arguments, words):
     model = small_model()
     with pytest.raises(ziggurat.InvalidArgument, match=words):
         train(model, ziggurat.torch.AdamW(model.parameters(), **arguments), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("AdamW", {"amsgrad": True}),
+        ("Adam", {"maximize": True}),
+        ("Adagrad", {"initial_accumulator_value": 0.1}),
+        ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ("SGD", {"momentum": 0.9, "dampening": 0.1}),
+    ],
+)
+def test_what_torchs_have_and_ours_do_not_is_refused(name, arguments):
+    with pytest.raises(ziggurat.Unimplemented, match="not built yet"):
+        getattr(ziggurat.torch, name)(small_model().parameters(), **arguments)
+
+
+def test_flags_of_speed_are_taken_with_a_warning_and_others_are_not():
+    with pytest.warns(UserWarning, match="fused=True changes nothing"):
+        ziggurat.torch.AdamW(small_model().parameters(), fused=True, foreach=False)
+    with pytest.raises(TypeError, match="no argument 'placment'"):
+        ziggurat.torch.AdamW(small_model().parameters(), placment="host")
 
 
 def test_what_is_not_built_says_so():
