@@ -5,7 +5,7 @@
  */
 #include <stdio.h>
 
-#include "integrations/c/ziggurat.h"
+#include <ziggurat.h>
 
 #define CHECK(call)                                              \
   do {                                                           \

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/c/call_order_test.cc: calls of the C interface in random order, with good and
+// bad arguments, from one thread and from several: each is a result or an error in words.
+//
+// ZIGGURAT_CALLS=2000000 makes more of them than the suite has time for; ZIGGURAT_SEED others.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "integrations/c/ziggurat.h"
+#include "tests/support/scratch_directory.h"
+
+namespace {
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+/// Handles that are open, or once were, shared by all threads.
+class Known {
+ public:
+  void add(std::uint64_t handle) {
+    const std::lock_guard lock(mutex_);
+    handles_.push_back(handle);
+    if (handles_.size() > kRemembered) handles_.erase(handles_.begin());
+  }
+  std::uint64_t any(std::mt19937_64& random) {
+    const std::lock_guard lock(mutex_);
+    if (handles_.empty() || random() % 50 == 0) return random() % 3 == 0 ? 0 : random();
+    // Mostly the newest ones, which are open.
+    const std::size_t back = random() % 4 == 0 ? random() % handles_.size() : 0;
+    return handles_[handles_.size() - 1 - back];
+  }
+
+ private:
+  static constexpr std::size_t kRemembered = 6;
+  std::mutex mutex_;
+  std::vector<std::uint64_t> handles_;
+};
+
+struct World {
+  ziggurat::testing::ScratchDirectory directory;
+  Known runtimes;
+  Known engines;
+  std::mutex opening;
+  std::uint64_t opened = 0;  ///< stores, so that none is opened twice at once
+};
+
+/// One thread's calls.
+class Caller {
+ public:
+  Caller(World& world, std::uint64_t seed) : world_(world), random_(seed) {}
+
+  void call() {
+    const std::uint64_t kind = random_() % 1000;
+    if (kind < 1) return close();
+    if (kind < 2) return runtime();
+    if (kind < 6) return open();
+    if (kind < 80) return step();
+    if (kind < 90) return durable();
+    if (kind < 200) return look();
+    if (kind < 500) return read();
+    put();
+  }
+
+  std::array<std::uint64_t, 9> statuses{};  ///< how many calls ended with each
+
+ private:
+  bool one_in(std::uint64_t n) { return random_() % n == 0; }
+
+  void judge(const char* call, ziggurat_status status) {
+    ASSERT_GE(status, ZIGGURAT_OK) << call;
+    ASSERT_LT(status, ZIGGURAT_INTERNAL) << call << ": " << ziggurat_last_error();
+    ++statuses[static_cast<std::size_t>(status)];
+    if (status != ZIGGURAT_OK) {
+      ASSERT_STRNE(ziggurat_last_error(), "") << call;
+    }
+  }
+
+  ziggurat_memory memory(std::size_t count) {
+    for (float& value : values_) value = static_cast<float>(random_() % 200) / 100 - 1;
+    if (one_in(200)) values_[0] = std::numeric_limits<float>::quiet_NaN();
+    ziggurat_memory its = ZIGGURAT_INIT(ziggurat_memory);
+    its.dtype = one_in(100) ? static_cast<ziggurat_dtype>(random_()) : ZIGGURAT_FP32;
+    its.address = one_in(100) ? nullptr : values_.data();
+    its.size_bytes = (one_in(100) ? random_() % values_.size() : count) * sizeof(float);
+    if (one_in(200)) its.struct_size = static_cast<std::uint32_t>(random_());
+    return its;
+  }
+  std::uint64_t param() { return one_in(100) ? random_() : random_() % kParams; }
+  static std::size_t count_of(std::uint64_t param) { return param == 0 ? 6 : 40; }
+
+  void runtime() {
+    ziggurat_runtime handle = 0;
+    if (one_in(2)) {
+      judge("runtime_destroy", ziggurat_runtime_destroy(world_.runtimes.any(random_)));
+      return;
+    }
+    judge("runtime_create",
+          ziggurat_runtime_create(one_in(4) ? "{" : R"({"threads": 1})", &handle));
+    if (handle != 0) world_.runtimes.add(handle);
+  }
+
+  std::string settings() {
+    static constexpr std::array<const char*, 8> kMore{
+        "",
+        "",
+        "",
+        R"(, "placement": "optimizer=host", "durable_every": 0)",
+        R"(, "clip": 0.5, "speculate": "always")",
+        R"(, "state_format": "8bit")",
+        R"(, "host_memory": "1MiB")",
+        R"(, "what": 1)"};
+    const std::lock_guard lock(world_.opening);
+    return R"({"store": ")" + world_.directory.path() + "/" + std::to_string(world_.opened++) +
+           "\"" + kMore[random_() % kMore.size()] + "}";
+  }
+
+  void open() {
+    static constexpr std::array<std::int64_t, 2> kShape{2, 3};
+    static constexpr std::array<std::int64_t, 1> kVector{40};
+    std::array<ziggurat_param, kParams> params{};
+    for (std::size_t p = 0; p < kParams; ++p) {
+      params[p] = ZIGGURAT_INIT(ziggurat_param);
+      params[p].name = p == 0 || one_in(30) ? "matrix" : "vector";
+      params[p].group = one_in(20) ? 1 : 0;
+      params[p].shape = p == 0 ? kShape.data() : kVector.data();
+      params[p].dimensions = p == 0 ? 2 : 1;
+      params[p].values = memory(count_of(p));
+    }
+    ziggurat_engine handle = 0;
+    judge("engine_open",
+          ziggurat_engine_open(world_.runtimes.any(random_), params.data(),
+                               one_in(20) ? 0 : kParams, settings().c_str(), &handle));
+    if (handle != 0) world_.engines.add(handle);
+  }
+  void close() { judge("engine_close", ziggurat_engine_close(world_.engines.any(random_))); }
+
+  void put() {
+    const std::uint64_t which = param();
+    const ziggurat_memory gradient = memory(count_of(which));
+    judge("put_gradient", ziggurat_put_gradient(world_.engines.any(random_), which,
+                                                one_in(200) ? nullptr : &gradient));
+  }
+  void read() {
+    const std::uint64_t which = param();
+    const ziggurat_memory values = memory(count_of(which));
+    judge("read_param", ziggurat_read_param(world_.engines.any(random_), which, &values));
+  }
+
+  void step() {
+    std::array<ziggurat_group, 2> groups{};
+    for (ziggurat_group& group : groups) {
+      group = ZIGGURAT_INIT(ziggurat_group);
+      group.learning_rate = one_in(30) ? std::numeric_limits<float>::infinity() : 0.001F;
+      group.beta1 = one_in(30) ? 1.5F : 0.9F;
+      group.beta2 = 0.99F;
+      group.eps = 1e-8F;
+    }
+    ziggurat_step_options options = ZIGGURAT_INIT(ziggurat_step_options);
+    options.groups = one_in(50) ? nullptr : groups.data();
+    options.group_count = one_in(10) ? static_cast<std::uint32_t>(random_() % 3) : 1;
+    options.loss_scale = one_in(3) ? 2.0F : (one_in(20) ? -1.0F : 0.0F);
+    options.blob = blob_.data();
+    options.blob_bytes = one_in(4) ? random_() % blob_.size() : 0;
+    ziggurat_step_result result = ZIGGURAT_INIT(ziggurat_step_result);
+    judge("step", ziggurat_step(world_.engines.any(random_), &options, &result));
+  }
+
+  void durable() { judge("make_durable", ziggurat_make_durable(world_.engines.any(random_))); }
+
+  void look() {
+    const ziggurat_engine engine = world_.engines.any(random_);
+    ziggurat_state state = ZIGGURAT_INIT(ziggurat_state);
+    judge("engine_state", ziggurat_engine_state(engine, &state));
+    if (state.blob_bytes <= blob_.size())
+      judge("read_blob", ziggurat_read_blob(engine, blob_.data(), blob_.size()));
+    std::array<char, 20> text{};
+    std::uint64_t needed = 0;
+    judge("describe", ziggurat_describe(engine, text.data(), text.size(), &needed));
+    ASSERT_EQ(text.back(), '\0');
+  }
+
+  static constexpr std::uint64_t kParams = 2;
+  World& world_;
+  std::mt19937_64 random_;
+  std::vector<float> values_ = std::vector<float>(64);
+  std::vector<std::byte> blob_ = std::vector<std::byte>(70'000);  // more than a store holds
+};
+
+class CallOrder : public testing::TestWithParam<std::size_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Threads, CallOrder, testing::Values(1, 3),
+                         [](const auto& one) { return "Of" + std::to_string(one.param); });
+
+TEST_P(CallOrder, IsNeverMoreThanAnError) {
+  const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 12'000) / GetParam();
+  const std::uint64_t seed = from_environment("ZIGGURAT_SEED", 1);
+  World world;
+  ziggurat_runtime runtime = 0;
+  ASSERT_EQ(ziggurat_runtime_create(R"({"threads": 2})", &runtime), ZIGGURAT_OK);
+  world.runtimes.add(runtime);
+  std::vector<Caller> callers;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < GetParam(); ++i) callers.emplace_back(world, seed * 100 + i);
+  for (Caller& caller : callers) {
+    threads.emplace_back([&] {
+      for (std::uint64_t i = 0; i < calls && !testing::Test::HasFatalFailure(); ++i) caller.call();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::array<std::uint64_t, 9> total{};
+  for (const Caller& caller : callers) {
+    for (std::size_t status = 0; status < total.size(); ++status)
+      total[status] += caller.statuses[status];
+  }
+  // It was no fuzzing of closed doors.
+  EXPECT_GT(total[ZIGGURAT_OK], calls / 10);
+  EXPECT_GT(total[ZIGGURAT_INVALID_ARGUMENT], calls / 100);
+}
+
+}  // namespace
