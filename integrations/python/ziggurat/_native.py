@@ -155,8 +155,8 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(
-            f"cannot load the engine from {path}: {error}; build it (README: Building) and set "
-            "ZIGGURAT_LIBRARY to build/<preset>/lib/libziggurat.so"
+            f"cannot load the engine from {path}: {error}; build it (`scripts/test` does) and set "
+            "ZIGGURAT_LIBRARY to build/dev/lib/libziggurat.so"
         ) from error
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:
