@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 
 #include "base/error.h"
@@ -235,6 +236,9 @@ int Topology::node_of_cpu(int cpu) const noexcept {
 }
 
 Topology Topology::discover() {
+  // hwloc asks libudev, which makes the key of its hash tables at its first use, without a lock.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   log_environment();
   const HwlocTopology topology = make_topology();
   load(topology.get(), ErrorCode::kUnavailable, "this machine's topology");
