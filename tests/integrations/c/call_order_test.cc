@@ -27,10 +27,14 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 /// Handles that are open, or once were, shared by all threads.
 class Known {
  public:
-  void add(std::uint64_t handle) {
+  /// The one that is forgotten for it; 0: none.
+  std::uint64_t add(std::uint64_t handle) {
     const std::lock_guard lock(mutex_);
     handles_.push_back(handle);
-    if (handles_.size() > kRemembered) handles_.erase(handles_.begin());
+    if (handles_.size() <= kRemembered) return 0;
+    const std::uint64_t oldest = handles_.front();
+    handles_.erase(handles_.begin());
+    return oldest;
   }
   std::uint64_t any(std::mt19937_64& random) {
     const std::lock_guard lock(mutex_);
@@ -106,7 +110,9 @@ class Caller {
     }
     judge("runtime_create",
           ziggurat_runtime_create(one_in(4) ? "{" : R"({"threads": 1})", &handle));
-    if (handle != 0) world_.runtimes.add(handle);
+    if (handle == 0) return;
+    const std::uint64_t oldest = world_.runtimes.add(handle);
+    if (oldest != 0) judge("runtime_destroy", ziggurat_runtime_destroy(oldest));
   }
 
   std::string settings() {
@@ -140,7 +146,9 @@ class Caller {
     judge("engine_open",
           ziggurat_engine_open(world_.runtimes.any(random_), params.data(),
                                one_in(20) ? 0 : kParams, settings().c_str(), &handle));
-    if (handle != 0) world_.engines.add(handle);
+    if (handle == 0) return;
+    const std::uint64_t oldest = world_.engines.add(handle);
+    if (oldest != 0) judge("engine_close", ziggurat_engine_close(oldest));
   }
   void close() { judge("engine_close", ziggurat_engine_close(world_.engines.any(random_))); }
 
