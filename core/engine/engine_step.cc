@@ -236,7 +236,7 @@ StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
 
 /// Every parameter has a group's settings, and they make a step.
 bool EngineImpl::groups_fit(const StepOptions& options) const {
-  if (options.groups.empty()) return config_.param_groups.empty() ? group_count_ <= 1 : true;
+  if (options.groups.empty()) return !config_.param_groups.empty() || group_count_ <= 1;
   const auto sound = [](const GroupStep& group) {
     const auto beta = [](float value) { return value >= 0 && value < 1; };
     return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&

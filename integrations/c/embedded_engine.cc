@@ -12,7 +12,6 @@
 
 #include "base/error.h"
 #include "base/numerics/float16.h"
-#include "core/engine/engine_settings.h"
 #include "core/plan/run_plan.h"
 #include "tiers/host_device.h"
 
@@ -157,7 +156,8 @@ EmbeddedEngine::State EmbeddedEngine::state() const {
   const std::lock_guard lock(mutex_);
   return {.resumed = engine_->resumed(),
           .generation = engine_->generation(),
-          .durable_generation = engine_->durable_generation()};
+          .durable_generation = engine_->durable_generation(),
+          .blob_bytes = engine_->resumed_blob().size()};
 }
 
 std::vector<std::byte> EmbeddedEngine::resumed_blob() const {

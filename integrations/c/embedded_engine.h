@@ -48,6 +48,7 @@ class EmbeddedEngine {
     bool resumed;
     std::uint64_t generation;
     std::uint64_t durable_generation;
+    std::uint64_t blob_bytes;
   };
   State state() const;
   std::vector<std::byte> resumed_blob() const;

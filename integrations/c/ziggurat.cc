@@ -278,12 +278,11 @@ ziggurat_status ziggurat_make_durable(ziggurat_engine engine) {
 ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* state) {
   return guarded([&] {
     ziggurat_state own = copied(state, "state");
-    const std::shared_ptr<OpenEngine> open = engines().find(engine);
-    const EmbeddedEngine::State its = open->engine->state();
+    const EmbeddedEngine::State its = engines().find(engine)->engine->state();
     own.resumed = its.resumed ? 1 : 0;
     own.generation = its.generation;
     own.durable_generation = its.durable_generation;
-    own.blob_bytes = open->engine->resumed_blob().size();
+    own.blob_bytes = its.blob_bytes;
     give(own, state);
   });
 }

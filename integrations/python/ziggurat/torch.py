@@ -32,6 +32,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,8 +54,9 @@ def _where(placement: str) -> tuple[str, str | None]:
     raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
 
 
-def _close(engine: Engine, runtime: Runtime, scratch: str | None) -> None:
-    engine.close()
+def _close(engine: Engine | None, runtime: Runtime, scratch: str | None) -> None:
+    if engine is not None:
+        engine.close()
     runtime.close()
     if scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -75,26 +77,22 @@ class _Opened:
                 self.params.append(param)
                 described.append(_described(param, name, index))
         self.names = [param.name for param in described]
-        threads = settings.pop("threads")
+        runtime = Runtime(settings.pop("threads"))
         self._scratch = tempfile.mkdtemp(prefix="ziggurat-") if path is None else None
-        runtime = Runtime(threads)
         settings |= {"store": path or self._scratch, "placement": f"optimizer={tier}"}
         if tier == "host":
             settings["durable_every"] = 0  # a directory that goes with this process keeps nothing
-        self.engine = Engine(runtime, described, settings | {"resume": "new"})
+        try:
+            self.engine = Engine(runtime, described, settings | {"resume": "new"})
+        except BaseException:
+            _close(None, runtime, self._scratch)
+            raise
         self.close = weakref.finalize(self, _close, self.engine, runtime, self._scratch)
 
     def step(self, groups: list[GroupStep]) -> None:
-        for index, (param, name) in enumerate(zip(self.params, self.names, strict=True)):
-            gradient = param.grad
-            if gradient is None:
-                raise Unimplemented(
-                    f"parameter '{name}' has no gradient: a step that leaves parameters out is "
-                    "not built yet; give the optimizer only those that are trained"
-                )
-            if gradient.is_sparse:
-                raise Unimplemented(f"parameter '{name}' has a sparse gradient")
-            gradient = gradient.contiguous()
+        # All are looked at before the first is given: gradients that were given add up.
+        gradients = [_gradient(p, name) for p, name in zip(self.params, self.names, strict=True)]
+        for index, gradient in enumerate(gradients):
             self.engine.put_gradient(
                 index, _DTYPES[gradient.dtype], gradient.data_ptr(), gradient.numel()
             )
@@ -102,6 +100,17 @@ class _Opened:
         for index, param in enumerate(self.params):
             self.engine.read_param(index, _DTYPES[param.dtype], param.data_ptr(), param.numel())
             torch.autograd.graph.increment_version(param)
+
+
+def _gradient(param: torch.Tensor, name: str) -> torch.Tensor:
+    if param.grad is None:
+        raise Unimplemented(
+            f"parameter '{name}' has no gradient: a step that leaves parameters out is not built "
+            "yet; give the optimizer only those that are trained"
+        )
+    if param.grad.is_sparse:
+        raise Unimplemented(f"parameter '{name}' has a sparse gradient")
+    return param.grad.contiguous()
 
 
 def _described(param: torch.Tensor, name: str, group: int) -> Param:
@@ -133,8 +142,10 @@ class _EngineOptimizer(torch.optim.Optimizer):
         state_format: str = "fp32",
         threads: int = 0,
         host_memory: int | str | None = None,
+        maximize: bool = False,
         **flags: Any,
     ) -> None:
+        _need(not maximize, "maximize")
         for flag, value in flags.items():
             if flag not in ("foreach", "fused", "capturable", "differentiable"):
                 raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
@@ -148,8 +159,13 @@ class _EngineOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        """The engine's settings of `group` in step `t`, from 1."""
-        raise NotImplementedError
+        """The engine's settings of `group` in step `t`, from 1: what it has, by its PyTorch name."""
+        step = GroupStep(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]))
+        if "betas" in group:
+            step = replace(step, betas=(float(group["betas"][0]), float(group["betas"][1])))
+        if "eps" in group:
+            step = replace(step, eps=float(group["eps"]))
+        return step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         _need(getattr(self, "_opened", None) is None, "add_param_group() after the first step()")
@@ -196,22 +212,11 @@ class AdamW(_EngineOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
-        *,
-        maximize: bool = False,
         **where: Any,
     ) -> None:
         _need(not amsgrad, "amsgrad")
-        _need(not maximize, "maximize")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults, **where)
-
-    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        return GroupStep(
-            lr=float(group["lr"]),
-            betas=(float(group["betas"][0]), float(group["betas"][1])),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-        )
 
 
 class Adam(AdamW):
@@ -247,13 +252,6 @@ class Lion(_EngineOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **where)
 
-    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        return GroupStep(
-            lr=float(group["lr"]),
-            betas=(float(group["betas"][0]), float(group["betas"][1])),
-            weight_decay=float(group["weight_decay"]),
-        )
-
 
 class Adagrad(_EngineOptimizer):
     """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad``."""
@@ -268,21 +266,15 @@ class Adagrad(_EngineOptimizer):
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
-        *,
-        maximize: bool = False,
         **where: Any,
     ) -> None:
         _need(initial_accumulator_value == 0, "initial_accumulator_value")
-        _need(not maximize, "maximize")
         defaults = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
         super().__init__(params, defaults, **where)
 
     def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        return GroupStep(
-            lr=float(group["lr"]) / (1 + (t - 1) * float(group["lr_decay"])),
-            eps=float(group["eps"]),
-            weight_decay=float(group["weight_decay"]),
-        )
+        step = super()._group_step(group, t)
+        return replace(step, lr=step.lr / (1 + (t - 1) * float(group["lr_decay"])))
 
 
 class SGD(_EngineOptimizer):
@@ -298,19 +290,12 @@ class SGD(_EngineOptimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        maximize: bool = False,
         **where: Any,
     ) -> None:
         _need(dampening == 0, "dampening")
         _need(not nesterov, "nesterov")
-        _need(not maximize, "maximize")
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, **where)
 
     def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        return GroupStep(
-            lr=float(group["lr"]),
-            betas=(float(group["momentum"]), 0.0),
-            weight_decay=float(group["weight_decay"]),
-        )
+        return replace(super()._group_step(group, t), betas=(float(group["momentum"]), 0.0))

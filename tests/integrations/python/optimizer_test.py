@@ -5,6 +5,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
 import sys
+import tempfile
 
 try:
     import pytest
@@ -231,6 +232,30 @@ def test_what_is_not_built_says_so():
         param.grad = torch.ones_like(param)
     with pytest.raises(ziggurat.Unimplemented, match="several types"):
         ziggurat.torch.AdamW(mixed).step()
+
+
+def test_a_step_that_was_refused_leaves_no_gradient_behind():
+    ours, theirs = small_model(), small_model()
+    for model in (ours, theirs):
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=1e-2)
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 0.5)
+        if model is ours:
+            *_, last = model.parameters()
+            kept, last.grad = last.grad, None
+            with pytest.raises(ziggurat.Unimplemented):
+                optimizer.step()
+            last.grad = kept
+        optimizer.step()
+    assert same(bits(ours), bits(theirs))
+
+
+def test_an_engine_that_does_not_open_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = small_model()
+    with pytest.raises(ziggurat.InvalidArgument):
+        train(model, ziggurat.torch.AdamW(model.parameters(), state_format="float4"), 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_optimizers_do_not_meet():
