@@ -203,6 +203,7 @@ bool can_hash_adamw(const OptimizerStep& step, const Slice& tile) {
   return step.kind == OptimizerKind::kAdamW && step.rounding == Rounding::kNearest &&
          tile.format == StateFormat::kFp32 && tile.grad_dtype == DType::kBFloat16 &&
          tile.param_dtype == DType::kBFloat16 &&
+         reinterpret_cast<std::uintptr_t>(tile.param) % kStreamAlignment == 0 &&
          select_kernel(no_registers, HWY_DISPATCH_TABLE(wide_registers))();
 }
 

@@ -110,8 +110,10 @@ void update_eight_bit(const OptimizerStep& step, const Slice& slice);
 /// The one for `slice.format`.
 void update(const OptimizerStep& step, const Slice& slice);
 
-/// Whether adamw_hashed can do a whole tile of this: AdamW in kFp32 from a bf16 gradient to a bf16
-/// parameter rounded to nearest, on registers of 256 bits or more.
+/// Of a parameter that is stored past the cache by registers of any width.
+inline constexpr std::size_t kStreamAlignment = 64;
+/// Whether adamw_hashed can do a whole tile of this: AdamW in kFp32 from a bf16 gradient to an
+/// aligned bf16 parameter rounded to nearest, on registers of 256 bits or more.
 bool can_hash_adamw(const OptimizerStep& step, const Slice& tile);
 /// update over one tile (kTileElements), and its hashes; those before only if `verify`.
 void adamw_hashed(const OptimizerStep& step, const Slice& tile, bool verify, TileHashes& hashes);

@@ -62,7 +62,7 @@ OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
       .decay = decoupled ? static_cast<float>(kept) : s.weight_decay,
       .no_decay = decoupled ? 1.0f : 0.0f,
       .grad_scale = s.grad_scale,
-      .rounding_key = mix_seed(s.seed, s.t),
+      .rounding_key = mix_seed(s.seed, s.rounding_step == 0 ? s.t : s.rounding_step),
   };
 }
 

@@ -45,7 +45,9 @@ struct OptimizerStep {
   float decay, no_decay;
   /// Clip factor times 1/(accumulation divisor and loss scale): multiplies the widened gradient
   float grad_scale;
-  std::uint64_t rounding_key;  ///< of the seed and t: what stochastic rounding draws from
+  std::uint64_t rounding_key;  ///< of the seed and rounding_step: what stochastic rounding draws from
+  /// A trainer has written the parameters since the step before (RecordView::masters_from_param).
+  bool params_written = false;
 
   struct Settings {
     OptimizerKind kind = OptimizerKind::kAdamW;
@@ -58,6 +60,8 @@ struct OptimizerStep {
     float grad_scale;
     std::uint64_t t;         ///< number of this step, from 1
     std::uint64_t seed = 0;  ///< of stochastic rounding
+    /// The generation that is made, where parameters count their own steps; 0: t.
+    std::uint64_t rounding_step = 0;
   };
   static OptimizerStep make(const Settings& settings) noexcept;
   bool operator==(const OptimizerStep&) const = default;

@@ -55,6 +55,12 @@ constexpr bool holds_param(StateFormat format) noexcept {
   return format == StateFormat::kSplit || format == StateFormat::kBf16;
 }
 
+/// Whether a record's first segment is a parameter of `dtype`, bit for bit: the bf16 one that it
+/// holds, or an fp32 one, which is its own master.
+constexpr bool begins_with_param(StateFormat format, DType dtype) noexcept {
+  return dtype == (holds_param(format) ? DType::kBFloat16 : DType::kFloat32);
+}
+
 /// The segments of a record: parameter or master first, then moments, then scales.
 RecordFormat record_format(OptimizerKind kind, StateFormat format);
 

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <memory>
 #include <optional>
 
 #include "base/check.h"
 #include "base/checksum.h"
+#include "base/numerics/typed_value.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/kernels.h"
 #include "tiers/record_hash.h"
@@ -22,17 +25,60 @@ using internal::kMomentsMax;
 using internal::moment_code;
 using internal::Slice;
 
+constexpr std::size_t tiles_of(std::size_t count) {
+  return (count + kTileElements - 1) / kTileElements;
+}
+
+std::size_t elements_of(const RecordView& view) {
+  return view.grad.bytes.empty() ? view.param.count() : view.grad.count();
+}
+
+/// The last tile of what a trainer has, which ends before the record's: padded, and cut again.
+class PaddedTile {
+ public:
+  /// What the view has from element `first` on.
+  PaddedTile(const RecordView& view, std::size_t first)
+      : param_(rest(view.param, first)) {
+    const TypedSpan<const std::byte> grad = rest(view.grad, first);
+    if (!grad.bytes.empty())
+      std::memcpy(grad_values_.data(), grad.bytes.data(), grad.bytes.size());
+    if (!param_.bytes.empty())
+      std::memcpy(param_values_.data(), param_.bytes.data(), param_.bytes.size());
+  }
+  std::byte* grad() { return grad_values_.data(); }
+  std::byte* param() { return param_.bytes.empty() ? nullptr : param_values_.data(); }
+  void store_param() const {
+    if (!param_.bytes.empty())
+      std::memcpy(param_.bytes.data(), param_values_.data(), param_.bytes.size());
+  }
+
+ private:
+  template <class Byte>
+  static TypedSpan<Byte> rest(const TypedSpan<Byte>& of, std::size_t first) {
+    return of.bytes.empty() ? of : of.subspan(first, of.count() - first);
+  }
+
+  TypedSpan<std::byte> param_;
+  alignas(internal::kStreamAlignment) std::array<std::byte, kTileElements * sizeof(float)>
+      grad_values_{};
+  alignas(internal::kStreamAlignment) std::array<std::byte, kTileElements * sizeof(float)>
+      param_values_{};
+};
+
 void check(StepView steps, const RecordView& view, const RecordFormat& format,
            std::span<const DecayRun> runs) {
-  const std::size_t count = view.grad.count();
-  ZIGGURAT_CHECK(count % kTileElements == 0, "{} elements are not whole tiles of {}", count,
-                 kTileElements);
-  ZIGGURAT_CHECK(view.record.size() == format.record_bytes(count / kTileElements),
+  const std::size_t count = elements_of(view);
+  ZIGGURAT_CHECK(count > 0 && view.record.size() == format.record_bytes(tiles_of(count)),
                  "{} bytes for a record of {} elements", view.record.size(), count);
   const bool in_record = holds_param(view.format);
   ZIGGURAT_CHECK(view.param.count() == count ||
                      (in_record && view.param.bytes.empty() && !view.param_not_read),
                  "{} parameters for {} elements", view.param.count(), count);
+  ZIGGURAT_CHECK(!view.param_not_read || begins_with_param(view.format, view.param.dtype),
+                 "a {} parameter is not what a record in {} begins with",
+                 to_string(view.param.dtype), to_string(view.format));
+  ZIGGURAT_CHECK(!view.masters_from_param || (!view.param_not_read && view.param.count() == count),
+                 "masters from {} parameters of {}", view.param.count(), count);
   ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
                  "a {} parameter beside a record that holds it in bf16",
                  to_string(view.param.dtype));
@@ -46,7 +92,8 @@ void check(StepView steps, const RecordView& view, const RecordFormat& format,
                    steps.size());
     covered = run.end;
   }
-  ZIGGURAT_CHECK(covered == count, "runs cover {} of {} elements", covered, count);
+  ZIGGURAT_CHECK(covered == tiles_of(count) * kTileElements, "runs cover {} of {} elements",
+                 covered, count);
 }
 
 /// Walks the runs of a record from front to back.
@@ -86,20 +133,27 @@ class Pass {
         format_(format),
         runs_(steps, runs),
         moments_(moment_count(kind_)),
-        tiles_(view.grad.count() / kTileElements) {}
+        tiles_(tiles_of(elements_of(view))) {
+    const std::size_t whole = elements_of(view) / kTileElements;
+    if (whole < tiles_)
+      padded_ = std::make_unique<PaddedTile>(view, whole * kTileElements);
+  }
 
   UpdateHashes run(const UpdateHashing* hashing) {
     std::optional<RecordHash> before, after;
     if (hashing != nullptr) after.emplace(format_, view_.record.size());
     if (hashing != nullptr && hashing->verify) before.emplace(format_, view_.record.size());
     for (std::size_t tile = 0; tile < tiles_; ++tile) {
+      fill_master(tile);
       if (after) {
         update_hashed(tile, before, *after);
       } else {
+        take_masters(tile);
         update(tile);
       }
     }
     hwy::FlushStream();  // parameters may have gone past the cache
+    if (padded_ && has_gradient()) padded_->store_param();
     return {.before = before ? before->finish(hashing->seed_before) : 0,
             .after = after ? after->finish(hashing->seed_after) : 0};
   }
@@ -110,12 +164,46 @@ class Pass {
     return view_.record.data() + format_.offset(index, tiles_) + tile * tile_bytes;
   }
 
+  bool is_padded(std::size_t tile) const { return padded_ && tile + 1 == tiles_; }
+
+  const std::byte* tile_grad(std::size_t tile) const {
+    if (!has_gradient()) return nullptr;
+    if (is_padded(tile)) return padded_->grad();
+    return view_.grad.bytes.data() + tile * kTileElements * size_bytes(view_.grad.dtype);
+  }
+
+  std::byte* tile_param(std::size_t tile) const {
+    if (is_padded(tile)) return padded_->param();
+    if (view_.param.bytes.empty()) return nullptr;
+    return view_.param.bytes.data() + tile * kTileElements * size_bytes(view_.param.dtype);
+  }
+
+  /// A master that was not read is the fp32 parameter. One that is in bf16 is read where it is.
+  void fill_master(std::size_t tile) const {
+    if (!view_.param_not_read || holds_param(view_.format)) return;
+    std::memcpy(segment(0, tile), tile_param(tile), format_.segments()[0].tile_bytes);
+  }
+
+  /// From parameters that a trainer has written.
+  void take_masters(std::size_t tile) const {
+    if (!view_.masters_from_param) return;
+    const std::byte* const param = tile_param(tile);
+    if (!holds_param(view_.format)) {
+      auto* const masters = reinterpret_cast<float*>(segment(0, tile));
+      for (std::size_t i = 0; i < kTileElements; ++i)
+        masters[i] = value_at(view_.param.dtype, param, i);
+      return;
+    }
+    std::memcpy(segment(0, tile), param, kTileElements * sizeof(bf16));
+    // A bf16 value is a master whose lower half is zero.
+    if (view_.format == StateFormat::kSplit)
+      std::memset(segment(1, tile), 0, kTileElements * sizeof(std::uint16_t));
+  }
+
   Slice tile_slice(std::size_t tile) const {
     Slice slice{};
     slice.format = view_.format;
-    const std::size_t first = tile * kTileElements;
-    const std::size_t param_bytes = size_bytes(view_.param.dtype);
-    if (!view_.param.bytes.empty()) slice.param = view_.param.bytes.data() + first * param_bytes;
+    slice.param = tile_param(tile);
     std::size_t index = 0;
     if (holds_param(view_.format)) {
       slice.param_record = reinterpret_cast<bf16*>(segment(index++, tile));
@@ -132,7 +220,7 @@ class Pass {
         slice.scales[k] = reinterpret_cast<float*>(segment(index++, tile));
     }
     slice.grad_dtype = view_.grad.dtype;
-    slice.grad = view_.grad.bytes.data() + first * size_bytes(view_.grad.dtype);
+    slice.grad = tile_grad(tile);
     slice.param_dtype = view_.param.dtype;
     slice.count = kTileElements;
     slice.noise_key = tile_noise(rounding_key_, view_.first_element / kTileElements + tile);
@@ -145,7 +233,10 @@ class Pass {
     internal::update(run.step, part);
   }
 
+  bool has_gradient() const { return !view_.grad.bytes.empty(); }
+
   void update(std::size_t tile) {
+    if (!has_gradient()) return;
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
     if (view_.format == StateFormat::k8Bit) return update_eight_bit(slice, first);
@@ -193,7 +284,7 @@ class Pass {
     const Runs::Part whole = ahead.next(end);
     Slice slice = tile_slice(tile);
     slice.decay = whole.decay;
-    if (whole.end == end && internal::can_hash_adamw(whole.step, slice)) {
+    if (whole.end == end && has_gradient() && !view_.masters_from_param && internal::can_hash_adamw(whole.step, slice)) {
       internal::TileHashes hashes;
       internal::adamw_hashed(whole.step, slice, before.has_value(), hashes);
       for (std::size_t array = 0; array < std::size(hashes.after); ++array) {
@@ -203,7 +294,9 @@ class Pass {
       runs_ = ahead;
       return;
     }
-    if (before) hash_tile(tile, *before, view_.param_not_read ? slice.param : nullptr);
+    const bool elsewhere = view_.param_not_read && holds_param(view_.format);
+    if (before) hash_tile(tile, *before, elsewhere ? slice.param : nullptr);
+    take_masters(tile);
     update(tile);
     hash_tile(tile, after, nullptr);
   }
@@ -223,6 +316,7 @@ class Pass {
   Runs runs_;
   std::size_t moments_;
   std::size_t tiles_;
+  std::unique_ptr<PaddedTile> padded_;  ///< the last tile, where the trainer's ends before it
 };
 
 }  // namespace

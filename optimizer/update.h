@@ -40,13 +40,20 @@ class StepView : public std::span<const OptimizerStep> {
 struct RecordView {
   StateFormat format = StateFormat::kFp32;
   std::span<std::byte> record{};      ///< updated in place; record_format(kind, format)
-  TypedSpan<const std::byte> grad{};  ///< as many elements as the record has
-  /// Out: fp32 as it is, fp16 rounded to nearest even, bf16 by the step's rounding. May be empty
-  /// where the record holds the parameter (holds_param), and is bf16 otherwise there.
+  /// As many elements as the record has, or up to a tile less: what the record has more of is
+  /// padding, whose gradient is zero. None: no step is made, and the record stays, but for
+  /// masters_from_param, to be hashed as the next generation's.
+  TypedSpan<const std::byte> grad{};
+  /// Out: fp32 as it is, fp16 rounded to nearest even, bf16 by the step's rounding; as many as
+  /// `grad`. May be empty where the record holds the parameter (holds_param), and is bf16 otherwise
+  /// there.
   TypedSpan<std::byte> param{};
-  /// Only where the record holds the parameter: its first segment was not read; the parameter as it
-  /// was is in `param`. The segment is written all the same.
+  /// Only where the record begins with the parameter (begins_with_param): its first segment was not
+  /// read; the parameter as it was is in `param`. The segment is written all the same.
   bool param_not_read = false;
+  /// The masters are taken anew from `param`, as it was, before the step; the moments stay. Not with
+  /// param_not_read.
+  bool masters_from_param = false;
   /// The record's first element among the model's (whole tiles): keys stochastic rounding.
   std::uint64_t first_element = 0;
 };

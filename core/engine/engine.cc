@@ -92,6 +92,7 @@ void EngineImpl::release(UnitId unit) {
 }
 
 std::span<float> EngineImpl::gradient(UnitId unit) {
+  require_not_lent("gradient()");
   calls_->require_gradient(unit);
   const std::span<float> values = accumulator(unit);
   calls_->has_gradient(unit);
@@ -117,6 +118,7 @@ void EngineImpl::clear_frozen(UnitId unit) {
 }
 
 void EngineImpl::finish_gradient(UnitId unit) {
+  require_not_lent("finish_gradient()");
   calls_->require_finish_gradient(unit);
   at_rest_ = false;
   clear_frozen(unit);

@@ -41,9 +41,6 @@
 
 namespace ziggurat {
 
-/// The longest StepOptions::blob. A store of an earlier version holds 16 bytes less.
-inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
-
 /// What a step does to the parameters of one group.
 struct GroupStep {
   float learning_rate = 0;
@@ -51,6 +48,12 @@ struct GroupStep {
   float beta2 = 0.999F;
   float eps = 1e-8F;
   float weight_decay = 0;  ///< of all the group's parameters, whatever ParamSpec::decay says
+  float grad_scale = 1;    ///< multiplies their gradients
+  /// Steps that they have made with this one, where they do not take part in all; 0: in all.
+  std::uint64_t steps = 0;
+  /// Lent parameters were written by the trainer since the last step: their masters are taken anew
+  /// before this one, their moments stay.
+  bool params_written = false;
   bool operator==(const GroupStep&) const = default;
 };
 
@@ -66,7 +69,9 @@ struct StepOptions {
   /// updates before the norm are guesses, as with clipping.
   std::optional<float> loss_scale = std::nullopt;
   std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made
-                                    ///< durable with this step; at most kBlobBytesMax
+                                    ///< durable with this step; at most as the config says
+  /// It comes later (LentEngine::give_blob), and the step is not durable before.
+  bool blob_follows = false;
 };
 
 struct StepResult {

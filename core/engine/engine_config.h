@@ -46,10 +46,13 @@ inline constexpr int kDefaultZeroStage = 2;
 /// A limit in elements that limits nothing: more than any model has.
 inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
 
+/// EngineConfig::blob_bytes_max, if not given. A store of an earlier version holds 16 bytes less.
+inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
+
 struct EngineConfig {
   /// Where the state is, or shall be. More than one: each record lives in one of them, in
   /// proportion to the weights when the store is made; all of them, in any order, whenever it is
-  /// opened.
+  /// opened. None: nothing is ever durable, and no state is on NVMe (LentEngine only).
   std::vector<StoreDirectory> store;
   Placement placement;
   std::uint64_t host_budget_bytes = 0;
@@ -114,6 +117,8 @@ struct EngineConfig {
 
   int slots = 2;  ///< 2: every step durable (A/B slots). 1: half the space, a kill in mid-sweep
                   ///< loses the run
+  /// The longest StepOptions::blob: room that a new store sets aside, twice.
+  std::uint64_t blob_bytes_max = kBlobBytesMax;
   /// Where optimizer state is in memory: seconds of training from one checkpoint of it to the next.
   /// A kill loses at most that, the step under way and the time that a checkpoint takes. It is
   /// written beside the next step's forward and backward. By rank 0's clock; 0: only make_durable()

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/engine/engine.h"
+#include "core/engine/lent_engine.h"
 #include "core/engine/record_copies.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
@@ -37,9 +37,12 @@ struct BlobHeader {
   std::uint64_t generation = 0;  ///< finished steps
 };
 
-class EngineImpl final : public Engine {
+class EngineImpl final : public LentEngine {
  public:
   EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
+  /// For LentEngine::open(): the device holds nothing.
+  EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+             std::unique_ptr<Device> device, std::span<const TypedSpan<std::byte>> lent);
   ~EngineImpl() override;
 
   /// The rest of construction: everything that can fail because of the world.
@@ -65,6 +68,15 @@ class EngineImpl final : public Engine {
   const Metrics& metrics() const override { return runtime_.metrics; }
   Account host_account() const override { return pool_->account(); }
   std::vector<std::string> description() const override;
+
+  // engine_lend.cc
+  StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
+                  const StepOptions& options) override;
+  void lend_params(UnitId unit, TypedSpan<std::byte> params) override;
+  void expect_gradients() override;
+  void wait_updated(UnitId unit) override;
+  void wait_all_updated() override;
+  void give_blob(std::span<const std::byte> blob) override;
 
  private:
   /// A chunk's memory while the store is made or read.
@@ -142,6 +154,16 @@ class EngineImpl final : public Engine {
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);
 
+  // engine_lend.cc
+  bool is_lent() const noexcept { return config_.placement.params == Tier::kTrainer; }
+  void validate_lent() const;
+  void require_not_lent(const char* call) const;
+  void require_lent(UnitId unit, const char* call, std::uint64_t count) const;
+  void widen_params(ChunkId id, std::span<float> masters) const;
+  void require_blob_given(const char* call) const;
+  Task<StepResult> finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
+                                    const StepOptions& options);
+
   // engine_durable.cc
   bool checkpoint_due() const;
   void begin_checkpoint();
@@ -173,6 +195,7 @@ class EngineImpl final : public Engine {
   Place place_;                       // among the ranks; from validate() on
   std::optional<Strategy> strategy_;  // what config_ asks for, on these ranks; from validate() on
   Runtime& runtime_;
+  std::unique_ptr<Device> own_device_;  // where the trainer lends its memory
   Device& device_;
 
   std::unique_ptr<RankChannels> channels_;
@@ -197,9 +220,12 @@ class EngineImpl final : public Engine {
   std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
+  bool blob_awaited_ = false;         // that of generation_
+  bool checkpoint_awaits_ = false;    // and a checkpoint with it
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
   std::size_t group_count_ = 0;           // of the model's parameters

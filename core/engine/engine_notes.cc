@@ -14,7 +14,7 @@ namespace ziggurat {
 void EngineImpl::describe() {
   for (const auto& drive : storage_->drives)
     notes_.push_back(fmt::format("files through {}", drive->description()));
-  if (storage_->store->stripe_count() > 1) {
+  if (storage_->store && storage_->store->stripe_count() > 1) {
     for (const StripedStore::Share& share : storage_->store->shares())
       notes_.push_back(
           fmt::format("{} of records in {}", format_bytes(share.record_bytes), share.directory));
@@ -70,6 +70,7 @@ void EngineImpl::describe_nodes() {
 
 /// What a kill loses, and what it costs that it does not lose more.
 std::string EngineImpl::durability() const {
+  if (!storage_->store) return "there is no store: nothing is durable, and the end of the process ends it";
   const bool one_slot = storage_->store->state().slots == 1;
   if (config_.placement.optimizer == Tier::kNvme) {
     return one_slot ? "slots 1: half the space; a kill while a sweep writes loses the run"

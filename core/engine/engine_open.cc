@@ -75,7 +75,8 @@ void EngineImpl::validate() {
           "placement optimizer=nvme and slots 2");
   require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                      model_.dtype == DType::kBFloat16);
-  require(!config_.store.empty(), "`store`: a directory is needed");
+  if (is_lent()) validate_lent();
+  require(is_lent() || !config_.store.empty(), "`store`: a directory is needed");
   require(config_.store.size() <= kStripesMax,
           fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
   require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
@@ -109,7 +110,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
           .shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
   if (sharding().ranks() > 1) co_await agree_on_settings();
   co_await open_store();
-  storage_->store->set_copies(copies_elsewhere());
+  if (storage_->store) storage_->store->set_copies(copies_elsewhere());
   co_await build_floors();
   if (resumed_) {
     co_await load_state();
@@ -144,15 +145,15 @@ static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
-  const bool found = co_await store_found();
+  const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("`store={}`: there is a store already: give another directory, "
                             "`resume=auto` to go on from it, or `resume=never` to replace it",
                             storage_->paths()));
   }
-  StripedStore::Environment environment = storage_->environment(runtime_, config_);
   if (found && config_.resume == EngineConfig::Resume::kAuto) {
+    StripedStore::Environment environment = storage_->environment(runtime_, config_);
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     storage_->store = co_await std::move(opening);
     const StoreState& state = storage_->store->state();
@@ -178,7 +179,8 @@ Task<> EngineImpl::open_store() {
   const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();
   device_plan_ = plan_device(*table_, config_.placement, device_request(), device_bytes);
   require_device_budget(device_plan_, device_bytes);
-  if (resumed_) co_return;
+  if (resumed_ || config_.store.empty()) co_return;
+  StripedStore::Environment environment = storage_->environment(runtime_, config_);
   StoreSpec spec{.layout = table_->layout(),
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
@@ -186,7 +188,7 @@ Task<> EngineImpl::open_store() {
                  .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
-                 .blob_capacity_bytes = kBlobRoomBytes};
+                 .blob_capacity_bytes = sizeof(BlobHeader) + config_.blob_bytes_max};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -223,7 +225,8 @@ void EngineImpl::check_identity(const StoreState& state) {
 }
 
 Task<> EngineImpl::build_floors() {
-  const std::vector<int> drive_nodes = storage_->chunk_drive_nodes();
+  const std::vector<int> drive_nodes =
+      storage_->store ? storage_->chunk_drive_nodes() : std::vector<int>();
   node_plan_ = plan_nodes(*table_, plan_,
                           {.topology = runtime_.topology,
                            .worker_nodes = runtime_.worker_nodes,
@@ -259,8 +262,10 @@ Task<> EngineImpl::build_floors() {
       .tasks = *tasks_,
       .chunk_nodes = node_plan_.chunk_nodes,
       .fail = [this](std::exception_ptr error) { fail(error); }});
-  const SwapEnvironment swap{.places = storage_->places, .fill = storage_->fill->bytes()};
-  Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap);
+  SwapEnvironment swap{.places = storage_->places, .fill = {}};
+  if (storage_->fill) swap.fill = storage_->fill->bytes();
+  Task<std::unique_ptr<ParamHome>> making_params =
+      ParamHome::create(*context_, swap, lent_params_);
   params_ = co_await std::move(making_params);
   // Without a limit a unit stays whose next use is not known.
   const auto limit = [](std::uint64_t elements) {
@@ -278,8 +283,10 @@ Task<> EngineImpl::build_floors() {
   grads_ = co_await std::move(making_grads);
   records_ = std::make_unique<RecordHome>(*context_);
   kept_ = std::make_unique<RecordCache>(*context_, plan_.kept_item_bytes);
-  flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, device_plan_.accumulators,
-                                         reduction());
+  if (!is_lent()) {
+    flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, device_plan_.accumulators,
+                                           reduction());
+  }
   co_await set_gather_region_aside();
   describe();
 }
@@ -335,8 +342,7 @@ void EngineImpl::make_sweep(std::uint64_t store_offset) {
                               .grads = *grads_,
                               .records = *records_,
                               .kept = *kept_,
-                              .store = *storage_->store,
-                              .flow = *flow_,
+                              .store = storage_->store.get(),
                               .ranks = storage_->quorum,
                               .unit_updated = [this](UnitId unit, std::uint64_t generation) {
                                 unit_updated(unit, generation);
@@ -364,30 +370,38 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(0);
   };
-  co_await storage_->store->commit(0, last_blob_, before_seal);
-  storage_->store->set_durable_everywhere(0);
+  if (storage_->store) {
+    co_await storage_->store->commit(0, last_blob_, before_seal);
+    storage_->store->set_durable_everywhere(0);
+  }
   make_sweep(0);
 }
 
 Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   const Chunk& chunk = table_->chunk(id);
   const ItemMemory memory = co_await item_of(id);
+  StripedStore* const store = storage_->store.get();
   std::uint64_t hash = 0;
-  const std::uint64_t seed = storage_->store->write_seed(id, 0);
+  const std::uint64_t seed = store != nullptr ? store->write_seed(id, 0) : 0;
   const std::function<void()> job = [&] {
     std::vector<float> masters(chunk.count);
-    const std::uint64_t real = table_->real_count(id);
-    initialize(chunk.unit, chunk.begin, std::span(masters).first(real));
+    const std::span<float> real = std::span(masters).first(table_->real_count(id));
+    if (is_lent()) {
+      widen_params(id, real);
+    } else {
+      initialize(chunk.unit, chunk.begin, real);
+    }
     if (chunk.constant) {
       std::memcpy(memory.record.data(), masters.data(), memory.record.size());
     } else {
       write_record(table_->state().optimizer, table_->state().format, masters, memory.record);
     }
-    hash = record_hash(memory.record, seed, table_->record_format(id));
+    if (store != nullptr) hash = record_hash(memory.record, seed, table_->record_format(id));
   };
   co_await context_->run_near(id, "initialize", job);
-  co_await storage_->store->write(id, 0, memory.record, hash);
-  co_await publish_params(id, memory.item);
+  if (store != nullptr) co_await store->write(id, 0, memory.record, hash);
+  if (!is_lent()) co_await publish_params(id, memory.item);
+  if (kept_->keeps(id)) kept_->set_holds(id, 0);
   report_progress(id, "writing generation 0");
 }
 

@@ -32,7 +32,8 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
                                    .weight_decay = optimizer.weight_decay,
                                    .grad_scale = grad_scale,
                                    .t = generation_ + 1,
-                                   .seed = optimizer.rounding_seed};
+                                   .seed = optimizer.rounding_seed,
+                                   .rounding_step = generation_ + 1};
   if (!options.groups.empty()) return scalars_of(options.groups, settings);
   StepScalars steps{OptimizerStep::make(settings)};
   for (const ParamGroup& group : config_.param_groups) {
@@ -53,14 +54,18 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
 StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
                                    OptimizerStep::Settings settings) {
   StepScalars steps;
+  const float grad_scale = settings.grad_scale;
   for (const GroupStep& group : groups) {
     settings.learning_rate = group.learning_rate;
     settings.beta1 = group.beta1;
     settings.beta2 = group.beta2;
     settings.eps = group.eps;
     settings.weight_decay = group.weight_decay;
+    settings.grad_scale = grad_scale * group.grad_scale;
+    settings.t = group.steps == 0 ? settings.rounding_step : group.steps;
     steps.push_back(OptimizerStep::make(settings));
     steps.back().no_decay = steps.back().decay;
+    steps.back().params_written = group.params_written;
   }
   return steps;
 }
@@ -88,6 +93,7 @@ bool EngineImpl::may_guess() const {
 
 /// What is wrong with `options` is said by step(), on every rank.
 void EngineImpl::prepare_step(const StepOptions& options) {
+  require_not_lent("prepare_step()");
   runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
     self.cancel_.check();
     self.guess_.reset();
@@ -104,6 +110,7 @@ void EngineImpl::prepare_step(const StepOptions& options) {
 }
 
 StepResult EngineImpl::step(const StepOptions& options) {
+  require_not_lent("step() without gradients");
   for (UnitId u = 0; u < model_.units.size(); ++u) {
     if (model_.units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
   }
@@ -240,7 +247,8 @@ bool EngineImpl::groups_fit(const StepOptions& options) const {
   const auto sound = [](const GroupStep& group) {
     const auto beta = [](float value) { return value >= 0 && value < 1; };
     return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
-           group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay);
+           group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
+           !std::isnan(group.grad_scale);
   };
   return config_.param_groups.empty() && options.groups.size() == group_count_ &&
          std::ranges::all_of(options.groups, sound);
@@ -318,14 +326,16 @@ void EngineImpl::begin_step() {
   guess_.reset();
   announced_.reset();
   calls_->ended_step();
-  flow_->begin_step();
+  if (flow_) flow_->begin_step();
   cache_->begin_generation(generation_);
 }
 
 /// What a step may bring, beside the engine's own header. A store made before there was room for
 /// the header holds that much less.
 std::uint64_t EngineImpl::blob_bytes_max() const {
-  return std::min(kBlobBytesMax, storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
+  if (!storage_->store) return config_.blob_bytes_max;
+  return std::min(config_.blob_bytes_max,
+                  storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
 }
 
 std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation,

@@ -87,7 +87,9 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t element_bytes = size_bytes(table.dtype());
-  plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table));
+  // Of lent gradients the trainer takes its own norm.
+  if (placement.grads != Tier::kTrainer)
+    plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table));
   if (!table.sharding().one_rank()) {
     plan.bucket_bytes =
         lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));

@@ -32,8 +32,10 @@ Task<std::unique_ptr<SwapFile>> make_swap(Context& context, SwapEnvironment swap
 
 }  // namespace
 
-Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap) {
+Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap,
+                                                   std::span<const TypedSpan<std::byte>> lent) {
   std::unique_ptr<ParamHome> home(new ParamHome(context));
+  home->lent_.assign(lent.begin(), lent.end());
   home->reading_.resize(context.table.unit_count());
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
     const std::uint64_t size_bytes =
@@ -87,7 +89,8 @@ std::size_t ParamHome::item_of(ChunkId id) const noexcept {
   return unit.first_chunk * ranks + unit.chunk_count * rank + (id - unit.first_chunk);
 }
 
-bool ParamHome::on_device() const noexcept {
+bool ParamHome::used_at_home() const noexcept {
+  if (tier_ == Tier::kTrainer) return true;
   return tier_ == Tier::kDevice && !context_.table.sharding().params_sharded();
 }
 
@@ -97,6 +100,8 @@ std::uint64_t ParamHome::item_bytes(const Chunk& chunk) const noexcept {
 
 TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> item) const noexcept {
   const Chunk& chunk = context_.table.chunk(id);
+  if (tier_ == Tier::kTrainer)
+    return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
   const DType dtype = context_.table.dtype();
   const auto in_unit = [&](std::byte* unit) -> TypedSpan<std::byte> {
     const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
@@ -105,6 +110,7 @@ TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> ite
   switch (tier_) {
     case Tier::kDevice: return in_unit(device_[chunk.unit].data());
     case Tier::kHost: return in_unit(host_[chunk.unit].bytes().data());
+    case Tier::kTrainer:
     case Tier::kNvme: break;
   }
   return {dtype, item.first(chunk.param_bytes())};
@@ -135,7 +141,8 @@ Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
   co_await publish(id, param);
 }
 
-std::span<const std::byte> ParamHome::device_view(UnitId unit) const noexcept {
+std::span<const std::byte> ParamHome::view(UnitId unit) const noexcept {
+  if (tier_ == Tier::kTrainer) return lent_[unit].bytes;
   return {device_[unit].data(), device_[unit].size_bytes()};
 }
 
@@ -238,11 +245,18 @@ Task<> ParamHome::read_item(std::size_t item, std::span<std::byte> memory, IoPri
   if (hash != swap_->expected_hash(item)) throw swap_->corrupt_item(item);
 }
 
+GradHome::GradHome(Context& context, AllocateDevice allocate)
+    : context_(context), tier_(context.placement.grads), allocate_(std::move(allocate)) {
+  for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
+    arrived_.emplace_back(context.cancel);
+}
+
 Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap,
                                                  AllocateDevice allocate) {
   std::unique_ptr<GradHome> home(new GradHome(context, std::move(allocate)));
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
+  home->lent_.resize(context.table.unit_count());
   if (home->tier_ == Tier::kNvme) {
     std::vector<std::uint64_t> sizes;
     for (const Chunk& chunk : context.table.chunks())
@@ -291,6 +305,10 @@ Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
 }
 
 Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte> item) {
+  if (tier_ == Tier::kTrainer) {
+    const Chunk& chunk = context_.table.chunk(id);
+    co_return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
+  }
   TypedSpan<const std::byte> grad{context_.table.dtype(), item};
   if (tier_ == Tier::kDevice) grad.bytes = {device_[id].data(), device_[id].size_bytes()};
   if (tier_ == Tier::kHost) grad.bytes = host_[id].bytes();
@@ -301,6 +319,10 @@ Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte
   co_await context_.run_near(id, "verify gradient", job);
   if (hash != swap_->expected_hash(id)) throw swap_->corrupt_item(id);
   co_return grad;
+}
+
+bool GradHome::absent(ChunkId id) const noexcept {
+  return tier_ == Tier::kTrainer && lent_[context_.table.chunk(id).unit].bytes.empty();
 }
 
 void GradHome::drop(ChunkId id) noexcept {

@@ -26,7 +26,9 @@ struct SwapEnvironment {
 /// Parameters in the model's type: whole units, or in stage 3 this rank's slices.
 class ParamHome {
  public:
-  static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap);
+  /// `lent`: with Tier::kTrainer each unit's parameters, without padding.
+  static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap,
+                                                 std::span<const TypedSpan<std::byte>> lent = {});
 
   /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in
   /// place.
@@ -42,10 +44,14 @@ class ParamHome {
                         std::span<std::byte> item);
   /// Parameters stay in memory between updates, where `destination` is.
   bool in_memory() const noexcept { return tier_ != Tier::kNvme; }
+  /// They are the trainer's, who may write them between steps.
+  bool is_lent() const noexcept { return tier_ == Tier::kTrainer; }
 
-  /// Whole units live on the device: nothing is ever loaded.
-  bool on_device() const noexcept;
-  std::span<const std::byte> device_view(UnitId unit) const noexcept;
+  /// The trainer uses whole units where they live: nothing is ever loaded.
+  bool used_at_home() const noexcept;
+  std::span<const std::byte> view(UnitId unit) const noexcept;
+  /// The trainer has moved what it lends, while no update of it is under way.
+  void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
   /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.
   Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
   /// Stages 1 and 2: every rank has updated its slice of `unit`; brings the others' here. Calls of
@@ -75,11 +81,12 @@ class ParamHome {
   Tier tier_;
   std::vector<Lease> host_;                          // per unit
   std::vector<DeviceBuffer> device_;                 // per unit
+  std::vector<TypedSpan<std::byte>> lent_;           // per unit
   std::unique_ptr<SwapFile> swap_;                   // item per chunk, also of others' slices
   std::vector<std::span<const std::byte>> reading_;  // per unit, where a read is under way
 };
 
-/// Gradients between backward and the update, rounded to the model's type.
+/// Gradients between backward and the update, rounded to the model's type, or as they were lent.
 class GradHome {
  public:
   using AllocateDevice =
@@ -90,20 +97,29 @@ class GradHome {
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Takes `chunk`'s gradient from `source` on the device; returns when `source` may be reused.
   Task<> accept(ChunkId chunk, const std::byte* source, Need need);
+  /// With Tier::kTrainer, instead: the unit's gradient, without padding, in any type; the memory is
+  /// the engine's until the unit is updated.
+  void lend(UnitId unit, TypedSpan<const std::byte> gradient) noexcept { lent_[unit] = gradient; }
+  /// The chunk has none in this step.
+  bool absent(ChunkId chunk) const noexcept;
+  /// Set once `chunk`'s gradient is here in this step, or it is known that there is none; reset as
+  /// it is consumed.
+  Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
   /// The gradient accepted before, wherever it is; `item` as given by item_bytes().
   Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item);
   /// The update has used it.
   void drop(ChunkId chunk) noexcept;
 
  private:
-  GradHome(Context& context, AllocateDevice allocate)
-      : context_(context), tier_(context.placement.grads), allocate_(std::move(allocate)) {}
+  GradHome(Context& context, AllocateDevice allocate);
 
   Context& context_;
   Tier tier_;
   AllocateDevice allocate_;
+  std::vector<Signal> arrived_;       // per chunk
   std::vector<Lease> host_;           // per chunk
   std::vector<DeviceBuffer> device_;  // per chunk
+  std::vector<TypedSpan<const std::byte>> lent_;  // per unit
   std::unique_ptr<SwapFile> swap_;    // item per chunk
 };
 

@@ -57,6 +57,16 @@ std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_coun
   return constant;
 }
 
+/// How masters become parameters; a layout's hash has it in it.
+std::string_view param_text(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16: return "bf16, nearest, ties away";
+    case DType::kFloat16: return "fp16, nearest, ties to even";
+    case DType::kFloat32: break;
+  }
+  return "fp32";
+}
+
 nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
   nlohmann::json units = nlohmann::json::array();
   for (const UnitSpec& unit : model.units) {
@@ -69,18 +79,10 @@ nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
       params.back()["tp_sections"] = param.tp_sections;
     }
     units.push_back({{"name", unit.name}, {"params", params}});
+    const DType dtype = unit.dtype.value_or(model.dtype);
+    if (dtype != model.dtype) units.back()["param"] = param_text(dtype);
   }
   return units;
-}
-
-/// How masters become parameters; a layout's hash has it in it.
-std::string_view param_text(DType dtype) {
-  switch (dtype) {
-    case DType::kBFloat16: return "bf16, nearest, ties away";
-    case DType::kFloat16: return "fp16, nearest, ties to even";
-    case DType::kFloat32: break;
-  }
-  return "fp32";
 }
 
 /// Stores made before there was a choice of optimizer and format do not name them.
@@ -247,7 +249,7 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
                      .begin = begin * kTileElements,
                      .count = count,
                      .record_size_bytes = format.record_bytes(end - begin),
-                     .param_size_bytes = count * size_bytes(model_.dtype),
+                     .param_size_bytes = count * size_bytes(dtype(static_cast<UnitId>(units_.size() - 1))),
                      .constant = constant});
   decay_runs_.push_back(runs_of(unit, begin * kTileElements, end * kTileElements));
   if (constant) return;

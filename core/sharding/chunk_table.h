@@ -38,7 +38,7 @@ struct Chunk {
   std::uint64_t begin;              ///< first element in the unit's flat parameters
   std::uint64_t count;              ///< elements, whole tiles, padding included
   std::uint64_t record_size_bytes;  ///< of its record, as record_format() of the chunk has it
-  std::uint64_t param_size_bytes;   ///< of its parameters in the model's type
+  std::uint64_t param_size_bytes;   ///< of its parameters in the unit's type
   bool constant = false;            ///< never updated; its record is made once, of masters only
 
   std::uint64_t record_bytes() const noexcept { return record_size_bytes; }
@@ -86,7 +86,7 @@ class ChunkTable {
   const UnitChunks& unit(UnitId id) const noexcept { return units_[id]; }
   /// A unit's parameters, padding included.
   std::uint64_t unit_param_bytes(UnitId id) const noexcept {
-    return units_[id].padded_count * size_bytes(dtype());
+    return units_[id].padded_count * size_bytes(dtype(id));
   }
   const Sharding& sharding() const noexcept { return sharding_; }
   /// Slices of a unit whose gradients and records this rank has: all, or its own.
@@ -161,6 +161,7 @@ class ChunkTable {
   std::span<const ElementRun> shared_runs(UnitId id) const noexcept { return shared_runs_[id]; }
   const ModelSpec& model() const noexcept { return model_; }
   DType dtype() const noexcept { return model_.dtype; }
+  DType dtype(UnitId id) const noexcept { return model_.units[id].dtype.value_or(model_.dtype); }
 
  private:
   /// A run of tiles of every slice, counted from its beginning.

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParamSpec> params;
+  /// In place of ModelSpec::dtype, where parameters are in the trainer's memory (Tier::kTrainer).
+  std::optional<DType> dtype = std::nullopt;
 
   std::uint64_t count() const {
     std::uint64_t total = 0;

@@ -8,8 +8,9 @@
 
 namespace ziggurat {
 
-/// A level of the tower.
-enum class Tier : std::uint8_t { kDevice, kHost, kNvme };
+/// A level of the tower; or memory of the trainer's own, which it lends the engine (Engine::open):
+/// parameters and gradients alone can be there, both of them, and no setting names it.
+enum class Tier : std::uint8_t { kDevice, kHost, kNvme, kTrainer };
 
 std::string_view to_string(Tier tier) noexcept;
 

@@ -1,37 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.cc: parameters as units, and the budgets of a run that keeps them
-// all at hand.
+// integrations/c/embedded_engine.cc: parameters as units, and the budget of a run that keeps them
+// where the trainer has them.
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <numeric>
+#include <functional>
 #include <set>
 
 #include "base/error.h"
-#include "base/numerics/float16.h"
+#include "base/numerics/typed_value.h"
+#include "base/runtime/for_each.h"
 #include "core/plan/run_plan.h"
-#include "tiers/host_device.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
 
-Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
+/// Room for the trainer's own part of a blob.
+constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
+/// Tiles whose squares one job adds.
+constexpr std::size_t kNormTiles = 32;
 
-/// Calls `use` with each element of `values`, widened.
-template <class Use>
-void for_each_widened(TypedSpan<const std::byte> values, const Use& use) {
-  const auto all = [&](const auto& elements, const auto& widen) {
-    for (std::size_t i = 0; i < elements.size(); ++i) use(i, widen(elements[i]));
-  };
-  switch (values.dtype) {
-    case DType::kBFloat16: return all(values.as<bf16>(), bf16_to_float);
-    case DType::kFloat16: return all(values.as<fp16>(), fp16_to_float);
-    case DType::kFloat32: return all(values.as<float>(), [](float value) { return value; });
-  }
-}
+/// Before the counts of steps and the trainer's blob.
+struct StepsHeader {
+  static constexpr std::uint64_t kMagic = 0x3173706574535a49;
+  std::uint64_t magic = kMagic;
+  std::uint64_t params = 0;
+};
+
+Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
 
 ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
   if (params.empty()) throw wrong("a model without parameters");
@@ -45,53 +47,95 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
       if (size <= 0)
         throw wrong(fmt::format("parameter '{}': a dimension of {}", param.name, size));
     }
-    if (param.values.dtype != model.dtype) {
-      throw Error(ErrorCode::kUnimplemented,
-                  fmt::format("parameter '{}' is {} and '{}' is {}: models of several types are "
-                              "not built yet",
-                              param.name, to_string(param.values.dtype), params[0].name,
-                              to_string(model.dtype)));
-    }
-    const ParamSpec spec{.name = param.name, .shape = param.shape, .group = param.group};
+    // Settings differ from parameter to parameter, if only by its count of steps.
+    const ParamSpec spec{.name = param.name,
+                         .shape = param.shape,
+                         .group = static_cast<std::uint32_t>(model.units.size())};
     if (param.values.count() != spec.count()) {
       throw wrong(fmt::format("parameter '{}' has {} elements by its shape, and {} in memory",
                               param.name, spec.count(), param.values.count()));
     }
-    model.units.push_back({.name = param.name, .params = {spec}});
+    model.units.push_back({.name = param.name, .params = {spec}, .dtype = param.values.dtype});
   }
   return model;
 }
 
-/// All accumulators are open at once: gradients come in any order, and are added to until step().
-std::vector<UnitId> all_units(const ModelSpec& model) {
-  std::vector<UnitId> units(model.units.size());
-  std::iota(units.begin(), units.end(), UnitId{0});
-  return units;
+/// Sum of squares of one run of elements, tile by tile.
+double squares(TypedSpan<const std::byte> values) {
+  std::vector<float> widened(kTileElements);
+  double sum = 0;
+  for (std::size_t begin = 0; begin < values.count(); begin += kTileElements) {
+    const std::size_t count = std::min<std::size_t>(kTileElements, values.count() - begin);
+    const std::span<float> tile = std::span(widened).first(count);
+    for (std::size_t i = 0; i < count; ++i)
+      tile[i] = value_at(values.dtype, values.bytes.data(), begin + i);
+    sum += round_gradient(tile, as_typed(tile));
+  }
+  return sum;
 }
 
 }  // namespace
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EngineConfig config)
-    : model_(model_of(params)), has_gradient_(params.size()) {
-  config.placement.params = Tier::kDevice;
-  config.placement.grads = Tier::kHost;
-  config.trainer_held_units = all_units(model_);
-  const RunPlan plan =
-      plan_run({.model = model_,
-                .state = config.optimizer.state,
-                .placement = config.placement,
-                .device = {.trainer = {.device_bytes = 0, .held = config.trainer_held_units}},
-                .slots = config.slots,
-                .budgets = {.device_bytes = 0, .host_bytes = config.host_budget_bytes}});
-  config.host_budget_bytes = plan.budgets.host_bytes;
-  device_ = HostDevice::create(runtime.reactor, plan.budgets.device_bytes, runtime.trace.get(),
-                               &runtime.metrics);
-  const Initializer initialize = [&](UnitId unit, std::uint64_t first, std::span<float> values) {
-    for_each_widened(params[unit].values.subspan(first, values.size()),
-                     [&](std::size_t i, float value) { values[i] = value; });
+    : runtime_(runtime),
+      model_(model_of(params)),
+      steps_(params.size()),
+      written_(params.size()),
+      gradients_(params.size()) {
+  std::vector<TypedSpan<std::byte>> lent;
+  for (const EmbeddedParam& param : params) {
+    lent.push_back(param.values);
+    groups_.push_back(param.group);
+    group_count_ = std::max<std::size_t>(group_count_, param.group + std::size_t{1});
+  }
+  config.placement.params = config.placement.grads = Tier::kTrainer;
+  config.blob_bytes_max =
+      sizeof(StepsHeader) + steps_.size() * sizeof(steps_[0]) + kTrainerBlobBytes;
+  if (config.host_budget_bytes == 0) {
+    const RunPlan plan = plan_run({.model = model_,
+                                   .state = config.optimizer.state,
+                                   .placement = config.placement,
+                                   .slots = config.slots});
+    config.host_budget_bytes = plan.budgets.host_bytes;
+  }
+  engine_ = LentEngine::open(model_, config, runtime, lent);
+  read_steps();
+}
+
+void EmbeddedEngine::read_steps() {
+  if (!engine_->resumed()) return;
+  const std::span<const std::byte> blob = engine_->resumed_blob();
+  if (blob.empty()) return;  // of generation 0
+  StepsHeader header;
+  const std::uint64_t counts_bytes = steps_.size() * sizeof(steps_[0]);
+  if (blob.size() >= sizeof(header)) std::memcpy(&header, blob.data(), sizeof(header));
+  if (blob.size() < sizeof(header) + counts_bytes || header.magic != StepsHeader::kMagic ||
+      header.params != steps_.size()) {
+    throw Error(ErrorCode::kDataLoss,
+                "the store's blob does not begin with its parameters' counts of steps");
+  }
+  std::memcpy(steps_.data(), blob.data() + sizeof(header), counts_bytes);
+  const std::span<const std::byte> own = blob.subspan(sizeof(header) + counts_bytes);
+  resumed_blob_.assign(own.begin(), own.end());
+}
+
+std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blob) const {
+  if (blob.size() > kTrainerBlobBytes) {
+    throw wrong(fmt::format("the blob has {} bytes: the store holds at most {}", blob.size(),
+                            kTrainerBlobBytes));
+  }
+  const StepsHeader header{.params = steps_.size()};
+  std::vector<std::byte> all(sizeof(header) + steps_.size() * sizeof(steps_[0]) + blob.size());
+  std::byte* at = all.data();
+  const auto append = [&](const void* bytes, std::size_t size_bytes) {
+    if (size_bytes > 0) std::memcpy(at, bytes, size_bytes);
+    at += size_bytes;
   };
-  engine_ = Engine::open(model_, config, runtime, *device_, initialize);
+  append(&header, sizeof(header));
+  append(steps_.data(), steps_.size() * sizeof(steps_[0]));
+  append(blob.data(), blob.size());
+  return all;
 }
 
 void EmbeddedEngine::require_count(const char* call, std::size_t param, std::size_t count) const {
@@ -105,46 +149,147 @@ void EmbeddedEngine::require_count(const char* call, std::size_t param, std::siz
                           unit.name, count, unit.count()));
 }
 
-void EmbeddedEngine::put_gradient(std::size_t param, TypedSpan<const std::byte> values) {
+void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                   float scale) {
   const std::lock_guard lock(mutex_);
-  require_count("put_gradient", param, values.count());
-  const std::span<float> sum = engine_->gradient(static_cast<UnitId>(param));
-  for_each_widened(values, [&](std::size_t i, float value) { sum[i] += value; });
-  has_gradient_[param] = true;
+  require_count("lend_gradient", param, values.count());
+  gradients_[param].values = values;
+  gradients_[param].scale = scale;
 }
 
-void EmbeddedEngine::require_gradients() const {
-  const auto missing = std::ranges::find(has_gradient_, false);
-  if (missing == has_gradient_.end()) return;
-  const auto param = static_cast<std::size_t>(missing - has_gradient_.begin());
-  throw wrong(
-      fmt::format("step() before parameter {} '{}' had a gradient: put one for each "
-                  "({} of {} have none)",
-                  param, model_.units[param].name, std::ranges::count(has_gradient_, false),
-                  has_gradient_.size()));
-}
-
-StepResult EmbeddedEngine::step(const StepOptions& options) {
+void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                  float scale) {
   const std::lock_guard lock(mutex_);
-  require_gradients();
-  has_gradient_.assign(has_gradient_.size(), false);
-  engine_->prepare_step(options);
-  for (auto unit = static_cast<UnitId>(param_count()); unit-- > 0;) engine_->finish_gradient(unit);
-  return engine_->step(options);
-}
-
-void EmbeddedEngine::read_param(std::size_t param, TypedSpan<std::byte> values) {
-  const std::lock_guard lock(mutex_);
-  require_count("read_param", param, values.count());
-  if (values.dtype != model_.dtype) {
-    throw wrong(fmt::format("read_param(parameter {} '{}'): it is {}, and the memory {}", param,
-                            model_.units[param].name, to_string(model_.dtype),
-                            to_string(values.dtype)));
+  require_count("add_gradient", param, values.count());
+  Gradient& gradient = gradients_[param];
+  const bool own = !gradient.sum.empty() &&
+                   gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
+  if (!own) {
+    // The step before may still read what is in it.
+    engine_->wait_updated(static_cast<UnitId>(param));
+    gradient.sum.resize(values.count());
+    for (std::size_t i = 0; i < values.count(); ++i) {
+      const TypedSpan<const std::byte>& lent = gradient.values;
+      gradient.sum[i] = lent.bytes.empty()
+                            ? 0.0F
+                            : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
+    }
+    gradient.values = as_typed(std::span<const float>(gradient.sum));
+    gradient.scale = 1;
   }
-  const auto unit = static_cast<UnitId>(param);
-  const TypedSpan<const std::byte> held = engine_->acquire(unit);
-  std::memcpy(values.bytes.data(), held.bytes.data(), values.bytes.size());
-  engine_->release(unit);
+  for (std::size_t i = 0; i < values.count(); ++i)
+    gradient.sum[i] += scale * value_at(values.dtype, values.bytes.data(), i);
+}
+
+void EmbeddedEngine::discard_gradients() {
+  const std::lock_guard lock(mutex_);
+  for (Gradient& gradient : gradients_) gradient.values = {};
+}
+
+double EmbeddedEngine::gradient_norm() {
+  const std::lock_guard lock(mutex_);
+  struct Run {
+    std::size_t param;
+    TypedSpan<const std::byte> values;
+    double squared = 0;
+  };
+  std::vector<Run> runs;
+  for (std::size_t p = 0; p < gradients_.size(); ++p) {
+    const TypedSpan<const std::byte>& all = gradients_[p].values;
+    for (std::size_t begin = 0; begin < all.count(); begin += kNormTiles * kTileElements) {
+      const std::size_t count = std::min(kNormTiles * kTileElements, all.count() - begin);
+      runs.push_back({.param = p, .values = all.subspan(begin, count)});
+    }
+  }
+  const std::function<Task<>(std::size_t)> add = [&](std::size_t i) -> Task<> {
+    const std::function<void()> job = [&run = runs[i]] { run.squared = squares(run.values); };
+    co_await runtime_.workers->run(runtime_.reactor, "sum norm", job);
+  };
+  runtime_.reactor.block_on(
+      for_each_index(runtime_.reactor, runs.size(), 2 * runtime_.workers->threads(), add));
+  double squared = 0;
+  for (const Run& run : runs) {
+    const auto scale = static_cast<double>(gradients_[run.param].scale);
+    squared += run.squared * scale * scale;
+  }
+  return std::sqrt(squared);
+}
+
+void EmbeddedEngine::expect_gradients() {
+  const std::lock_guard lock(mutex_);
+  engine_->expect_gradients();
+}
+
+void EmbeddedEngine::lend_param(std::size_t param, TypedSpan<std::byte> values) {
+  const std::lock_guard lock(mutex_);
+  require_count("lend_param", param, values.count());
+  engine_->lend_params(static_cast<UnitId>(param), values);
+}
+
+void EmbeddedEngine::param_written(std::size_t param) {
+  const std::lock_guard lock(mutex_);
+  require_count("param_written", param, param < param_count() ? model_.units[param].count() : 0);
+  written_[param] = true;
+}
+
+/// A parameter's own settings, of those of its group.
+std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) const {
+  if (step.groups.size() != group_count_) {
+    throw wrong(fmt::format("step(): {} groups of settings, and the parameters are in {}",
+                            step.groups.size(), group_count_));
+  }
+  std::vector<GroupStep> all;
+  for (std::size_t p = 0; p < param_count(); ++p) {
+    const EmbeddedGroup& group = step.groups[groups_[p]];
+    GroupStep own = group.step;
+    own.steps = steps_[p] + 1;
+    own.learning_rate /= 1.0F + static_cast<float>(own.steps - 1) * group.lr_decay;
+    own.grad_scale = own.grad_scale * step.grad_scale * gradients_[p].scale;
+    own.params_written = written_[p];
+    all.push_back(own);
+  }
+  return all;
+}
+
+StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<GroupStep> groups = param_steps(step);
+  const std::vector<std::uint64_t> before = steps_;
+  std::vector<TypedSpan<const std::byte>> gradients;
+  for (std::size_t p = 0; p < param_count(); ++p) {
+    gradients.push_back(gradients_[p].values);
+    if (!gradients.back().bytes.empty()) ++steps_[p];
+  }
+  StepResult result;
+  try {
+    const std::vector<std::byte> blob = with_steps(step.blob);
+    StepOptions options{.blob = blob};
+    options.groups = groups;
+    options.blob_follows = step.blob_follows;
+    result = engine_->step(gradients, options);
+  } catch (...) {
+    steps_ = before;
+    throw;
+  }
+  for (Gradient& gradient : gradients_) gradient.values = {};
+  written_.assign(written_.size(), false);
+  return result;
+}
+
+void EmbeddedEngine::wait(std::size_t param) {
+  const std::lock_guard lock(mutex_);
+  require_count("wait", param, param < param_count() ? model_.units[param].count() : 0);
+  engine_->wait_updated(static_cast<UnitId>(param));
+}
+
+void EmbeddedEngine::wait_all() {
+  const std::lock_guard lock(mutex_);
+  engine_->wait_all_updated();
+}
+
+void EmbeddedEngine::give_blob(std::span<const std::byte> blob) {
+  const std::lock_guard lock(mutex_);
+  engine_->give_blob(with_steps(blob));
 }
 
 void EmbeddedEngine::make_durable() {
@@ -157,13 +302,18 @@ EmbeddedEngine::State EmbeddedEngine::state() const {
   return {.resumed = engine_->resumed(),
           .generation = engine_->generation(),
           .durable_generation = engine_->durable_generation(),
-          .blob_bytes = engine_->resumed_blob().size()};
+          .blob_bytes = resumed_blob_.size()};
+}
+
+std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {
+  const std::lock_guard lock(mutex_);
+  require_count("steps_of", param, param < steps_.size() ? model_.units[param].count() : 0);
+  return steps_[param];
 }
 
 std::vector<std::byte> EmbeddedEngine::resumed_blob() const {
   const std::lock_guard lock(mutex_);
-  const std::span<const std::byte> blob = engine_->resumed_blob();
-  return {blob.begin(), blob.end()};
+  return resumed_blob_;
 }
 
 std::vector<std::string> EmbeddedEngine::description() const {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.h: an engine for a trainer that keeps its parameters and gradients
-// in memory of its own, and knows parameters but no units: each parameter is a unit.
+// integrations/c/embedded_engine.h: an engine for a trainer that knows parameters but no units:
+// each parameter is a unit, with its own type, its own count of steps and its own settings in a
+// step. Parameters and gradients are used where they are.
 //
-// For now the engine has a copy of both: 2 or 4 bytes of parameter and 4 of accumulator for each
-// element, in a host-emulated device that is exactly as large.
+// The blob of a generation holds each parameter's count of steps before the trainer's own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/typed_span.h"
-#include "core/engine/engine.h"
+#include "core/engine/lent_engine.h"
 
 namespace ziggurat {
 
@@ -22,26 +23,52 @@ struct EmbeddedParam {
   std::string name;
   std::vector<std::int64_t> shape;
   std::uint32_t group = 0;
-  TypedSpan<const std::byte> values{};  ///< at open; a new store's masters are made from them
+  TypedSpan<std::byte> values{};  ///< lent to the engine
+};
+
+/// What a step does to the parameters of one group.
+struct EmbeddedGroup {
+  GroupStep step;
+  /// The learning rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay (Adagrad).
+  float lr_decay = 0;
+};
+
+struct EmbeddedStep {
+  std::vector<EmbeddedGroup> groups;  ///< one more than the largest EmbeddedParam::group
+  float grad_scale = 1;
+  std::span<const std::byte> blob;
+  bool blob_follows = false;
 };
 
 /// Thread-safe: its calls are made one after the other.
 class EmbeddedEngine {
  public:
-  /// `config` says everything but the budgets that are 0, which become what a run uses well.
-  /// `runtime` must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
-  /// kUnimplemented for several types in one; Engine::open()'s.
+  /// `config` says everything but a host budget of 0, which becomes what a run uses well. `runtime`
+  /// must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
+  /// LentEngine::open()'s.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
 
   std::size_t param_count() const noexcept { return model_.units.size(); }
-  /// Adds `values` to the gradient of `param` in the step to come. Errors: kInvalidArgument for
-  /// another number of elements.
-  void put_gradient(std::size_t param, TypedSpan<const std::byte> values);
-  /// Errors: kInvalidArgument naming a parameter without a gradient; Engine::step()'s.
-  StepResult step(const StepOptions& options);
-  /// Copies the parameter as it is after the newest step. Errors: kInvalidArgument for another
-  /// type or number of elements.
-  void read_param(std::size_t param, TypedSpan<std::byte> values);
+  /// Lends the gradient of `param` in the step to come, which is multiplied by `scale`, in place of
+  /// what it had; the memory is the caller's again after wait(param) of that step.
+  void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  /// Adds to it, in fp32, in memory of the engine's own; what was lent before and `values` are the
+  /// caller's again.
+  void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  void discard_gradients();
+  /// Global 2-norm of the gradients of the step to come, each times its scale: infinity or NaN
+  /// where one of them is not finite. Summed in the order of parameters and elements.
+  double gradient_norm();
+
+  void expect_gradients();
+  /// The parameter was moved; or it was written since the last step, and its master is to be taken
+  /// anew.
+  void lend_param(std::size_t param, TypedSpan<std::byte> values);
+  void param_written(std::size_t param);
+  StepResult step(const EmbeddedStep& step);
+  void wait(std::size_t param);
+  void wait_all();
+  void give_blob(std::span<const std::byte> blob);
   void make_durable();
 
   struct State {
@@ -51,18 +78,33 @@ class EmbeddedEngine {
     std::uint64_t blob_bytes;
   };
   State state() const;
+  /// Steps that the parameter has made.
+  std::uint64_t steps_of(std::size_t param) const;
   std::vector<std::byte> resumed_blob() const;
   std::vector<std::string> description() const;
 
  private:
+  struct Gradient {
+    TypedSpan<const std::byte> values{};  ///< lent, or of `sum`; empty: none
+    float scale = 1;
+    std::vector<float> sum{};  ///< the engine's own; its memory stays from step to step
+  };
+
   void require_count(const char* call, std::size_t param, std::size_t count) const;
-  void require_gradients() const;
+  std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
+  std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;
+  void read_steps();
 
   mutable std::mutex mutex_;
+  Runtime& runtime_;
   ModelSpec model_;
-  std::vector<bool> has_gradient_;  ///< per parameter, in the step to come
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Engine> engine_;
+  std::vector<std::uint32_t> groups_;  ///< per parameter
+  std::size_t group_count_ = 0;
+  std::vector<std::uint64_t> steps_;  ///< per parameter
+  std::vector<bool> written_;         ///< per parameter, since the last step
+  std::vector<Gradient> gradients_;   ///< per parameter, of the step to come
+  std::vector<std::byte> resumed_blob_;
+  std::unique_ptr<LentEngine> engine_;
 };
 
 }  // namespace ziggurat

@@ -75,7 +75,6 @@ EngineConfig engine_config_of(std::string_view text) {
     if (given.name == "store") config.store = store_of(given);
     return given.name == "store";
   });
-  if (config.store.empty()) throw wrong("setting \"store\": a directory is needed");
   return config;
 }
 

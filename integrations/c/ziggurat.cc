@@ -150,12 +150,6 @@ ziggurat::EmbeddedParam param_of(const ziggurat_param& given) {
   }
   param.group = given.group;
   param.values = memory_of(&given.values, "param.values");
-  if (dtype_of(given.dtype, "param") != param.values.dtype) {
-    throw Error(ErrorCode::kUnimplemented,
-                fmt::format("parameter '{}': its values have another type than it has: not built "
-                            "yet",
-                            param.name));
-  }
   return param;
 }
 
@@ -175,24 +169,27 @@ std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const cha
   return all;
 }
 
+std::span<const std::byte> blob_of(const void* blob, std::uint64_t blob_bytes) {
+  if (blob_bytes == 0) return {};
+  return {static_cast<const std::byte*>(required(blob, "blob")), blob_bytes};
+}
+
 ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& given) {
-  std::vector<ziggurat::GroupStep> groups;
+  ziggurat::EmbeddedStep step;
   for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
-    groups.push_back({.learning_rate = group.learning_rate,
-                      .beta1 = group.beta1,
-                      .beta2 = group.beta2,
-                      .eps = group.eps,
-                      .weight_decay = group.weight_decay});
+    step.groups.push_back({.step = {.learning_rate = group.learning_rate,
+                                    .beta1 = group.beta1,
+                                    .beta2 = group.beta2,
+                                    .eps = group.eps,
+                                    .weight_decay = group.weight_decay},
+                           .lr_decay = group.lr_decay});
   }
-  if (groups.empty()) throw wrong("options.group_count is 0: give the settings of every group");
-  ziggurat::StepOptions options{.learning_rate = groups[0].learning_rate, .blob = {}};
-  options.groups = groups;
-  if (given.loss_scale != 0) options.loss_scale = given.loss_scale;
-  if (given.blob_bytes > 0) {
-    options.blob = {static_cast<const std::byte*>(required(given.blob, "options.blob")),
-                    given.blob_bytes};
-  }
-  return engine.step(options);
+  if ((given.flags & ~ZIGGURAT_BLOB_FOLLOWS) != 0)
+    throw wrong(fmt::format("options.flags {:#x}: ZIGGURAT_BLOB_FOLLOWS is known", given.flags));
+  step.blob_follows = (given.flags & ZIGGURAT_BLOB_FOLLOWS) != 0;
+  if (given.grad_scale != 0) step.grad_scale = given.grad_scale;
+  step.blob = blob_of(given.blob, given.blob_bytes);
+  return engine.step(step);
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -245,11 +242,41 @@ ziggurat_status ziggurat_engine_close(ziggurat_engine engine) {
   return guarded([&] { engines().take(engine); });
 }
 
-ziggurat_status ziggurat_put_gradient(ziggurat_engine engine, uint64_t param,
-                                      const ziggurat_memory* gradient) {
+ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,
+                                       const ziggurat_memory* gradient, float scale) {
   return guarded([&] {
-    engines().find(engine)->engine->put_gradient(param, memory_of(gradient, "gradient"));
+    engines().find(engine)->engine->lend_gradient(param, memory_of(gradient, "gradient"), scale);
   });
+}
+
+ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
+                                      const ziggurat_memory* gradient, float scale) {
+  return guarded([&] {
+    engines().find(engine)->engine->add_gradient(param, memory_of(gradient, "gradient"), scale);
+  });
+}
+
+ziggurat_status ziggurat_discard_gradients(ziggurat_engine engine) {
+  return guarded([&] { engines().find(engine)->engine->discard_gradients(); });
+}
+
+ziggurat_status ziggurat_gradient_norm(ziggurat_engine engine, double* norm) {
+  return guarded(
+      [&] { *required(norm, "norm") = engines().find(engine)->engine->gradient_norm(); });
+}
+
+ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine) {
+  return guarded([&] { engines().find(engine)->engine->expect_gradients(); });
+}
+
+ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
+                                    const ziggurat_memory* values) {
+  return guarded(
+      [&] { engines().find(engine)->engine->lend_param(param, memory_of(values, "values")); });
+}
+
+ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param) {
+  return guarded([&] { engines().find(engine)->engine->param_written(param); });
 }
 
 ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_options* options,
@@ -257,18 +284,30 @@ ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_option
   return guarded([&] {
     const ziggurat_step_options given = copied(options, "options");
     ziggurat_step_result made = copied(result, "result");
-    const ziggurat::StepResult its = step(*engines().find(engine)->engine, given);
-    made.skipped = its.skipped ? 1 : 0;
-    made.generation = its.generation;
-    made.grad_norm = its.grad_norm;
+    made.generation = step(*engines().find(engine)->engine, given).generation;
     give(made, result);
   });
 }
 
-ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
-                                    const ziggurat_memory* values) {
+ziggurat_status ziggurat_wait(ziggurat_engine engine, uint64_t param) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    if (param == ZIGGURAT_ALL_PARAMS) {
+      open->engine->wait_all();
+    } else {
+      open->engine->wait(param);
+    }
+  });
+}
+
+ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const void* blob,
+                                   uint64_t blob_bytes) {
+  return guarded([&] { engines().find(engine)->engine->give_blob(blob_of(blob, blob_bytes)); });
+}
+
+ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uint64_t* steps) {
   return guarded(
-      [&] { engines().find(engine)->engine->read_param(param, memory_of(values, "values")); });
+      [&] { *required(steps, "steps") = engines().find(engine)->engine->steps_of(param); });
 }
 
 ziggurat_status ziggurat_make_durable(ziggurat_engine engine) {

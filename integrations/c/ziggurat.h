@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/ziggurat.h: the engine for trainers written in anything: plain C, no C++ types.
 //
-// An embedder computes; the engine keeps masters and moments in host memory or on NVMe and updates
-// them on the CPU.
+// An embedder computes, and has parameters and gradients in memory of its own; the engine keeps
+// masters and moments in host memory or on NVMe, reads gradients and writes new parameters where
+// they are, on the CPU.
 //
 //   ziggurat_runtime_create("{\"threads\": 2}", &runtime);
 //   ziggurat_engine_open(runtime, params, count, "{\"store\": \"/nvme/run\"}", &engine);
 //   for each step:
-//     for each parameter, in any order: ziggurat_put_gradient(engine, p, &gradient);
+//     forward, backward
+//     for each parameter p that has a gradient: ziggurat_lend_gradient(engine, p, &gradient, 1);
 //     ziggurat_step(engine, &options, &result);
-//     for each parameter: ziggurat_read_param(engine, p, &values);
+//     ziggurat_wait(engine, ZIGGURAT_ALL_PARAMS);  // or one by one, as the next forward needs them
 //   ziggurat_make_durable(engine);
 //   ziggurat_engine_close(engine);
 //   ziggurat_runtime_destroy(runtime);
@@ -87,8 +89,9 @@ typedef struct ziggurat_param {
   const char* name;        ///< of its own in the model
   const int64_t* shape;    ///< `dimensions` of them
   uint32_t dimensions;     ///< 0: one element
-  ziggurat_dtype dtype;    ///< of what ziggurat_read_param() gives; all of a model alike
-  ziggurat_memory values;  ///< what a new store's masters are made from; read before open returns
+  uint32_t reserved;       ///< 0
+  ziggurat_memory values;  ///< the parameter, lent to the engine until it is closed: what a new
+                           ///< store's masters are made from
 } ziggurat_param;
 
 /// What a step does to the parameters of one group.
@@ -99,24 +102,27 @@ typedef struct ziggurat_group {
   float beta2;
   float eps;
   float weight_decay;
+  float lr_decay;  ///< a parameter's step t has learning_rate / (1 + (t - 1) * lr_decay)
 } ziggurat_group;
+
+/// The blob is given after the step, by ziggurat_give_blob(); until then the step is not durable,
+/// and neither ziggurat_step() nor ziggurat_make_durable() is called.
+#define ZIGGURAT_BLOB_FOLLOWS 1u
 
 typedef struct ziggurat_step_options {
   uint32_t struct_size;
   uint32_t group_count;          ///< one more than the largest ziggurat_param.group
   const ziggurat_group* groups;  ///< an array of them
-  float loss_scale;     ///< what the loss was multiplied by; 0: nothing. Then a gradient that
-                        ///< is not finite skips the step instead of being an error
-  uint32_t reserved;    ///< 0
+  float grad_scale;     ///< multiplies every gradient, beside its own scale; 0: nothing does
+  uint32_t flags;       ///< ZIGGURAT_BLOB_FOLLOWS, or 0
   const void* blob;     ///< the caller's own state, copied, made durable with this step
-  uint64_t blob_bytes;  ///< at most 64 KiB
+  uint64_t blob_bytes;  ///< at most 1 MiB
 } ziggurat_step_options;
 
 typedef struct ziggurat_step_result {
   uint32_t struct_size;
-  int32_t skipped;      ///< 1: gradients were not finite under a loss scale; nothing changed
+  uint32_t reserved;
   uint64_t generation;  ///< finished steps
-  double grad_norm;     ///< global 2-norm, unclipped, without the loss scale
 } ziggurat_step_result;
 
 typedef struct ziggurat_state {
@@ -143,29 +149,60 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_create(const char* settings,
 ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 
 /// Opens or creates the state of `count` parameters. `settings` is a JSON object: "store" (a
-/// directory, or a list of them), and the engine's settings by the names that
-/// `ziggurat train --help` has, with underscores. With "clip" absent nothing is clipped; without
-/// "host_memory" as much is taken as a run uses well.
+/// directory, or a list of them; may be absent with "placement": "optimizer=host", and then nothing
+/// is ever durable), and the engine's settings by the names that `ziggurat train --help` has, with
+/// underscores. Without "host_memory" as much is taken as a run uses well. Where a store is
+/// resumed, the parameters are written.
 ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);
 /// What is not durable is lost: ziggurat_make_durable() comes before.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
 
-/// Adds to the gradient of parameter `param` (its index in open's array) in the step to come; the
-/// memory is the caller's again when this returns.
-ZIGGURAT_API ziggurat_status ziggurat_put_gradient(ziggurat_engine engine, uint64_t param,
-                                                   const ziggurat_memory* gradient);
-/// Makes a step of all gradients. Errors: ZIGGURAT_INVALID_ARGUMENT, naming a parameter that was
-/// given none, or settings that make no step; ZIGGURAT_UNAVAILABLE for a norm that is not finite.
-/// After these two nothing was updated, and the gradients of the step are forgotten where one was
-/// judged; after any other error the engine has ended.
+/// Lends the gradient of parameter `param` (its index in open's array) in the step to come, which
+/// is multiplied by `scale`; in place of one that it has. Of any type. The memory is the caller's
+/// again after ziggurat_wait() for the parameter, or ziggurat_discard_gradients(). A parameter
+/// without a gradient is left alone by the step: no decay, and it counts no step.
+ZIGGURAT_API ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,
+                                                    const ziggurat_memory* gradient, float scale);
+/// Adds to it, for steps of several backwards: in fp32, in memory of the engine's. The gradients of
+/// both calls are the caller's again when this returns.
+ZIGGURAT_API ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,
+                                                   const ziggurat_memory* gradient, float scale);
+/// No parameter has a gradient in the step to come.
+ZIGGURAT_API ziggurat_status ziggurat_discard_gradients(ziggurat_engine engine);
+/// The 2-norm of all gradients of the step to come, each times its scale; infinite or NaN where one
+/// is not finite. A caller that clips gives the step min(1, limit / norm) as its grad_scale; one
+/// that scales its loss discards what is not finite.
+ZIGGURAT_API ziggurat_status ziggurat_gradient_norm(ziggurat_engine engine, double* norm);
+/// Gradients of the step to come are being computed: the engine may read records meanwhile.
+ZIGGURAT_API ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine);
+
+/// The caller has moved the parameter: it is at `values` now, which has what it had. Waits for an
+/// update that is under way.
+ZIGGURAT_API ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
+                                                 const ziggurat_memory* values);
+/// The caller has written the parameter: before the next step its master is taken anew from it; its
+/// moments stay.
+ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param);
+
+/// Makes a step of all gradients and returns: parameters are written from now on, until
+/// ziggurat_wait() for them returns. Errors: ZIGGURAT_INVALID_ARGUMENT for settings that make no
+/// step; nothing was changed then, and the gradients are still those of the step to come. After any
+/// other error the engine has ended.
 ZIGGURAT_API ziggurat_status ziggurat_step(ziggurat_engine engine,
                                            const ziggurat_step_options* options,
                                            ziggurat_step_result* result);
-/// Waits until the parameter is that of the newest step, and copies it to `values`.
-ZIGGURAT_API ziggurat_status ziggurat_read_param(ziggurat_engine engine, uint64_t param,
-                                                 const ziggurat_memory* values);
+/// In place of a parameter's index.
+#define ZIGGURAT_ALL_PARAMS UINT64_MAX
+/// Waits until the parameter is that of the newest step.
+ZIGGURAT_API ziggurat_status ziggurat_wait(ziggurat_engine engine, uint64_t param);
+/// The blob of the newest step, which was made with ZIGGURAT_BLOB_FOLLOWS.
+ZIGGURAT_API ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const void* blob,
+                                                uint64_t blob_bytes);
+/// Steps that the parameter has made.
+ZIGGURAT_API ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param,
+                                                  uint64_t* steps);
 
 /// Returns when every finished step is durable.
 ZIGGURAT_API ziggurat_status ziggurat_make_durable(ziggurat_engine engine);

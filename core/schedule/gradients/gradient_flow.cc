@@ -31,8 +31,6 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
           Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
       norm_(context.table, context.ranks.steps->rank(), norm_memory_.bytes()),
       idle_(context.cancel) {
-  for (std::size_t i = 0; i < context.table.chunks().size(); ++i)
-    arrived_.emplace_back(context.cancel);
   idle_.set();
   const std::uint64_t largest_bytes = context.table.largest_unit_padded_count() * sizeof(float);
   for (std::size_t i = 0; i < accumulators_max; ++i) {
@@ -147,7 +145,7 @@ Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need, S
     co_await round(id, accumulator);
   }
   co_await home_.accept(id, accumulator, need);
-  arrived_[id].set();
+  home_.arrived(id).set();
 }
 
 Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {

@@ -48,11 +48,8 @@ class GradientFlow {
   /// After all_arrived() it has this rank's slices. The messages of other ranks are for the caller
   /// to exchange.
   GradientNorm& norm() noexcept { return norm_; }
-  /// Set once `chunk`'s gradient is at home in this step.
-  Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
 
-  /// The step is over: gradients of the next one may be asked for. Its chunks' signals are reset as
-  /// they are consumed.
+  /// The step is over: gradients of the next one may be asked for.
   void begin_step();
 
  private:
@@ -70,7 +67,6 @@ class GradientFlow {
   std::vector<DeviceBuffer> buffers_;  // per unit
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
-  std::vector<Signal> arrived_;  // per chunk
   Lease norm_memory_;
   GradientNorm norm_;
   std::unique_ptr<GradientReducer> reducer_;  // among several ranks

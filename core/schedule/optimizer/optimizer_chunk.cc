@@ -27,7 +27,11 @@ std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome
 
 std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
                                              const Chunk& chunk) {
-  return holds_param(context.table.state().format) && params.in_memory() ? chunk.param_bytes() : 0;
+  if (!params.in_memory()) return 0;
+  const StateFormat format = context.table.state().format;
+  const bool skips = params.is_lent() ? begins_with_param(format, context.table.dtype(chunk.unit))
+                                      : holds_param(format);
+  return skips ? chunk.param_bytes() : 0;
 }
 
 LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
@@ -74,7 +78,7 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
     context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
     co_return 0;
   }
-  co_await parts_.store.read(id, pass.generation + settings_.store_offset - 1,
+  co_await parts_.store->read(id, pass.generation + settings_.store_offset - 1,
                              item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
                              skipped);
   context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
@@ -83,7 +87,7 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
 
 /// False if the pool took the lease back meanwhile.
 Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item) {
-  Signal& arrived = parts_.flow.arrived(id);
+  Signal& arrived = parts_.grads.arrived(id);
   bool taken = false;
   PinnedPool::ReclaimId offer = 0;
   if (item.lease && !(arrived.is_set() && pass.scalars.is_set())) {
@@ -106,46 +110,62 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
   co_return !taken;
 }
 
-/// From record and gradient to new parameters at home; `hash` is the new record's.
+/// From record and gradient to new parameters at home; `hash` is the new record's. A record without
+/// a gradient stays as it is.
 Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
-  const Chunk& chunk = context_.table.chunk(id);
-  const bool stored = !parts_.records.resident();
-  std::span<std::byte> memory = item.memory;
-  const std::span<std::byte> record =
-      stored ? memory.first(chunk.record_bytes()) : parts_.records.record(id);
-  if (stored) memory = memory.subspan(chunk.record_bytes());
-  const std::span<std::byte> param_item = memory.first(parts_.params.item_bytes(chunk));
-  const std::span<std::byte> grad_item = memory.last(parts_.grads.item_bytes(chunk));
-  const StepScalars steps = pass.step;  // a guess may be refuted while the job runs
-  const TypedSpan<const std::byte> grad = co_await parts_.grads.fetch(id, grad_item);
-  const std::uint64_t to = pass.generation + settings_.store_offset;
+  const std::shared_ptr<const StepScalars> steps = pass.step;
+  const bool absent = parts_.grads.absent(id);
+  const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
+  // What is at home is not what the record began with, or is of no use without the rest.
+  if ((absent || written) && item.param_not_read) co_await read(pass, id, item, /*whole=*/true);
+  RecordView view = view_of(id, item);
+  view.masters_from_param = written;
+  if (!absent) {
+    const std::uint64_t grad_bytes = parts_.grads.item_bytes(context_.table.chunk(id));
+    view.grad = co_await parts_.grads.fetch(id, item.memory.last(grad_bytes));
+  }
+  co_await make_step(pass, id, item, *steps, view, hash);
+  if (!absent) co_await parts_.params.publish(id, view.param);
+}
 
-  const TypedSpan<std::byte> param = parts_.params.destination(id, param_item);
+/// All but the gradient.
+RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
+  const Chunk& chunk = context_.table.chunk(id);
+  const bool resident = parts_.records.resident();
+  const std::uint64_t in_item = resident ? 0 : chunk.record_bytes();
+  return {.format = context_.table.state().format,
+          .record = resident ? parts_.records.record(id) : item.memory.first(in_item),
+          .param = parts_.params.destination(
+              id, item.memory.subspan(in_item, parts_.params.item_bytes(chunk))),
+          .param_not_read = item.param_not_read,
+          .first_element = context_.table.first_element(id)};
+}
+
+/// On a worker; compares the record with what the store has of it.
+Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
+                                 const StepScalars& steps, const RecordView& view,
+                                 std::uint64_t& hash) {
+  const bool stored = !parts_.records.resident();
+  if (!stored && view.grad.bytes.empty() && !view.masters_from_param) co_return;
+  const std::uint64_t to = pass.generation + settings_.store_offset;
   StateStore::Expected expected{};
   UpdateHashing hashing{.verify = stored && !item.known, .seed_before = 0, .seed_after = 0};
   if (stored) {
-    expected = parts_.store.expected(id, to - 1);
+    expected = parts_.store->expected(id, to - 1);
     hashing.seed_before = expected.seed;
-    hashing.seed_after = parts_.store.write_seed(id, to);
+    hashing.seed_after = parts_.store->write_seed(id, to);
   }
   if (parts_.kept.keeps(id)) parts_.kept.forget(id);
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    const RecordView view{.format = context_.table.state().format,
-                          .record = record,
-                          .grad = grad,
-                          .param = param,
-                          .param_not_read = item.param_not_read,
-                          .first_element = context_.table.first_element(id)};
     hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
   };
   co_await context_.run_near(id, "update record", job);
-  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(chunk));
+  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
   if (hashing.verify && hashes.before != expected.hash)
-    throw parts_.store.corrupt_record(id, to - 1);
+    throw parts_.store->corrupt_record(id, to - 1);
   hash = hashes.after;
-  co_await parts_.params.publish(id, param);
 }
 
 /// The item holds the record of the generation before, read again: so are the parameters at home.
@@ -153,7 +173,7 @@ Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   const Chunk& chunk = context_.table.chunk(id);
   const std::uint64_t stored = pass.generation + settings_.store_offset - 1;
   const std::span<std::byte> record = item.memory.first(chunk.record_bytes());
-  co_await require_record_of(context_, parts_.store, id, stored, record);
+  co_await require_record_of(context_, *parts_.store, id, stored, record);
   const std::span<std::byte> param_item =
       item.memory.subspan(chunk.record_bytes(), parts_.params.item_bytes(chunk));
   co_await parts_.params.publish_record(id, pass.generation - 1, record, param_item);
@@ -166,7 +186,7 @@ Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
   const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
-  co_await parts_.store.write(id, pass.generation + settings_.store_offset, record, hash,
+  co_await parts_.store->write(id, pass.generation + settings_.store_offset, record, hash,
                               IoPriority::kWriteBack);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
 }

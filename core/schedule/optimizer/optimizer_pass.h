@@ -41,6 +41,7 @@ struct OptimizerSweep::Pass {
         scalars(cancel),
         updated(cancel),
         ended(cancel),
+        blob_given(cancel),
         idle(cancel),
         done(cancel),
         chunks_left(table.updated_count()),
@@ -58,13 +59,15 @@ struct OptimizerSweep::Pass {
 
   std::uint64_t generation;  // the one being made
   State state = State::kOpen;
-  StepScalars step;           // while open: the guess, if there is one
+  /// While open: the guess, if there is one. Shared with jobs that a refuted guess does not stop.
+  std::shared_ptr<const StepScalars> step;
   bool guesses = false;       // updates start while it is open
   Nanoseconds guessed_at{0};  // for the trace
 
   Signal scalars;  // step is given, or the pass is undone
   Signal updated;  // every chunk was updated with the right step
   Signal ended;    // the verdict is known
+  Signal blob_given;
   Signal idle;     // no chunk is being worked on
   Signal done;     // all chunks updated; on NVMe: the generation is durable
   std::vector<std::byte> blob;

@@ -23,11 +23,11 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   const std::function<void()> before_seal = [&] {
     if (settings_.before_seal) settings_.before_seal(generation);
   };
-  co_await parts_.store.commit(stored, blob, before_seal);
+  co_await parts_.store->commit(stored, blob, before_seal);
   const std::uint64_t everywhere = co_await parts_.ranks.min(stored);
   ZIGGURAT_CHECK(everywhere == stored, "generation {} is sealed here, and {} elsewhere", stored,
                  everywhere);
-  parts_.store.set_durable_everywhere(stored);
+  parts_.store->set_durable_everywhere(stored);
   durable_generation_ = generation;
 }
 
@@ -37,8 +37,10 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
   // Whoever writes a record has waited for this; a rank may have none to write.
   if (const PassPtr previous = pass->previous) co_await previous->done.wait();
-  if (!parts_.records.resident())
+  if (!parts_.records.resident()) {
+    co_await pass->blob_given.wait();
     co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
+  }
   pass->previous.reset();
   pass->done.set();
 }
@@ -54,7 +56,7 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
   ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
   ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   if (generation == durable_generation_) co_return;
-  const std::uint64_t stored_generation = parts_.store.durable_generation() + 1;
+  const std::uint64_t stored_generation = parts_.store->durable_generation() + 1;
   const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
     return checkpoint_chunk(static_cast<ChunkId>(id), stored_generation);
   };
@@ -67,8 +69,8 @@ Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generat
   if (!parts_.records.resident(id)) co_return;  // constant
   const std::span<const std::byte> record = parts_.records.record(id);
   const std::uint64_t hash =
-      co_await hash_record(context_, id, record, parts_.store.write_seed(id, stored_generation));
-  co_await parts_.store.write(id, stored_generation, record, hash, IoPriority::kWriteBack);
+      co_await hash_record(context_, id, record, parts_.store->write_seed(id, stored_generation));
+  co_await parts_.store->write(id, stored_generation, record, hash, IoPriority::kWriteBack);
 }
 
 }  // namespace ziggurat

@@ -40,7 +40,7 @@ void OptimizerSweep::begin(std::uint64_t generation) {
 }
 
 bool OptimizerSweep::can_guess() const {
-  return !parts_.records.resident() && parts_.store.state().slots == 2;
+  return !parts_.records.resident() && parts_.store->state().slots == 2;
 }
 
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
@@ -56,7 +56,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
   if (!pass->guesses) {
     ZIGGURAT_CHECK(can_guess(), "generation {}: a guess that could not be taken back", generation);
     pass->guesses = true;
-    pass->step = *guess;
+    pass->step = std::make_shared<const StepScalars>(*guess);
     pass->scalars.set();
     pass->guessed_at = monotonic_now();
     context_.metrics.add(Counter::kSpeculations, 1);
@@ -67,18 +67,19 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
   read_ahead(pass);
 }
 
-void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> blob) {
+void OptimizerSweep::end_step(const StepScalars& step,
+                              std::optional<std::vector<std::byte>> blob) {
   context_.cancel.check();
   ZIGGURAT_CHECK(step_open(), "a step without gradients");
   const PassPtr pass = current_;
-  const bool right = !pass->guesses || pass->step == step;
+  const bool right = !pass->guesses || *pass->step == step;
   pass->state = right ? Pass::State::kEarned : Pass::State::kCorrected;
   if (!right) refute(*pass);
   trace_guess(*pass);
-  pass->step = step;
+  pass->step = std::make_shared<const StepScalars>(step);
   for (const ChunkId id : std::exchange(pass->guessed, {})) updated(*pass, id);
   if (!pass->scalars.is_set()) pass->scalars.set();
-  pass->blob = std::move(blob);
+  if (blob) give_blob(std::move(*blob));
   pass->ended.set();
   for (ChunkId id = 0; right && id < pass->stages.size(); ++id) {
     if (pass->stages[id] != Pass::Stage::kGuessed) continue;
@@ -87,6 +88,11 @@ void OptimizerSweep::end_step(const StepScalars& step, std::vector<std::byte> bl
   }
   pass_constants(pass);
   start_more(pass);
+}
+
+void OptimizerSweep::give_blob(std::vector<std::byte> blob) {
+  current_->blob = std::move(blob);
+  current_->blob_given.set();
 }
 
 /// What is constant stands at the new generation with the verdict.
@@ -113,7 +119,7 @@ Task<> OptimizerSweep::undo_step() {
   current_ = pass->previous;
   for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
     parts_.grads.drop(id);
-    parts_.flow.arrived(id).reset();
+    parts_.grads.arrived(id).reset();
   }
 }
 
@@ -281,7 +287,7 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
 /// The chunk's parameters are those of the generation being made, and nothing can change that.
 void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   parts_.grads.drop(id);
-  parts_.flow.arrived(id).reset();
+  parts_.grads.arrived(id).reset();
   const UnitId unit = context_.table.chunk(id).unit;
   if (--pass.unit_chunks_left[unit] == 0) parts_.unit_updated(unit, pass.generation);
   if (--pass.chunks_left == 0) pass.updated.set();
@@ -293,7 +299,7 @@ void OptimizerSweep::refute(Pass& pass) {
   context_.metrics.add(Counter::kSpeculationsRedone, 1);
   // Before that no record of this generation was written.
   if (!pass.previous || pass.previous->done.is_set())
-    parts_.store.discard(pass.generation + settings_.store_offset);
+    parts_.store->discard(pass.generation + settings_.store_offset);
 }
 
 void OptimizerSweep::trace_guess(const Pass& pass) {

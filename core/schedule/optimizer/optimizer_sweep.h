@@ -28,7 +28,6 @@
 
 #include "base/runtime/trace.h"
 #include "core/schedule/context.h"
-#include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/optimizer/record_cache.h"
 #include "optimizer/update.h"
@@ -43,8 +42,8 @@ class OptimizerSweep {
     GradHome& grads;
     RecordHome& records;
     RecordCache& kept;
-    StripedStore& store;
-    GradientFlow& flow;
+    /// Null: records are in memory, and nothing is ever durable.
+    StripedStore* store;
     /// A generation is sealed here once the ranks' least says so.
     Quorum& ranks;
     /// All chunks of `unit` that this rank updates stand at `generation` at home.
@@ -76,9 +75,11 @@ class OptimizerSweep {
   /// updated as its gradient arrives. Only if can_guess().
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
   /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
-  /// belongs to the generation being made. Starts what has not started; what was made with a wrong
+  /// belongs to the generation being made; none: give_blob() does, and it is sealed then. Starts what has not started; what was made with a wrong
   /// guess is made again. Errors: those of the cancelled scope; no generation is made then.
-  void end_step(const StepScalars& step, std::vector<std::byte> blob);
+  void end_step(const StepScalars& step, std::optional<std::vector<std::byte>> blob);
+  /// That of the newest step.
+  void give_blob(std::vector<std::byte> blob);
   /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
   /// gradients are dropped and all parameters and records are those of the generation before. The
   /// next gradients make the same generation. Errors: of reading old records back; the parameters
@@ -134,6 +135,9 @@ class OptimizerSweep {
   Task<std::uint64_t> read(Pass& pass, ChunkId id, Item& item, bool whole);
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
+  RecordView view_of(ChunkId id, const Item& item) const;
+  Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
+                   const RecordView& view, std::uint64_t& hash);
   Task<> restore(Pass& pass, ChunkId id, Item& item);
   Task<> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);
   void release(Item& item);

@@ -54,17 +54,17 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
-  const DType dtype = context_.table.dtype();
+  const DType dtype = context_.table.dtype(unit);
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   learn(unit);
   if (gather_) {
     Task<TypedSpan<const std::byte>> gathered = acquire_gathered(unit);
     co_return co_await std::move(gathered);
   }
-  if (home_.on_device()) {
+  if (home_.used_at_home()) {
     co_await wait_updated(unit);
     ++slot.pins;
-    co_return TypedSpan<const std::byte>{dtype, home_.device_view(unit).first(unpadded_bytes)};
+    co_return TypedSpan<const std::byte>{dtype, home_.view(unit).first(unpadded_bytes)};
   }
   const bool present = slot.state == State::kPresent && slot.generation == generation_;
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
@@ -128,7 +128,7 @@ bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
 void ParamCache::release(UnitId unit) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
-  if (--slot.pins > 0 || home_.on_device()) return;
+  if (--slot.pins > 0 || home_.used_at_home()) return;
   if (!persists(unit) && next_use(unit) > limits_.max_reuse_distance) drop(slot);
   prefetch();
   memory_returned();  // an unpinned unit can be dropped for whoever waits
@@ -282,7 +282,7 @@ std::uint64_t ParamCache::live_count() const {
 }
 
 void ParamCache::prefetch() {
-  if (learning_ || home_.on_device() || context_.cancel.cancelled()) return;
+  if (learning_ || home_.used_at_home() || context_.cancel.cancelled()) return;
   const std::size_t end = std::min(order_.size(), position_ + limits_.prefetch_units_max);
   std::uint64_t ahead = 0;
   for (std::size_t i = position_; i < end; ++i) {

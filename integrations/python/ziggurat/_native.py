@@ -65,7 +65,7 @@ class _Param(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("dimensions", ctypes.c_uint32),
-        ("dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
         ("values", _Memory),
     ]
 
@@ -78,6 +78,7 @@ class _Group(ctypes.Structure):
         ("beta2", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("weight_decay", ctypes.c_float),
+        ("lr_decay", ctypes.c_float),
     ]
 
 
@@ -86,8 +87,8 @@ class _StepOptions(ctypes.Structure):
         ("struct_size", ctypes.c_uint32),
         ("group_count", ctypes.c_uint32),
         ("groups", ctypes.POINTER(_Group)),
-        ("loss_scale", ctypes.c_float),
-        ("reserved", ctypes.c_uint32),
+        ("grad_scale", ctypes.c_float),
+        ("flags", ctypes.c_uint32),
         ("blob", ctypes.c_char_p),
         ("blob_bytes", ctypes.c_uint64),
     ]
@@ -96,9 +97,8 @@ class _StepOptions(ctypes.Structure):
 class _StepResult(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
-        ("skipped", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
         ("generation", ctypes.c_uint64),
-        ("grad_norm", ctypes.c_double),
     ]
 
 
@@ -112,7 +112,9 @@ class _State(ctypes.Structure):
     ]
 
 
-_HANDLE = ctypes.c_uint64
+_HANDLE = _INDEX = ctypes.c_uint64
+_ALL_PARAMS = 2**64 - 1
+_BLOB_FOLLOWS = 1
 _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_runtime_create": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
     "ziggurat_runtime_destroy": [_HANDLE],
@@ -124,9 +126,17 @@ _SIGNATURES: dict[str, list[Any]] = {
         ctypes.POINTER(_HANDLE),
     ],
     "ziggurat_engine_close": [_HANDLE],
-    "ziggurat_put_gradient": [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_Memory)],
+    "ziggurat_lend_gradient": [_HANDLE, _INDEX, ctypes.POINTER(_Memory), ctypes.c_float],
+    "ziggurat_add_gradient": [_HANDLE, _INDEX, ctypes.POINTER(_Memory), ctypes.c_float],
+    "ziggurat_discard_gradients": [_HANDLE],
+    "ziggurat_gradient_norm": [_HANDLE, ctypes.POINTER(ctypes.c_double)],
+    "ziggurat_expect_gradients": [_HANDLE],
+    "ziggurat_lend_param": [_HANDLE, _INDEX, ctypes.POINTER(_Memory)],
+    "ziggurat_param_written": [_HANDLE, _INDEX],
     "ziggurat_step": [_HANDLE, ctypes.POINTER(_StepOptions), ctypes.POINTER(_StepResult)],
-    "ziggurat_read_param": [_HANDLE, ctypes.c_uint64, ctypes.POINTER(_Memory)],
+    "ziggurat_wait": [_HANDLE, _INDEX],
+    "ziggurat_give_blob": [_HANDLE, ctypes.c_char_p, ctypes.c_uint64],
+    "ziggurat_param_steps": [_HANDLE, _INDEX, ctypes.POINTER(ctypes.c_uint64)],
     "ziggurat_make_durable": [_HANDLE],
     "ziggurat_engine_state": [_HANDLE, ctypes.POINTER(_State)],
     "ziggurat_read_blob": [_HANDLE, ctypes.c_void_p, ctypes.c_uint64],
@@ -193,7 +203,7 @@ def _memory(dtype: str, address: int, count: int) -> _Memory:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter, and where its values are while the engine opens."""
+    """A parameter, and where it is: its memory is lent to the engine."""
 
     name: str
     shape: Sequence[int]
@@ -217,13 +227,7 @@ class GroupStep:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-
-
-@dataclass(frozen=True)
-class StepResult:
-    generation: int  #: finished steps
-    grad_norm: float
-    skipped: bool
+    lr_decay: float = 0.0  #: a parameter's step t has lr / (1 + (t - 1) * lr_decay)
 
 
 class Runtime:
@@ -256,7 +260,6 @@ class Engine:
             given.name = param.name.encode()
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
-            given.dtype = DTYPES[param.dtype][0]
             given.values = _memory(param.dtype, param.address, param.count)
         handle = _HANDLE()
         text = json.dumps(dict(settings)).encode()
@@ -265,13 +268,49 @@ class Engine:
         )
         self.handle = handle.value
 
-    def put_gradient(self, index: int, dtype: str, address: int, count: int) -> None:
-        """Adds to the gradient of parameter `index`; the memory is free again on return."""
-        _call("ziggurat_put_gradient", self.handle, index, _memory(dtype, address, count))
+    def lend_gradient(
+        self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
+    ) -> None:
+        """The gradient of parameter `index` in the step to come, times `scale`; it must stay as it is
+        until wait(index) after the step."""
+        _call("ziggurat_lend_gradient", self.handle, index, _memory(dtype, address, count), scale)
+
+    def add_gradient(
+        self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
+    ) -> None:
+        """Adds to it in memory of the engine's; the memory is free again on return."""
+        _call("ziggurat_add_gradient", self.handle, index, _memory(dtype, address, count), scale)
+
+    def discard_gradients(self) -> None:
+        """No parameter has a gradient in the step to come."""
+        _call("ziggurat_discard_gradients", self.handle)
+
+    def gradient_norm(self) -> float:
+        """The 2-norm of all gradients of the step to come."""
+        norm = ctypes.c_double()
+        _call("ziggurat_gradient_norm", self.handle, ctypes.byref(norm))
+        return norm.value
+
+    def expect_gradients(self) -> None:
+        """Gradients are being computed: records may be read meanwhile."""
+        _call("ziggurat_expect_gradients", self.handle)
+
+    def lend_param(self, index: int, dtype: str, address: int, count: int) -> None:
+        """The parameter was moved there."""
+        _call("ziggurat_lend_param", self.handle, index, _memory(dtype, address, count))
+
+    def param_written(self, index: int) -> None:
+        """Before the next step its master is taken anew from the parameter."""
+        _call("ziggurat_param_written", self.handle, index)
 
     def step(
-        self, groups: Sequence[GroupStep], loss_scale: float = 0.0, blob: bytes = b""
-    ) -> StepResult:
+        self,
+        groups: Sequence[GroupStep],
+        grad_scale: float = 1.0,
+        blob: bytes = b"",
+        blob_follows: bool = False,
+    ) -> int:
+        """Begins the step, and returns its generation: parameters are written until wait()."""
         array = (_Group * len(groups))(
             *(
                 _sized(
@@ -281,6 +320,7 @@ class Engine:
                     beta2=group.betas[1],
                     eps=group.eps,
                     weight_decay=group.weight_decay,
+                    lr_decay=group.lr_decay,
                 )
                 for group in groups
             )
@@ -289,17 +329,28 @@ class Engine:
             _StepOptions,
             group_count=len(groups),
             groups=array,
-            loss_scale=loss_scale,
+            grad_scale=grad_scale,
+            flags=_BLOB_FOLLOWS if blob_follows else 0,
             blob=blob or None,
             blob_bytes=len(blob),
         )
         result = _sized(_StepResult)
         _call("ziggurat_step", self.handle, ctypes.byref(options), ctypes.byref(result))
-        return StepResult(result.generation, result.grad_norm, bool(result.skipped))
+        return int(result.generation)
 
-    def read_param(self, index: int, dtype: str, address: int, count: int) -> None:
-        """Waits for the newest step's values, and copies them to `address`."""
-        _call("ziggurat_read_param", self.handle, index, _memory(dtype, address, count))
+    def give_blob(self, blob: bytes) -> None:
+        """That of the newest step, which was made with blob_follows."""
+        _call("ziggurat_give_blob", self.handle, blob or None, len(blob))
+
+    def wait(self, index: int | None = None) -> None:
+        """Returns when parameter `index`, or every one, is that of the newest step."""
+        _call("ziggurat_wait", self.handle, _ALL_PARAMS if index is None else index)
+
+    def steps_of(self, index: int) -> int:
+        """Steps that the parameter has made."""
+        steps = ctypes.c_uint64()
+        _call("ziggurat_param_steps", self.handle, index, ctypes.byref(steps))
+        return steps.value
 
     def make_durable(self) -> None:
         """Returns when every finished step would survive a crash."""

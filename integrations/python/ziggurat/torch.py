@@ -21,14 +21,13 @@ All of them take, beside what PyTorch's have:
 The state is made from the parameters at the first ``step()``. ``state_dict()`` has the groups; the
 state itself stays where it is.
 
-For now: parameters on the CPU, all of one type and all with a gradient; ``step()`` returns when all
-new parameters are there.
+Gradients are read and parameters written where PyTorch has them: nothing is copied. A parameter
+without a gradient is left alone, as PyTorch does. For now: parameters on the CPU; ``step()`` returns
+when all new parameters are there.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -54,12 +53,9 @@ def _where(placement: str) -> tuple[str, str | None]:
     raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
 
 
-def _close(engine: Engine | None, runtime: Runtime, scratch: str | None) -> None:
-    if engine is not None:
-        engine.close()
+def _close(engine: Engine, runtime: Runtime) -> None:
+    engine.close()
     runtime.close()
-    if scratch is not None:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Opened:
@@ -77,37 +73,58 @@ class _Opened:
                 self.params.append(param)
                 described.append(_described(param, name, index))
         self.names = [param.name for param in described]
+        # As the engine left them: a parameter that differs was written or moved by somebody else.
+        self._versions = [param._version for param in self.params]
+        self._addresses = [param.data_ptr() for param in self.params]
+        self._lent: list[torch.Tensor | None] = [None] * len(self.params)
         runtime = Runtime(settings.pop("threads"))
-        self._scratch = tempfile.mkdtemp(prefix="ziggurat-") if path is None else None
-        settings |= {"store": path or self._scratch, "placement": f"optimizer={tier}"}
-        if tier == "host":
-            settings["durable_every"] = 0  # a directory that goes with this process keeps nothing
+        settings |= {"placement": f"optimizer={tier}", "resume": "new"}
+        if path is not None:
+            settings["store"] = path
         try:
-            self.engine = Engine(runtime, described, settings | {"resume": "new"})
+            self.engine = Engine(runtime, described, settings)
         except BaseException:
-            _close(None, runtime, self._scratch)
+            runtime.close()
             raise
-        self.close = weakref.finalize(self, _close, self.engine, runtime, self._scratch)
+        self.close = weakref.finalize(self, _close, self.engine, runtime)
 
     def step(self, groups: list[GroupStep]) -> None:
-        # All are looked at before the first is given: gradients that were given add up.
+        # All are looked at before the first is given: a step that is refused has given nothing.
         gradients = [_gradient(p, name) for p, name in zip(self.params, self.names, strict=True)]
+        if all(gradient is None for gradient in gradients):
+            return
+        self._look_at_params()
+        self.engine.discard_gradients()
+        self._lent = gradients
         for index, gradient in enumerate(gradients):
-            self.engine.put_gradient(
-                index, _DTYPES[gradient.dtype], gradient.data_ptr(), gradient.numel()
-            )
+            if gradient is not None:
+                self.engine.lend_gradient(
+                    index, _DTYPES[gradient.dtype], gradient.data_ptr(), gradient.numel()
+                )
         self.engine.step(groups)
+        self.engine.wait()
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                torch.autograd.graph.increment_version(self.params[index])
+                self._versions[index] = self.params[index]._version
+        self._lent = [None] * len(self.params)
+
+    def _look_at_params(self) -> None:
         for index, param in enumerate(self.params):
-            self.engine.read_param(index, _DTYPES[param.dtype], param.data_ptr(), param.numel())
-            torch.autograd.graph.increment_version(param)
+            address = param.data_ptr()
+            if address != self._addresses[index]:
+                described = _described(param, self.names[index], 0)
+                self.engine.lend_param(index, described.dtype, address, described.count)
+                self._addresses[index] = address
+            elif param._version == self._versions[index]:
+                continue
+            self.engine.param_written(index)
+            self._versions[index] = param._version
 
 
-def _gradient(param: torch.Tensor, name: str) -> torch.Tensor:
+def _gradient(param: torch.Tensor, name: str) -> torch.Tensor | None:
     if param.grad is None:
-        raise Unimplemented(
-            f"parameter '{name}' has no gradient: a step that leaves parameters out is not built "
-            "yet; give the optimizer only those that are trained"
-        )
+        return None
     if param.grad.is_sparse:
         raise Unimplemented(f"parameter '{name}' has a sparse gradient")
     return param.grad.contiguous()
@@ -158,8 +175,8 @@ class _EngineOptimizer(torch.optim.Optimizer):
         self._opened: _Opened | None = None
         super().__init__(params, defaults)
 
-    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        """The engine's settings of `group` in step `t`, from 1: what it has, by its PyTorch name."""
+    def _group_step(self, group: dict[str, Any]) -> GroupStep:
+        """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
         step = GroupStep(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]))
         if "betas" in group:
             step = replace(step, betas=(float(group["betas"][0]), float(group["betas"][1])))
@@ -186,8 +203,7 @@ class _EngineOptimizer(torch.optim.Optimizer):
             self._opened = _Opened(
                 self.param_groups, self._tier, self._path, optimizer=self._kind, **self._settings
             )
-        t = self._opened.engine.generation + 1
-        self._opened.step([self._group_step(group, t) for group in self.param_groups])
+        self._opened.step([self._group_step(group) for group in self.param_groups])
         return loss
 
     def close(self) -> None:
@@ -272,9 +288,8 @@ class Adagrad(_EngineOptimizer):
         defaults = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
         super().__init__(params, defaults, **where)
 
-    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        step = super()._group_step(group, t)
-        return replace(step, lr=step.lr / (1 + (t - 1) * float(group["lr_decay"])))
+    def _group_step(self, group: dict[str, Any]) -> GroupStep:
+        return replace(super()._group_step(group), lr_decay=float(group["lr_decay"]))
 
 
 class SGD(_EngineOptimizer):
@@ -297,5 +312,5 @@ class SGD(_EngineOptimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, **where)
 
-    def _group_step(self, group: dict[str, Any], t: int) -> GroupStep:
-        return replace(super()._group_step(group, t), betas=(float(group["momentum"]), 0.0))
+    def _group_step(self, group: dict[str, Any]) -> GroupStep:
+        return replace(super()._group_step(group), betas=(float(group["momentum"]), 0.0))

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_lend.cc: steps of a trainer that lends its parameters and gradients.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/numerics/typed_value.h"
+#include "core/engine/engine_impl.h"
+#include "tiers/host_device.h"
+
+namespace ziggurat {
+
+std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
+                                             Runtime& runtime,
+                                             std::span<const TypedSpan<std::byte>> params) {
+  config.placement.params = config.placement.grads = Tier::kTrainer;
+  // A step is judged by its trainer before anything is updated.
+  config.speculation = EngineConfig::Speculation::kNever;
+  auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
+  auto engine =
+      std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
+  engine->open({});
+  return engine;
+}
+
+EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
+                       std::unique_ptr<Device> device, std::span<const TypedSpan<std::byte>> lent)
+    : model_(model),
+      config_(config),
+      runtime_(runtime),
+      own_device_(std::move(device)),
+      device_(*own_device_),
+      cancel_(runtime.reactor),
+      lent_params_(lent.begin(), lent.end()),
+      stored_(cancel_) {}
+
+void EngineImpl::validate_lent() const {
+  const auto require = [](bool good, const std::string& message) {
+    if (!good) throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  require(runtime_.ranks->world_size() == 1,
+          "lent parameters: among several ranks this is not built yet");
+  require(config_.clip_norm == 0,
+          fmt::format("`clip={}`: a trainer that lends its gradients clips them itself",
+                      config_.clip_norm));
+  require(config_.param_groups.empty(), "`param_groups` beside lent parameters: give each step its "
+                                        "groups instead");
+  require(!config_.store.empty() || config_.placement.optimizer == Tier::kHost,
+          "`store`: a directory is needed where optimizer state is not on the host");
+  require(lent_params_.size() == model_.units.size(),
+          fmt::format("{} parameters are lent for {} units", lent_params_.size(),
+                      model_.units.size()));
+  for (std::size_t u = 0; u < model_.units.size(); ++u) {
+    const UnitSpec& unit = model_.units[u];
+    const DType dtype = unit.dtype.value_or(model_.dtype);
+    const TypedSpan<std::byte>& lent = lent_params_[u];
+    require(lent.dtype == dtype && lent.count() == unit.count(),
+            fmt::format("unit '{}': {} elements of {} are lent, and it has {} of {}", unit.name,
+                        lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
+  }
+}
+
+/// `call` is one of a trainer whose gradients go through the engine's memory.
+void EngineImpl::require_not_lent(const char* call) const {
+  if (!is_lent()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: gradients of this engine are lent, and step() is given them",
+                          call));
+}
+
+/// `count` elements are `unit`'s.
+void EngineImpl::require_lent(UnitId unit, const char* call, std::uint64_t count) const {
+  calls_->require_unit(call, unit);
+  const UnitSpec& its = model_.units[unit];
+  if (count == its.count()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): {} elements, and it has {}", call, its.name, count,
+                          its.count()));
+}
+
+/// What a new store's masters of the chunk are made from.
+void EngineImpl::widen_params(ChunkId id, std::span<float> masters) const {
+  const Chunk& chunk = table_->chunk(id);
+  const TypedSpan<std::byte> params = lent_params_[chunk.unit].subspan(chunk.begin, masters.size());
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    masters[i] = value_at(params.dtype, params.bytes.data(), i);
+}
+
+void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
+  require_lent(unit, "lend_params", params.count());
+  if (const DType dtype = table_->dtype(unit); params.dtype != dtype) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("lend_params('{}'): it is {}, and the memory {}",
+                            model_.units[unit].name, to_string(dtype), to_string(params.dtype)));
+  }
+  runtime_.reactor.block_on([](EngineImpl& self, UnitId of, auto lent) -> Task<> {
+    co_await self.cache_->wait_updated(of);
+    self.params_->lend(of, lent);
+  }(*this, unit, params));
+}
+
+void EngineImpl::expect_gradients() {
+  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+    self.cancel_.check();
+    self.at_rest_ = false;
+    self.sweep_->gradient_started(0, self.generation_ + 1, nullptr);
+    co_return;
+  }(*this));
+}
+
+void EngineImpl::wait_updated(UnitId unit) {
+  calls_->require_unit("wait_updated", unit);
+  runtime_.reactor.block_on([](EngineImpl& self, UnitId of) -> Task<> {
+    self.cancel_.check();
+    co_await self.cache_->wait_updated(of);
+  }(*this, unit));
+}
+
+void EngineImpl::wait_all_updated() {
+  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+    self.cancel_.check();
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u)
+      co_await self.cache_->wait_updated(u);
+  }(*this));
+}
+
+StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
+                            const StepOptions& options) {
+  if (gradients.size() != model_.units.size()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("step(): {} gradients for {} units", gradients.size(),
+                            model_.units.size()));
+  }
+  for (UnitId u = 0; u < gradients.size(); ++u) {
+    if (!gradients[u].bytes.empty()) require_lent(u, "step", gradients[u].count());
+  }
+  return runtime_.reactor.block_on(finish_lent_step(gradients, options));
+}
+
+/// Nothing is made before the trainer knows that it wants it, so nothing is undone.
+Task<StepResult> EngineImpl::finish_lent_step(
+    std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& options) {
+  cancel_.check();
+  require_blob_given("step()");
+  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone)
+    throw Error(ErrorCode::kInvalidArgument, refusal_text(refusal, options));
+  const bool some_left_out = std::ranges::any_of(
+      gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
+  if (some_left_out && config_.optimizer.rounding == Rounding::kStochastic) {
+    throw Error(ErrorCode::kUnimplemented,
+                "a step that leaves parameters out, with stochastic rounding: a store would round "
+                "them anew when it is opened; round to nearest");
+  }
+  at_rest_ = false;
+  // Until then the gradients of the step before are in use.
+  for (UnitId u = 0; u < table_->unit_count(); ++u) co_await cache_->wait_updated(u);
+  const bool checkpoint = checkpoint_due();
+  co_await checkpoint_ended();
+  for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);
+  sweep_->gradient_started(0, generation_ + 1, nullptr);
+  for (ChunkId id = 0; id < table_->chunks().size(); ++id) grads_->arrived(id).set();
+  const StepScalars steps =
+      scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
+  last_blob_ = wrap_blob(generation_ + 1, options.blob);
+  blob_awaited_ = options.blob_follows;
+  sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
+  ++generation_;
+  begin_step();
+  checkpoint_awaits_ = checkpoint && blob_awaited_;
+  if (checkpoint && !blob_awaited_) begin_checkpoint();
+  co_return StepResult{.generation = generation_,
+                       .grad_norm = std::numeric_limits<double>::quiet_NaN()};
+}
+
+void EngineImpl::require_blob_given(const char* call) const {
+  if (!blob_awaited_) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} before the blob of generation {} was given, which it was made to wait "
+                          "for: give_blob() comes first",
+                          call, generation_));
+}
+
+void EngineImpl::give_blob(std::span<const std::byte> blob) {
+  if (!blob_awaited_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("give_blob(): generation {} awaits none: say so in its step", generation_));
+  }
+  if (blob.size() > blob_bytes_max()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                refusal_text(StepRefusal::kBlob, {.blob = blob}));
+  }
+  runtime_.reactor.block_on([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
+    self.cancel_.check();
+    self.last_blob_ = self.wrap_blob(self.generation_, given);
+    self.blob_awaited_ = false;
+    self.sweep_->give_blob(self.last_blob_);
+    if (std::exchange(self.checkpoint_awaits_, false)) self.begin_checkpoint();
+    co_return;
+  }(*this, blob));
+}
+
+}  // namespace ziggurat

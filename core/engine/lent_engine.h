@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/lent_engine.h: an engine for a trainer that keeps parameters and gradients in memory
+// of its own, and lends it: nothing is copied, and no device is the engine's.
+//
+//   for each step:
+//     forward, wait_updated(u) before a unit is used; backward
+//     engine.step(gradients, {.groups = ...})
+//
+// One rank. A trainer that clips takes the norm of its gradients itself (GroupStep::grad_scale);
+// the engine looks at none of them before the update, so StepResult::grad_norm is not a number, and
+// gradients that are not finite spread. Nothing is updated before step().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/engine/engine.h"
+
+namespace ziggurat {
+
+class LentEngine : public Engine {
+ public:
+  /// As Engine::open(). `params`: each unit's parameters, without padding, in the unit's type; what
+  /// a new store's masters are made from, and where those of a store that is there are written.
+  /// Without a store the records are in memory, and nothing is durable. Errors: Engine::open()'s;
+  /// kInvalidArgument for memory that does not fit the model, clipping, or several ranks.
+  static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
+                                          Runtime& runtime,
+                                          std::span<const TypedSpan<std::byte>> params);
+
+  /// Makes a step of `gradients`, one for each unit, without padding, in any type; a unit whose is
+  /// empty is left out of the step: no decay, no count. Returns when the sweep has begun: the memory
+  /// is the engine's until wait_updated(unit). In place of Engine's, whose calls of gradients are
+  /// errors here. Errors: kInvalidArgument for options that make no step, or another number of
+  /// elements, and kUnimplemented: nothing was changed. After any other the engine has ended.
+  virtual StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
+                          const StepOptions& options) = 0;
+  using Engine::step;
+  /// The parameters of `unit` are elsewhere now. Waits for an update of them. Errors:
+  /// kInvalidArgument for another type or number of elements.
+  virtual void lend_params(UnitId unit, TypedSpan<std::byte> params) = 0;
+  /// The step's gradients are on their way: records may be read ahead.
+  virtual void expect_gradients() = 0;
+  /// Waits until `unit`'s parameters are those of the newest step.
+  virtual void wait_updated(UnitId unit) = 0;
+  virtual void wait_all_updated() = 0;
+  /// The blob of the step that was made with StepOptions::blob_follows. Errors: kInvalidArgument
+  /// where none is awaited, or it is too long.
+  virtual void give_blob(std::span<const std::byte> blob) = 0;
+};
+
+}  // namespace ziggurat
