@@ -19,6 +19,7 @@
 #include <cstring>
 #include <thread>
 
+#include "aio/fork_closed.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -194,6 +195,7 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
     }
   }
   const bool direct = options.direct && make_direct(fd, path);
+  close_in_children(fd.get());
 
   const std::lock_guard guard(mutex_);
   const auto free_slot =
@@ -210,6 +212,7 @@ void PosixFiles::close(FileHandle file) noexcept {
   File& entry = files_[static_cast<std::size_t>(file.id)];
   // By hand: a ring that has the file registered, or a forked child, would keep the lock.
   if (entry.locked) static_cast<void>(::flock(entry.fd.get(), LOCK_UN));
+  forget_for_children(entry.fd.get());
   entry = {};
 }
 

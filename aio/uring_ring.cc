@@ -19,6 +19,7 @@
 #include <chrono>
 #include <utility>
 
+#include "aio/fork_closed.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -69,6 +70,7 @@ UringEngine::Ring::~Ring() {
 }
 
 void UringEngine::Ring::end_ring() {
+  forget_for_children(ring_.ring_fd);
   io_uring_queue_exit(&ring_);
   ring_made_ = false;
   rings_ended.fetch_add(1, std::memory_order_release);
@@ -84,9 +86,13 @@ void UringEngine::Ring::set_up() {
     result = io_uring_queue_init(queue_depth_, &ring_, flags_);
   }
   if (result != 0) throw system_error(-result, "io_uring_setup");
+  // A child with the ring, or with a mapping of it, would keep the files that are registered.
+  static_cast<void>(io_uring_ring_dontfork(&ring_));
+  close_in_children(ring_.ring_fd);
   static_cast<void>(rings_ended.load(std::memory_order_acquire));
   const auto check = [this](int registered, const char* what) {
     if (registered >= 0) return;
+    forget_for_children(ring_.ring_fd);
     io_uring_queue_exit(&ring_);
     throw system_error(-registered, fmt::format("io_uring_register ({})", what));
   };

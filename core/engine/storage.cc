@@ -37,13 +37,9 @@ dev_t made_directory(const std::string& path) {
 
 AlignedMemory::AlignedMemory(std::uint64_t size_bytes)
     : size_bytes_(size_bytes),
-      data_(static_cast<std::byte*>(
-          std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes)))) {
-  if (!data_) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} of store tables", format_bytes(size_bytes)));
-  }
-}
+      mapping_(HostMappingOptions{.owner = "store tables",
+                                  .size_bytes = round_up(size_bytes, kPageBytes),
+                                  .huge_pages = false}) {}
 
 std::unique_ptr<Storage> Storage::open(Runtime& runtime, Communicator& agreements,
                                        const std::vector<StoreDirectory>& store) {

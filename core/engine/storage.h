@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,23 +17,21 @@
 #include "core/engine/communicator_quorum.h"
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
+#include "tiers/host_mapping.h"
 #include "tiers/striped_store.h"
 
 namespace ziggurat {
 
 /// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a
-/// few MiB at most.
+/// few MiB at most. Not in forked children, as all that a drive reads into.
 class AlignedMemory {
  public:
   explicit AlignedMemory(std::uint64_t size_bytes);
-  std::span<std::byte> bytes() const noexcept { return {data_.get(), size_bytes_}; }
+  std::span<std::byte> bytes() const noexcept { return mapping_.bytes().first(size_bytes_); }
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept { std::free(data); }
-  };
   std::uint64_t size_bytes_;
-  std::unique_ptr<std::byte, Free> data_;
+  HostMapping mapping_;
 };
 
 /// Files of one engine and the memory its store works in. Made and destroyed on the reactor.

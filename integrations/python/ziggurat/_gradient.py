@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that wait for an optimizer's step without being copied.
+
+``GradientHooks`` puts a ``LentGradient`` into ``param.grad`` as soon as backward has accumulated
+it. It has no storage: it holds the tensor that backward made, or from the second backward on an
+fp32 sum, and the product of all that the gradient was multiplied by. So clipping and loss scaling
+write no gradient. Where PyTorch rounds several times (sums in 16 bits, two factors), the values
+are rounded once.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ziggurat._gradient_content import Content, Slot, Taken
+from ziggurat._lent_gradient import LentGradient
+from ziggurat._native import InvalidArgument, Unimplemented
+
+__all__ = ["GradientHooks", "LentGradient", "Taken"]
+
+
+class GradientHooks:
+    """Puts LentGradients into parameters' ``grad``, and gives a step what it consumes.
+
+    ``on_arrival(index)`` is called in backward each time that a parameter's gradient has arrived;
+    with reentrant checkpointing that may be several times in one backward.
+    """
+
+    def __init__(self, on_arrival: Callable[[int], None] | None = None) -> None:
+        self.on_arrival = on_arrival
+        self._slots: Any = WeakTensorKeyDictionary()  # Tensor -> Slot
+        self._count = 0
+
+    def attach(self, named_params: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Again is harmless: new parameters get the next indices, unfrozen ones their hook."""
+        for name, param in named_params:
+            slot = self._slots.get(param)
+            if slot is None:
+                slot = self._slots[param] = Slot(name, self._count)
+                self._count += 1
+            if slot.handle is None and param.requires_grad:
+                hook = functools.partial(_arrived, weakref.ref(self), slot)
+                slot.handle = param.register_post_accumulate_grad_hook(hook)
+
+    def detach(self) -> None:
+        """Gradients that are lent stay as they are: readable, and added to by backward."""
+        for slot in self._slots.values():
+            if slot.handle is not None:
+                slot.handle.remove()
+                slot.handle = None
+
+    def take(self, param: torch.Tensor) -> Taken | None:
+        """What a step consumes; None without a gradient. It is lent until ``consumed``."""
+        slot, grad = self._slot(param), param.grad
+        if grad is None:
+            return None
+        if not isinstance(grad, LentGradient):
+            _check_dense(grad, slot.name)
+            if grad.requires_grad:
+                return Taken(grad.detach().contiguous(), 1.0)
+            grad = param.grad = LentGradient(Content(slot, grad))
+        elif grad.is_view:
+            grad = param.grad = LentGradient(Content(slot, grad.materialize()))
+        return grad.parts()
+
+    def consumed(self, param: torch.Tensor, *, keep: bool = True) -> None:
+        """The step has read what it took. `keep`: backward adds to the gradient, as PyTorch does.
+
+        Without `keep` its memory is let go: to read it raises, and backward starts anew. Nothing
+        happens to a gradient that has come since.
+        """
+        slot, grad = self._slot(param), param.grad
+        if isinstance(grad, LentGradient):
+            if grad._content.taken:
+                grad._content.consumed_by_step(keep)
+        elif grad is not None and grad.requires_grad and not keep:
+            grad = param.grad = LentGradient(Content(slot, grad.detach()))
+            grad._content.consumed_by_step(keep)
+
+    def _slot(self, param: torch.Tensor) -> Slot:
+        slot: Slot | None = self._slots.get(param)
+        if slot is None:
+            raise InvalidArgument(f"a parameter of shape {tuple(param.shape)} was not attached")
+        return slot
+
+
+def _check_dense(grad: torch.Tensor, name: str) -> None:
+    if grad.layout is not torch.strided:
+        raise Unimplemented(
+            f"parameter '{name}' has a sparse gradient: make its layer with sparse=False"
+        )
+    if type(grad) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unimplemented(f"parameter '{name}' has a gradient of type {type(grad).__name__}")
+
+
+def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor) -> None:
+    hooks, grad = owner(), param.grad
+    if hooks is None or grad is None:
+        return
+    if not isinstance(grad, LentGradient):
+        _check_dense(grad, slot.name)
+        # With create_graph the gradient has a graph of its own: it stays what it is.
+        if not grad.requires_grad:
+            param.grad = LentGradient(Content(slot, grad))
+    if hooks.on_arrival is not None:
+        hooks.on_arrival(slot.index)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gradient is until a step consumes it: a tensor, and what it is to be multiplied by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from ziggurat._native import InvalidArgument
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class Taken(NamedTuple):
+    """What a step consumes: ``tensor * scale``, or all zeros where there is no tensor."""
+
+    tensor: torch.Tensor | None  # contiguous; of the gradient's type, or fp32
+    scale: float
+
+
+class Slot:
+    """A parameter as the hooks know it. Does not keep the parameter alive."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name = name
+        self.index = index
+        self.handle: Any = None
+        self.spare: torch.Tensor | None = None  # an earlier step's sum: saves fresh pages
+
+
+class Content:
+    """What a gradient is: ``part * scale``. No part: zeros; no scale: 1."""
+
+    def __init__(self, slot: Slot, part: torch.Tensor) -> None:
+        self.slot = slot
+        self.shape, self.dtype, self.device = part.shape, part.dtype, part.device
+        self.wide = torch.float32 if part.dtype in _HALVES else part.dtype
+        self.part: torch.Tensor | None = part
+        self.scale: torch.Tensor | None = None
+        self.consumed = False
+        self.taken = False  # by a step that may still read the part
+
+    def __del__(self) -> None:
+        self._drop()
+
+    def _drop(self) -> None:
+        part, self.part, self.scale = self.part, None, None
+        if part is not None and part.dtype != self.dtype and not self.taken:
+            self.slot.spare = part  # a sum: nobody else ever sees its memory
+
+    def check(self) -> None:
+        if self.consumed:
+            raise InvalidArgument(
+                f"the step has consumed this gradient of parameter '{self.slot.name}': read or "
+                "change it before optimizer.step(), and call zero_grad() after"
+            )
+
+    def consumed_by_step(self, keep: bool) -> None:
+        self.taken = False
+        if not keep:
+            self._drop()
+            self.consumed = True
+
+    def zero(self) -> None:
+        self._drop()
+        self.consumed = self.taken = False
+
+    def value(self) -> torch.Tensor:
+        """In the gradient's type, contiguous; may be the part itself."""
+        self.check()
+        if self.part is None:
+            zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            return zeros if self.scale is None else zeros * self.scale  # 0 * inf is nan
+        value = self.part if self.scale is None else self.part * self.scale
+        return value.to(self.dtype).contiguous()
+
+    def settle(self) -> torch.Tensor:
+        """The value, as the part from now on: what is written to it stays."""
+        value = self.value()
+        if value is not self.part:
+            self._drop()
+            self.part = value
+        self.scale = None
+        return value
+
+    def multiply(self, factor: Any, inverse: bool) -> None:
+        self.check()
+        # The type in which PyTorch multiplies gradients of 16 bits; a copy, as it may change later.
+        if isinstance(factor, torch.Tensor):
+            factor = factor.to(self.wide, copy=True)
+        else:
+            factor = torch.tensor(factor, dtype=self.wide, device="cpu")
+        if inverse:
+            factor = factor.reciprocal()
+        self.scale = factor if self.scale is None else self.scale * factor
+
+    def add(self, other: Any, alpha: Any) -> None:
+        if self.consumed:
+            if torch._C._current_graph_task_id() == -1:
+                self.check()
+            self.zero()  # a backward starts anew
+        if self.part is None and self.scale is None:
+            zeros = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+            self.part = zeros.add_(other, alpha=alpha)
+            return
+        part = self.value() if self.part is None else self.part
+        if part.dtype != self.wide:
+            part = self._memory_of_a_sum().copy_(part)
+        if self.scale is not None:
+            part.mul_(self.scale)
+        self.part, self.scale = part.add_(other, alpha=alpha), None
+
+    def _memory_of_a_sum(self) -> torch.Tensor:
+        spare, self.slot.spare = self.slot.spare, None
+        if spare is not None and (spare.shape, spare.device) == (self.shape, self.device):
+            return spare
+        return torch.empty(self.shape, dtype=self.wide, device=self.device)
+
+    def take(self) -> Taken | None:
+        if self.consumed:
+            return None
+        if self.part is not None:
+            self.part = self.part.contiguous()
+        scale = 1.0 if self.scale is None else float(self.scale)
+        if self.part is None and not math.isfinite(scale):
+            self.settle()
+            scale = 1.0
+        self.taken = True
+        return Taken(self.part, scale)

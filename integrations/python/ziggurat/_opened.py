@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of an optimizer's parameters, from the optimizer's first step on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ziggurat._gradient import GradientHooks
+from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, Unimplemented
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def described(param: torch.Tensor, name: str, group: int) -> Param:
+    """As the engine is to know it. Errors: what it cannot take, naming the parameter."""
+    if param.device.type != "cpu":
+        raise Unimplemented(f"parameter '{name}' is on {param.device}: not built yet")
+    if param.dtype not in _DTYPES:
+        raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
+    if not param.is_contiguous():
+        raise InvalidArgument(f"parameter '{name}' is not contiguous: call .contiguous() before")
+    return Param(name, tuple(param.shape), _DTYPES[param.dtype], param.data_ptr(), group)
+
+
+class Opened:
+    """Lends parameters and gradients to an engine.
+
+    Between ``step()`` and ``wait()`` a parameter is *pending*: the engine may be writing it, and
+    reads the gradient that was lent for it.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        names: Sequence[str],
+        groups: Sequence[int],
+        hooks: GradientHooks,
+        threads: int,
+        settings: dict[str, Any],
+    ) -> None:
+        self.params = list(params)
+        self.names = list(names)
+        self._hooks = hooks
+        self._group_count = max(groups) + 1
+        self._lent: dict[int, torch.Tensor] = {}  # of parameters that are pending
+        self._expecting = False
+        runtime = Runtime(threads)
+        try:
+            listed = [
+                described(*one) for one in zip(self.params, self.names, groups, strict=True)
+            ]
+            self.engine = Engine(runtime, listed, settings)
+        except BaseException:
+            runtime.close()
+            raise
+        # As the engine left them: a parameter that differs was written or moved by somebody else.
+        if self.engine.resumed:
+            for param in self.params:
+                torch.autograd.graph.increment_version(param)
+        self._versions = [param._version for param in self.params]
+        self._addresses = [param.data_ptr() for param in self.params]
+        self.close = weakref.finalize(self, _close, self.engine, runtime)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._lent)
+
+    def is_pending(self, index: int) -> bool:
+        return index in self._lent
+
+    def gradient_arrived(self) -> None:
+        """In backward: the engine may read ahead what the step will need."""
+        if not self._expecting:
+            self._expecting = True
+            self.engine.expect_gradients()
+
+    def step(self, groups: list[GroupStep], blob_follows: bool = False) -> bool:
+        """Begins a step of all gradients; False if there is none, and nothing was done."""
+        self.wait()
+        # All are looked at before the first is given: a step that is refused has given nothing.
+        gradients = [self._hooks.take(param) for param in self.params]
+        if all(gradient is None for gradient in gradients):
+            return False
+        self._look_at_params()
+        self.engine.discard_gradients()
+        lent: dict[int, torch.Tensor] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            tensor = gradient.tensor
+            if tensor is None:
+                tensor = torch.zeros_like(self.params[index], requires_grad=False)
+            self.engine.lend_gradient(
+                index, _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.numel(), gradient.scale
+            )
+            lent[index] = tensor
+        self.engine.step(groups[: self._group_count], blob_follows=blob_follows)
+        self._lent = lent
+        self._expecting = False
+        return True
+
+    def wait(self, index: int | None = None) -> None:
+        """Returns when parameter `index`, or every one, is that of the newest step."""
+        if index is None:
+            if not self._lent:
+                return
+            self.engine.wait()
+            for pending in list(self._lent):
+                self._delivered(pending)
+        elif index in self._lent:
+            self.engine.wait(index)
+            self._delivered(index)
+
+    def _delivered(self, index: int) -> None:
+        param = self.params[index]
+        torch.autograd.graph.increment_version(param)
+        self._versions[index] = param._version
+        del self._lent[index]
+        self._hooks.consumed(param)
+
+    def _look_at_params(self) -> None:
+        for index, param in enumerate(self.params):
+            address = param.data_ptr()
+            if address != self._addresses[index]:
+                moved = described(param, self.names[index], 0)
+                self.engine.lend_param(index, moved.dtype, address, moved.count)
+                self._addresses[index] = address
+            elif param._version == self._versions[index]:
+                continue
+            self.engine.param_written(index)
+            self._versions[index] = param._version
+
+
+def _close(engine: Engine, runtime: Runtime) -> None:
+    engine.close()
+    runtime.close()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ziggurat.torch's optimizers share: all but the meaning of a group's settings."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ziggurat._gradient import GradientHooks
+from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented, ZigguratError
+from ziggurat._opened import Opened
+from ziggurat._waits import ModuleWaits
+
+_NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
+
+
+def need(holds: bool, what: str) -> None:
+    if not holds:
+        raise Unimplemented(f"{what} is not built")
+
+
+def _where(placement: str) -> tuple[str, str | None]:
+    """The tier, and the directory that was named."""
+    if placement == "host":
+        return "host", None
+    tier, _, path = placement.partition(":")
+    if tier == "nvme" and path:
+        return "nvme", path
+    raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """A ``torch.optim.Optimizer`` whose state an engine has."""
+
+    _kind: str
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        *,
+        placement: str = "host",
+        state_format: str = "fp32",
+        threads: int = 0,
+        host_memory: int | str | None = None,
+        model: torch.nn.Module | None = None,
+        maximize: bool = False,
+        **flags: Any,
+    ) -> None:
+        need(not maximize, "maximize")
+        for flag, value in flags.items():
+            if flag not in _NO_MEANING:
+                raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
+            if value:
+                warnings.warn(f"{flag}={value} changes nothing: the engine updates", stacklevel=3)
+        self.placement = placement
+        self._tier, self._path = _where(placement)
+        self._threads = threads or torch.get_num_threads()
+        self._settings: dict[str, Any] = {
+            "optimizer": self._kind,
+            "state_format": state_format,
+            "placement": f"optimizer={self._tier}",
+        }
+        if host_memory is not None:
+            self._settings["host_memory"] = host_memory
+        self._opened: list[Opened] = []
+        self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
+        self._order: list[torch.Tensor] = []  # as the hooks count them
+        self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
+        this = weakref.ref(self)
+        self._hooks = GradientHooks(lambda index: _arrived(this, index))
+        self._model = model
+        self._waits: ModuleWaits | None = None
+        self._names = {p: name for name, p in model.named_parameters()} if model else {}
+        super().__init__(params, defaults)
+        if model is not None:
+            self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
+
+    def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
+        """Name, parameter, group."""
+        for index, group in enumerate(self.param_groups):
+            names = group.get("param_names")
+            for i, param in enumerate(group["params"]):
+                name = names[i] if names else self._names.get(param, f"group{index}.{i}")
+                yield name, param, index
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        named = list(self._named())
+        self._order = [param for _, param, _ in named]
+        self._hooks.attach((name, param) for name, param, _ in named)
+
+    def _group_step(self, group: dict[str, Any]) -> GroupStep:
+        """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
+        step = GroupStep(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]))
+        if "betas" in group:
+            step = replace(step, betas=(float(group["betas"][0]), float(group["betas"][1])))
+        if "eps" in group:
+            step = replace(step, eps=float(group["eps"]))
+        return step
+
+    @property
+    def engine(self) -> Engine | None:
+        """Of the first step's parameters, from that on."""
+        return self._opened[0].engine if self._opened else None
+
+    def open(self, *, resume: bool = False) -> None:
+        """Takes masters from all parameters that are trained and not yet known, into a new store.
+
+        The first ``step()`` does so. With `resume` a store that is there is gone on from instead,
+        and writes the parameters.
+        """
+        new = [one for one in self._named() if one[1].requires_grad and one[1] not in self._place]
+        if not new:
+            return
+        settings = self._settings | {"resume": "auto" if resume else "new"}
+        if self._path is not None:
+            added = f"/added-{len(self._opened)}" if self._opened else ""
+            settings["store"] = self._path + added
+        names, params, groups = zip(*new, strict=True)
+        opened = Opened(params, names, groups, self._hooks, self._threads, settings)
+        self._opened.append(opened)
+        for index, param in enumerate(params):
+            self._place[param] = (opened, index)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._resume is not None:
+            self._resume.before_step()
+        self.open()
+        with_gradient = [param for param in self._order if param.grad is not None]
+        groups = [self._group_step(group) for group in self.param_groups]
+        follows = self._resume is not None
+        made = [opened.step(groups, blob_follows=follows) for opened in self._opened]
+        if self._waits is None or self._tier == "host":
+            self.synchronize()
+        else:
+            self._wait_for(self._waits.unseen(with_gradient))
+        if follows and any(made):
+            self._resume.after_step()
+        return loss
+
+    def _wait_for(self, params: Iterable[torch.Tensor]) -> None:
+        if not any(opened.pending for opened in self._opened):
+            return
+        for param in params:
+            place = self._place.get(param)
+            if place is not None:
+                place[0].wait(place[1])
+
+    def synchronize(self) -> None:
+        """Returns when every parameter is that of the newest step: for what reads them outside the
+        model's forward, as averages do."""
+        for opened in self._opened:
+            opened.wait()
+
+    def close(self) -> None:
+        """Waits until every step is durable, and lets the engine go; also at exit, unwaited."""
+        if self._resume is not None:
+            self._resume.before_step()
+        self.synchronize()
+        for opened in self._opened:
+            if self._path is not None:
+                opened.engine.make_durable()
+            opened.close()
+        self._opened.clear()
+        self._place.clear()
+
+
+def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
+    """In backward: parameter `index` of the hooks has a gradient."""
+    optimizer = this()
+    if optimizer is None or not optimizer._opened:
+        return
+    place = optimizer._place.get(optimizer._order[index])
+    if place is None:
+        return
+    opened, at = place
+    opened.gradient_arrived()
+    if opened.is_pending(at):
+        raise ZigguratError(
+            f"parameter '{opened.names[at]}' has a gradient of a forward that did not wait for "
+            "its new value: call optimizer.synchronize() before what uses it outside its module"
+        )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run needs beside the engine's state to go on with the same bits, in every generation."""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ziggurat._native import DataLoss, InvalidArgument
+from ziggurat._optimizer import EngineOptimizer
+
+_FORMAT = 1
+
+
+def _random_states() -> dict[str, Any]:
+    """Of every generator that a script draws from without naming one."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["numpy"] = (kind, torch.from_numpy(keys.astype("int64")), *rest)
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    version, keys, gauss = states["python"]
+    random.setstate((version, tuple(keys), gauss))
+    if "numpy" in states:
+        import numpy
+
+        kind, keys, *rest = states["numpy"]
+        numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Those that a loader's order is drawn from, in a fixed order."""
+    samplers = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    samplers.append(getattr(samplers[2], "sampler", None))
+    found: list[torch.Generator] = []
+    for holder in samplers:
+        generator = getattr(holder, "generator", None)
+        if generator is not None and all(generator is not other for other in found):
+            found.append(generator)
+    return found
+
+
+class Resume:
+    """Makes a script go on where it was, at whatever instant it was killed.
+
+        resume = ziggurat.torch.Resume(optimizer, scheduler, loader)
+        for epoch in resume.epochs(3):
+            for batch in resume:
+                model(batch).loss.backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+
+    Opens the optimizer's store: where there is one, parameters, moments, groups, `scheduler`,
+    `scaler`, what `more` names, random states and the place in `loader` become those of its newest
+    step. Each step's are kept with it: as they are when the loop asks for the next batch, however
+    the loop orders its calls. Whatever else a script changes as it trains belongs into `more`:
+    objects with ``state_dict()`` and ``load_state_dict()``.
+
+    Batches of the epoch that were consumed are loaded again and dropped, so that augmentation in
+    workers draws what it drew.
+    """
+
+    def __init__(
+        self,
+        optimizer: EngineOptimizer,
+        scheduler: Any = None,
+        loader: Iterable[Any] | None = None,
+        *,
+        scaler: Any = None,
+        **more: Any,
+    ) -> None:
+        if optimizer.engine is not None:
+            raise InvalidArgument("Resume comes before the optimizer's first step()")
+        if optimizer.placement == "host":
+            raise InvalidArgument(
+                'Resume: with placement="host" nothing is durable: give "nvme:/path"'
+            )
+        self._optimizer = optimizer
+        self._loader = loader
+        self._kept = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler} | more
+        self._kept = {name: kept for name, kept in self._kept.items() if kept is not None}
+        self.epoch = 0  #: passes through the loader that are done
+        self.batch = 0  #: batches of this pass that are consumed
+        self._at_epoch: dict[str, Any] | None = None  # random states before iter(loader)
+        self._then: dict[str, Any] | None = None  # those to go on with, once the place is found
+        self._awaited = False
+        optimizer.open(resume=True)
+        engine = optimizer.engine
+        assert engine is not None
+        self.resumed = engine.resumed and engine.generation > 0  #: a run is gone on with
+        if self.resumed:
+            self._restore(engine.blob)
+        optimizer._resume = self
+
+    @property
+    def steps(self) -> int:
+        """Finished optimizer steps."""
+        engine = self._optimizer.engine
+        return engine.generation if engine is not None else 0
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The passes that are left of `count`, from 0; the first may be half done."""
+        while self.epoch < count:
+            before = self.epoch
+            yield before
+            if self.epoch == before:
+                raise InvalidArgument("Resume.epochs(): iterate over Resume once in each epoch")
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loader is None:
+            raise InvalidArgument("Resume has no loader to iterate over")
+        iterator = self._found()
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            self.batch += 1
+            yield batch
+            self.before_step()
+        self.epoch, self.batch, self._at_epoch = self.epoch + 1, 0, None
+
+    def _found(self) -> Iterator[Any]:
+        """An iterator over the loader, behind what was consumed of it."""
+        assert self._loader is not None
+        generators = _generators(self._loader)
+        if self._then is None:
+            drawn = [generator.get_state() for generator in generators]
+            self._at_epoch = {"default": _random_states(), "own": drawn}
+            return iter(self._loader)
+        assert self._at_epoch is not None
+        _set_random_states(self._at_epoch["default"])
+        for generator, state in zip(generators, self._at_epoch["own"], strict=True):
+            generator.set_state(state)
+        iterator = iter(self._loader)
+        for _ in range(self.batch):
+            next(iterator, None)
+        _set_random_states(self._then)
+        self._then = None
+        return iterator
+
+    def _state(self) -> bytes:
+        state = {
+            "format": _FORMAT,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "at_epoch": self._at_epoch,
+            "random": _random_states(),
+            "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
+        }
+        memory = io.BytesIO()
+        torch.save(state, memory)
+        return memory.getvalue()
+
+    def _restore(self, blob: bytes) -> None:
+        if not blob:
+            raise DataLoss(
+                "the store was made without Resume: it has no random states or place in the data"
+            )
+        # Plain data and tensors only: a store runs no code.
+        state = torch.load(io.BytesIO(blob), weights_only=True)
+        if state["format"] != _FORMAT:
+            raise InvalidArgument(f"the store's Resume has format {state['format']}, not {_FORMAT}")
+        if missing := self._kept.keys() ^ state["kept"].keys():
+            raise InvalidArgument(
+                f"Resume: {', '.join(sorted(missing))}: the store has it and this run does not, "
+                "or the other way round"
+            )
+        for name, kept in self._kept.items():
+            kept.load_state_dict(state["kept"][name])
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self._at_epoch = state["at_epoch"]
+        if self._at_epoch is None:
+            _set_random_states(state["random"])
+        else:
+            self._then = state["random"]
+
+    def after_step(self) -> None:
+        """The optimizer has made a step; what belongs to it is not yet known."""
+        self._awaited = True
+
+    def before_step(self) -> None:
+        """Nothing more belongs to the newest step."""
+        if not self._awaited:
+            return
+        engine = self._optimizer.engine
+        assert engine is not None
+        engine.give_blob(self._state())
+        self._awaited = False

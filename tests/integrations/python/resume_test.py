@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Killed at any instant and started again, a script goes on with the same bits.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing. ZIGGURAT_KILLS: how
+often the run is killed (20).
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+
+try:
+    import pytest
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.torch
+
+EPOCHS, BATCHES, WORKERS = 3, 14, 4
+
+
+class Words(torch.utils.data.Dataset):
+    """Items that are drawn anew each time, in the worker that makes them."""
+
+    def __len__(self):
+        return BATCHES * 8
+
+    def __getitem__(self, index):
+        noise = torch.rand(24) + 0.1 * random.random()
+        return torch.sin(torch.arange(24.0) * (index + 1)) + 0.1 * noise
+
+
+def run(directory: str, path: str, placement: str, stop_after: int | None = None) -> None:
+    """Trains to the end, and leaves parameters and losses in `path`."""
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    random.seed(7)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(24, 64), torch.nn.GELU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 24)
+    )
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(),
+        lr=1e-2,
+        placement=f"nvme:{directory}",
+        threads=1,
+        model=model if placement == "model" else None,
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * BATCHES // 2)
+    loader = torch.utils.data.DataLoader(Words(), 8, shuffle=True, num_workers=WORKERS)
+    resume = ziggurat.torch.Resume(optimizer, scheduler, loader)
+    for _ in resume.epochs(EPOCHS):
+        for count, batch in enumerate(resume):
+            loss = (model(batch) - batch).square().mean()
+            loss.backward()
+            if resume.batch % 2 == 0:  # two backwards a step
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if count == stop_after:
+                os._exit(9)
+    optimizer.synchronize()
+    state = [p.detach().clone() for p in model.parameters()]
+    state.append(torch.tensor([scheduler.get_last_lr()[0], resume.steps]))
+    torch.save(state, path + ".part")
+    os.rename(path + ".part", path)
+    optimizer.close()
+
+
+def started(*arguments) -> int:
+    """A process of its own that runs `run`."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                run(*arguments)
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def ended(child: int, within: float | None = None) -> int | None:
+    """Its status; None if it still runs after `within` seconds."""
+    until = None if within is None else time.monotonic() + within
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG if until else 0)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        if until and time.monotonic() > until:
+            return None
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("placement", ["plain", "model"])
+def test_a_run_that_was_killed_again_and_again_has_the_bits_of_one_that_was_not(
+    placement, tmp_path
+):
+    whole, parts = str(tmp_path / "whole.pt"), str(tmp_path / "parts.pt")
+    begun = time.monotonic()
+    assert ended(started(str(tmp_path / "one"), whole, placement)) == 0
+    took = time.monotonic() - begun
+    draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
+    kills = int(os.environ.get("ZIGGURAT_KILLS", "20")) // 2
+    killed = 0
+    while killed < kills:
+        child = started(str(tmp_path / "two"), parts, placement)
+        status = ended(child, within=draw.uniform(0.05, 0.9 * took))
+        if status is not None:  # it came to its end: the next run begins anew
+            assert status == 0
+            compare(whole, parts)
+            for file in (tmp_path / "two").iterdir():
+                file.unlink()
+            os.unlink(parts)
+            continue
+        os.kill(child, signal.SIGKILL)
+        assert ended(child) == -signal.SIGKILL
+        killed += 1
+    assert ended(started(str(tmp_path / "two"), parts, placement)) == 0
+    compare(whole, parts)
+
+
+def compare(one: str, other: str) -> None:
+    for a, b in zip(torch.load(one), torch.load(other), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_store_is_free_while_helpers_of_a_killed_run_still_live(tmp_path):
+    """Workers find out only after seconds that their trainer has died."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        model = torch.nn.Linear(4, 4)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+        optimizer.open()
+        helper = os.fork()
+        if helper == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(writer, str(helper).encode())
+        time.sleep(60)
+        os._exit(1)
+    helper = int(os.read(reader, 20))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    try:
+        model = torch.nn.Linear(4, 4)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+        optimizer.open(resume=True)
+        assert optimizer.engine.resumed
+        os.kill(helper, 0)  # it still lives
+        optimizer.close()
+    finally:
+        os.kill(helper, signal.SIGKILL)
+
+
+def test_a_store_is_adopted_by_resume_only(tmp_path):
+    def optimizer(value):
+        model = torch.nn.Linear(3, 3)
+        torch.nn.init.constant_(model.weight, value)
+        made = ziggurat.torch.AdamW(model.parameters(), placement=f"nvme:{tmp_path}/state")
+        for param in model.parameters():
+            param.grad = torch.ones_like(param)
+        return model, made
+
+    first_model, first = optimizer(1.0)
+    first.step()
+    first.close()
+    second_model, second = optimizer(2.0)
+    with pytest.raises(ziggurat.InvalidArgument, match="there is a store already"):
+        second.step()
+    with pytest.raises(ziggurat.DataLoss, match="made without Resume"):
+        ziggurat.torch.Resume(second)
+    assert torch.equal(second_model.weight, first_model.weight)  # it was read
+
+
+def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
+    class Seen:
+        """What a script counts for itself: more than 64 KiB of it."""
+
+        def __init__(self):
+            self.values = torch.zeros(40_000)
+
+        def state_dict(self):
+            return {"values": self.values}
+
+        def load_state_dict(self, state):
+            self.values = state["values"]
+
+    def begun(**more):
+        model = torch.nn.Linear(3, 3)
+        optimizer = ziggurat.torch.SGD(
+            model.parameters(), lr=0.1, placement=f"nvme:{tmp_path}/state"
+        )
+        return model, optimizer, ziggurat.torch.Resume(optimizer, **more)
+
+    seen = Seen()
+    model, optimizer, resume = begun(seen=seen)
+    assert not resume.resumed
+    optimizer.param_groups[0]["lr"] = 0.25
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    seen.values[3] = 5.0
+    torch.manual_seed(123)
+    optimizer.close()
+    expected = torch.rand(3)
+
+    seen = Seen()
+    _, optimizer, resume = begun(seen=seen)
+    assert resume.resumed and resume.steps == 1
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert seen.values[3] == 5.0
+    assert torch.equal(torch.rand(3), expected)
+    optimizer.close()
+    with pytest.raises(ziggurat.InvalidArgument, match="seen: the store has it"):
+        begun()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", "-p", "no:cacheprovider"]))
