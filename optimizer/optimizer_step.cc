@@ -47,6 +47,7 @@ OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
   const bool decoupled = s.kind == OptimizerKind::kAdamW || s.kind == OptimizerKind::kLion;
   const double bias1 = adam ? 1.0 - power(s.beta1, s.t) : 1.0;
   const double bias2 = adam ? 1.0 - power(s.beta2, s.t) : 1.0;
+  const bool undamped = s.t == 1 || s.beta1 == 0;
   const double kept =
       1.0 - static_cast<double>(s.learning_rate) * static_cast<double>(s.weight_decay);
   return {
@@ -61,8 +62,10 @@ OptimizerStep OptimizerStep::make(const Settings& s) noexcept {
       .inv_bias2_sqrt = static_cast<float>(1.0 / std::sqrt(bias2)),
       .decay = decoupled ? static_cast<float>(kept) : s.weight_decay,
       .no_decay = decoupled ? 1.0f : 0.0f,
-      .grad_scale = s.grad_scale,
+      .grad_scale = s.maximize ? -s.grad_scale : s.grad_scale,
       .rounding_key = mix_seed(s.seed, s.rounding_step == 0 ? s.t : s.rounding_step),
+      .gradient_weight = undamped ? 1.0f : one_minus(s.dampening),
+      .nesterov = s.nesterov && s.beta1 != 0,
   };
 }
 

@@ -3,8 +3,8 @@
 //
 // Sources: AdamW: Loshchilov & Hutter 2019, Algorithm 2; Adam: Kingma & Ba 2015, with the decay
 // added to the gradient (L2); Lion: Chen et al. 2023, Algorithm 2; Adagrad: Duchi et al. 2011; SGD
-// with momentum: Sutskever et al. 2013 as PyTorch writes it (dampening 0, not Nesterov's). All
-// follow torch.optim where it has them.
+// with momentum, Nesterov's too: Sutskever et al. 2013 as PyTorch writes it, with its dampening.
+// All follow torch.optim where it has them.
 #pragma once
 
 #include <cstddef>
@@ -43,9 +43,15 @@ struct OptimizerStep {
   /// the master by it (1 - lr * weight_decay, and 1); the others add master times it to the
   /// gradient (weight_decay, and 0).
   float decay, no_decay;
-  /// Clip factor times 1/(accumulation divisor and loss scale): multiplies the widened gradient
+  /// Clip factor times 1/(accumulation divisor and loss scale): multiplies the widened gradient.
+  /// Negative where the step maximizes.
   float grad_scale;
-  std::uint64_t rounding_key;  ///< of the seed and rounding_step: what stochastic rounding draws from
+  /// Of the seed and rounding_step: what stochastic rounding draws from.
+  std::uint64_t rounding_key;
+  /// SGD: what the gradient counts in the momentum. 1 - dampening; but 1 where t is 1, because the
+  /// momentum begins as the first gradient, undamped, and 1 without momentum.
+  float gradient_weight;
+  bool nesterov;  ///< SGD: the update is gradient + beta1 * momentum, not the momentum
   /// A trainer has written the parameters since the step before (RecordView::masters_from_param).
   bool params_written = false;
 
@@ -62,6 +68,9 @@ struct OptimizerStep {
     std::uint64_t seed = 0;  ///< of stochastic rounding
     /// The generation that is made, where parameters count their own steps; 0: t.
     std::uint64_t rounding_step = 0;
+    float dampening = 0;     ///< SGD: finite; changes nothing without momentum
+    bool nesterov = false;   ///< SGD: changes nothing without momentum
+    bool maximize = false;   ///< steps go up the gradient; decay still goes towards zero
   };
   static OptimizerStep make(const Settings& settings) noexcept;
   bool operator==(const OptimizerStep&) const = default;

@@ -106,8 +106,12 @@ struct SgdRule {
                                      F gradient) {
     const Floats d;
     const F g = penalised(step, decay, old.master, gradient);
-    const F momentum = hn::Add(hn::Mul(hn::Set(d, step.beta1), old.moment), g);
-    const F update = hn::Mul(momentum, hn::Set(d, step.step_size));
+    const F beta1 = hn::Set(d, step.beta1);
+    const F added = hn::Mul(hn::Set(d, step.gradient_weight), g);
+    const F momentum = hn::Add(hn::Mul(beta1, old.moment), added);
+    F direction = momentum;
+    if (step.nesterov) direction = hn::Add(g, hn::Mul(beta1, momentum));
+    const F update = hn::Mul(direction, hn::Set(d, step.step_size));
     return {quiet(hn::Sub(old.master, update)), quiet(momentum), old.second};
   }
 };

@@ -78,8 +78,14 @@ Element adagrad(const OptimizerStep& step, const Element& old, float g) {
 
 Element sgd(const OptimizerStep& step, const Element& old, float g) {
   const float kept = step.beta1 * old.moments[0];
-  const float momentum = kept + g;
-  const float update = momentum * step.step_size;
+  const float added = step.gradient_weight * g;  // 1 leaves every g as it is
+  const float momentum = kept + added;
+  float direction = momentum;
+  if (step.nesterov) {
+    const float ahead = step.beta1 * momentum;
+    direction = g + ahead;
+  }
+  const float update = direction * step.step_size;
   return {old.master - update, {momentum, 0.0f}};
 }
 

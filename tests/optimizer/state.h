@@ -166,6 +166,26 @@ inline void expect_prefix_updated(State& got, State& after, State& before, std::
   });
 }
 
+inline constexpr std::size_t kLargestOddSize = 4099;
+
+/// Every target gives the bits of update_scalar.cc for hard values, at odd sizes.
+inline void expect_specification(const OptimizerStep& step, const Shape& shape) {
+  State before(kLargestOddSize, shape);
+  before.fill(2);
+  State after(kLargestOddSize, shape);
+  after.copy_from(before);
+  internal::scalar::update(step, after.slice(kLargestOddSize, step.decay));
+  State got(kLargestOddSize, shape, 1);
+  for_each_target([&] {
+    for (const std::size_t size : {0u, 1u, 7u, 8u, 31u, 33u, 64u, 1000u, 1024u, 4099u}) {
+      got.copy_from(before);
+      internal::update(step, got.slice(size, step.decay));
+      expect_prefix_updated(got, after, before, size);
+      ASSERT_FALSE(::testing::Test::HasFailure()) << "size " << size;
+    }
+  });
+}
+
 /// A record of whole tiles with its gradient and parameter.
 struct TiledRecord {
   OptimizerKind kind;

@@ -13,16 +13,15 @@ namespace ziggurat {
 namespace {
 
 using testing::expect_prefix_updated;
+using testing::expect_specification;
 using testing::for_each_target;
 using testing::from_bits;
+using testing::kLargestOddSize;
 using testing::same_bits;
-using testing::Shape;
 using testing::State;
 using testing::TiledRecord;
 using testing::to_bits;
 using testing::usual_settings;
-
-constexpr std::size_t kLargestOddSize = 4099;
 
 TEST(Update, AdamWGivesTheSpecificationsBitsAtEverySizeAndAlignment) {
   const OptimizerStep step = OptimizerStep::make(usual_settings());
@@ -43,23 +42,6 @@ TEST(Update, AdamWGivesTheSpecificationsBitsAtEverySizeAndAlignment) {
       }
     });
   }
-}
-
-void expect_specification(const OptimizerStep& step, const Shape& shape) {
-  State before(kLargestOddSize, shape);
-  before.fill(2);
-  State after(kLargestOddSize, shape);
-  after.copy_from(before);
-  internal::scalar::update(step, after.slice(kLargestOddSize, step.decay));
-  State got(kLargestOddSize, shape, 1);
-  for_each_target([&] {
-    for (const std::size_t size : {0u, 1u, 7u, 8u, 31u, 33u, 64u, 1000u, 1024u, 4099u}) {
-      got.copy_from(before);
-      internal::update(step, got.slice(size, step.decay));
-      expect_prefix_updated(got, after, before, size);
-      ASSERT_FALSE(::testing::Test::HasFailure()) << "size " << size;
-    }
-  });
 }
 
 class EveryOptimizer : public ::testing::TestWithParam<OptimizerKind> {};

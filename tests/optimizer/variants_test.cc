@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/optimizer/variants_test.cc: what torch.optim's optimizers can be told beside their scalars:
+// SGD's dampening and Nesterov's look ahead, and the way up.
+#include <string>
+#include <vector>
+
+#include "optimizer/eight_bit.h"
+#include "tests/optimizer/state.h"
+
+namespace ziggurat {
+namespace {
+
+using testing::expect_specification;
+using testing::for_each_target;
+using testing::kLargestOddSize;
+using testing::same_bits;
+using testing::State;
+using testing::TiledRecord;
+using testing::usual_settings;
+
+struct Variant {
+  const char* name;
+  float momentum = 0.9F;
+  float dampening = 0;
+  bool nesterov = false;
+  bool maximize = false;
+  std::uint64_t t = 7;
+};
+
+OptimizerStep::Settings settings_of(const Variant& its) {
+  OptimizerStep::Settings settings = usual_settings(OptimizerKind::kSgd);
+  settings.beta1 = its.momentum;
+  settings.dampening = its.dampening;
+  settings.nesterov = its.nesterov;
+  settings.maximize = its.maximize;
+  settings.t = its.t;
+  return settings;
+}
+
+class SgdVariant : public ::testing::TestWithParam<Variant> {};
+INSTANTIATE_TEST_SUITE_P(
+    Variants, SgdVariant,
+    ::testing::Values(Variant{.name = "dampened", .dampening = 0.3F},
+                      Variant{.name = "nesterov", .nesterov = true},
+                      Variant{
+                          .name = "all", .dampening = -0.7F, .nesterov = true, .maximize = true},
+                      Variant{.name = "first", .dampening = 0.3F, .nesterov = true, .t = 1},
+                      Variant{.name = "plain", .momentum = 0, .dampening = 0.3F, .nesterov = true}),
+    [](const auto& of) { return std::string(of.param.name); });
+
+TEST_P(SgdVariant, GivesTheSpecificationsBitsInEveryFormatAndType) {
+  for (const StateFormat format : testing::kKernelFormats) {
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
+      if (format == StateFormat::kSplit && rounding == Rounding::kStochastic) continue;
+      OptimizerStep::Settings settings = settings_of(GetParam());
+      settings.rounding = rounding;
+      const OptimizerStep step = OptimizerStep::make(settings);
+      for (const DType grad : testing::kAllTypes) {
+        const DType param = holds_param(format) ? DType::kBFloat16 : grad;
+        SCOPED_TRACE(::testing::Message() << to_string(format) << ", " << to_string(grad));
+        expect_specification(step, {OptimizerKind::kSgd, format, grad, param});
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_P(SgdVariant, GivesOneRecordInEightBitsOnEveryTarget) {
+  TiledRecord before(OptimizerKind::kSgd, StateFormat::k8Bit, 1);
+  TiledRecord want(OptimizerKind::kSgd, StateFormat::k8Bit, 1);
+  TiledRecord got(OptimizerKind::kSgd, StateFormat::k8Bit, 1);
+  before.fill(3);
+  testing::HardFloats hard(9);
+  for (std::size_t i = 0; i < before.count; ++i) {
+    if (i / kEightBitBlock % 4 == 0) before.grad.data()[i] = float_to_bf16(hard.next());
+  }
+  const OptimizerStep step = OptimizerStep::make(settings_of(GetParam()));
+  want.copy_from(before);
+  force_simd_target("scalar");
+  want.update(step);
+  for_each_target([&] {
+    got.copy_from(before);
+    got.update(step);
+    EXPECT_TRUE(same_bits<std::byte>(got.bytes(), want.bytes()));
+    EXPECT_TRUE(same_bits<bf16>(got.param.span(), want.param.span()));
+  });
+}
+
+/// An element's master and momentum after a step of the formula, in the order that is specified.
+struct Sgd {
+  float master, momentum;
+};
+Sgd by_the_formula(const Variant& its, float lr, float g, Sgd old) {
+  const float kept = its.momentum * old.momentum;
+  const bool undamped = its.t == 1 || its.momentum == 0;
+  const float momentum = kept + (undamped ? g : (1.0F - its.dampening) * g);
+  const bool looks_ahead = its.nesterov && its.momentum != 0;
+  const float direction = looks_ahead ? g + its.momentum * momentum : momentum;
+  return {quiet(old.master - direction * lr), quiet(momentum)};
+}
+
+// NaN, inf and denormals too. With nothing asked for, the formula is plain momentum's: no product
+// with a weight of 1 or 0 shows.
+TEST(SgdVariants, HaveTheBitsOfTheFormula) {
+  for (const Variant& its : {Variant{.name = "off"}, Variant{.name = "off", .momentum = 0},
+                             Variant{.name = "dampened", .dampening = 0.25F},
+                             Variant{.name = "first", .dampening = 0.25F, .t = 1},
+                             Variant{.name = "plain", .momentum = 0, .dampening = 0.25F},
+                             Variant{.name = "nesterov", .nesterov = true}}) {
+    SCOPED_TRACE(its.name);
+    OptimizerStep::Settings settings = settings_of(its);
+    settings.grad_scale = 1;
+    const OptimizerStep step = OptimizerStep::make(settings);
+    State before(kLargestOddSize, {.kind = OptimizerKind::kSgd, .grad = DType::kFloat32});
+    before.fill(4);
+    State got(kLargestOddSize, before.shape);
+    for_each_target([&] {
+      got.copy_from(before);
+      internal::update(step, got.slice(kLargestOddSize, settings.weight_decay));
+      for (std::size_t i = 0; i < kLargestOddSize; ++i) {
+        const float master = before.master.data()[i];
+        const float g = before.grad32.data()[i] + master * settings.weight_decay;
+        const Sgd want =
+            by_the_formula(its, settings.learning_rate, g, {master, before.moments32[0].data()[i]});
+        ASSERT_EQ(testing::to_bits(got.master.data()[i]), testing::to_bits(want.master)) << i;
+        ASSERT_EQ(testing::to_bits(got.moments32[0].data()[i]), testing::to_bits(want.momentum))
+            << i;
+      }
+    });
+  }
+}
+
+TEST(SgdVariants, DampAllButTheFirstGradient) {
+  Variant its{.name = "dampened", .dampening = 0.25F, .nesterov = true};
+  EXPECT_EQ(OptimizerStep::make(settings_of(its)).gradient_weight, 0.75F);
+  EXPECT_TRUE(OptimizerStep::make(settings_of(its)).nesterov);
+  its.t = 1;
+  EXPECT_EQ(OptimizerStep::make(settings_of(its)).gradient_weight, 1.0F);
+  its = {.name = "plain", .momentum = 0, .dampening = 0.25F, .nesterov = true};
+  EXPECT_EQ(OptimizerStep::make(settings_of(its)).gradient_weight, 1.0F);
+  EXPECT_FALSE(OptimizerStep::make(settings_of(its)).nesterov);
+}
+
+class EveryOptimizerUp : public ::testing::TestWithParam<OptimizerKind> {};
+INSTANTIATE_TEST_SUITE_P(Variants, EveryOptimizerUp, ::testing::ValuesIn(testing::kAllOptimizers),
+                         [](const auto& of) { return std::string(to_string(of.param)); });
+
+TEST_P(EveryOptimizerUp, MakesTheStepOfTheOppositeGradient) {
+  for (const StateFormat format : testing::kAllFormats) {
+    TiledRecord up(GetParam(), format, 2), down(GetParam(), format, 2),
+        other(GetParam(), format, 2);
+    for (TiledRecord* record : {&up, &down, &other}) record->fill(6);
+    for (bf16& value : down.grad.span()) value ^= 0x8000U;
+    OptimizerStep::Settings settings = usual_settings(GetParam());
+    down.update(OptimizerStep::make(settings));
+    other.update(OptimizerStep::make(settings));
+    settings.maximize = true;
+    up.update(OptimizerStep::make(settings));
+    EXPECT_TRUE(same_bits<std::byte>(up.bytes(), down.bytes())) << to_string(format);
+    EXPECT_TRUE(same_bits<bf16>(up.param.span(), down.param.span())) << to_string(format);
+    EXPECT_FALSE(same_bits<bf16>(up.param.span(), other.param.span())) << to_string(format);
+  }
+}
+
+}  // namespace
+}  // namespace ziggurat
