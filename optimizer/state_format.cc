@@ -51,6 +51,29 @@ Element moment_element(StateFormat format) {
 
 constexpr std::uint32_t kScaleTileBytes = kTileElements / kEightBitBlock * sizeof(float);
 
+/// The largest initial accumulator: far from where bf16 and the squares added to it overflow.
+constexpr float kAccumulatorMax = 1e30F;
+
+/// All of a record's sums of squares, padding's too: nothing is ever added to those, and as the
+/// least of a block they do not change its scale.
+void fill_sums(StateFormat format, float value, std::size_t count, const RecordFormat& shape,
+               std::span<std::byte> record) {
+  const std::size_t tiles = count / kTileElements;
+  const std::size_t index = format == StateFormat::kSplit ? 2 : 1;
+  std::byte* const sums = record.data() + shape.offset(index, tiles);
+  if (format == StateFormat::k8Bit) {
+    auto* scales = reinterpret_cast<float*>(record.data() + shape.offset(index + 1, tiles));
+    const std::vector<float> values(count, value);
+    return encode_eight_bit(EightBitCode::kUnsigned, values.data(),
+                            {reinterpret_cast<std::uint8_t*>(sums), count}, scales);
+  }
+  if (moment_element(format).size_bytes == 2) {
+    std::fill_n(reinterpret_cast<bf16*>(sums), count, float_to_bf16(value));
+  } else {
+    std::fill_n(reinterpret_cast<float*>(sums), count, value);
+  }
+}
+
 }  // namespace
 
 std::string_view to_string(StateFormat format) noexcept {
@@ -116,6 +139,19 @@ void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf1
                             to_string(format)));
 }
 
+void require_initial_accumulator(OptimizerKind kind, float value) {
+  if (!(value >= 0 && value <= kAccumulatorMax))
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("initial_accumulator={:g}: it is a sum of squares: give a number from "
+                            "0 to {:g}",
+                            value, kAccumulatorMax));
+  if (value != 0 && kind != OptimizerKind::kAdagrad)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("initial_accumulator={:g}: only adagrad has one, and the optimizer is "
+                            "{}: leave it out, or choose adagrad",
+                            value, to_string(kind)));
+}
+
 void read_params(StateFormat format, std::span<const std::byte> record,
                  const ParamRounding& rounding, std::uint64_t first_element,
                  TypedSpan<std::byte> out) {
@@ -161,13 +197,16 @@ void read_masters(StateFormat format, std::span<const std::byte> record, std::sp
 }
 
 void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
-                  std::span<std::byte> record) {
+                  std::span<std::byte> record, float initial_accumulator) {
   const std::size_t count = masters.size();
   const RecordFormat shape = record_format(kind, format);
+  ZIGGURAT_CHECK(initial_accumulator == 0 || kind == OptimizerKind::kAdagrad,
+                 "an initial accumulator of {} for {}", initial_accumulator, to_string(kind));
   ZIGGURAT_CHECK(
       count % kTileElements == 0 && record.size() == shape.record_bytes(count / kTileElements),
       "{} masters for a record of {} bytes", count, record.size());
   std::memset(record.data(), 0, record.size());
+  if (initial_accumulator != 0) fill_sums(format, initial_accumulator, count, shape, record);
   if (!holds_param(format)) {
     std::memcpy(record.data(), masters.data(), masters.size_bytes());
     return;

@@ -94,6 +94,10 @@ double moment_error(StateFormat format) noexcept;
 /// it.
 void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf16);
 
+/// What write_record()'s `initial_accumulator` may be. Errors: kInvalidArgument for one that is not
+/// in [0, 1e30], or not 0 for an optimizer other than Adagrad.
+void require_initial_accumulator(OptimizerKind kind, float value);
+
 /// The rounding of parameters after step `step` of a run (OptimizerStep::rounding_key).
 struct ParamRounding {
   Rounding rounding = Rounding::kNearest;
@@ -107,9 +111,11 @@ void read_params(StateFormat format, std::span<const std::byte> record,
                  TypedSpan<std::byte> params);
 
 /// The masters of a record of `format`, exactly, and the other way: with moments of zero, which is
-/// how training begins. `masters` has all the record's elements; zero masters make a zero record.
+/// how training begins, but for Adagrad's sum, which begins as `initial_accumulator`, rounded to
+/// nearest where sums are bf16; 8 bits hold any but a denormal exactly, which becomes zero.
+/// `masters` has all the record's elements; zero masters make a zero record but for that sum.
 void read_masters(StateFormat format, std::span<const std::byte> record, std::span<float> masters);
 void write_record(OptimizerKind kind, StateFormat format, std::span<const float> masters,
-                  std::span<std::byte> record);
+                  std::span<std::byte> record, float initial_accumulator = 0);
 
 }  // namespace ziggurat

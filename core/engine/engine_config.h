@@ -31,6 +31,8 @@ struct OptimizerConfig {
   float beta2 = 0.95F;
   float eps = 1e-8F;
   float weight_decay = 0.1F;  ///< decoupled in AdamW and Lion; the others add it to the gradient
+  /// Adagrad: what a new store's sums of squares begin with. A store that is there keeps its own.
+  float initial_accumulator = 0;
 };
 
 struct StoreDirectory {

@@ -77,6 +77,8 @@ void EngineImpl::validate() {
                      model_.dtype == DType::kBFloat16);
   if (is_lent()) validate_lent();
   require(is_lent() || !config_.store.empty(), "`store`: a directory is needed");
+  require_initial_accumulator(config_.optimizer.state.optimizer,
+                              config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
           fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
   require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
@@ -394,7 +396,8 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
     if (chunk.constant) {
       std::memcpy(memory.record.data(), masters.data(), memory.record.size());
     } else {
-      write_record(table_->state().optimizer, table_->state().format, masters, memory.record);
+      write_record(table_->state().optimizer, table_->state().format, masters, memory.record,
+                   config_.optimizer.initial_accumulator);
     }
     if (store != nullptr) hash = record_hash(memory.record, seed, table_->record_format(id));
   };

@@ -73,6 +73,13 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
                  {.values = "X",
                   .help = "on matrices only; decoupled in adamw and lion, else added to the "
                           "gradient"}),
+      // The store's records have it: at a resume nothing depends on it any more.
+      In::number("initial_accumulator",
+                 [](auto& c) -> auto& { return c.optimizer.initial_accumulator; },
+                 {.min = 0, .max = 1e30},
+                 {.values = "X",
+                  .help = "adagrad: what its sums of squares begin with when the store is made",
+                  .at_resume = AtResume::kSilent}),
       In::custom(
           "param_groups", kGroups,
           [](const EngineConfig& c) -> SettingValue { return to_text(c.param_groups); },

@@ -201,6 +201,50 @@ TEST(EngineFormats, AStoreOfAnotherOptimizerOrFormatIsRefusedNamingBoth) {
   EXPECT_EQ(Engine::inspect(*runtime, {{directory.path()}}).state, (StateKind{kAdam, kSplit}));
 }
 
+// Every unit but the second has padding in its last tile, and so has its sums.
+TEST(EngineFormats, AdagradsSumsBeginWithTheInitialAccumulator) {
+  const ModelSpec model = small_model();
+  for (const StateFormat format : {kFp32, kBf16Moments, k8Bit, kSplit, kBf16}) {
+    SCOPED_TRACE(to_string(format));
+    const StateKind state{kAdagrad, format};
+    PlainTraining expected(model, kClip, state, Rounding::kNearest, 0.3F);
+    PlainTraining from_zero(model, kClip, state);
+    const ScratchDirectory directory;
+    std::uint64_t step = 0;
+    for (const char* placement : {kDemo, "all=host", "all=nvme"}) {
+      EngineConfig config = small_config(directory.path());
+      config.placement = parse_placement(placement);
+      config.clip_norm = kClip;
+      config.optimizer.state = state;
+      // A store that is there keeps the sums it has.
+      config.optimizer.initial_accumulator = step == 0 ? 0.3F : 0.7F;
+      Rig rig(model, config, 2, 8 * kMiB);
+      for (int i = 0; i < 2; ++i, ++step) {
+        train_step(*rig.engine, model, step, kLearningRate);
+        expected.step(step, kLearningRate);
+        from_zero.step(step, kLearningRate);
+      }
+      EXPECT_TRUE(same_params(*rig.engine, expected, model)) << placement;
+      EXPECT_FALSE(same_params(*rig.engine, from_zero, model)) << placement;
+      rig.engine->make_durable();
+    }
+  }
+}
+
+TEST(EngineFormats, AnInitialAccumulatorIsAdagradsAndAFiniteSquare) {
+  const ScratchDirectory directory;
+  EngineConfig config = small_config(directory.path());
+  config.optimizer.initial_accumulator = 0.1F;
+  EXPECT_THAT(refusal(config), HasSubstr("only adagrad has one, and the optimizer is adamw"));
+  config.optimizer.state.optimizer = kAdagrad;
+  for (const float wrong :
+       {-0.1F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    config.optimizer.initial_accumulator = wrong;
+    EXPECT_THAT(refusal(config), HasSubstr("it is a sum of squares"));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
 TEST(EngineFormats, SplitMastersAreNotRoundedStochastically) {
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());

@@ -122,7 +122,7 @@ inline ModelSpec without_constants(ModelSpec model) {
 class PlainTraining {
  public:
   explicit PlainTraining(const ModelSpec& model, float clip_norm, StateKind state = {},
-                         Rounding rounding = Rounding::kNearest)
+                         Rounding rounding = Rounding::kNearest, float initial_accumulator = 0)
       : table_(without_constants(model), 1U << 20, state),
         clip_norm_(clip_norm),
         rounding_(rounding) {
@@ -130,7 +130,7 @@ class PlainTraining {
       std::vector<float> masters(table_.unit(u).padded_count);
       initialize(u, 0, std::span(masters).first(table_.unit(u).count));
       records_.emplace_back(table_.record_format().record_bytes(masters.size() / kTileElements));
-      write_record(state.optimizer, state.format, masters, records_.back());
+      write_record(state.optimizer, state.format, masters, records_.back(), initial_accumulator);
       params_.emplace_back(masters.size() * size_bytes(table_.dtype()));
       round_params(masters, all_params(u));
       seen_.push_back(params_.back());

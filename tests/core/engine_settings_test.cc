@@ -47,6 +47,7 @@ const std::map<std::string, std::string>& others() {
       {"betas", "0.8,0.9"},
       {"eps", "1e-06"},
       {"weight_decay", "0.25"},
+      {"initial_accumulator", "0.125"},
       {"param_groups", "h.*:lr-scale=0.5,weight-decay=0.25,frozen;*:beta1=0.5,beta2=0.6,eps=0.1"},
       {"clip", "0.5"},
       {"speculate", "never"},
@@ -96,9 +97,10 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                              durable_every_s, resume));
   const auto& [zero_stage, name, shard_group, hpz] = strategy;
   const auto& [weights, gradient_bits] = quantization;
-  const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay] = optimizer;
+  const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay,
+               initial_accumulator] = optimizer;
   static_cast<void>(std::tie(zero_stage, name, shard_group, hpz, weights, gradient_bits, state,
-                             rounding, beta1, beta2, eps, weight_decay));
+                             rounding, beta1, beta2, eps, weight_decay, initial_accumulator));
   static_cast<void>(rounding_seed);  // compared by agree_on_settings()
   EXPECT_EQ(engine_settings().size(), others().size());
 }

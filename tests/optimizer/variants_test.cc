@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/optimizer/variants_test.cc: what torch.optim's optimizers can be told beside their scalars:
-// SGD's dampening and Nesterov's look ahead, and the way up.
+// SGD's dampening and Nesterov's look ahead, the way up, and the sum that Adagrad begins with.
+#include <gmock/gmock.h>
+
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "optimizer/eight_bit.h"
 #include "tests/optimizer/state.h"
 
@@ -12,6 +16,7 @@ namespace {
 
 using testing::expect_specification;
 using testing::for_each_target;
+using ::testing::HasSubstr;
 using testing::kLargestOddSize;
 using testing::same_bits;
 using testing::State;
@@ -160,6 +165,76 @@ TEST_P(EveryOptimizerUp, MakesTheStepOfTheOppositeGradient) {
     EXPECT_TRUE(same_bits<bf16>(up.param.span(), down.param.span())) << to_string(format);
     EXPECT_FALSE(same_bits<bf16>(up.param.span(), other.param.span())) << to_string(format);
   }
+}
+
+/// Adagrad's sums in a record of one tile, widened.
+std::vector<float> sums_of(TiledRecord& record) {
+  const std::size_t index = record.format == StateFormat::kSplit ? 2 : 1;
+  const std::byte* const at = record.bytes().data() + record.shape.offset(index, 1);
+  std::vector<float> sums(record.count);
+  if (record.format == StateFormat::k8Bit) {
+    const std::byte* const scales = record.bytes().data() + record.shape.offset(index + 1, 1);
+    decode_eight_bit(EightBitCode::kUnsigned,
+                     {reinterpret_cast<const std::uint8_t*>(at), record.count},
+                     reinterpret_cast<const float*>(scales), sums.data());
+    return sums;
+  }
+  for (std::size_t i = 0; i < record.count; ++i) {
+    sums[i] = internal::moment_bytes(record.format) == 2
+                  ? bf16_to_float(reinterpret_cast<const bf16*>(at)[i])
+                  : reinterpret_cast<const float*>(at)[i];
+  }
+  return sums;
+}
+
+TEST(InitialAccumulator, IsEverySumOfANewRecordAndNothingElse) {
+  for (const StateFormat format : testing::kAllFormats) {
+    SCOPED_TRACE(to_string(format));
+    for (const float value : {0.1F, 1.0F, 1e30F, 1e-37F}) {
+      TiledRecord record(OptimizerKind::kAdagrad, format, 1);
+      TiledRecord zero(OptimizerKind::kAdagrad, format, 1);
+      std::vector<float> masters(record.count);
+      for (std::size_t i = 0; i < masters.size(); ++i) masters[i] = 0.01F * static_cast<float>(i);
+      write_record(record.kind, format, masters, record.bytes(), value);
+      write_record(zero.kind, format, masters, zero.bytes());
+      EXPECT_EQ(record.masters(), zero.masters());
+      const bool rounds = internal::moment_bytes(format) == 2;
+      const float want = rounds ? bf16_to_float(float_to_bf16(value)) : value;
+      EXPECT_THAT(sums_of(record), ::testing::Each(want));
+      EXPECT_THAT(sums_of(zero), ::testing::Each(0.0F));
+    }
+  }
+}
+
+TEST(InitialAccumulator, IsWhatTheFirstSquareIsAddedTo) {
+  TiledRecord record(OptimizerKind::kAdagrad, StateFormat::kFp32, 1);
+  const std::vector<float> masters(record.count, 1.0F);
+  write_record(record.kind, record.format, masters, record.bytes(), 0.75F);
+  for (bf16& value : record.grad.span()) value = float_to_bf16(0.5F);
+  OptimizerStep::Settings settings = usual_settings(OptimizerKind::kAdagrad);
+  settings.learning_rate = 0.25F;
+  settings.weight_decay = settings.eps = 0;
+  settings.grad_scale = 1;
+  record.update(OptimizerStep::make(settings));
+  EXPECT_THAT(sums_of(record), ::testing::Each(1.0F));
+  EXPECT_THAT(record.masters(), ::testing::Each(1.0F - 0.125F));
+}
+
+TEST(InitialAccumulator, IsRefusedByNameWhereItIsNone) {
+  const auto refusal = [](OptimizerKind kind, float value) {
+    try {
+      require_initial_accumulator(kind, value);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const OptimizerKind kind : testing::kAllOptimizers) EXPECT_EQ(refusal(kind, 0), "");
+  EXPECT_EQ(refusal(OptimizerKind::kAdagrad, 0.1F), "");
+  EXPECT_THAT(refusal(OptimizerKind::kSgd, 0.1F), HasSubstr("the optimizer is sgd"));
+  for (const float value : {-1.0F, 2e30F, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_THAT(refusal(OptimizerKind::kAdagrad, value), HasSubstr("from 0 to 1e+30"));
 }
 
 }  // namespace
