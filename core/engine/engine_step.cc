@@ -63,6 +63,9 @@ StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
     settings.weight_decay = group.weight_decay;
     settings.grad_scale = grad_scale * group.grad_scale;
     settings.t = group.steps == 0 ? settings.rounding_step : group.steps;
+    settings.dampening = group.dampening;
+    settings.nesterov = group.nesterov;
+    settings.maximize = group.maximize;
     steps.push_back(OptimizerStep::make(settings));
     steps.back().no_decay = steps.back().decay;
     steps.back().params_written = group.params_written;
@@ -244,11 +247,12 @@ StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
 /// Every parameter has a group's settings, and they make a step.
 bool EngineImpl::groups_fit(const StepOptions& options) const {
   if (options.groups.empty()) return !config_.param_groups.empty() || group_count_ <= 1;
-  const auto sound = [](const GroupStep& group) {
+  const bool sgd = config_.optimizer.state.optimizer == OptimizerKind::kSgd;
+  const auto sound = [sgd](const GroupStep& group) {
     const auto beta = [](float value) { return value >= 0 && value < 1; };
     return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
            group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
-           !std::isnan(group.grad_scale);
+           std::isfinite(group.dampening) && (sgd || (group.dampening == 0 && !group.nesterov));
   };
   return config_.param_groups.empty() && options.groups.size() == group_count_ &&
          std::ranges::all_of(options.groups, sound);
@@ -266,7 +270,8 @@ std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& opt
     case StepRefusal::kGroups:
       return fmt::format(
           "{} groups of settings for a model of {}{}: give one for each, with a finite learning "
-          "rate and decay, betas in [0, 1) and an eps of at least 0",
+          "rate, decay and dampening, betas in [0, 1) and an eps of at least 0; dampening and "
+          "nesterov are sgd's alone",
           options.groups.size(), group_count_,
           config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
     case StepRefusal::kLossScale:

@@ -29,8 +29,9 @@ std::uint64_t options_hash(const StepOptions& options) {
                                  options.betas.has_value(), betas.beta1, betas.beta2,
                                  options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
   for (const GroupStep& group : options.groups) {
-    text += fmt::format(" {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2, group.eps,
-                        group.weight_decay);
+    text +=
+        fmt::format(" {} {} {} {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2,
+                    group.eps, group.weight_decay, group.dampening, group.nesterov, group.maximize);
   }
   return hash64(std::as_bytes(std::span(text)), 0);
 }

@@ -174,15 +174,28 @@ std::span<const std::byte> blob_of(const void* blob, std::uint64_t blob_bytes) {
   return {static_cast<const std::byte*>(required(blob, "blob")), blob_bytes};
 }
 
+ziggurat::GroupStep group_of(const ziggurat_group& given) {
+  constexpr std::uint32_t kKnown = ZIGGURAT_NESTEROV | ZIGGURAT_MAXIMIZE;
+  if ((given.flags & ~kKnown) != 0) {
+    throw wrong(
+        fmt::format("groups.flags is {:#x}: give ZIGGURAT_NESTEROV, ZIGGURAT_MAXIMIZE, "
+                    "both or 0",
+                    given.flags));
+  }
+  return {.learning_rate = given.learning_rate,
+          .beta1 = given.beta1,
+          .beta2 = given.beta2,
+          .eps = given.eps,
+          .weight_decay = given.weight_decay,
+          .dampening = given.dampening,
+          .nesterov = (given.flags & ZIGGURAT_NESTEROV) != 0,
+          .maximize = (given.flags & ZIGGURAT_MAXIMIZE) != 0};
+}
+
 ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& given) {
   ziggurat::EmbeddedStep step;
   for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
-    step.groups.push_back({.step = {.learning_rate = group.learning_rate,
-                                    .beta1 = group.beta1,
-                                    .beta2 = group.beta2,
-                                    .eps = group.eps,
-                                    .weight_decay = group.weight_decay},
-                           .lr_decay = group.lr_decay});
+    step.groups.push_back({.step = group_of(group), .lr_decay = group.lr_decay});
   }
   if ((given.flags & ~ZIGGURAT_BLOB_FOLLOWS) != 0)
     throw wrong(fmt::format("options.flags {:#x}: ZIGGURAT_BLOB_FOLLOWS is known", given.flags));

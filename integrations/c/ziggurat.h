@@ -94,6 +94,12 @@ typedef struct ziggurat_param {
                            ///< store's masters are made from
 } ziggurat_param;
 
+/// Bits of ziggurat_group.flags.
+enum {
+  ZIGGURAT_NESTEROV = 1,  ///< SGD: the update is gradient + beta1 * momentum, not the momentum
+  ZIGGURAT_MAXIMIZE = 2   ///< up the gradient; decay still goes towards zero
+};
+
 /// What a step does to the parameters of one group.
 typedef struct ziggurat_group {
   uint32_t struct_size;
@@ -103,6 +109,9 @@ typedef struct ziggurat_group {
   float eps;
   float weight_decay;
   float lr_decay;  ///< a parameter's step t has learning_rate / (1 + (t - 1) * lr_decay)
+  float
+      dampening;  ///< SGD: the share of a gradient that the momentum leaves out; of the first, none
+  uint32_t flags;  ///< of ZIGGURAT_NESTEROV and ZIGGURAT_MAXIMIZE
 } ziggurat_group;
 
 /// The blob is given after the step, by ziggurat_give_blob(); until then the step is not durable,

@@ -147,14 +147,53 @@ TEST_P(EngineStep, TakesATrainersOwnGroupsAnewEachStep) {
   EXPECT_TRUE(same_params(*rig.engine, plain, grouped));
 }
 
+TEST_P(EngineStep, TakesWhatSgdsGroupsSayAnewEachStep) {
+  const ModelSpec grouped = with_own_groups(model_);
+  const StateKind sgd{.optimizer = OptimizerKind::kSgd};
+  EngineConfig its = config();
+  its.optimizer.state = sgd;
+  Rig rig(grouped, its, 2, 8 * kMiB);
+  PlainTraining plain(grouped, GetParam().clip_norm, sgd);
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    std::vector<GroupStep> groups = own_groups(step);
+    groups[0].dampening = 0.5F;
+    groups[1].nesterov = step != 2;
+    groups[1].maximize = step == 1;
+    step_with(*rig.engine, grouped, step, {.groups = groups, .blob = {}});
+    plain.make_scalars = [&](OptimizerStep::Settings settings) {
+      StepScalars steps;
+      for (const GroupStep& group : groups) {
+        settings.learning_rate = group.learning_rate;
+        settings.beta1 = group.beta1;
+        settings.weight_decay = group.weight_decay;
+        settings.dampening = group.dampening;
+        settings.nesterov = group.nesterov;
+        settings.maximize = group.maximize;
+        steps.push_back(OptimizerStep::make(settings));
+        steps.back().no_decay = steps.back().decay;
+      }
+      return steps;
+    };
+    plain.step(step, /*learning_rate=*/0);
+  }
+  EXPECT_TRUE(same_params(*rig.engine, plain, grouped));
+}
+
 TEST_P(EngineStep, RefusesGroupsThatAreNotTheModels) {
   const ModelSpec grouped = with_own_groups(model_);
   Rig rig(grouped, config(), 2, 8 * kMiB);
   const std::vector<GroupStep> good = own_groups(0);
   std::vector<GroupStep> wild = good;
   wild[1].beta2 = 1.0F;
+  std::vector<GroupStep> endless = good;
+  endless[1].dampening = std::numeric_limits<float>::infinity();
+  std::vector<GroupStep> dampened = good;  // AdamW
+  dampened[0].dampening = 0.1F;
+  std::vector<GroupStep> nesterovs = good;
+  nesterovs[0].nesterov = true;
   const std::vector<GroupStep> few(1);
-  for (const std::vector<GroupStep>& groups : {few, wild, {}}) {
+  for (const std::vector<GroupStep>& groups :
+       {few, wild, endless, dampened, nesterovs, std::vector<GroupStep>{}}) {
     try {
       step_with(*rig.engine, grouped, 0, {.groups = groups, .blob = {}});
       ADD_FAILURE() << groups.size() << " groups were taken";

@@ -158,6 +158,65 @@ TEST_F(CInterface, MakesTheStepsOfPlainArraysOnEveryTier) {
   }
 }
 
+/// ziggurat_group as a caller was compiled with that knows nothing of what came after the decay.
+struct OlderGroup {
+  std::uint32_t struct_size;
+  float learning_rate, beta1, beta2, eps, weight_decay;
+};
+
+/// Two steps of SGD in numbers that fp32 holds exactly. Without dampening and flags: as an older
+/// caller's.
+std::vector<float> two_steps(const ziggurat_group& group, std::vector<float> values,
+                             const std::vector<float>& first, const std::vector<float>& second) {
+  const float sign = (group.flags & ZIGGURAT_MAXIMIZE) != 0 ? -1.0F : 1.0F;
+  const bool nesterov = (group.flags & ZIGGURAT_NESTEROV) != 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    float momentum = 0;
+    for (const bool is_first : {true, false}) {
+      const float g = sign * (is_first ? first : second)[i];
+      momentum = group.beta1 * momentum + (is_first ? 1 : 1 - group.dampening) * g;
+      values[i] -= group.learning_rate * (nesterov ? g + group.beta1 * momentum : momentum);
+    }
+  }
+  return values;
+}
+
+TEST_F(CInterface, TakesDampeningAndFlagsAndCallersThatHaveNeither) {
+  std::array<OlderGroup, 2> older{};
+  for (std::size_t p = 0; p < 2; ++p) {
+    for (std::uint64_t i = 0; i < kCount; ++i) values_[p][i] = static_cast<float>(i);
+    groups_[p] = ZIGGURAT_INIT(ziggurat_group);
+    groups_[p].learning_rate = 0.5F;
+    groups_[p].beta1 = p == 0 ? 0.5F : 0.25F;
+    older[p] = {sizeof(OlderGroup), 0.5F, groups_[p].beta1, 0, 0, 0};
+  }
+  for (const bool is_older : {false, true}) {
+    if (!is_older) {
+      groups_[0].dampening = 0.25F;
+      groups_[0].flags = ZIGGURAT_MAXIMIZE;
+      groups_[1].flags = ZIGGURAT_NESTEROV;
+    }
+    ASSERT_EQ(open(settings(R"(, "resume": "never", "optimizer": "sgd")")), ZIGGURAT_OK)
+        << ziggurat_last_error();
+    ziggurat_step_options its = options();
+    if (is_older) its.groups = reinterpret_cast<const ziggurat_group*>(older.data());
+    for (const int i : {1, 2}) {
+      for (const std::size_t p : {0U, 1U}) EXPECT_EQ(put(p, gradient_of(p, i)), ZIGGURAT_OK);
+      ASSERT_EQ(ziggurat_step(engine_, &its, &result_), ZIGGURAT_OK) << ziggurat_last_error();
+    }
+    for (const std::size_t p : {0U, 1U}) {
+      ziggurat_group group = groups_[p];
+      if (is_older) {
+        group.dampening = 0;
+        group.flags = 0;
+      }
+      EXPECT_EQ(read(p), two_steps(group, values_[p], gradient_of(p, 1), gradient_of(p, 2))) << p;
+    }
+    EXPECT_EQ(ziggurat_engine_close(engine_), ZIGGURAT_OK);
+    engine_ = 0;
+  }
+}
+
 TEST_F(CInterface, AddsGradientsUpUntilTheStep) {
   ASSERT_EQ(open(settings()), ZIGGURAT_OK) << ziggurat_last_error();
   PlainParam plain(values_[0], groups_[0]);
@@ -274,6 +333,27 @@ TEST_F(CInterface, RefusesCallsThatMakeNoSenseAndGoesOn) {
   put(1, gradient_of(1, 1));
   ASSERT_EQ(step(), ZIGGURAT_OK) << ziggurat_last_error();
   EXPECT_NE(read(0), values_[0]);
+}
+
+TEST_F(CInterface, RefusesWhatItsOptimizerHasNot) {
+  ASSERT_EQ(open(settings()), ZIGGURAT_OK) << ziggurat_last_error();
+  const auto both_steps = [&] {
+    put(0, gradient_of(0, 1));
+    put(1, gradient_of(1, 1));
+    return step();
+  };
+  groups_[1].flags = 4 | ZIGGURAT_MAXIMIZE;
+  EXPECT_REFUSED(both_steps(), "groups.flags is 0x6");
+  groups_[1].flags = ZIGGURAT_NESTEROV;
+  EXPECT_REFUSED(both_steps(), "dampening and nesterov are sgd's alone");
+  groups_[1].flags = 0;
+  groups_[1].dampening = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_REFUSED(both_steps(), "finite learning rate, decay and dampening");
+  EXPECT_EQ(read(0), values_[0]);
+  ASSERT_EQ(ziggurat_engine_close(engine_), ZIGGURAT_OK);
+  engine_ = 0;
+  EXPECT_REFUSED(open(settings(R"(, "resume": "never", "initial_accumulator": 0.5)")),
+                 "only adagrad has one");
 }
 
 TEST_F(CInterface, KnowsNoHandleThatIsGone) {
