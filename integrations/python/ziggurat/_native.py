@@ -14,6 +14,7 @@ from typing import Any
 
 ABI_VERSION = 0
 DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
+_NESTEROV, _MAXIMIZE = 1, 2  # bits of _Group.flags
 
 
 class ZigguratError(RuntimeError):
@@ -79,6 +80,8 @@ class _Group(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("weight_decay", ctypes.c_float),
         ("lr_decay", ctypes.c_float),
+        ("dampening", ctypes.c_float),
+        ("flags", ctypes.c_uint32),
     ]
 
 
@@ -228,6 +231,9 @@ class GroupStep:
     eps: float = 1e-8
     weight_decay: float = 0.0
     lr_decay: float = 0.0  #: a parameter's step t has lr / (1 + (t - 1) * lr_decay)
+    dampening: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
 
 
 class Runtime:
@@ -321,6 +327,8 @@ class Engine:
                     eps=group.eps,
                     weight_decay=group.weight_decay,
                     lr_decay=group.lr_decay,
+                    dampening=group.dampening,
+                    flags=_NESTEROV * group.nesterov + _MAXIMIZE * group.maximize,
                 )
                 for group in groups
             )

@@ -24,6 +24,13 @@ def need(holds: bool, what: str) -> None:
         raise Unimplemented(f"{what} is not built")
 
 
+def from_zero(**arguments: float) -> None:
+    """What PyTorch's constructors refuse too."""
+    for name, value in arguments.items():
+        if not value >= 0:
+            raise InvalidArgument(f"{name}={value}: give 0 or more")
+
+
 def _where(placement: str) -> tuple[str, str | None]:
     """The tier, and the directory that was named."""
     if placement == "host":
@@ -52,7 +59,6 @@ class EngineOptimizer(torch.optim.Optimizer):
         maximize: bool = False,
         **flags: Any,
     ) -> None:
-        need(not maximize, "maximize")
         for flag, value in flags.items():
             if flag not in _NO_MEANING:
                 raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
@@ -77,7 +83,9 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._model = model
         self._waits: ModuleWaits | None = None
         self._names = {p: name for name, p in model.named_parameters()} if model else {}
-        super().__init__(params, defaults)
+        from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
+        from_zero(eps=defaults.get("eps", 0.0))
+        super().__init__(params, {**defaults, "maximize": maximize})
         if model is not None:
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
 
@@ -97,7 +105,11 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
-        step = GroupStep(lr=float(group["lr"]), weight_decay=float(group["weight_decay"]))
+        step = GroupStep(
+            lr=float(group["lr"]),
+            weight_decay=float(group["weight_decay"]),
+            maximize=bool(group["maximize"]),
+        )
         if "betas" in group:
             step = replace(step, betas=(float(group["betas"][0]), float(group["betas"][1])))
         if "eps" in group:

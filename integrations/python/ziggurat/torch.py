@@ -32,8 +32,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ziggurat._native import GroupStep
-from ziggurat._optimizer import EngineOptimizer, need
+from ziggurat._native import GroupStep, InvalidArgument
+from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._resume import Resume
 
 __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "Resume"]
@@ -94,7 +94,11 @@ class Lion(EngineOptimizer):
 
 
 class Adagrad(EngineOptimizer):
-    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad``."""
+    """Adagrad (Duchi et al. 2011), as ``torch.optim.Adagrad``.
+
+    Every parameter's sum of squares begins as the constructor's ``initial_accumulator_value``; a
+    group's own changes nothing, as in PyTorch.
+    """
 
     _kind = "adagrad"
 
@@ -108,16 +112,18 @@ class Adagrad(EngineOptimizer):
         eps: float = 1e-10,
         **where: Any,
     ) -> None:
-        need(initial_accumulator_value == 0, "initial_accumulator_value")
+        from_zero(lr_decay=lr_decay, initial_accumulator_value=initial_accumulator_value)
         defaults = {"lr": lr, "lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps}
+        defaults["initial_accumulator_value"] = initial_accumulator_value
         super().__init__(params, defaults, **where)
+        self._settings["initial_accumulator"] = float(initial_accumulator_value)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         return replace(super()._group_step(group), lr_decay=float(group["lr_decay"]))
 
 
 class SGD(EngineOptimizer):
-    """Gradient descent with momentum, as ``torch.optim.SGD``."""
+    """Gradient descent with momentum, Nesterov's too, as ``torch.optim.SGD``."""
 
     _kind = "sgd"
 
@@ -131,10 +137,20 @@ class SGD(EngineOptimizer):
         nesterov: bool = False,
         **where: Any,
     ) -> None:
-        need(dampening == 0, "dampening")
-        need(not nesterov, "nesterov")
+        from_zero(momentum=momentum)
+        if nesterov and (momentum <= 0 or dampening != 0):
+            raise InvalidArgument(
+                f"nesterov with momentum={momentum} and dampening={dampening}: it requires a "
+                "momentum and zero dampening"
+            )
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        defaults |= {"dampening": dampening, "nesterov": nesterov}
         super().__init__(params, defaults, **where)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
-        return replace(super()._group_step(group), betas=(float(group["momentum"]), 0.0))
+        return replace(
+            super()._group_step(group),
+            betas=(float(group["momentum"]), 0.0),
+            dampening=float(group["dampening"]),
+            nesterov=bool(group["nesterov"]),
+        )
