@@ -157,7 +157,7 @@ def _library_path() -> str:
     named = os.environ.get("ZIGGURAT_LIBRARY")
     if named:
         return named
-    return str(Path(__file__).parent / "lib" / "libziggurat.so")
+    return str(Path(__file__).parent / "lib" / f"libziggurat.so.{ABI_VERSION}")
 
 
 @functools.cache
@@ -168,8 +168,8 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(path)
     except OSError as error:
         raise ImportError(
-            f"cannot load the engine from {path}: {error}; build it (`scripts/test` does) and set "
-            "ZIGGURAT_LIBRARY to build/dev/lib/libziggurat.so"
+            f"cannot load the engine from {path}: {error}; install the wheel (scripts/build-wheel "
+            "makes it), or set ZIGGURAT_LIBRARY to a build's: build/dev/lib/libziggurat.so"
         ) from error
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:

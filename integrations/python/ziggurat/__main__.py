@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ziggurat`` and ``python -m ziggurat``: the command that came with this package."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+COMMAND = Path(__file__).parent / "bin" / "ziggurat"
+
+
+def main() -> NoReturn:
+    """Becomes the command, so that its signals and its exit code are its own."""
+    # Python ignores these, and a program that it becomes would inherit that: `ziggurat ... | head`
+    # would complain of a broken pipe.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execv(COMMAND, ["ziggurat", *sys.argv[1:]])
+    except OSError as error:
+        sys.exit(
+            f"ziggurat: error: cannot run {COMMAND}: {error.strerror}; install the wheel "
+            "(scripts/build-wheel makes it), or run a build's: build/release/bin/ziggurat"
+        )
+
+
+if __name__ == "__main__":
+    main()
