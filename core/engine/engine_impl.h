@@ -183,7 +183,9 @@ class EngineImpl final : public LentEngine {
   bool may_guess() const;
   Betas betas_of(const StepOptions& options) const;
   double gradient_divisor(const StepOptions& options) const;
+  bool makes_step(const GroupStep& group) const;
   bool groups_fit(const StepOptions& options) const;
+  std::string groups_text(const StepOptions& options) const;
   StepScalars scalars(const StepOptions& options, float grad_scale) const;
   static StepScalars scalars_of(std::span<const GroupStep> groups,
                                 OptimizerStep::Settings settings);

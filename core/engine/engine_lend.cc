@@ -146,8 +146,11 @@ Task<StepResult> EngineImpl::finish_lent_step(
     std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& options) {
   cancel_.check();
   require_blob_given("step()");
-  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone)
-    throw Error(ErrorCode::kInvalidArgument, refusal_text(refusal, options));
+  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("step {}: {}; nothing was updated, generation {} stands",
+                            generation_ + 1, refusal_text(refusal, options), generation_));
+  }
   const bool some_left_out = std::ranges::any_of(
       gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
   if (some_left_out && config_.optimizer.rounding == Rounding::kStochastic) {

@@ -244,18 +244,39 @@ StepRefusal EngineImpl::refusal_of(const StepOptions& options) const {
   return StepRefusal::kNone;
 }
 
+bool EngineImpl::makes_step(const GroupStep& group) const {
+  const auto beta = [](float value) { return value >= 0 && value < 1; };
+  const bool sgd = config_.optimizer.state.optimizer == OptimizerKind::kSgd;
+  return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
+         group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
+         std::isfinite(group.dampening) && (sgd || (group.dampening == 0 && !group.nesterov));
+}
+
 /// Every parameter has a group's settings, and they make a step.
 bool EngineImpl::groups_fit(const StepOptions& options) const {
   if (options.groups.empty()) return !config_.param_groups.empty() || group_count_ <= 1;
-  const bool sgd = config_.optimizer.state.optimizer == OptimizerKind::kSgd;
-  const auto sound = [sgd](const GroupStep& group) {
-    const auto beta = [](float value) { return value >= 0 && value < 1; };
-    return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
-           group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
-           std::isfinite(group.dampening) && (sgd || (group.dampening == 0 && !group.nesterov));
-  };
   return config_.param_groups.empty() && options.groups.size() == group_count_ &&
-         std::ranges::all_of(options.groups, sound);
+         std::ranges::all_of(options.groups, [&](const GroupStep& g) { return makes_step(g); });
+}
+
+std::string EngineImpl::groups_text(const StepOptions& options) const {
+  if (!config_.param_groups.empty() || options.groups.size() != group_count_) {
+    return fmt::format(
+        "{} groups of settings for a model of {}{}: give one for each", options.groups.size(),
+        group_count_,
+        config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
+  }
+  const auto bad = std::ranges::find_if(options.groups,
+                                        [&](const GroupStep& g) { return !makes_step(g); });
+  const auto index = static_cast<std::size_t>(bad - options.groups.begin());
+  const std::string whose =
+      is_lent() ? fmt::format("'{}'", model_.units[index].name) : fmt::format("group {}", index);
+  return fmt::format(
+      "the settings of {} make no step: learning rate {:g}, betas {:g} and {:g}, eps {:g}, decay "
+      "{:g}, dampening {:g}{}: give finite ones, betas in [0, 1) and an eps of at least 0; "
+      "dampening and nesterov are sgd's alone",
+      whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
+      bad->dampening, bad->nesterov ? ", nesterov" : "");
 }
 
 /// For a refusal of this rank's own: with the values.
@@ -267,13 +288,7 @@ std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& opt
     case StepRefusal::kBetas:
       return fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
                          betas.beta1, betas.beta2);
-    case StepRefusal::kGroups:
-      return fmt::format(
-          "{} groups of settings for a model of {}{}: give one for each, with a finite learning "
-          "rate, decay and dampening, betas in [0, 1) and an eps of at least 0; dampening and "
-          "nesterov are sgd's alone",
-          options.groups.size(), group_count_,
-          config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
+    case StepRefusal::kGroups: return groups_text(options);
     case StepRefusal::kLossScale:
       return fmt::format("the loss scale is {:g}: give a positive, finite one",
                          options.loss_scale.value_or(0.0F));

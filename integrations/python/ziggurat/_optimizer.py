@@ -21,7 +21,7 @@ _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
 
 def need(holds: bool, what: str) -> None:
     if not holds:
-        raise Unimplemented(f"{what} is not built")
+        raise Unimplemented(f"{what} is not built yet")
 
 
 def from_zero(**arguments: float) -> None:
