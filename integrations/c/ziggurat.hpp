@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/ziggurat.hpp: ziggurat.h for C++17: objects that close themselves, errors that are
+// thrown. Header only; what each call does is said in ziggurat.h.
+//
+//   ziggurat::Runtime runtime("{\"threads\": 2}");
+//   ziggurat::Engine engine(runtime, {{"weight", {768, 768}, ziggurat::memory_of(weight)}},
+//                           "{\"store\": \"/nvme/run\"}");
+//   engine.lend_gradient(0, ziggurat::memory_of(gradient));
+//   engine.step({adamw});
+//   engine.wait();
+#ifndef ZIGGURAT_HPP
+#define ZIGGURAT_HPP
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "ziggurat.h"
+
+namespace ziggurat {
+
+class Error : public std::runtime_error {
+ public:
+  Error(ziggurat_status status, const char* words) : std::runtime_error(words), status_(status) {}
+  ziggurat_status status() const noexcept { return status_; }
+
+ private:
+  ziggurat_status status_;
+};
+
+/// Throws what a call that failed has said.
+inline void check(ziggurat_status status) {
+  if (status != ZIGGURAT_OK) throw Error(status, ziggurat_last_error());
+}
+
+/// `count` elements of `dtype` at `address`.
+inline ziggurat_memory memory_at(void* address, std::uint64_t count, ziggurat_dtype dtype) {
+  auto memory = ZIGGURAT_INIT(ziggurat_memory);
+  memory.dtype = dtype;
+  memory.address = address;
+  memory.size_bytes = count * (dtype == ZIGGURAT_FP32 ? 4 : 2);
+  return memory;
+}
+/// Of a vector, or another container of floats in a row.
+template <class Floats>
+ziggurat_memory memory_of(Floats& floats) {
+  static_assert(std::is_same_v<std::remove_reference_t<decltype(*floats.data())>, float>);
+  return memory_at(floats.data(), floats.size(), ZIGGURAT_FP32);
+}
+
+class Runtime {
+ public:
+  explicit Runtime(const std::string& settings = "{}") {
+    check(ziggurat_runtime_create(settings.c_str(), &handle_));
+  }
+  Runtime(Runtime&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  Runtime& operator=(Runtime&&) = delete;
+  ~Runtime() {
+    if (handle_ != 0) ziggurat_runtime_destroy(handle_);
+  }
+  ziggurat_runtime handle() const noexcept { return handle_; }
+
+ private:
+  ziggurat_runtime handle_ = 0;
+};
+
+struct Param {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  ziggurat_memory values;  ///< lent until the engine is closed
+  std::uint32_t group = 0;
+};
+
+/// Closes with what is not durable lost: make_durable() comes before.
+class Engine {
+ public:
+  Engine(const Runtime& runtime, const std::vector<Param>& params, const std::string& settings) {
+    std::vector<ziggurat_param> all;
+    for (const Param& param : params) {
+      auto one = ZIGGURAT_INIT(ziggurat_param);
+      one.group = param.group;
+      one.name = param.name.c_str();
+      one.shape = param.shape.data();
+      one.dimensions = static_cast<std::uint32_t>(param.shape.size());
+      one.values = param.values;
+      all.push_back(one);
+    }
+    check(ziggurat_engine_open(runtime.handle(), all.data(), all.size(), settings.c_str(),
+                               &handle_));
+  }
+  Engine(Engine&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  Engine& operator=(Engine&&) = delete;
+  ~Engine() {
+    if (handle_ != 0) ziggurat_engine_close(handle_);
+  }
+  ziggurat_engine handle() const noexcept { return handle_; }
+
+  void lend_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
+    check(ziggurat_lend_gradient(handle_, param, &gradient, scale));
+  }
+  void add_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
+    check(ziggurat_add_gradient(handle_, param, &gradient, scale));
+  }
+  void discard_gradients() { check(ziggurat_discard_gradients(handle_)); }
+  double gradient_norm() {
+    double norm = 0;
+    check(ziggurat_gradient_norm(handle_, &norm));
+    return norm;
+  }
+  void expect_gradients() { check(ziggurat_expect_gradients(handle_)); }
+  void lend_param(std::uint64_t param, const ziggurat_memory& values) {
+    check(ziggurat_lend_param(handle_, param, &values));
+  }
+  void param_written(std::uint64_t param) { check(ziggurat_param_written(handle_, param)); }
+
+  /// Returns the generation that the step makes.
+  std::uint64_t step(const std::vector<ziggurat_group>& groups, float grad_scale = 1,
+                     const std::string& blob = {}, bool blob_follows = false) {
+    auto options = ZIGGURAT_INIT(ziggurat_step_options);
+    options.group_count = static_cast<std::uint32_t>(groups.size());
+    options.groups = groups.data();
+    options.grad_scale = grad_scale;
+    options.flags = blob_follows ? ZIGGURAT_BLOB_FOLLOWS : 0;
+    options.blob = blob.data();
+    options.blob_bytes = blob.size();
+    auto result = ZIGGURAT_INIT(ziggurat_step_result);
+    check(ziggurat_step(handle_, &options, &result));
+    return result.generation;
+  }
+  void wait(std::uint64_t param = ZIGGURAT_ALL_PARAMS) { check(ziggurat_wait(handle_, param)); }
+  void give_blob(const std::string& blob) {
+    check(ziggurat_give_blob(handle_, blob.data(), blob.size()));
+  }
+  void make_durable() { check(ziggurat_make_durable(handle_)); }
+
+  ziggurat_state state() const {
+    auto state = ZIGGURAT_INIT(ziggurat_state);
+    check(ziggurat_engine_state(handle_, &state));
+    return state;
+  }
+  std::uint64_t steps_of(std::uint64_t param) const {
+    std::uint64_t steps = 0;
+    check(ziggurat_param_steps(handle_, param, &steps));
+    return steps;
+  }
+  /// Of the generation that open resumed at.
+  std::string blob() const {
+    std::string bytes(state().blob_bytes, '\0');
+    check(ziggurat_read_blob(handle_, bytes.data(), bytes.size()));
+    return bytes;
+  }
+  std::string describe() const {
+    std::uint64_t needed = 0;
+    check(ziggurat_describe(handle_, nullptr, 0, &needed));
+    std::string text(needed, '\0');
+    check(ziggurat_describe(handle_, text.data(), text.size(), nullptr));
+    text.pop_back();
+    return text;
+  }
+
+ private:
+  ziggurat_engine handle_ = 0;
+};
+
+}  // namespace ziggurat
+
+#endif  // ZIGGURAT_HPP
