@@ -48,7 +48,7 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   if (!options.trace_path.empty()) runtime->trace = Trace::open(options.trace_path);
   WorkerPoolOptions pool{
       .threads = threads, .cpus = {}, .trace = runtime->trace.get(), .metrics = &runtime->metrics};
-  if (threads <= budget.cpus.size())
+  if (options.pin && threads <= budget.cpus.size())
     pool.cpus.assign(budget.cpus.begin(),
                      budget.cpus.begin() + static_cast<std::ptrdiff_t>(threads));
   pool.nodes = runtime->worker_nodes = nodes_of(pool.cpus, runtime->topology);

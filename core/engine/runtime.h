@@ -31,6 +31,7 @@ using DriveNode = std::function<int(const std::string& directory)>;
 
 struct RuntimeOptions {
   std::size_t threads = 0;         ///< workers; 0: this rank's share of the host (core_budget.h)
+  bool pin = true;                 ///< each to a core of its own, where there is one
   std::string trace_path;          ///< empty: no trace
   IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
   /// The machine; these three are for tests. Empty: this one, what it says of its drives, its

@@ -224,7 +224,9 @@ ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* 
     required(runtime, "runtime");
     *runtime = 0;
     const std::size_t threads = ziggurat::threads_of(settings == nullptr ? "{}" : settings);
-    *runtime = runtimes().add(ziggurat::Runtime::create({.threads = threads, .trace_path = {}}));
+    // The embedder computes with threads of its own, which go where the kernel puts them.
+    *runtime = runtimes().add(
+        ziggurat::Runtime::create({.threads = threads, .pin = false, .trace_path = {}}));
   });
 }
 

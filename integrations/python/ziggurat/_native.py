@@ -7,6 +7,7 @@ import ctypes
 import functools
 import json
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,19 +238,33 @@ class GroupStep:
 
 
 class Runtime:
-    """Workers, and the thread that decides; engines share them."""
+    """Workers, and the thread that decides; engines share them. Closed with the object, if not before."""
 
     def __init__(self, threads: int = 0) -> None:
         handle = _HANDLE()
         settings = json.dumps({"threads": threads}).encode()
         _call("ziggurat_runtime_create", settings, ctypes.byref(handle))
         self.handle = handle.value
+        self._ended = weakref.finalize(self, _end, "ziggurat_runtime_destroy", handle.value, os.getpid())
 
     def close(self) -> None:
         """Does nothing the second time."""
-        if self.handle:
-            _call("ziggurat_runtime_destroy", self.handle)
-            self.handle = 0
+        _close(self._ended)
+
+
+def _close(ended: weakref.finalize[..., Any]) -> None:
+    # Not by calling it: one that was called is dead, though the call was refused.
+    peeked = ended.peek()
+    if peeked is not None:
+        _, call, arguments, _ = peeked
+        call(*arguments)
+        ended.detach()
+
+
+def _end(call: str, handle: int, owner: int) -> None:
+    # A forked child has none of the threads that would answer.
+    if os.getpid() == owner:
+        _call(call, handle)
 
 
 class Engine:
@@ -273,6 +288,8 @@ class Engine:
             "ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle)
         )
         self.handle = handle.value
+        self._runtime = runtime  # stays for as long as this does
+        self._ended = weakref.finalize(self, _end, "ziggurat_engine_close", handle.value, os.getpid())
 
     def lend_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
@@ -399,6 +416,4 @@ class Engine:
 
     def close(self) -> None:
         """Does nothing the second time. What is not durable is lost: make_durable() comes first."""
-        if self.handle:
-            _call("ziggurat_engine_close", self.handle)
-            self.handle = 0
+        _close(self._ended)

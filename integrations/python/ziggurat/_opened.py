@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,18 @@ def described(param: torch.Tensor, name: str, group: int) -> Param:
     if not param.is_contiguous():
         raise InvalidArgument(f"parameter '{name}' is not contiguous: call .contiguous() before")
     return Param(name, tuple(param.shape), _DTYPES[param.dtype], param.data_ptr(), group)
+
+
+_runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
+
+
+def _runtime(threads: int) -> Runtime:
+    """The process's, which all its engines share; a forked child has its own."""
+    key = (os.getpid(), threads)
+    runtime = _runtimes.get(key)
+    if runtime is None:
+        runtime = _runtimes[key] = Runtime(threads)
+    return runtime
 
 
 class Opened:
@@ -48,22 +61,17 @@ class Opened:
         self._group_count = max(groups) + 1
         self._lent: dict[int, torch.Tensor] = {}  # of parameters that are pending
         self._expecting = False
-        runtime = Runtime(threads)
-        try:
-            listed = [
-                described(*one) for one in zip(self.params, self.names, groups, strict=True)
-            ]
-            self.engine = Engine(runtime, listed, settings)
-        except BaseException:
-            runtime.close()
-            raise
+        listed = [described(*one) for one in zip(self.params, self.names, groups, strict=True)]
+        self.engine = Engine(_runtime(threads), listed, settings)
         # As the engine left them: a parameter that differs was written or moved by somebody else.
         if self.engine.resumed:
             for param in self.params:
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in self.params]
         self._addresses = [param.data_ptr() for param in self.params]
-        self.close = weakref.finalize(self, _close, self.engine, runtime)
+
+    def close(self) -> None:
+        self.engine.close()
 
     @property
     def pending(self) -> bool:
@@ -133,8 +141,3 @@ class Opened:
                 continue
             self.engine.param_written(index)
             self._versions[index] = param._version
-
-
-def _close(engine: Engine, runtime: Runtime) -> None:
-    engine.close()
-    runtime.close()
