@@ -91,8 +91,10 @@ void OptimizerSweep::end_step(const StepScalars& step,
 }
 
 void OptimizerSweep::give_blob(std::vector<std::byte> blob) {
-  current_->blob = std::move(blob);
-  current_->blob_given.set();
+  // Gradients of the next step may be on their way already.
+  const PassPtr pass = step_open() ? current_->previous : current_;
+  pass->blob = std::move(blob);
+  pass->blob_given.set();
 }
 
 /// What is constant stands at the new generation with the verdict.

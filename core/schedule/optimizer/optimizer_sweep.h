@@ -78,7 +78,7 @@ class OptimizerSweep {
   /// belongs to the generation being made; none: give_blob() does, and it is sealed then. Starts what has not started; what was made with a wrong
   /// guess is made again. Errors: those of the cancelled scope; no generation is made then.
   void end_step(const StepScalars& step, std::optional<std::vector<std::byte>> blob);
-  /// That of the newest step.
+  /// That of the newest step that has ended.
   void give_blob(std::vector<std::byte> blob);
   /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
   /// gradients are dropped and all parameters and records are those of the generation before. The
