@@ -61,6 +61,8 @@ void EngineImpl::validate_lent() const {
     require(lent.dtype == dtype && lent.count() == unit.count(),
             fmt::format("unit '{}': {} elements of {} are lent, and it has {} of {}", unit.name,
                         lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
+    require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+                       dtype == DType::kBFloat16);
   }
 }
 

@@ -73,10 +73,13 @@ void EngineImpl::validate() {
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
           "speculation always: an update that starts before the step's end can be undone only with "
           "placement optimizer=nvme and slots 2");
-  require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
-                     model_.dtype == DType::kBFloat16);
-  if (is_lent()) validate_lent();
-  require(is_lent() || !config_.store.empty(), "`store`: a directory is needed");
+  if (is_lent()) {
+    validate_lent();
+  } else {
+    require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+                       model_.dtype == DType::kBFloat16);
+    require(!config_.store.empty(), "`store`: a directory is needed");
+  }
   require_initial_accumulator(config_.optimizer.state.optimizer,
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
