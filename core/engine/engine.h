@@ -54,9 +54,9 @@ struct GroupStep {
   /// Lent parameters were written by the trainer since the last step: their masters are taken anew
   /// before this one, their moments stay.
   bool params_written = false;
-  float dampening = 0;     ///< SGD: the share of a gradient that its momentum leaves out
-  bool nesterov = false;   ///< SGD: the update looks one step of the momentum ahead
-  bool maximize = false;   ///< up the gradient
+  float dampening = 0;    ///< SGD: the share of a gradient that its momentum leaves out
+  bool nesterov = false;  ///< SGD: the update looks one step of the momentum ahead
+  bool maximize = false;  ///< up the gradient
   bool operator==(const GroupStep&) const = default;
 };
 

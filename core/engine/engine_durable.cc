@@ -20,8 +20,9 @@ std::uint64_t EngineImpl::durable_generation() const {
 void EngineImpl::make_durable() {
   require_blob_given("make_durable()");
   if (!storage_->store) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "make_durable(): the engine was opened without `store`, so nothing of it is durable");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "make_durable(): the engine was opened without `store`, so nothing of it is durable");
   }
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
@@ -40,7 +41,8 @@ void EngineImpl::make_durable() {
 
 /// By this rank's clock: rank 0's counts.
 bool EngineImpl::checkpoint_due() const {
-  if (!storage_->store || !records_->resident() || config_.durable_every_s == 0 || storing_) return false;
+  if (!storage_->store || !records_->resident() || config_.durable_every_s == 0 || storing_)
+    return false;
   const std::chrono::duration<double> since = runtime_.reactor.clock().now() - stored_at_;
   return since.count() >= config_.durable_every_s;
 }

@@ -21,8 +21,7 @@ std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfi
   // A step is judged by its trainer before anything is updated.
   config.speculation = EngineConfig::Speculation::kNever;
   auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
-  auto engine =
-      std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
+  auto engine = std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
   engine->open({});
   return engine;
 }
@@ -47,13 +46,14 @@ void EngineImpl::validate_lent() const {
   require(config_.clip_norm == 0,
           fmt::format("`clip={}`: a trainer that lends its gradients clips them itself",
                       config_.clip_norm));
-  require(config_.param_groups.empty(), "`param_groups` beside lent parameters: give each step its "
-                                        "groups instead");
+  require(config_.param_groups.empty(),
+          "`param_groups` beside lent parameters: give each step its "
+          "groups instead");
   require(!config_.store.empty() || config_.placement.optimizer == Tier::kHost,
           "`store`: a directory is needed where optimizer state is not on the host");
-  require(lent_params_.size() == model_.units.size(),
-          fmt::format("{} parameters are lent for {} units", lent_params_.size(),
-                      model_.units.size()));
+  require(
+      lent_params_.size() == model_.units.size(),
+      fmt::format("{} parameters are lent for {} units", lent_params_.size(), model_.units.size()));
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const UnitSpec& unit = model_.units[u];
     const DType dtype = unit.dtype.value_or(model_.dtype);
@@ -70,8 +70,7 @@ void EngineImpl::validate_lent() const {
 void EngineImpl::require_not_lent(const char* call) const {
   if (!is_lent()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: gradients of this engine are lent, and step() is given them",
-                          call));
+              fmt::format("{}: gradients of this engine are lent, and step() is given them", call));
 }
 
 /// `count` elements are `unit`'s.
@@ -79,9 +78,8 @@ void EngineImpl::require_lent(UnitId unit, const char* call, std::uint64_t count
   calls_->require_unit(call, unit);
   const UnitSpec& its = model_.units[unit];
   if (count == its.count()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): {} elements, and it has {}", call, its.name, count,
-                          its.count()));
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("{}('{}'): {} elements, and it has {}", call,
+                                                       its.name, count, its.count()));
 }
 
 /// What a new store's masters of the chunk are made from.
@@ -125,17 +123,15 @@ void EngineImpl::wait_updated(UnitId unit) {
 void EngineImpl::wait_all_updated() {
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
-    for (UnitId u = 0; u < self.table_->unit_count(); ++u)
-      co_await self.cache_->wait_updated(u);
+    for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
   }(*this));
 }
 
 StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
                             const StepOptions& options) {
   if (gradients.size() != model_.units.size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("step(): {} gradients for {} units", gradients.size(),
-                            model_.units.size()));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("step(): {} gradients for {} units",
+                                                         gradients.size(), model_.units.size()));
   }
   for (UnitId u = 0; u < gradients.size(); ++u) {
     if (!gradients[u].bytes.empty()) require_lent(u, "step", gradients[u].count());
@@ -144,8 +140,8 @@ StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradient
 }
 
 /// Nothing is made before the trainer knows that it wants it, so nothing is undone.
-Task<StepResult> EngineImpl::finish_lent_step(
-    std::span<const TypedSpan<const std::byte>> gradients, const StepOptions& options) {
+Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
+                                              const StepOptions& options) {
   cancel_.check();
   require_blob_given("step()");
   if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone) {
@@ -153,8 +149,8 @@ Task<StepResult> EngineImpl::finish_lent_step(
                 fmt::format("step {}: {}; nothing was updated, generation {} stands",
                             generation_ + 1, refusal_text(refusal, options), generation_));
   }
-  const bool some_left_out = std::ranges::any_of(
-      gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
+  const bool some_left_out =
+      std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
   if (some_left_out && config_.optimizer.rounding == Rounding::kStochastic) {
     throw Error(ErrorCode::kUnimplemented,
                 "a step that leaves parameters out, with stochastic rounding: a store would round "
@@ -168,8 +164,7 @@ Task<StepResult> EngineImpl::finish_lent_step(
   for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);
   sweep_->gradient_started(0, generation_ + 1, nullptr);
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) grads_->arrived(id).set();
-  const StepScalars steps =
-      scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
+  const StepScalars steps = scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
   last_blob_ = wrap_blob(generation_ + 1, options.blob);
   blob_awaited_ = options.blob_follows;
   sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
@@ -183,20 +178,21 @@ Task<StepResult> EngineImpl::finish_lent_step(
 
 void EngineImpl::require_blob_given(const char* call) const {
   if (!blob_awaited_) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} before the blob of generation {} was given, which it was made to wait "
-                          "for: give_blob() comes first",
-                          call, generation_));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} before the blob of generation {} was given, which it was made to wait "
+                  "for: give_blob() comes first",
+                  call, generation_));
 }
 
 void EngineImpl::give_blob(std::span<const std::byte> blob) {
   if (!blob_awaited_) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("give_blob(): generation {} awaits none: say so in its step", generation_));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("give_blob(): generation {} awaits none: say so in its step", generation_));
   }
   if (blob.size() > blob_bytes_max()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                refusal_text(StepRefusal::kBlob, {.blob = blob}));
+    throw Error(ErrorCode::kInvalidArgument, refusal_text(StepRefusal::kBlob, {.blob = blob}));
   }
   runtime_.reactor.block_on([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
     self.cancel_.check();

@@ -70,7 +70,8 @@ void EngineImpl::describe_nodes() {
 
 /// What a kill loses, and what it costs that it does not lose more.
 std::string EngineImpl::durability() const {
-  if (!storage_->store) return "there is no store: nothing is durable, and the end of the process ends it";
+  if (!storage_->store)
+    return "there is no store: nothing is durable, and the end of the process ends it";
   const bool one_slot = storage_->store->state().slots == 1;
   if (config_.placement.optimizer == Tier::kNvme) {
     return one_slot ? "slots 1: half the space; a kill while a sweep writes loses the run"

@@ -269,8 +269,7 @@ Task<> EngineImpl::build_floors() {
       .fail = [this](std::exception_ptr error) { fail(error); }});
   SwapEnvironment swap{.places = storage_->places, .fill = {}};
   if (storage_->fill) swap.fill = storage_->fill->bytes();
-  Task<std::unique_ptr<ParamHome>> making_params =
-      ParamHome::create(*context_, swap, lent_params_);
+  Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap, lent_params_);
   params_ = co_await std::move(making_params);
   // Without a limit a unit stays whose next use is not known.
   const auto limit = [](std::uint64_t elements) {

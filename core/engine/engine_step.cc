@@ -249,7 +249,8 @@ bool EngineImpl::makes_step(const GroupStep& group) const {
   const bool sgd = config_.optimizer.state.optimizer == OptimizerKind::kSgd;
   return std::isfinite(group.learning_rate) && beta(group.beta1) && beta(group.beta2) &&
          group.eps >= 0 && std::isfinite(group.eps) && std::isfinite(group.weight_decay) &&
-         std::isfinite(group.dampening) && (sgd || (group.dampening == 0 && !group.nesterov));
+         std::isfinite(group.grad_scale) && std::isfinite(group.dampening) &&
+         (sgd || (group.dampening == 0 && !group.nesterov));
 }
 
 /// Every parameter has a group's settings, and they make a step.
@@ -266,17 +267,18 @@ std::string EngineImpl::groups_text(const StepOptions& options) const {
         group_count_,
         config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
   }
-  const auto bad = std::ranges::find_if(options.groups,
-                                        [&](const GroupStep& g) { return !makes_step(g); });
+  const auto bad =
+      std::ranges::find_if(options.groups, [&](const GroupStep& g) { return !makes_step(g); });
   const auto index = static_cast<std::size_t>(bad - options.groups.begin());
   const std::string whose =
       is_lent() ? fmt::format("'{}'", model_.units[index].name) : fmt::format("group {}", index);
   return fmt::format(
       "the settings of {} make no step: learning rate {:g}, betas {:g} and {:g}, eps {:g}, decay "
-      "{:g}, dampening {:g}{}: give finite ones, betas in [0, 1) and an eps of at least 0; "
+      "{:g}, gradient scale {:g}, dampening {:g}{}: give finite ones, betas in [0, 1) and an eps "
+      "of at least 0; "
       "dampening and nesterov are sgd's alone",
       whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
-      bad->dampening, bad->nesterov ? ", nesterov" : "");
+      bad->grad_scale, bad->dampening, bad->nesterov ? ", nesterov" : "");
 }
 
 /// For a refusal of this rank's own: with the values.

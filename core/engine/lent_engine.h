@@ -30,10 +30,11 @@ class LentEngine : public Engine {
                                           std::span<const TypedSpan<std::byte>> params);
 
   /// Makes a step of `gradients`, one for each unit, without padding, in any type; a unit whose is
-  /// empty is left out of the step: no decay, no count. Returns when the sweep has begun: the memory
-  /// is the engine's until wait_updated(unit). In place of Engine's, whose calls of gradients are
-  /// errors here. Errors: kInvalidArgument for options that make no step, or another number of
-  /// elements, and kUnimplemented: nothing was changed. After any other the engine has ended.
+  /// empty is left out of the step: no decay, no count. Returns when the sweep has begun: the
+  /// memory is the engine's until wait_updated(unit). In place of Engine's, whose calls of
+  /// gradients are errors here. Errors: kInvalidArgument for options that make no step, or another
+  /// number of elements, and kUnimplemented: nothing was changed. After any other the engine has
+  /// ended.
   virtual StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                           const StepOptions& options) = 0;
   using Engine::step;
