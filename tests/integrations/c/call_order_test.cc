@@ -8,6 +8,8 @@
 #include <array>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -43,6 +45,10 @@ class Known {
     const std::size_t back = random() % 4 == 0 ? random() % handles_.size() : 0;
     return handles_[handles_.size() - 1 - back];
   }
+  std::vector<std::uint64_t> all() {
+    const std::lock_guard lock(mutex_);
+    return handles_;
+  }
 
  private:
   static constexpr std::size_t kRemembered = 6;
@@ -50,8 +56,54 @@ class Known {
   std::vector<std::uint64_t> handles_;
 };
 
+constexpr std::uint64_t kParams = 2;
+/// Elements of any memory that is lent, more than a parameter has: sizes may be wrong.
+constexpr std::size_t kLentElements = 64;
+using Lent = std::array<float, kLentElements>;
+
+/// What is lent stays until all engines are closed, whatever the calls say of it: only an engine
+/// writes its parameters, and nobody the gradients.
+class Memory {
+ public:
+  explicit Memory(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (Lent& gradient : gradients_) {
+      for (float& value : gradient) value = static_cast<float>(random() % 200) / 100 - 1;
+    }
+    gradients_.back()[0] = std::numeric_limits<float>::quiet_NaN();
+  }
+  float* gradient(std::uint64_t number) { return gradients_[number % gradients_.size()].data(); }
+  std::array<Lent, kParams>* new_params() {
+    const std::lock_guard lock(mutex_);
+    return all_.emplace_back(std::make_unique<std::array<Lent, kParams>>()).get();
+  }
+  void belongs(ziggurat_engine engine, std::array<Lent, kParams>* params) {
+    const std::lock_guard lock(mutex_);
+    of_engine_[engine] = params;
+  }
+  /// Parameters of `engine`, or of nobody.
+  float* param(ziggurat_engine engine, std::uint64_t param) {
+    const std::lock_guard lock(mutex_);
+    const auto found = of_engine_.find(engine);
+    return (found == of_engine_.end() ? nobodys_ : *found->second)[param % kParams].data();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::array<Lent, 20> gradients_{};
+  std::array<Lent, kParams> nobodys_{};
+  std::vector<std::unique_ptr<std::array<Lent, kParams>>> all_;
+  std::map<ziggurat_engine, std::array<Lent, kParams>*> of_engine_;
+};
+
 struct World {
+  explicit World(std::uint64_t seed) : memory(seed) {}
+  ~World() {
+    for (const ziggurat_engine engine : engines.all()) ziggurat_engine_close(engine);
+  }
+
   ziggurat::testing::ScratchDirectory directory;
+  Memory memory;
   Known runtimes;
   Known engines;
   std::mutex opening;
@@ -68,11 +120,14 @@ class Caller {
     if (kind < 1) return close();
     if (kind < 2) return runtime();
     if (kind < 6) return open();
-    if (kind < 80) return step();
-    if (kind < 90) return durable();
-    if (kind < 200) return look();
-    if (kind < 500) return read();
-    put();
+    if (kind < 100) return step();
+    if (kind < 110) return durable();
+    if (kind < 150) return give_blob();
+    if (kind < 250) return look();
+    if (kind < 450) return wait();
+    if (kind < 550) return expect();
+    if (kind < 600) return param_moved_or_written();
+    gradient();
   }
 
   std::array<std::uint64_t, 9> statuses{};  ///< how many calls ended with each
@@ -89,13 +144,11 @@ class Caller {
     }
   }
 
-  ziggurat_memory memory(std::size_t count) {
-    for (float& value : values_) value = static_cast<float>(random_() % 200) / 100 - 1;
-    if (one_in(200)) values_[0] = std::numeric_limits<float>::quiet_NaN();
+  ziggurat_memory memory(float* at, std::size_t count) {
     ziggurat_memory its = ZIGGURAT_INIT(ziggurat_memory);
     its.dtype = one_in(100) ? static_cast<ziggurat_dtype>(random_()) : ZIGGURAT_FP32;
-    its.address = one_in(100) ? nullptr : values_.data();
-    its.size_bytes = (one_in(100) ? random_() % values_.size() : count) * sizeof(float);
+    its.address = one_in(100) ? nullptr : at;
+    its.size_bytes = (one_in(100) ? random_() % kLentElements : count) * sizeof(float);
     if (one_in(200)) its.struct_size = static_cast<std::uint32_t>(random_());
     return its;
   }
@@ -116,15 +169,17 @@ class Caller {
   }
 
   std::string settings() {
-    static constexpr std::array<const char*, 8> kMore{
+    static constexpr std::array<const char*, 9> kMore{
         "",
         "",
         "",
         R"(, "placement": "optimizer=host", "durable_every": 0)",
-        R"(, "clip": 0.5, "speculate": "always")",
+        R"(, "placement": "optimizer=host", "durable_every": 0.001)",
         R"(, "state_format": "8bit")",
         R"(, "host_memory": "1MiB")",
+        R"(, "clip": 0.5)",
         R"(, "what": 1)"};
+    if (one_in(6)) return R"({"placement": "optimizer=host"})";
     const std::lock_guard lock(world_.opening);
     return R"({"store": ")" + world_.directory.path() + "/" + std::to_string(world_.opened++) +
            "\"" + kMore[random_() % kMore.size()] + "}";
@@ -134,34 +189,53 @@ class Caller {
     static constexpr std::array<std::int64_t, 2> kShape{2, 3};
     static constexpr std::array<std::int64_t, 1> kVector{40};
     std::array<ziggurat_param, kParams> params{};
+    std::array<Lent, kParams>* const lent = world_.memory.new_params();
     for (std::size_t p = 0; p < kParams; ++p) {
       params[p] = ZIGGURAT_INIT(ziggurat_param);
       params[p].name = p == 0 || one_in(30) ? "matrix" : "vector";
       params[p].group = one_in(20) ? 1 : 0;
       params[p].shape = p == 0 ? kShape.data() : kVector.data();
       params[p].dimensions = p == 0 ? 2 : 1;
-      params[p].values = memory(count_of(p));
+      params[p].values = memory((*lent)[p].data(), count_of(p));
     }
     ziggurat_engine handle = 0;
     judge("engine_open",
           ziggurat_engine_open(world_.runtimes.any(random_), params.data(),
                                one_in(20) ? 0 : kParams, settings().c_str(), &handle));
     if (handle == 0) return;
+    world_.memory.belongs(handle, lent);
     const std::uint64_t oldest = world_.engines.add(handle);
     if (oldest != 0) judge("engine_close", ziggurat_engine_close(oldest));
   }
   void close() { judge("engine_close", ziggurat_engine_close(world_.engines.any(random_))); }
 
-  void put() {
+  void gradient() {
+    const ziggurat_engine engine = world_.engines.any(random_);
+    if (one_in(100)) return judge("discard", ziggurat_discard_gradients(engine));
     const std::uint64_t which = param();
-    const ziggurat_memory gradient = memory(count_of(which));
-    judge("put_gradient", ziggurat_put_gradient(world_.engines.any(random_), which,
-                                                one_in(200) ? nullptr : &gradient));
+    const ziggurat_memory values = memory(world_.memory.gradient(random_()), count_of(which));
+    const ziggurat_memory* const given = one_in(200) ? nullptr : &values;
+    const float scale = one_in(10) ? 0.5F : 1.0F;
+    if (one_in(3)) return judge("add_gradient", ziggurat_add_gradient(engine, which, given, scale));
+    judge("lend_gradient", ziggurat_lend_gradient(engine, which, given, scale));
   }
-  void read() {
+  void expect() {
+    const ziggurat_engine engine = world_.engines.any(random_);
+    if (one_in(2)) return judge("expect_gradients", ziggurat_expect_gradients(engine));
+    double norm = 0;
+    judge("gradient_norm", ziggurat_gradient_norm(engine, &norm));
+  }
+  void wait() {
+    judge("wait",
+          ziggurat_wait(world_.engines.any(random_), one_in(3) ? ZIGGURAT_ALL_PARAMS : param()));
+  }
+  /// It stays where it is and what it is: others may be using it.
+  void param_moved_or_written() {
+    const ziggurat_engine engine = world_.engines.any(random_);
     const std::uint64_t which = param();
-    const ziggurat_memory values = memory(count_of(which));
-    judge("read_param", ziggurat_read_param(world_.engines.any(random_), which, &values));
+    if (one_in(2)) return judge("param_written", ziggurat_param_written(engine, which));
+    const ziggurat_memory values = memory(world_.memory.param(engine, which), count_of(which));
+    judge("lend_param", ziggurat_lend_param(engine, which, &values));
   }
 
   void step() {
@@ -176,17 +250,25 @@ class Caller {
     ziggurat_step_options options = ZIGGURAT_INIT(ziggurat_step_options);
     options.groups = one_in(50) ? nullptr : groups.data();
     options.group_count = one_in(10) ? static_cast<std::uint32_t>(random_() % 3) : 1;
-    options.loss_scale = one_in(3) ? 2.0F : (one_in(20) ? -1.0F : 0.0F);
+    options.grad_scale = one_in(3) ? 2.0F : (one_in(20) ? kNaN : 0.0F);
+    options.flags = one_in(8) ? ZIGGURAT_BLOB_FOLLOWS : (one_in(50) ? 6U : 0U);
     options.blob = blob_.data();
-    options.blob_bytes = one_in(4) ? random_() % blob_.size() : 0;
+    options.blob_bytes = blob_bytes();
     ziggurat_step_result result = ZIGGURAT_INIT(ziggurat_step_result);
     judge("step", ziggurat_step(world_.engines.any(random_), &options, &result));
   }
 
+  std::uint64_t blob_bytes() { return one_in(20) ? blob_.size() : random_() % 1000; }
+  void give_blob() {
+    judge("give_blob", ziggurat_give_blob(world_.engines.any(random_),
+                                          one_in(50) ? nullptr : blob_.data(), blob_bytes()));
+  }
   void durable() { judge("make_durable", ziggurat_make_durable(world_.engines.any(random_))); }
 
   void look() {
     const ziggurat_engine engine = world_.engines.any(random_);
+    std::uint64_t steps = 0;
+    judge("param_steps", ziggurat_param_steps(engine, param(), &steps));
     ziggurat_state state = ZIGGURAT_INIT(ziggurat_state);
     judge("engine_state", ziggurat_engine_state(engine, &state));
     if (state.blob_bytes <= blob_.size())
@@ -197,11 +279,10 @@ class Caller {
     ASSERT_EQ(text.back(), '\0');
   }
 
-  static constexpr std::uint64_t kParams = 2;
+  static constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   World& world_;
   std::mt19937_64 random_;
-  std::vector<float> values_ = std::vector<float>(64);
-  std::vector<std::byte> blob_ = std::vector<std::byte>(70'000);  // more than a store holds
+  std::vector<std::byte> blob_ = std::vector<std::byte>(1'048'577);  // more than a store holds
 };
 
 class CallOrder : public testing::TestWithParam<std::size_t> {};
@@ -212,7 +293,7 @@ INSTANTIATE_TEST_SUITE_P(Threads, CallOrder, testing::Values(1, 3),
 TEST_P(CallOrder, IsNeverMoreThanAnError) {
   const std::uint64_t calls = from_environment("ZIGGURAT_CALLS", 12'000) / GetParam();
   const std::uint64_t seed = from_environment("ZIGGURAT_SEED", 1);
-  World world;
+  World world(seed);
   ziggurat_runtime runtime = 0;
   ASSERT_EQ(ziggurat_runtime_create(R"({"threads": 2})", &runtime), ZIGGURAT_OK);
   world.runtimes.add(runtime);

@@ -26,7 +26,6 @@ static ziggurat_memory memory(float* values, uint64_t count) {
 static ziggurat_param param(const char* name, float* value) {
   ziggurat_param its = ZIGGURAT_INIT(ziggurat_param);
   its.name = name;
-  its.dtype = ZIGGURAT_FP32;
   its.values = memory(value, 1);
   return its;
 }
@@ -52,8 +51,8 @@ int main(int argc, char** argv) {
       gradient_b += 2 * error / 11;
     }
     const ziggurat_memory of_w = memory(&gradient_w, 1), of_b = memory(&gradient_b, 1);
-    CHECK(ziggurat_put_gradient(engine, 0, &of_w));
-    CHECK(ziggurat_put_gradient(engine, 1, &of_b));
+    CHECK(ziggurat_lend_gradient(engine, 0, &of_w, 1));
+    CHECK(ziggurat_lend_gradient(engine, 1, &of_b, 1));
 
     ziggurat_group group = ZIGGURAT_INIT(ziggurat_group);
     group.learning_rate = 0.05F, group.beta1 = 0.9F, group.beta2 = 0.99F, group.eps = 1e-8F;
@@ -61,8 +60,7 @@ int main(int argc, char** argv) {
     options.groups = &group, options.group_count = 1;
     ziggurat_step_result result = ZIGGURAT_INIT(ziggurat_step_result);
     CHECK(ziggurat_step(engine, &options, &result));
-    CHECK(ziggurat_read_param(engine, 0, &params[0].values));
-    CHECK(ziggurat_read_param(engine, 1, &params[1].values));
+    CHECK(ziggurat_wait(engine, ZIGGURAT_ALL_PARAMS));
   }
   CHECK(ziggurat_make_durable(engine));
   CHECK(ziggurat_engine_close(engine));

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/c/c_durable_test.cc: what a trainer behind the C interface finds again: its
+// parameters, its blob, each parameter's count of steps; and when it has which.
+#include <filesystem>
+#include <memory>
+
+#include "tests/integrations/c/embedder.h"
+
+namespace ziggurat::testing {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+/// With records on NVMe, and on the host beside a store.
+class CDurable : public Embedder, public ::testing::WithParamInterface<const char*> {
+ protected:
+  std::string here() const { return settings(GetParam() == std::string("host") ? kOnHost : ""); }
+  ziggurat_step_options with_blob(const std::string& blob) const {
+    ziggurat_step_options its = options();
+    its.blob = blob.data();
+    its.blob_bytes = blob.size();
+    return its;
+  }
+  ziggurat_step_options blob_follows() const {
+    ziggurat_step_options its = options();
+    its.flags = ZIGGURAT_BLOB_FOLLOWS;
+    return its;
+  }
+  ziggurat_status give_blob(const std::string& blob) const {
+    return ziggurat_give_blob(engine_, blob.data(), blob.size());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Tiers, CDurable, ::testing::Values("nvme", "host"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST_P(CDurable, ResumesWithParametersBlobAndCounts) {
+  ASSERT_DONE(open(here()));
+  EXPECT_EQ(state().resumed, 0);
+  std::vector<PlainParam> expected{PlainParam(values_[0]), PlainParam(values_[1])};
+  lend_both(1);
+  ASSERT_DONE(step());
+  ASSERT_DONE(lend(0, gradient_of(0, 2)));
+  const std::string blob = "where the loader stood";
+  ASSERT_DONE(step(with_blob(blob)));
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  EXPECT_EQ(state().durable_generation, 2U);
+  reopen(here());
+  EXPECT_EQ(state().resumed, 1);
+  EXPECT_EQ(state().generation, 2U);
+  EXPECT_EQ(state().durable_generation, 2U);
+  EXPECT_EQ(this->blob(), blob);
+  EXPECT_EQ(steps_of(0), 2U);
+  EXPECT_EQ(steps_of(1), 1U);
+
+  for (std::uint64_t t = 1; t <= 2; ++t) expected[0].step(scalars(0, t), gradient_of(0, t));
+  expected[1].step(scalars(1, 1), gradient_of(1, 1));
+  for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(values_[p], expected[p].values()) << p;
+  lend_both(3);
+  ASSERT_DONE(step());
+  expected[0].step(scalars(0, 3), gradient_of(0, 3));
+  expected[1].step(scalars(1, 2), gradient_of(1, 3));
+  for (std::size_t p = 0; p < kParams; ++p) EXPECT_EQ(updated(p), expected[p].values()) << p;
+}
+
+TEST_P(CDurable, ResumesWhatTheTrainerWroteInTheLastStep) {
+  set_values(1, initial(1, DType::kBFloat16));
+  ASSERT_DONE(open(here()));
+  for (std::size_t p = 0; p < kParams; ++p) {
+    for (std::size_t i = 0; i < kCounts[p]; i += 2) values_[p].set(i, 0.123F);
+    ASSERT_DONE(ziggurat_param_written(engine_, p));
+  }
+  ASSERT_DONE(step());
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  const std::array<TypedArray, kParams> written = values_;
+  reopen(here());
+  EXPECT_EQ(values_[0], written[0]);
+  EXPECT_EQ(values_[1], written[1]);
+}
+
+TEST_P(CDurable, HoldsABlobOfAMegabyteAndRefusesALongerOne) {
+  ASSERT_DONE(open(here()));
+  lend_both(1);
+  EXPECT_REFUSED(step(with_blob(std::string(kMiB + 1, 'x'))), "1048577 bytes");
+  EXPECT_EQ(state().generation, 0U);
+  std::string blob(kMiB, 'x');
+  blob.back() = 'y';
+  ASSERT_DONE(step(with_blob(blob)));
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  reopen(here());
+  EXPECT_TRUE(this->blob() == blob);
+}
+
+TEST_P(CDurable, AStepWhoseBlobFollowsIsDurableOnceItIsGiven) {
+  ASSERT_DONE(open(here()));
+  EXPECT_REFUSED(give_blob("too early"), "awaits none");
+  lend_both(1);
+  ASSERT_DONE(step(blob_follows()));
+  ASSERT_DONE(ziggurat_wait(engine_, ZIGGURAT_ALL_PARAMS));
+  lend_both(2);
+  EXPECT_REFUSED(step(), "give_blob() comes first");
+  EXPECT_REFUSED(ziggurat_make_durable(engine_), "give_blob() comes first");
+  EXPECT_REFUSED(give_blob(std::string(kMiB + 1, 'x')), "1048577 bytes");
+  EXPECT_EQ(state().durable_generation, 0U);
+  std::string blob(kMiB, 'b');
+  ASSERT_DONE(give_blob(blob));
+  EXPECT_REFUSED(give_blob("again"), "awaits none");
+  blob.assign(kMiB, 'c');  // it was copied
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  EXPECT_EQ(state().durable_generation, 1U);
+  reopen(here());
+  EXPECT_TRUE(this->blob() == std::string(kMiB, 'b'));
+  EXPECT_EQ(steps_of(0), 1U);
+  EXPECT_EQ(steps_of(1), 1U);
+}
+
+TEST_P(CDurable, ABlobMayFollowWhileTheNextGradientsAreExpected) {
+  ASSERT_DONE(open(here()));
+  lend_both(1);
+  ASSERT_DONE(step(blob_follows()));
+  ASSERT_DONE(ziggurat_expect_gradients(engine_));
+  ASSERT_DONE(give_blob("of the first"));
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  EXPECT_EQ(state().durable_generation, 1U);
+  lend_both(2);
+  ASSERT_DONE(step(blob_follows()));
+  ASSERT_DONE(give_blob("of the second"));
+  ASSERT_DONE(ziggurat_make_durable(engine_));
+  reopen(here());
+  EXPECT_EQ(blob(), "of the second");
+}
+
+TEST_P(CDurable, AStepIsLostWhoseBlobNeverCame) {
+  ASSERT_DONE(open(here()));
+  const TypedArray before = values_[1];
+  lend_both(1);
+  ASSERT_DONE(step(blob_follows()));
+  reopen(here());
+  EXPECT_EQ(state().generation, 0U);
+  EXPECT_EQ(steps_of(0), 0U);
+  EXPECT_EQ(values_[1], before);
+}
+
+TEST_P(CDurable, MemoryIsTheTrainersOnceTheEngineIsClosedInMidUpdate) {
+  ASSERT_DONE(open(here()));
+  PlainParam expected(values_[1]);
+  const TypedArray before = values_[1];
+  auto gradient = std::make_unique<TypedArray>(gradient_of(1, 1));
+  const ziggurat_memory memory = memory_of(*gradient);
+  ASSERT_DONE(ziggurat_lend_gradient(engine_, 1, &memory, 1));
+  ASSERT_DONE(step());
+  close();
+  gradient.reset();
+  for (TypedArray& values : values_) {
+    values.bytes = std::vector<std::byte>(values.bytes.size());
+  }
+  for (std::size_t p = 0; p < kParams; ++p) params_[p].values = memory_of(values_[p]);
+  ASSERT_DONE(open(here()));
+  expected.step(scalars(1, 1), gradient_of(1, 1));
+  EXPECT_EQ(values_[1], state().generation == 0 ? before : expected.values());
+}
+
+class CMemoryAlone : public Embedder {};
+
+TEST_F(CMemoryAlone, WithoutAStoreNothingIsEverDurable) {
+  const std::string in_memory = R"({"placement": "optimizer=host"})";
+  ASSERT_DONE(open(in_memory));
+  lend_both(1);
+  ASSERT_DONE(step());
+  EXPECT_REFUSED(ziggurat_make_durable(engine_), "opened without `store`");
+  EXPECT_EQ(state().generation, 1U);
+  EXPECT_EQ(state().durable_generation, 0U);
+  std::array<char, 4096> text{};
+  ASSERT_DONE(ziggurat_describe(engine_, text.data(), text.size(), nullptr));
+  EXPECT_THAT(text.data(), ::testing::HasSubstr("nothing is durable"));
+  const TypedArray left = updated(1);
+  close();
+  ASSERT_DONE(open(in_memory));
+  EXPECT_EQ(state().resumed, 0);
+  EXPECT_EQ(values_[1], left) << "what a new engine begins with";
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
