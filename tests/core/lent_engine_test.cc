@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/lent_engine_test.cc: an engine that uses a trainer's own memory gives the bits of
+// plain arrays wherever its records are, whatever is left out, written or resumed; and what it
+// refuses.
+#include "core/engine/lent_engine.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <tuple>
+
+#include "base/error.h"
+#include "base/memory_exhausted.h"
+#include "tests/core/lent_trainer.h"
+#include "tests/core/ranks_harness.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using enum StateFormat;
+
+/// One element, less than a tile, a tile, one element more, several chunks' worth.
+const std::vector<std::int64_t> kCounts{1, 105, 16'384, 16'385, 600'000};
+
+struct Kind {
+  StateFormat format;
+  DType dtype;
+  Rounding rounding = Rounding::kNearest;
+};
+std::string name_of(const Kind& kind) {
+  std::string name = fmt::format("{}_{}{}", to_string(kind.format), to_string(kind.dtype),
+                                 kind.rounding == Rounding::kNearest ? "" : "_stochastic");
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+/// Where records are.
+enum class Where { kMemory, kHost, kNvme };
+
+std::string name_of(const std::tuple<Kind, Where>& one) {
+  constexpr std::array kNames{"memory", "host", "nvme"};
+  return fmt::format("{}_{}", name_of(std::get<0>(one)),
+                     kNames[static_cast<std::size_t>(std::get<1>(one))]);
+}
+
+EngineConfig config_of(const Kind& kind, Where where, const ScratchDirectory& directory) {
+  EngineConfig config = small_config(directory.path());
+  config.host_budget_bytes = 64 * kMiB;
+  config.optimizer.state.format = kind.format;
+  config.optimizer.rounding = kind.rounding;
+  config.optimizer.rounding_seed = kRoundingSeed;
+  config.clip_norm = 0;
+  config.placement.optimizer = where == Where::kNvme ? Tier::kNvme : Tier::kHost;
+  if (where == Where::kMemory) config.store.clear();
+  return config;
+}
+
+std::unique_ptr<Runtime> runtime_of(std::size_t threads) {
+  return Runtime::create({.threads = threads, .trace_path = ""});
+}
+
+/// The least memory in which the engine works: for a few records.
+std::uint64_t smallest_budget(const ModelSpec& model, EngineConfig config) {
+  const ScratchDirectory directory;
+  if (!config.store.empty()) config.store = {{directory.path()}};
+  config.host_budget_bytes = 4096;
+  LentTrainer trainer(model, config.optimizer.state);
+  const auto runtime = runtime_of(1);
+  try {
+    LentEngine::open(model, config, *runtime, trainer.lent());
+  } catch (const MemoryExhausted& error) {
+    return error.shortage().smallest_bytes;
+  }
+  ADD_FAILURE() << "opened in a page";
+  return 0;
+}
+
+class LentBits : public ::testing::TestWithParam<std::tuple<Kind, Where>> {
+ protected:
+  ModelSpec model() const { return lent_model(kCounts, kind().dtype); }
+  static Kind kind() { return std::get<0>(GetParam()); }
+  static Where where() { return std::get<1>(GetParam()); }
+  /// Stochastic rounding leaves nothing out.
+  static LentStep without(LentStep step) {
+    if (kind().rounding == Rounding::kStochastic) step.left_out.clear();
+    return step;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, LentBits,
+    ::testing::Combine(
+        ::testing::Values(Kind{kFp32, DType::kFloat32}, Kind{kFp32, DType::kBFloat16},
+                          Kind{kFp32, DType::kFloat16}, Kind{kBf16Moments, DType::kFloat32},
+                          Kind{k8Bit, DType::kFloat32}, Kind{k8Bit, DType::kBFloat16},
+                          Kind{kSplit, DType::kBFloat16}, Kind{kBf16, DType::kBFloat16},
+                          Kind{kFp32, DType::kBFloat16, Rounding::kStochastic},
+                          Kind{kBf16, DType::kBFloat16, Rounding::kStochastic}),
+        ::testing::Values(Where::kMemory, Where::kHost, Where::kNvme)),
+    [](const auto& one) { return name_of(one.param); });
+
+// Every third step the engine is closed, where it has a store, and opened again from its store.
+TEST_P(LentBits, AreThoseOfPlainArraysWhateverHappens) {
+  const std::vector<LentStep> steps{{},
+                                    {.left_out = {0, 4}},
+                                    {.left_out = {}, .written = {1, 4}},
+                                    {.left_out = {1}, .written = {0, 3}},
+                                    {.left_out = {0, 1, 2, 3, 4}},
+                                    {.left_out = {2, 4}, .written = {2, 3, 4}},
+                                    {.left_out = {0, 1, 2, 4}},
+                                    {.left_out = {3}, .written = {0, 1, 2}},
+                                    {}};
+  const ScratchDirectory directory;
+  EngineConfig config = config_of(kind(), where(), directory);
+  const std::uint64_t smallest = smallest_budget(model(), config);
+  LentTrainer trainer(model(), config.optimizer.state, kind().rounding);
+  for (const std::uint64_t budget : {smallest, 64 * kMiB}) {
+    for (const std::size_t threads : {1U, 3U}) {
+      SCOPED_TRACE(::testing::Message() << threads << " workers in " << budget);
+      config.host_budget_bytes = budget;
+      if (where() == Where::kMemory)
+        trainer = LentTrainer(model(), config.optimizer.state, kind().rounding);
+      std::unique_ptr<Runtime> runtime = runtime_of(threads);
+      auto engine = LentEngine::open(model(), config, *runtime, trainer.lent());
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        if (i % 2 == 0) engine->expect_gradients();
+        trainer.step(*engine, without(steps[i]));
+        if (i % 3 != 2) continue;
+        engine->wait_all_updated();
+        ASSERT_TRUE(trainer.same()) << "step " << i;
+        if (where() == Where::kMemory) continue;
+        const std::uint64_t generation = engine->generation();
+        engine->make_durable();
+        engine.reset();
+        trainer.forget();
+        engine = LentEngine::open(model(), config, *runtime, trainer.lent());
+        ASSERT_EQ(engine->generation(), generation);
+        ASSERT_TRUE(trainer.same()) << "resumed after step " << i;
+      }
+    }
+  }
+}
+
+/// On NVMe, in memory for a few records only.
+class LentTraffic : public ::testing::TestWithParam<Kind> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Formats, LentTraffic,
+    ::testing::Values(Kind{kFp32, DType::kFloat32}, Kind{kBf16Moments, DType::kFloat32},
+                      Kind{k8Bit, DType::kFloat32}, Kind{kFp32, DType::kBFloat16},
+                      Kind{kSplit, DType::kBFloat16}, Kind{kBf16, DType::kBFloat16}),
+    [](const auto& one) {
+      std::string name =
+          fmt::format("{}_{}", to_string(one.param.format), to_string(one.param.dtype));
+      std::ranges::replace(name, '-', '_');
+      return name;
+    });
+
+TEST_P(LentTraffic, LeavesOutTheMasterThatTheParameterIs) {
+  const ScratchDirectory directory;
+  EngineConfig config = config_of(GetParam(), Where::kNvme, directory);
+  const ModelSpec model = lent_model(kCounts, GetParam().dtype);
+  config.host_budget_bytes = smallest_budget(model, config);
+  LentTrainer trainer(model, config.optimizer.state);
+  const auto runtime = runtime_of(2);
+  const auto engine = LentEngine::open(model, config, *runtime, trainer.lent());
+  std::uint64_t record_bytes = 0;
+  std::uint64_t param_bytes = 0;
+  const RecordFormat format = record_format(config.optimizer.state);
+  for (const std::int64_t count : kCounts) {
+    const auto tiles = (static_cast<std::uint64_t>(count) + kTileElements - 1) / kTileElements;
+    record_bytes += format.record_bytes(tiles);
+    param_bytes += tiles * kTileElements * size_bytes(GetParam().dtype);
+  }
+  const auto read = [&] {
+    const Metrics& metrics = engine->metrics();
+    return metrics.value(Counter::kStateReadBytes) + metrics.value(Counter::kRecordCacheHitBytes) -
+           metrics.value(Counter::kStateReadAgainBytes);
+  };
+  const bool is_master = begins_with_param(GetParam().format, GetParam().dtype);
+  const std::uint64_t before = read();
+  constexpr std::uint64_t kSteps = 3;
+  for (std::uint64_t i = 0; i < kSteps; ++i) trainer.step(*engine);
+  engine->wait_all_updated();
+  const std::uint64_t wanted = kSteps * (record_bytes - (is_master ? param_bytes : 0));
+  EXPECT_GE(read() - before, wanted);
+  // Records of several chunks are rounded up to tiles of bytes each.
+  EXPECT_LT(read() - before, wanted + kSteps * 64 * kTileBytes);
+  EXPECT_TRUE(trainer.same());
+}
+
+/// The message of what `call` throws, which is an error of the caller's.
+template <class Call>
+std::string refusal(const Call& call, ErrorCode code = ErrorCode::kInvalidArgument) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  return "accepted";
+}
+
+constexpr Kind kUsual{kFp32, DType::kFloat32};
+
+class LentCalls : public ::testing::Test {
+ protected:
+  std::unique_ptr<LentEngine> open(const EngineConfig& config) {
+    return LentEngine::open(model_, config, *runtime_, trainer_.lent());
+  }
+  std::string open_refusal(const EngineConfig& config) {
+    return refusal([&] { open(config); });
+  }
+
+  const ScratchDirectory directory_;
+  const ModelSpec model_ = lent_model({1, 105, 20'000}, DType::kFloat32);
+  LentTrainer trainer_{model_, {}};
+  std::unique_ptr<Runtime> runtime_ = runtime_of(1);
+};
+
+TEST_F(LentCalls, RefuseSettingsThatATrainerOfThisKindHasItself) {
+  const EngineConfig good = config_of(kUsual, Where::kNvme, directory_);
+  EngineConfig config = good;
+  config.clip_norm = 1;
+  EXPECT_THAT(open_refusal(config), HasSubstr("clips them itself"));
+  config = good;
+  config.param_groups = {{.params = "*", .lr_scale = 0.5F}};
+  EXPECT_THAT(open_refusal(config), HasSubstr("give each step its groups"));
+  config = good;
+  config.store.clear();
+  EXPECT_THAT(open_refusal(config), HasSubstr("`store`: a directory is needed"));
+  config = good;
+  config.optimizer.state.format = kSplit;
+  EXPECT_THAT(open_refusal(config), HasSubstr("keeps the parameter in bf16"));
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+TEST_F(LentCalls, RefuseParametersThatAreNotTheModels) {
+  const EngineConfig config = config_of(kUsual, Where::kMemory, directory_);
+  const auto with = [&](const std::vector<TypedSpan<std::byte>>& params) {
+    return refusal([&] { LentEngine::open(model_, config, *runtime_, params); });
+  };
+  std::vector<TypedSpan<std::byte>> params = trainer_.lent();
+  params.pop_back();
+  EXPECT_THAT(with(params), HasSubstr("2 parameters are lent for 3 units"));
+  params = trainer_.lent();
+  params[1] = params[1].subspan(0, 104);
+  EXPECT_THAT(with(params), HasSubstr("'unit1': 104 elements of fp32 are lent, and it has 105"));
+  params = trainer_.lent();
+  params[1] = {DType::kBFloat16, params[1].bytes.first(210)};
+  EXPECT_THAT(with(params), HasSubstr("105 elements of bf16 are lent, and it has 105 of fp32"));
+}
+
+TEST_F(LentCalls, RefuseSeveralRanks) {
+  const auto runtimes = connected_runtimes(2, 1);
+  const auto errors = run_ranks(2, [&](int rank) {
+    const ScratchDirectory directory;
+    LentTrainer trainer(model_, {});
+    LentEngine::open(model_, config_of(kUsual, Where::kNvme, directory),
+                     *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
+  });
+  for (const std::exception_ptr& thrown : errors) {
+    const Error error = error_in(thrown);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), HasSubstr("among several ranks"));
+  }
+}
+
+TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {
+  const auto engine = open(config_of(kUsual, Where::kMemory, directory_));
+  EXPECT_THAT(refusal([&] { engine->gradient(0); }), HasSubstr("gradient()"));
+  EXPECT_THAT(refusal([&] { engine->finish_gradient(0); }), HasSubstr("finish_gradient()"));
+  EXPECT_THAT(refusal([&] { engine->prepare_step({.blob = {}}); }), HasSubstr("prepare_step()"));
+  EXPECT_THAT(refusal([&] { static_cast<Engine&>(*engine).step({.blob = {}}); }),
+              HasSubstr("step() is given them"));
+  trainer_.step(*engine);
+  engine->wait_all_updated();
+  EXPECT_TRUE(trainer_.same());
+}
+
+TEST_F(LentCalls, RefuseAStepThatIsNoneAndGoOn) {
+  const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
+  trainer_.make_gradients(1, {});
+  const std::vector<TypedSpan<const std::byte>> good = trainer_.lent_gradients();
+  std::vector<GroupStep> groups = trainer_.groups_of({});
+  const auto step = [&](const std::vector<TypedSpan<const std::byte>>& gradients) {
+    StepOptions options{.blob = {}};
+    options.groups = groups;
+    return refusal([&] { engine->step(gradients, options); });
+  };
+  std::vector<TypedSpan<const std::byte>> gradients(good.begin(), good.end() - 1);
+  EXPECT_THAT(step(gradients), HasSubstr("2 gradients for 3 units"));
+  gradients = good;
+  gradients[2] = gradients[2].subspan(0, 19'999);
+  EXPECT_THAT(step(gradients), HasSubstr("19999 elements, and it has 20000"));
+  for (const float wrong :
+       {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    groups[1].grad_scale = wrong;
+    EXPECT_THAT(step(good), HasSubstr("gradient scale"));
+  }
+  groups.pop_back();
+  EXPECT_THAT(step(good), HasSubstr("2 groups of settings for a model of 3"));
+  EXPECT_EQ(engine->generation(), 0U);
+  trainer_.step(*engine);
+  engine->wait_all_updated();
+  EXPECT_TRUE(trainer_.same());
+}
+
+TEST_F(LentCalls, RefuseToLeaveAUnitOutWhileRoundingStochastically) {
+  Kind stochastic = kUsual;
+  stochastic.rounding = Rounding::kStochastic;
+  const auto engine = open(config_of(stochastic, Where::kMemory, directory_));
+  trainer_.make_gradients(1, {1});
+  const std::vector<GroupStep> groups = trainer_.groups_of({});
+  StepOptions options{.blob = {}};
+  options.groups = groups;
+  EXPECT_THAT(
+      refusal([&] { engine->step(trainer_.lent_gradients(), options); }, ErrorCode::kUnimplemented),
+      HasSubstr("round to nearest"));
+  EXPECT_EQ(engine->generation(), 0U);
+  trainer_.make_gradients(1, {});
+  EXPECT_EQ(engine->step(trainer_.lent_gradients(), options).generation, 1U);
+  engine->wait_all_updated();
+}
+
+TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
+  const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
+  TypedArray moved = trainer_.params[2];
+  EXPECT_THAT(refusal([&] { engine->lend_params(2, moved.span().subspan(0, 9)); }),
+              HasSubstr("9 elements, and it has 20000"));
+  TypedArray narrow(DType::kBFloat16, moved.count());
+  EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }), HasSubstr("it is fp32"));
+  EXPECT_THAT(refusal([&] { engine->lend_params(3, moved.span()); }), HasSubstr("units 0 to 2"));
+  trainer_.step(*engine);
+  engine->wait_all_updated();
+  std::swap(moved, trainer_.params[2]);  // the trainer's is what was `moved`, and as it was
+  trainer_.params[2].bytes = moved.bytes;
+  engine->lend_params(2, trainer_.params[2].span());
+  trainer_.step(*engine);
+  engine->wait_all_updated();
+  EXPECT_TRUE(trainer_.same());
+}
+
+TEST_F(LentCalls, TakeABlobThatNoStepAwaitsForAMistake) {
+  const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
+  EXPECT_THAT(refusal([&] { engine->give_blob({}); }), HasSubstr("awaits none"));
+}
+
+// A record that is read without its master is not what was written then.
+TEST_F(LentCalls, TellATrainerThatWroteAParameterInSecret) {
+  EngineConfig config = config_of(kUsual, Where::kNvme, directory_);
+  config.host_budget_bytes = smallest_budget(model_, config);
+  const auto engine = open(config);
+  trainer_.step(*engine);
+  engine->make_durable();
+  trainer_.params[2].set(77, 3.0F);
+  const auto step = [&] {
+    trainer_.step(*engine);
+    engine->make_durable();
+  };
+  EXPECT_THAT(refusal(step, ErrorCode::kDataLoss), HasSubstr("chunk"));
+}
+
+}  // namespace
+}  // namespace ziggurat::testing

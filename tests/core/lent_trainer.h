@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/lent_trainer.h: a trainer that lends an engine its parameters and gradients, and makes
+// the same steps in plain arrays.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "core/engine/lent_engine.h"
+#include "tests/core/engine_harness.h"
+#include "tests/support/plain_param.h"
+#include "tests/support/typed_array.h"
+
+namespace ziggurat::testing {
+
+/// Units of `counts` elements, each in a group of its own.
+inline ModelSpec lent_model(const std::vector<std::int64_t>& counts, DType dtype) {
+  ModelSpec model{.name = "lent", .units = {}, .dtype = dtype};
+  for (std::size_t u = 0; u < counts.size(); ++u) {
+    const std::string name = "unit" + std::to_string(u);
+    model.units.push_back(
+        {.name = name,
+         .params = {{.name = name, .shape = {counts[u]}, .group = static_cast<std::uint32_t>(u)}}});
+  }
+  return model;
+}
+
+/// A step in which some units have no gradient, and some were written before it.
+struct LentStep {
+  std::set<UnitId> left_out{};
+  std::set<UnitId> written{};
+};
+
+class LentTrainer {
+ public:
+  LentTrainer(const ModelSpec& model, StateKind state, Rounding rounding = Rounding::kNearest)
+      : model_(model), rounding_(rounding), steps_(model.units.size()) {
+    std::uint64_t first_element = 0;
+    for (UnitId u = 0; u < model.units.size(); ++u) {
+      TypedArray& values = params.emplace_back(model.dtype, model.units[u].count());
+      for (std::size_t i = 0; i < values.count(); ++i) values.set(i, initial_value(u, i));
+      first_element += plain_.emplace_back(values, state, first_element).padded_count();
+    }
+  }
+
+  std::vector<TypedSpan<std::byte>> lent() {
+    std::vector<TypedSpan<std::byte>> all;
+    for (TypedArray& values : params) all.push_back(values.span());
+    return all;
+  }
+
+  /// Gradients are in another type in every other step.
+  StepResult step(LentEngine& engine, const LentStep& its = {}) {
+    const std::uint64_t generation = engine.generation() + 1;
+    engine.wait_all_updated();  // gradients of the step before are given back
+    write(its.written);
+    make_gradients(generation, its.left_out);
+    const std::vector<GroupStep> groups = groups_of(its);
+    const std::vector<TypedSpan<const std::byte>> gradients = lent_gradients();
+    StepOptions options{.blob = {}};
+    options.groups = groups;
+    const StepResult result = engine.step(gradients, options);
+    for (UnitId u = 0; u < plain_.size(); ++u) {
+      if (its.left_out.contains(u)) continue;
+      plain_[u].step(settings(groups[u], generation), gradients_[u]);
+      ++steps_[u];
+    }
+    return result;
+  }
+
+  /// What the engine was given in the newest step.
+  std::vector<TypedSpan<const std::byte>> lent_gradients() const {
+    std::vector<TypedSpan<const std::byte>> all;
+    for (const TypedArray& gradient : gradients_) all.emplace_back(gradient.span());
+    return all;
+  }
+  void make_gradients(std::uint64_t generation, const std::set<UnitId>& left_out) {
+    gradients_.assign(params.size(), {});
+    for (UnitId u = 0; u < params.size(); ++u) {
+      if (left_out.contains(u)) continue;
+      gradients_[u] =
+          TypedArray(generation % 2 == 0 ? model_.dtype : DType::kFloat32, params[u].count());
+      for (std::size_t i = 0; i < gradients_[u].count(); ++i)
+        gradients_[u].set(i, gradient_of(initial_value(u, i), u, i, generation));
+    }
+  }
+  std::vector<GroupStep> groups_of(const LentStep& its) const {
+    std::vector<GroupStep> groups;
+    for (UnitId u = 0; u < params.size(); ++u) {
+      groups.push_back({.learning_rate = 0.01F * static_cast<float>(u + 1),
+                        .beta2 = 0.95F,
+                        .weight_decay = u % 2 == 0 ? 0.1F : 0.0F,
+                        .grad_scale = u == 1 ? 0.5F : 1.0F,
+                        .steps = steps_[u] + 1,
+                        .params_written = its.written.contains(u)});
+    }
+    return groups;
+  }
+
+  ::testing::AssertionResult same() const {
+    for (UnitId u = 0; u < params.size(); ++u) {
+      const TypedArray expected = plain_[u].values();
+      for (std::size_t i = 0; i < expected.count(); ++i) {
+        const std::size_t width = size_bytes(expected.dtype);
+        if (std::equal(&expected.bytes[i * width], &expected.bytes[i * width] + width,
+                       &params[u].bytes[i * width]))
+          continue;
+        return ::testing::AssertionFailure() << "unit " << u << ", element " << i << ": "
+                                             << params[u].at(i) << " instead of " << expected.at(i);
+      }
+    }
+    return ::testing::AssertionSuccess();
+  }
+  /// As in a new process, which has yet to open the engine.
+  void forget() {
+    for (TypedArray& values : params) std::ranges::fill(values.bytes, std::byte{0x55});
+  }
+
+  std::vector<TypedArray> params;
+
+ private:
+  void write(const std::set<UnitId>& units) {
+    for (const UnitId u : units) {
+      for (std::size_t i = 0; i < params[u].count(); i += 3) params[u].set(i, 0.125F);
+      plain_[u].write(params[u]);
+    }
+  }
+  OptimizerStep::Settings settings(const GroupStep& group, std::uint64_t generation) const {
+    return {.rounding = rounding_,
+            .learning_rate = group.learning_rate,
+            .beta1 = group.beta1,
+            .beta2 = group.beta2,
+            .eps = group.eps,
+            .weight_decay = group.weight_decay,
+            .grad_scale = group.grad_scale,
+            .t = group.steps,
+            .seed = kRoundingSeed,
+            .rounding_step = generation};
+  }
+
+  ModelSpec model_;
+  Rounding rounding_;
+  std::vector<std::uint64_t> steps_;
+  std::vector<PlainParam> plain_;
+  std::vector<TypedArray> gradients_;
+};
+
+}  // namespace ziggurat::testing
