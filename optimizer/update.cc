@@ -239,9 +239,25 @@ class Pass {
     if (!has_gradient()) return;
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
-    if (view_.format == StateFormat::k8Bit) return update_eight_bit(slice, first);
-    while (runs_.at() < first + kTileElements)
-      update_part(slice, first, runs_.next(first + kTileElements));
+    if (view_.format == StateFormat::k8Bit) {
+      update_eight_bit(slice, first);
+    } else {
+      while (runs_.at() < first + kTileElements)
+        update_part(slice, first, runs_.next(first + kTileElements));
+    }
+    if (is_padded(tile)) clear_padding(tile);
+  }
+
+  /// The masters of what the trainer does not have: a step makes NaN of them where eps is 0, and -0
+  /// by a negative decay, while a parameter that is read in their place ends in zeros.
+  void clear_padding(std::size_t tile) const {
+    const std::size_t real = elements_of(view_) % kTileElements;
+    const std::size_t segments = view_.format == StateFormat::kSplit ? 2 : 1;
+    for (std::size_t index = 0; index < segments; ++index) {
+      const std::size_t tile_bytes = format_.segments()[index].tile_bytes;
+      const std::size_t real_bytes = real * (tile_bytes / kTileElements);
+      std::memset(segment(index, tile) + real_bytes, 0, tile_bytes - real_bytes);
+    }
   }
 
   /// Whole blocks of one run go through a kernel; what lies in a block with an end of a run goes
@@ -284,7 +300,8 @@ class Pass {
     const Runs::Part whole = ahead.next(end);
     Slice slice = tile_slice(tile);
     slice.decay = whole.decay;
-    if (whole.end == end && has_gradient() && !view_.masters_from_param && internal::can_hash_adamw(whole.step, slice)) {
+    const bool usual = has_gradient() && !view_.masters_from_param && !is_padded(tile);
+    if (usual && whole.end == end && internal::can_hash_adamw(whole.step, slice)) {
       internal::TileHashes hashes;
       internal::adamw_hashed(whole.step, slice, before.has_value(), hashes);
       for (std::size_t array = 0; array < std::size(hashes.after); ++array) {
