@@ -357,11 +357,7 @@ TEST(UpdateRecord, StochasticRoundingIsUnbiasedAndNewEachStep) {
   }
 }
 
-TEST(UpdateRecord, AnEmptyRecordIsUpdated) {
-  update_record(OptimizerStep::make(usual_settings()), {}, {});
-}
-
-TEST(UpdateRecordDeathTest, WantsWholeTilesAndRunsThatCoverThemInOrder) {
+TEST(UpdateRecordDeathTest, WantsARecordOfItsElementsAndRunsThatCoverItInOrder) {
   TiledRecord record(OptimizerKind::kAdamW, StateFormat::kFp32, 1);
   record.fill(1);
   const OptimizerStep step = OptimizerStep::make(usual_settings());
@@ -373,7 +369,11 @@ TEST(UpdateRecordDeathTest, WantsWholeTilesAndRunsThatCoverThemInOrder) {
   EXPECT_DEATH(update_record(step, record.view(), stranger), "a run of group 1, and 1 steps");
   RecordView part = record.view();
   part.grad.bytes = part.grad.bytes.first(200);
-  EXPECT_DEATH(update_record(step, part, short_run), "whole tiles");
+  EXPECT_DEATH(update_record(step, part, short_run), "16384 parameters for 100 elements");
+  RecordView longer = record.view();
+  longer.record = longer.record.first(kTileBytes);
+  EXPECT_DEATH(update_record(step, longer, short_run), "65536 bytes for a record of 16384");
+  EXPECT_DEATH(update_record(step, {}, {}), "0 bytes for a record of 0 elements");
 }
 
 }  // namespace
