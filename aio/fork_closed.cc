@@ -44,8 +44,9 @@ void close_in_children(int fd) {
     int expected = kFree;
     if (registered == 0 && slot.compare_exchange_strong(expected, fd)) return;
   }
-  note_degraded("fork", "files stay open in forked children: a killed run's store is in use until "
-                        "they have ended");
+  note_degraded("fork",
+                "files stay open in forked children: a killed run's store is in use until "
+                "they have ended");
 }
 
 void forget_for_children(int fd) noexcept {

@@ -2,8 +2,8 @@
 // aio/fork_closed.h: descriptors that forked children do not keep.
 //
 // A trainer's helpers are forked from it (PyTorch's DataLoader). With the store's file they would
-// hold its lock, and for as long as they outlive a killed trainer nobody could go on with the run; a
-// ring that they hold keeps its files just so. Close-on-exec does not help, as they never exec.
+// hold its lock, and for as long as they outlive a killed trainer nobody could go on with the run;
+// a ring that they hold keeps its files just so. Close-on-exec does not help, as they never exec.
 #pragma once
 
 namespace ziggurat {

@@ -68,9 +68,9 @@ struct OptimizerStep {
     std::uint64_t seed = 0;  ///< of stochastic rounding
     /// The generation that is made, where parameters count their own steps; 0: t.
     std::uint64_t rounding_step = 0;
-    float dampening = 0;     ///< SGD: finite; changes nothing without momentum
-    bool nesterov = false;   ///< SGD: changes nothing without momentum
-    bool maximize = false;   ///< steps go up the gradient; decay still goes towards zero
+    float dampening = 0;    ///< SGD: finite; changes nothing without momentum
+    bool nesterov = false;  ///< SGD: changes nothing without momentum
+    bool maximize = false;  ///< steps go up the gradient; decay still goes towards zero
   };
   static OptimizerStep make(const Settings& settings) noexcept;
   bool operator==(const OptimizerStep&) const = default;

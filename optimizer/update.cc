@@ -37,11 +37,9 @@ std::size_t elements_of(const RecordView& view) {
 class PaddedTile {
  public:
   /// What the view has from element `first` on.
-  PaddedTile(const RecordView& view, std::size_t first)
-      : param_(rest(view.param, first)) {
+  PaddedTile(const RecordView& view, std::size_t first) : param_(rest(view.param, first)) {
     const TypedSpan<const std::byte> grad = rest(view.grad, first);
-    if (!grad.bytes.empty())
-      std::memcpy(grad_values_.data(), grad.bytes.data(), grad.bytes.size());
+    if (!grad.bytes.empty()) std::memcpy(grad_values_.data(), grad.bytes.data(), grad.bytes.size());
     if (!param_.bytes.empty())
       std::memcpy(param_values_.data(), param_.bytes.data(), param_.bytes.size());
   }
@@ -59,10 +57,10 @@ class PaddedTile {
   }
 
   TypedSpan<std::byte> param_;
-  alignas(internal::kStreamAlignment) std::array<std::byte, kTileElements * sizeof(float)>
-      grad_values_{};
-  alignas(internal::kStreamAlignment) std::array<std::byte, kTileElements * sizeof(float)>
-      param_values_{};
+  alignas(internal::kStreamAlignment)
+      std::array<std::byte, kTileElements * sizeof(float)> grad_values_{};
+  alignas(internal::kStreamAlignment)
+      std::array<std::byte, kTileElements * sizeof(float)> param_values_{};
 };
 
 void check(StepView steps, const RecordView& view, const RecordFormat& format,
@@ -135,8 +133,7 @@ class Pass {
         moments_(moment_count(kind_)),
         tiles_(tiles_of(elements_of(view))) {
     const std::size_t whole = elements_of(view) / kTileElements;
-    if (whole < tiles_)
-      padded_ = std::make_unique<PaddedTile>(view, whole * kTileElements);
+    if (whole < tiles_) padded_ = std::make_unique<PaddedTile>(view, whole * kTileElements);
   }
 
   UpdateHashes run(const UpdateHashing* hashing) {

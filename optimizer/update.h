@@ -39,7 +39,7 @@ class StepView : public std::span<const OptimizerStep> {
 /// A record and what goes with it.
 struct RecordView {
   StateFormat format = StateFormat::kFp32;
-  std::span<std::byte> record{};      ///< updated in place; record_format(kind, format)
+  std::span<std::byte> record{};  ///< updated in place; record_format(kind, format)
   /// As many elements as the record has, or up to a tile less: what the record has more of is
   /// padding, whose gradient is zero. None: no step is made, and the record stays, but for
   /// masters_from_param, to be hashed as the next generation's.
@@ -51,8 +51,8 @@ struct RecordView {
   /// Only where the record begins with the parameter (begins_with_param): its first segment was not
   /// read; the parameter as it was is in `param`. The segment is written all the same.
   bool param_not_read = false;
-  /// The masters are taken anew from `param`, as it was, before the step; the moments stay. Not with
-  /// param_not_read.
+  /// The masters are taken anew from `param`, as it was, before the step; the moments stay. Not
+  /// with param_not_read.
   bool masters_from_param = false;
   /// The record's first element among the model's (whole tiles): keys stochastic rounding.
   std::uint64_t first_element = 0;

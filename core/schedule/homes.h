@@ -116,11 +116,11 @@ class GradHome {
   Context& context_;
   Tier tier_;
   AllocateDevice allocate_;
-  std::vector<Signal> arrived_;       // per chunk
-  std::vector<Lease> host_;           // per chunk
-  std::vector<DeviceBuffer> device_;  // per chunk
+  std::vector<Signal> arrived_;                   // per chunk
+  std::vector<Lease> host_;                       // per chunk
+  std::vector<DeviceBuffer> device_;              // per chunk
   std::vector<TypedSpan<const std::byte>> lent_;  // per unit
-  std::unique_ptr<SwapFile> swap_;    // item per chunk
+  std::unique_ptr<SwapFile> swap_;                // item per chunk
 };
 
 /// Optimizer records that stay in memory; on NVMe they are the StateStore's.

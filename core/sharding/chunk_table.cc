@@ -245,12 +245,13 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
                            bool constant) {
   const std::uint64_t count = (end - begin) * kTileElements;
   const RecordFormat& format = constant ? constant_format_ : record_format_;
-  chunks_.push_back({.unit = static_cast<UnitId>(units_.size() - 1),
-                     .begin = begin * kTileElements,
-                     .count = count,
-                     .record_size_bytes = format.record_bytes(end - begin),
-                     .param_size_bytes = count * size_bytes(dtype(static_cast<UnitId>(units_.size() - 1))),
-                     .constant = constant});
+  chunks_.push_back(
+      {.unit = static_cast<UnitId>(units_.size() - 1),
+       .begin = begin * kTileElements,
+       .count = count,
+       .record_size_bytes = format.record_bytes(end - begin),
+       .param_size_bytes = count * size_bytes(dtype(static_cast<UnitId>(units_.size() - 1))),
+       .constant = constant});
   decay_runs_.push_back(runs_of(unit, begin * kTileElements, end * kTileElements));
   if (constant) return;
   ++units_.back().updated_count;

@@ -170,9 +170,8 @@ void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> 
     gradient.sum.resize(values.count());
     for (std::size_t i = 0; i < values.count(); ++i) {
       const TypedSpan<const std::byte>& lent = gradient.values;
-      gradient.sum[i] = lent.bytes.empty()
-                            ? 0.0F
-                            : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
+      gradient.sum[i] =
+          lent.bytes.empty() ? 0.0F : gradient.scale * value_at(lent.dtype, lent.bytes.data(), i);
     }
     gradient.values = as_typed(std::span<const float>(gradient.sum));
     gradient.scale = 1;

@@ -315,8 +315,7 @@ ziggurat_status ziggurat_wait(ziggurat_engine engine, uint64_t param) {
   });
 }
 
-ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const void* blob,
-                                   uint64_t blob_bytes) {
+ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const void* blob, uint64_t blob_bytes) {
   return guarded([&] { engines().find(engine)->engine->give_blob(blob_of(blob, blob_bytes)); });
 }
 

@@ -88,8 +88,8 @@ class Engine {
       one.values = param.values;
       all.push_back(one);
     }
-    check(ziggurat_engine_open(runtime.handle(), all.data(), all.size(), settings.c_str(),
-                               &handle_));
+    check(
+        ziggurat_engine_open(runtime.handle(), all.data(), all.size(), settings.c_str(), &handle_));
   }
   Engine(Engine&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
   Engine& operator=(Engine&&) = delete;

@@ -79,8 +79,8 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
     co_return 0;
   }
   co_await parts_.store->read(id, pass.generation + settings_.store_offset - 1,
-                             item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
-                             skipped);
+                              item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
+                              skipped);
   context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
   co_return wanted_bytes;
 }
@@ -187,7 +187,7 @@ Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint
   if (pass.previous) co_await pass.previous->done.wait();
   const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
   co_await parts_.store->write(id, pass.generation + settings_.store_offset, record, hash,
-                              IoPriority::kWriteBack);
+                               IoPriority::kWriteBack);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
 }
 

@@ -68,8 +68,8 @@ struct OptimizerSweep::Pass {
   Signal updated;  // every chunk was updated with the right step
   Signal ended;    // the verdict is known
   Signal blob_given;
-  Signal idle;     // no chunk is being worked on
-  Signal done;     // all chunks updated; on NVMe: the generation is durable
+  Signal idle;  // no chunk is being worked on
+  Signal done;  // all chunks updated; on NVMe: the generation is durable
   std::vector<std::byte> blob;
   std::size_t chunks_left;    // not yet updated with the right step
   std::size_t records_left;   // not yet written

@@ -67,8 +67,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
   read_ahead(pass);
 }
 
-void OptimizerSweep::end_step(const StepScalars& step,
-                              std::optional<std::vector<std::byte>> blob) {
+void OptimizerSweep::end_step(const StepScalars& step, std::optional<std::vector<std::byte>> blob) {
   context_.cancel.check();
   ZIGGURAT_CHECK(step_open(), "a step without gradients");
   const PassPtr pass = current_;

@@ -75,8 +75,9 @@ class OptimizerSweep {
   /// updated as its gradient arrives. Only if can_guess().
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
   /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
-  /// belongs to the generation being made; none: give_blob() does, and it is sealed then. Starts what has not started; what was made with a wrong
-  /// guess is made again. Errors: those of the cancelled scope; no generation is made then.
+  /// belongs to the generation being made; none: give_blob() does, and it is sealed then. Starts
+  /// what has not started; what was made with a wrong guess is made again. Errors: those of the
+  /// cancelled scope; no generation is made then.
   void end_step(const StepScalars& step, std::optional<std::vector<std::byte>> blob);
   /// That of the newest step that has ended.
   void give_blob(std::vector<std::byte> blob);
