@@ -349,6 +349,16 @@ TEST_F(LentCalls, TakeABlobThatNoStepAwaitsForAMistake) {
   EXPECT_THAT(refusal([&] { engine->give_blob({}); }), HasSubstr("awaits none"));
 }
 
+TEST_F(LentCalls, TakeNoStepWithoutEpsForDamage) {
+  EngineConfig config = config_of(kUsual, Where::kNvme, directory_);
+  config.host_budget_bytes = smallest_budget(model_, config);
+  const auto engine = open(config);
+  trainer_.eps = 0;  // the padding of a record would be 0 / 0
+  for (int i = 0; i < 3; ++i) trainer_.step(*engine);
+  engine->make_durable();
+  EXPECT_TRUE(trainer_.same());
+}
+
 // A record that is read without its master is not what was written then.
 TEST_F(LentCalls, TellATrainerThatWroteAParameterInSecret) {
   EngineConfig config = config_of(kUsual, Where::kNvme, directory_);

@@ -93,6 +93,7 @@ class LentTrainer {
     for (UnitId u = 0; u < params.size(); ++u) {
       groups.push_back({.learning_rate = 0.01F * static_cast<float>(u + 1),
                         .beta2 = 0.95F,
+                        .eps = eps,
                         .weight_decay = u % 2 == 0 ? 0.1F : 0.0F,
                         .grad_scale = u == 1 ? 0.5F : 1.0F,
                         .steps = steps_[u] + 1,
@@ -121,6 +122,7 @@ class LentTrainer {
   }
 
   std::vector<TypedArray> params;
+  float eps = 1e-8F;
 
  private:
   void write(const std::set<UnitId>& units) {

@@ -238,14 +238,16 @@ class GroupStep:
 
 
 class Runtime:
-    """Workers, and the thread that decides; engines share them. Closed with the object, if not before."""
+    """Workers, and the thread that decides; engines share them. Closed with the object."""
 
     def __init__(self, threads: int = 0) -> None:
         handle = _HANDLE()
         settings = json.dumps({"threads": threads}).encode()
         _call("ziggurat_runtime_create", settings, ctypes.byref(handle))
         self.handle = handle.value
-        self._ended = weakref.finalize(self, _end, "ziggurat_runtime_destroy", handle.value, os.getpid())
+        self._ended = weakref.finalize(
+            self, _end, "ziggurat_runtime_destroy", handle.value, os.getpid()
+        )
 
     def close(self) -> None:
         """Does nothing the second time."""
@@ -261,8 +263,8 @@ def _close(ended: weakref.finalize[..., Any]) -> None:
         ended.detach()
 
 
-def _end(call: str, handle: int, owner: int) -> None:
-    # A forked child has none of the threads that would answer.
+def _end(call: str, handle: int, owner: int, *kept: object) -> None:
+    # What is `kept` stays until this was called. A forked child has no threads that would answer.
     if os.getpid() == owner:
         _call(call, handle)
 
@@ -288,8 +290,9 @@ class Engine:
             "ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle)
         )
         self.handle = handle.value
-        self._runtime = runtime  # stays for as long as this does
-        self._ended = weakref.finalize(self, _end, "ziggurat_engine_close", handle.value, os.getpid())
+        self._ended = weakref.finalize(
+            self, _end, "ziggurat_engine_close", handle.value, os.getpid(), runtime
+        )
 
     def lend_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
