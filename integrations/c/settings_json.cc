@@ -12,6 +12,7 @@
 #include "base/closest.h"
 #include "base/error.h"
 #include "core/engine/engine_settings.h"
+#include "integrations/c/open_progress.h"
 #include "integrations/deepspeed/config_json.h"
 #include "integrations/deepspeed/setting_json.h"
 
@@ -73,7 +74,11 @@ EngineConfig engine_config_of(std::string_view text) {
   config.clip_norm = 0;
   apply(text, config, engine_settings(), [&](const ConfigSetting& given) {
     if (given.name == "store") config.store = store_of(given);
-    return given.name == "store";
+    if (given.name != "progress") return given.name == "store";
+    if (!given.value.is_boolean())
+      throw wrong(fmt::format("{}: it must be true or false", described(given)));
+    if (given.value.get<bool>()) config.progress = open_progress();
+    return true;
   });
   return config;
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -71,6 +72,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             "optimizer": self._kind,
             "state_format": state_format,
             "placement": f"optimizer={self._tier}",
+            "progress": sys.stderr.isatty(),
         }
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
