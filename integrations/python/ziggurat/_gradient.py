@@ -63,7 +63,8 @@ class GradientHooks:
         if not isinstance(grad, LentGradient):
             _check_dense(grad, slot.name)
             if grad.requires_grad:
-                return Taken(grad.detach().contiguous(), 1.0)
+                # zero_grad() may zero its memory while the step reads it: a copy.
+                return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
             grad = param.grad = LentGradient(Content(slot, grad))
         elif grad.is_view:
             grad = param.grad = LentGradient(Content(slot, grad.materialize()))

@@ -82,7 +82,9 @@ class Content:
         if value is not self.part:
             self._drop()
             self.part = value
-        self.scale = None
+        elif self.taken:
+            self.part = value = value.clone()
+        self.scale, self.taken = None, False
         return value
 
     def multiply(self, factor: Any, inverse: bool) -> None:
@@ -108,6 +110,9 @@ class Content:
         part = self.value() if self.part is None else self.part
         if part.dtype != self.wide:
             part = self._memory_of_a_sum().copy_(part)
+        elif self.taken:
+            part = part.clone()
+        self.taken = False
         if self.scale is not None:
             part.mul_(self.scale)
         self.part, self.scale = part.add_(other, alpha=alpha), None
