@@ -11,7 +11,15 @@ from typing import Any
 import torch
 
 from ziggurat._gradient import GradientHooks
-from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, Unimplemented
+from ziggurat._native import (
+    Engine,
+    GroupStep,
+    InvalidArgument,
+    Param,
+    Runtime,
+    Unimplemented,
+    ZigguratError,
+)
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -59,7 +67,9 @@ class Opened:
         self.names = list(names)
         self._hooks = hooks
         self._group_count = max(groups) + 1
-        self._lent: dict[int, torch.Tensor] = {}  # of parameters that are pending
+        # Of parameters that are pending: the gradient, and the memory that the engine writes, which
+        # must not go where another takes its place.
+        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._expecting = False
         listed = [described(*one) for one in zip(self.params, self.names, groups, strict=True)]
         self.engine = Engine(_runtime(threads), listed, settings)
@@ -69,6 +79,7 @@ class Opened:
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in self.params]
         self._addresses = [param.data_ptr() for param in self.params]
+        self._kinds = [(one.dtype, one.shape) for one in listed]
 
     def close(self) -> None:
         self.engine.close()
@@ -95,7 +106,7 @@ class Opened:
             return False
         self._look_at_params()
         self.engine.discard_gradients()
-        lent: dict[int, torch.Tensor] = {}
+        lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for index, gradient in enumerate(gradients):
             if gradient is None:
                 continue
@@ -105,7 +116,7 @@ class Opened:
             self.engine.lend_gradient(
                 index, _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.numel(), gradient.scale
             )
-            lent[index] = tensor
+            lent[index] = (tensor, self.params[index].detach())
         self.engine.step(groups[: self._group_count], blob_follows=blob_follows)
         self._lent = lent
         self._expecting = False
@@ -125,16 +136,30 @@ class Opened:
 
     def _delivered(self, index: int) -> None:
         param = self.params[index]
-        torch.autograd.graph.increment_version(param)
-        self._versions[index] = param._version
+        written = param._version != self._versions[index]
         del self._lent[index]
         self._hooks.consumed(param)
+        torch.autograd.graph.increment_version(param)
+        if written or param.data_ptr() != self._addresses[index]:
+            raise ZigguratError(
+                f"parameter '{self.names[index]}' was {'written' if written else 'moved'} while a "
+                "step was under way, and has no value to go on with: call "
+                "optimizer.synchronize() before"
+            )
+        self._versions[index] = param._version
 
     def _look_at_params(self) -> None:
         for index, param in enumerate(self.params):
             address = param.data_ptr()
             if address != self._addresses[index]:
                 moved = described(param, self.names[index], 0)
+                if (moved.dtype, moved.shape) != self._kinds[index]:
+                    dtype, shape = self._kinds[index]
+                    raise InvalidArgument(
+                        f"parameter '{moved.name}' is {moved.dtype} of {moved.shape}, and was "
+                        f"{dtype} of {shape}: make the optimizer after what changes the model, as "
+                        "model.to(dtype) does"
+                    )
                 self.engine.lend_param(index, moved.dtype, address, moved.count)
                 self._addresses[index] = address
             elif param._version == self._versions[index]:

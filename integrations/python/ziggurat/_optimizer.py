@@ -76,6 +76,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         }
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
+        self._closed = False
         self._opened: list[Opened] = []
         self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
@@ -132,6 +133,9 @@ class EngineOptimizer(torch.optim.Optimizer):
         new = [one for one in self._named() if one[1].requires_grad and one[1] not in self._place]
         if not new:
             return
+        if self._closed:
+            raise InvalidArgument("the optimizer is closed, and its state gone: make a new one")
+        self._hooks.attach((name, param) for name, param, _ in self._named())
         settings = self._settings | {"resume": "auto" if resume else "new"}
         if self._path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
@@ -188,6 +192,13 @@ class EngineOptimizer(torch.optim.Optimizer):
             opened.close()
         self._opened.clear()
         self._place.clear()
+        self._closed = True
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Unimplemented(
+            f"{type(self).__name__} is not copied or pickled: its state is the engine's; save its "
+            "state_dict(), or make an optimizer of its own for the copy of the model"
+        )
 
 
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
