@@ -3,8 +3,10 @@
 
 Not every use of a parameter is in the forward of the module that has it (``nn.MultiheadAttention``
 uses its ``out_proj`` without calling it), and hooks are no part of what ``torch.compile`` runs. So
-the first step, in which nothing is pending, shows which parameters were seen by a hook before their
-gradient came; all others are waited for in ``step()``.
+the first step, in which nothing is pending, shows which parameters no operation used before a hook
+had seen them; all others are waited for in ``step()``. What goes around the hooks from a later step
+on (a model that is compiled then) is found when the gradient comes, and raises. Not found is what
+only a later forward does: to use a parameter itself and then call its module.
 """
 
 from __future__ import annotations
@@ -14,6 +16,14 @@ from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_iter
+
+# Of a parameter, they do not read the values.
+_NO_VALUES = {
+    getattr(torch.Tensor, name).__get__
+    for name in ("device", "dtype", "is_meta", "layout", "ndim", "requires_grad", "shape")
+} | {torch.Tensor.dim, torch.Tensor.is_floating_point, torch.Tensor.numel, torch.Tensor.size}
 
 
 class ModuleWaits:
@@ -26,46 +36,80 @@ class ModuleWaits:
         wait: Callable[[Iterable[torch.Tensor]], None],
         synchronize: Callable[[], None],
     ) -> None:
+        self.params = params
+        self.synchronize = synchronize
         self._wait = wait
         self._seen: set[torch.Tensor] = set()  # in the forward of the step under way
-        self._learned: set[torch.Tensor] | None = None  # seen before every gradient
+        self._learned: set[torch.Tensor] | None = None  # seen before every use
+        self._at_entry: set[torch.Tensor] = set()  # waited for before what is compiled runs
+        self._outside: set[torch.Tensor] = set()  # used where no hook had seen them
+        self._uses: _Uses | None = None  # of the outermost module's call, in the first step
         self._handles: list[Any] = []
+        self._modules = list(model.modules())
         this = weakref.ref(self)
-        for module in model.modules():
+        for module in self._modules:
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             compiled = hasattr(module, "_orig_mod")  # what torch.compile() gives
             own = [p for p in module.parameters(recurse=compiled) if p in params]
-            if module._compiled_call_impl is not None:
-                self._wait_at_entry(module, params)
-            if own:
-                hook = _before_forward(this, own)
-                self._handles.append(module.register_forward_pre_hook(hook))
-        saved = weakref.WeakMethod(synchronize)  # type: ignore[arg-type]
-        self._handles.append(model.register_state_dict_pre_hook(_before_state_dict(saved)))
+            if compiled:
+                self._at_entry.update(own)
+            # The first of all: others' hooks may make weights of parameters.
+            before = _BeforeForward(this, own)
+            self._handles += [
+                module.register_forward_pre_hook(before, prepend=True),
+                module.register_state_dict_pre_hook(_BeforeState(this)),
+                module.register_load_state_dict_pre_hook(_BeforeState(this)),
+            ]
+        self._wait_at_entries()
 
-    def _wait_at_entry(self, module: torch.nn.Module, params: Set[torch.Tensor]) -> None:
+    def _wait_at_entries(self) -> None:
         """``module.compile()`` was called: all that is in it is waited for before it runs."""
-        inside = [p for p in module.parameters() if p in params]
-        compiled, this = module._compiled_call_impl, weakref.ref(self)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            waits = this()
-            if waits is not None:
-                waits.before_use(inside)
-            return compiled(*args, **kwargs)
-
-        module._compiled_call_impl = call
+        for module in self._modules:
+            compiled = getattr(module, "_compiled_call_impl", None)
+            if compiled is not None and not isinstance(compiled, _Entry):
+                inside = [p for p in module.parameters() if p in self.params]
+                self._at_entry.update(inside)
+                module._compiled_call_impl = _Entry(weakref.ref(self), inside, compiled)
 
     def before_use(self, params: list[torch.Tensor]) -> None:
         self._seen.update(params)
+        if self._uses is not None:
+            self._uses.seen.update(params)
         self._wait(params)
+
+    def before_call(self, module: torch.nn.Module) -> None:
+        if not (module.training or torch.is_grad_enabled()):
+            # Fused inference (of nn.TransformerEncoderLayer) calls no submodule, and no gradient
+            # would show it.
+            self.synchronize()
+        elif self._learned is None and self._uses is None and not self._at_entry:
+            self._uses = uses = _Uses(self.params, self._outside)
+            uses.__enter__()
+
+            def after(*_: Any) -> None:
+                handle.remove()
+                self._uses = None
+                uses.__exit__(None, None, None)
+
+            handle = module.register_forward_hook(after, always_call=True)
+
+    def compiled(self, params: list[torch.Tensor]) -> None:
+        """At the time when what uses them is compiled: once, and not when it runs."""
+        self._wait(params)
+        self._outside.update(param for param in params if param not in self._at_entry)
 
     def unseen(self, with_gradient: list[torch.Tensor]) -> list[torch.Tensor]:
         """At a step: of the parameters that have a gradient, those to wait for in the step itself."""
+        self._wait_at_entries()
         if self._learned is None:
-            self._learned = self._seen & set(with_gradient)
+            # Beside what is compiled no use is looked at.
+            seen = self._seen & self._at_entry if self._at_entry else self._seen
+            self._learned = seen & set(with_gradient)
         else:
             # One that a hook saw in the first step, and in this one did not, may be used without.
             self._learned -= set(with_gradient) - self._seen
+        self._learned -= self._outside
         self._seen = set()
         return [param for param in with_gradient if param not in self._learned]
 
@@ -74,22 +118,101 @@ class ModuleWaits:
             handle.remove()
 
 
-def _before_forward(this: weakref.ref[ModuleWaits], own: list[torch.Tensor]) -> Callable[..., None]:
-    def hook(module: torch.nn.Module, args: Any) -> None:
-        # Inside a compiled region there is no waiting: it was done at the entry, or in step().
-        if torch.compiler.is_compiling():
-            return
-        waits = this()
+class _Uses(TorchFunctionMode):
+    """Notes the parameters that an operation uses before a hook has seen them."""
+
+    def __init__(self, params: Set[torch.Tensor], outside: set[torch.Tensor]) -> None:
+        super().__init__()
+        self.seen: set[torch.Tensor] = set()
+        self._params = params
+        self._outside = outside
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling() and func not in _NO_VALUES:
+            for value in tree_iter((args, kwargs)):
+                if isinstance(value, torch.Tensor) and value in self._params - self.seen:
+                    self._outside.add(value)
+        return func(*args, **kwargs)
+
+
+class _Entry:
+    """What a compiled module's call is from now on."""
+
+    def __init__(
+        self, waits: weakref.ref[ModuleWaits], inside: list[torch.Tensor], compiled: Any
+    ) -> None:
+        self._waits, self._inside, self._compiled = waits, inside, compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        waits = self._waits()
         if waits is not None:
-            waits.before_use(own)
+            waits.before_use(self._inside)
+        return self._compiled(*args, **kwargs)
 
-    return hook
+
+class _Hook:
+    """Copied or saved with its model, a hook of ours does nothing: the copy has no optimizer."""
+
+    def __init__(self, waits: weakref.ref[ModuleWaits]) -> None:
+        self._waits = waits
+
+    def _synchronize(self) -> None:
+        waits = self._waits()
+        if waits is not None:
+            waits.synchronize()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        self._synchronize()
+        return _nothing
+
+    def __reduce__(self) -> Any:
+        # Parameters are written to the file after all else.
+        self._synchronize()
+        return _the_nothing, ()
 
 
-def _before_state_dict(synchronize: weakref.WeakMethod[Any]) -> Callable[..., None]:
-    def hook(*args: Any) -> None:
-        call = synchronize()
-        if call is not None:
-            call()
+def _nothing(*_: Any) -> None:
+    pass
 
-    return hook
+
+def _the_nothing() -> Callable[..., None]:
+    return _nothing
+
+
+class _BeforeForward(_Hook):
+    def __init__(self, waits: weakref.ref[ModuleWaits], own: list[torch.Tensor]) -> None:
+        super().__init__(waits)
+        self._own = own
+
+        @torch.compiler.assume_constant_result
+        def compiled() -> int:
+            there = waits()
+            if there is not None:
+                there.compiled(own)
+            return 0
+
+        self._compiled = compiled
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            self._compiled()
+            return
+        waits = self._waits()
+        if waits is not None:
+            waits.before_call(module)
+            waits.before_use(self._own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        super().__deepcopy__(memo)
+        for param in self._own:  # a module's parameters are copied before its hooks
+            if id(param) in memo:
+                memo[id(param)].data.copy_(param.data)
+        return _nothing
+
+
+class _BeforeState(_Hook):
+    def __call__(self, *_: Any) -> None:
+        self._synchronize()
