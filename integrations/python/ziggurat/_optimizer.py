@@ -28,6 +28,8 @@ def need(holds: bool, what: str) -> None:
 def from_zero(**arguments: float) -> None:
     """What PyTorch's constructors refuse too."""
     for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise InvalidArgument(f"{name} is a tensor of {value.numel()} elements: give one")
         if not value >= 0:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
 
@@ -102,6 +104,11 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        added = self.param_groups[-1]["params"]
+        if len(set(added)) < len(added):
+            # PyTorch warns, and makes several steps.
+            del self.param_groups[-1]
+            raise InvalidArgument("a parameter is twice in its group: give each once")
         named = list(self._named())
         self._order = [param for _, param, _ in named]
         self._hooks.attach((name, param) for name, param, _ in named)
@@ -135,6 +142,11 @@ class EngineOptimizer(torch.optim.Optimizer):
             return
         if self._closed:
             raise InvalidArgument("the optimizer is closed, and its state gone: make a new one")
+        if self._resume is not None:
+            raise Unimplemented(
+                f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
+                "let all be trained from the beginning, or give it an optimizer of its own"
+            )
         self._hooks.attach((name, param) for name, param, _ in self._named())
         settings = self._settings | {"resume": "auto" if resume else "new"}
         if self._path is not None:

@@ -128,7 +128,11 @@ class _Uses(TorchFunctionMode):
         self._outside = outside
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling() and func not in _NO_VALUES:

@@ -224,5 +224,18 @@ def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
         begun()
 
 
+def test_parameters_that_come_after_resume_are_refused(tmp_path):
+    model = torch.nn.Linear(3, 3)
+    model.bias.requires_grad_(False)
+    optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1, placement=f"nvme:{tmp_path}/state")
+    ziggurat.torch.Resume(optimizer)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    model.bias.requires_grad_(True)
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(ziggurat.Unimplemented, match="'group0.1' comes after Resume"):
+        optimizer.step()
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", "-p", "no:cacheprovider"]))
