@@ -235,9 +235,7 @@ def moved(model):
     ("change", "word"),
     [(in_place, "written"), (moved, "moved"), (lambda model: model.to(torch.bfloat16), "moved")],
 )
-def test_a_parameter_that_is_changed_while_a_step_is_under_way_is_an_error(
-    change, word, tmp_path
-):
+def test_a_parameter_that_is_changed_while_a_step_is_under_way_is_an_error(change, word, tmp_path):
     model = model_of()
     optimizer = optimizer_of(model, tmp_path)
     step(model, optimizer)
