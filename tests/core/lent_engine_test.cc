@@ -371,7 +371,8 @@ TEST_F(LentCalls, TellATrainerThatWroteAParameterInSecret) {
     trainer_.step(*engine);
     engine->make_durable();
   };
-  EXPECT_THAT(refusal(step, ErrorCode::kDataLoss), HasSubstr("chunk"));
+  EXPECT_THAT(refusal(step, ErrorCode::kInvalidArgument),
+              HasSubstr("was written since the last step, and the engine was not told"));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/optimizer_chunk.cc: what is done to a chunk in a sweep: lease, read,
 // gradient, scalars, update, publish, write.
+#include <fmt/format.h>
+
 #include <utility>
 
 #include "base/error.h"
@@ -163,9 +165,28 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   };
   co_await context_.run_near(id, "update record", job);
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
-  if (hashing.verify && hashes.before != expected.hash)
+  if (hashing.verify && hashes.before != expected.hash) {
+    if (item.param_not_read) co_await require_param_untouched(id, to - 1, item);
     throw parts_.store->corrupt_record(id, to - 1);
+  }
   hash = hashes.after;
+}
+
+/// A record that was read without its parameter, and is not what was written: if it is whole on the
+/// drive, the parameter was changed in memory.
+Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
+                                               const Item& item) const {
+  const std::span<std::byte> record = item.memory.first(context_.table.chunk(id).record_bytes());
+  co_await parts_.store->read(id, stored, record);
+  const bool whole = co_await is_record_of(context_, *parts_.store, id, stored, record);
+  if (!whole) co_return;
+  const UnitId unit = context_.table.chunk(id).unit;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("'{}' was written since the last step, and the engine was not told: the "
+                          "store is whole, and what is in memory is another value. Say so before "
+                          "the step (in PyTorch: write it in place under torch.no_grad(); what is "
+                          "written through .data is not counted)",
+                          context_.table.model().units[unit].name));
 }
 
 /// The item holds the record of the generation before, read again: so are the parameters at home.

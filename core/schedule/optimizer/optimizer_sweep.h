@@ -139,6 +139,7 @@ class OptimizerSweep {
   RecordView view_of(ChunkId id, const Item& item) const;
   Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                    const RecordView& view, std::uint64_t& hash);
+  Task<> require_param_untouched(ChunkId id, std::uint64_t stored, const Item& item) const;
   Task<> restore(Pass& pass, ChunkId id, Item& item);
   Task<> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);
   void release(Item& item);
