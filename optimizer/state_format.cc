@@ -17,6 +17,7 @@
 #include "optimizer/eight_bit.h"
 #include "optimizer/gradient.h"
 #include "optimizer/rounding.h"
+#include "optimizer/state_values.h"
 
 namespace ziggurat {
 namespace {
@@ -25,14 +26,9 @@ constexpr std::array<std::string_view, 5> kNames{"fp32", "bf16-moments", "8bit",
 
 /// As torch.optim calls them.
 std::vector<std::string> moment_names(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kAdam: return {"exp_avg", "exp_avg_sq"};
-    case OptimizerKind::kLion: return {"exp_avg"};
-    case OptimizerKind::kAdagrad: return {"sum"};
-    case OptimizerKind::kSgd: return {"momentum_buffer"};
-  }
-  return {};
+  std::vector<std::string> names = state_names(kind);
+  names.erase(names.begin());  // the master
+  return names;
 }
 
 struct Element {
