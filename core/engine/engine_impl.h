@@ -78,6 +78,11 @@ class EngineImpl final : public LentEngine {
   void wait_all_updated() override;
   void give_blob(std::span<const std::byte> blob) override;
 
+  // engine_state.cc
+  std::vector<std::string> state_names() const override;
+  void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
+  void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+
  private:
   /// A chunk's memory while the store is made or read.
   struct ItemMemory {
@@ -164,6 +169,11 @@ class EngineImpl final : public LentEngine {
   Task<StepResult> finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                     const StepOptions& options);
 
+  // engine_state.cc
+  std::size_t require_state(const char* call, UnitId unit, std::string_view name,
+                            std::uint64_t count) const;
+  Task<> read_state_chunk(ChunkId id, std::size_t index, std::span<float> values);
+
   // engine_durable.cc
   bool checkpoint_due() const;
   void begin_checkpoint();
@@ -220,6 +230,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
+  std::optional<StateWrites> writes_;        // of a trainer that lends its parameters
   std::unique_ptr<OptimizerSweep> sweep_;
 
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open

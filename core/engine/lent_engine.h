@@ -14,6 +14,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/engine/engine.h"
 
@@ -49,6 +52,20 @@ class LentEngine : public Engine {
   /// The blob of the step that was made with StepOptions::blob_follows. Errors: kInvalidArgument
   /// where none is awaited, or it is too long.
   virtual void give_blob(std::span<const std::byte> blob) = 0;
+
+  /// "master", and the optimizer's moments by torch.optim's names: what the next two know.
+  virtual std::vector<std::string> state_names() const = 0;
+  /// `unit`'s array `name` at generation(), widened to fp32, without padding; what was written
+  /// since is in it. Waits until the newest step's update of the unit is written. Errors:
+  /// kInvalidArgument for a name or number of elements that it does not have; kDataLoss for a
+  /// record that is not what was written.
+  virtual void read_state(UnitId unit, std::string_view name, std::span<float> values) = 0;
+  /// The array is `values` from now on, rounded to nearest as the store's format has it (8 bits:
+  /// every block's scale anew). The next step goes on from them, whether the unit has a gradient or
+  /// not, and gives the unit the parameters of a written master, unless its parameters were written
+  /// since (GroupStep::params_written). All that is written between two steps becomes durable with
+  /// the second, or not at all; until then it takes memory. Errors: as read_state()'s.
+  virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
 };
 
 }  // namespace ziggurat

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "core/schedule/optimizer/optimizer_pass.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
@@ -118,8 +119,12 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   const std::shared_ptr<const StepScalars> steps = pass.step;
   const bool absent = parts_.grads.absent(id);
   const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
+  const StateWrites::Arrays* const writes =
+      parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
   // What is at home is not what the record began with, or is of no use without the rest.
-  if ((absent || written) && item.param_not_read) co_await read(pass, id, item, /*whole=*/true);
+  if ((absent || written || writes != nullptr) && item.param_not_read)
+    co_await read(pass, id, item, /*whole=*/true);
+  if (writes != nullptr) co_await apply_writes(pass, id, item, *writes);
   RecordView view = view_of(id, item);
   view.masters_from_param = written;
   if (!absent) {
@@ -128,6 +133,32 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   }
   co_await make_step(pass, id, item, *steps, view, hash);
   if (!absent) co_await parts_.params.publish(id, view.param);
+  if (writes == nullptr) co_return;
+  // Where no step was made, the parameters are still those of the old master.
+  if (absent && writes->contains(0)) co_await publish_master(pass, id, item);
+  parts_.writes->forget(id);
+}
+
+/// What a trainer wrote, into the record of the generation before, which is looked at first: from
+/// now on its hash is another one.
+Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
+                                    const StateWrites::Arrays& writes) {
+  ZIGGURAT_CHECK(!pass.guesses, "generation {}: state is written under a guess", pass.generation);
+  const std::span<std::byte> record = view_of(id, item).record;
+  if (!parts_.records.resident() && !item.known)
+    co_await require_record_of(context_, *parts_.store, id, stored_as(pass.generation) - 1, record);
+  item.known = true;
+  if (parts_.kept.keeps(id)) parts_.kept.forget(id);
+  const std::function<void()> job = [&] { parts_.writes->apply(writes, record); };
+  co_await context_.run_near(id, "write state", job);
+}
+
+Task<> OptimizerSweep::publish_master(const Pass& pass, ChunkId id, const Item& item) {
+  const Chunk& chunk = context_.table.chunk(id);
+  const std::uint64_t behind = parts_.records.resident() ? 0 : chunk.record_bytes();
+  co_await parts_.params.publish_record(
+      id, pass.generation, view_of(id, item).record,
+      item.memory.subspan(behind, parts_.params.item_bytes(chunk)));
 }
 
 /// All but the gradient.

@@ -52,6 +52,13 @@ Task<> OptimizerSweep::settled() {
   if (pass) co_await pass->done.wait();
 }
 
+Task<> OptimizerSweep::record_written(ChunkId id, std::uint64_t generation) {
+  while (written_generation_[id] < generation) {
+    written_[id].reset();
+    co_await written_[id].wait();
+  }
+}
+
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
   ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
   ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");

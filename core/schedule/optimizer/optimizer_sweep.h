@@ -30,6 +30,7 @@
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/optimizer/record_cache.h"
+#include "core/schedule/optimizer/state_writes.h"
 #include "optimizer/update.h"
 #include "tiers/striped_store.h"
 
@@ -48,6 +49,8 @@ class OptimizerSweep {
     Quorum& ranks;
     /// All chunks of `unit` that this rank updates stand at `generation` at home.
     std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
+    /// What is in it goes into the records of the next step, before its update. Not with guesses.
+    StateWrites* writes = nullptr;
   };
   struct Settings {
     std::size_t work_items = 0;  ///< that fit beside all gradients and kept records
@@ -95,6 +98,12 @@ class OptimizerSweep {
   /// Waits until every finished step is updated and, where records are on NVMe, durable. A step
   /// that is still open is not waited for.
   Task<> settled();
+  /// Waits until the chunk's record is that of `generation`, a finished step: durable or not.
+  Task<> record_written(ChunkId id, std::uint64_t generation);
+  /// What the store calls `generation`, with records on NVMe.
+  std::uint64_t stored_as(std::uint64_t generation) const noexcept {
+    return generation + settings_.store_offset;
+  }
   /// For records off NVMe, once settled(): writes them all as the store's next generation and seals
   /// it. Also while a step is open: nothing starts early on such records, so until the verdict they
   /// are those of the generation before.
@@ -136,6 +145,8 @@ class OptimizerSweep {
   Task<std::uint64_t> read(Pass& pass, ChunkId id, Item& item, bool whole);
   Task<bool> wait_for_gradient(Pass& pass, ChunkId id, Item& item);
   Task<> update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash);
+  Task<> apply_writes(const Pass& pass, ChunkId id, Item& item, const StateWrites::Arrays& writes);
+  Task<> publish_master(const Pass& pass, ChunkId id, const Item& item);
   RecordView view_of(ChunkId id, const Item& item) const;
   Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                    const RecordView& view, std::uint64_t& hash);

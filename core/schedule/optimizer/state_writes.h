@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/optimizer/state_writes.h: state that a trainer has written, until a sweep puts it
+// into the records.
+//
+// A record changes in a sweep only, which writes it as the next generation's: so what is written
+// between two steps becomes durable as a whole, with the step after it, or not at all, at whatever
+// instant the process is killed; with one slot too, and a checkpoint that is under way stores the
+// records of its own generation. It costs memory until then: 4 bytes a value. Reactor's thread
+// only, but for apply().
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/sharding/chunk_table.h"
+#include "optimizer/state_values.h"
+
+namespace ziggurat {
+
+class StateWrites {
+ public:
+  /// Values of a chunk, without padding, by their place among state_names().
+  using Arrays = std::map<std::size_t, std::vector<float>>;
+
+  explicit StateWrites(StateKind state) : state_(state) {}
+
+  /// In place of what was written of that array before.
+  void put(ChunkId chunk, std::size_t index, std::vector<float> values) {
+    chunks_[chunk][index] = std::move(values);
+  }
+  /// Null: nothing was written. Until put() for the chunk, or forget().
+  const Arrays* of(ChunkId chunk) const {
+    const auto found = chunks_.find(chunk);
+    return found == chunks_.end() ? nullptr : &found->second;
+  }
+  /// On any thread.
+  void apply(const Arrays& arrays, std::span<std::byte> record) const {
+    for (const auto& [index, values] : arrays) write_state_values(state_, index, values, record);
+  }
+  /// They are in the record.
+  void forget(ChunkId chunk) { chunks_.erase(chunk); }
+
+ private:
+  const StateKind state_;
+  std::map<ChunkId, Arrays> chunks_;
+};
+
+}  // namespace ziggurat
