@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
@@ -125,15 +126,16 @@ std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blo
     throw wrong(fmt::format("the blob has {} bytes: the store holds at most {}", blob.size(),
                             kTrainerBlobBytes));
   }
-  const StepsHeader header{.params = steps_.size()};
-  std::vector<std::byte> all(sizeof(header) + steps_.size() * sizeof(steps_[0]) + blob.size());
+  const StepsHeader header{.params = stored_steps_.size()};
+  std::vector<std::byte> all(sizeof(header) + stored_steps_.size() * sizeof(stored_steps_[0]) +
+                             blob.size());
   std::byte* at = all.data();
   const auto append = [&](const void* bytes, std::size_t size_bytes) {
     if (size_bytes > 0) std::memcpy(at, bytes, size_bytes);
     at += size_bytes;
   };
   append(&header, sizeof(header));
-  append(steps_.data(), steps_.size() * sizeof(steps_[0]));
+  append(stored_steps_.data(), stored_steps_.size() * sizeof(stored_steps_[0]));
   append(blob.data(), blob.size());
   return all;
 }
@@ -259,6 +261,7 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
     gradients.push_back(gradients_[p].values);
     if (!gradients.back().bytes.empty()) ++steps_[p];
   }
+  const std::vector<std::uint64_t> stored_before = std::exchange(stored_steps_, steps_);
   StepResult result;
   try {
     const std::vector<std::byte> blob = with_steps(step.blob);
@@ -268,6 +271,7 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
     result = engine_->step(gradients, options);
   } catch (...) {
     steps_ = before;
+    stored_steps_ = stored_before;
     throw;
   }
   for (Gradient& gradient : gradients_) gradient.values = {};
@@ -294,6 +298,31 @@ void EmbeddedEngine::give_blob(std::span<const std::byte> blob) {
 void EmbeddedEngine::make_durable() {
   const std::lock_guard lock(mutex_);
   engine_->make_durable();
+}
+
+std::vector<std::string> EmbeddedEngine::state_names() const {
+  const std::lock_guard lock(mutex_);
+  return engine_->state_names();
+}
+
+void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::span<float> values) {
+  const std::lock_guard lock(mutex_);
+  require_count("read_state", param, values.size());
+  engine_->read_state(static_cast<UnitId>(param), name, values);
+}
+
+void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
+                                 std::span<const float> values) {
+  const std::lock_guard lock(mutex_);
+  require_count("write_state", param, values.size());
+  engine_->write_state(static_cast<UnitId>(param), name, values);
+  if (name == "master") written_[param] = false;
+}
+
+void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
+  const std::lock_guard lock(mutex_);
+  require_count("set_steps", param, param < param_count() ? model_.units[param].count() : 0);
+  steps_[param] = steps;
 }
 
 EmbeddedEngine::State EmbeddedEngine::state() const {

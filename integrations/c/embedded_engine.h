@@ -12,6 +12,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/typed_span.h"
@@ -71,6 +72,14 @@ class EmbeddedEngine {
   void give_blob(std::span<const std::byte> blob);
   void make_durable();
 
+  /// LentEngine's, of the parameter. A master that is written takes the place of what
+  /// param_written() said before.
+  std::vector<std::string> state_names() const;
+  void read_state(std::size_t param, std::string_view name, std::span<float> values);
+  void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  /// The parameter has made `steps`: from the next step on, and durable with it.
+  void set_steps(std::size_t param, std::uint64_t steps);
+
   struct State {
     bool resumed;
     std::uint64_t generation;
@@ -101,6 +110,8 @@ class EmbeddedEngine {
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
   std::vector<std::uint64_t> steps_;  ///< per parameter
+  /// The same as the newest step left them: for its blob, which may come after set_steps().
+  std::vector<std::uint64_t> stored_steps_;
   std::vector<bool> written_;         ///< per parameter, since the last step
   std::vector<Gradient> gradients_;   ///< per parameter, of the step to come
   std::vector<std::byte> resumed_blob_;

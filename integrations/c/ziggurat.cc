@@ -211,6 +211,25 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+/// As much as there is room for, and a zero.
+void give_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
+               std::uint64_t* needed_bytes) {
+  if (needed_bytes != nullptr) *needed_bytes = its.size() + 1;
+  if (text == nullptr || capacity_bytes == 0) return;
+  const std::size_t shown = std::min<std::size_t>(its.size(), capacity_bytes - 1);
+  std::memcpy(text, its.data(), shown);
+  text[shown] = '\0';
+}
+
+std::span<float> floats_of(const ziggurat_memory* given, const char* what) {
+  const TypedSpan<std::byte> memory = memory_of(given, what);
+  if (memory.dtype != DType::kFloat32) {
+    throw wrong(
+        fmt::format("{} is {}: state is read and written in fp32", what, to_string(memory.dtype)));
+  }
+  return memory.as<float>();
+}
+
 }  // namespace
 
 int32_t ziggurat_abi_version(void) { return ZIGGURAT_ABI_VERSION; }
@@ -324,6 +343,34 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
       [&] { *required(steps, "steps") = engines().find(engine)->engine->steps_of(param); });
 }
 
+ziggurat_status ziggurat_state_names(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
+                                     uint64_t* needed_bytes) {
+  return guarded([&] {
+    give_text(joined(engines().find(engine)->engine->state_names()), text, capacity_bytes,
+              needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_t param, const char* name,
+                                    const ziggurat_memory* values) {
+  return guarded([&] {
+    engines().find(engine)->engine->read_state(param, required(name, "name"),
+                                               floats_of(values, "values"));
+  });
+}
+
+ziggurat_status ziggurat_write_state(ziggurat_engine engine, uint64_t param, const char* name,
+                                     const ziggurat_memory* values) {
+  return guarded([&] {
+    engines().find(engine)->engine->write_state(param, required(name, "name"),
+                                                floats_of(values, "values"));
+  });
+}
+
+ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param, uint64_t steps) {
+  return guarded([&] { engines().find(engine)->engine->set_steps(param, steps); });
+}
+
 ziggurat_status ziggurat_make_durable(ziggurat_engine engine) {
   return guarded([&] { engines().find(engine)->engine->make_durable(); });
 }
@@ -354,11 +401,7 @@ ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob, uint64_t 
 ziggurat_status ziggurat_describe(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                   uint64_t* needed_bytes) {
   return guarded([&] {
-    const std::string its = joined(engines().find(engine)->engine->description());
-    if (needed_bytes != nullptr) *needed_bytes = its.size() + 1;
-    if (text == nullptr || capacity_bytes == 0) return;
-    const std::size_t shown = std::min<std::size_t>(its.size(), capacity_bytes - 1);
-    std::memcpy(text, its.data(), shown);
-    text[shown] = '\0';
+    give_text(joined(engines().find(engine)->engine->description()), text, capacity_bytes,
+              needed_bytes);
   });
 }

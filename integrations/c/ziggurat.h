@@ -214,6 +214,25 @@ ZIGGURAT_API ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const vo
 ZIGGURAT_API ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param,
                                                   uint64_t* steps);
 
+/// The names of what the optimizer keeps of a parameter, a line each, ending in a zero: "master",
+/// then its moments as torch.optim calls them. `text` and `needed_bytes` as in ziggurat_describe().
+ZIGGURAT_API ziggurat_status ziggurat_state_names(ziggurat_engine engine, char* text,
+                                                  uint64_t capacity_bytes, uint64_t* needed_bytes);
+/// Copies the parameter's array `name` of the newest step to `values`, fp32, as many elements as it
+/// has. Waits for that step's update of it.
+ZIGGURAT_API ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_t param,
+                                                 const char* name, const ziggurat_memory* values);
+/// The array is what `values` has, fp32, copied and rounded to nearest as the state's format has
+/// it; the next step goes on from it, and gives the caller's parameter the value of a master that
+/// was written. What is written between two steps becomes durable with the second one, as a whole;
+/// until then it takes memory. A master that is written counts in place of a parameter that was
+/// (ziggurat_param_written()), and the other way: the later call does.
+ZIGGURAT_API ziggurat_status ziggurat_write_state(ziggurat_engine engine, uint64_t param,
+                                                  const char* name, const ziggurat_memory* values);
+/// The parameter has made as many steps, instead of those that it counted; durable with the next.
+ZIGGURAT_API ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param,
+                                                      uint64_t steps);
+
 /// Returns when every finished step is durable.
 ZIGGURAT_API ziggurat_status ziggurat_make_durable(ziggurat_engine engine);
 ZIGGURAT_API ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* state);

@@ -141,6 +141,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_wait": [_HANDLE, _INDEX],
     "ziggurat_give_blob": [_HANDLE, ctypes.c_char_p, ctypes.c_uint64],
     "ziggurat_param_steps": [_HANDLE, _INDEX, ctypes.POINTER(ctypes.c_uint64)],
+    "ziggurat_state_names": [
+        _HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
+    "ziggurat_read_state": [_HANDLE, _INDEX, ctypes.c_char_p, ctypes.POINTER(_Memory)],
+    "ziggurat_write_state": [_HANDLE, _INDEX, ctypes.c_char_p, ctypes.POINTER(_Memory)],
+    "ziggurat_set_param_steps": [_HANDLE, _INDEX, ctypes.c_uint64],
     "ziggurat_make_durable": [_HANDLE],
     "ziggurat_engine_state": [_HANDLE, ctypes.POINTER(_State)],
     "ziggurat_read_blob": [_HANDLE, ctypes.c_void_p, ctypes.c_uint64],
@@ -380,6 +389,24 @@ class Engine:
         _call("ziggurat_param_steps", self.handle, index, ctypes.byref(steps))
         return steps.value
 
+    def state_names(self) -> list[str]:
+        """What the optimizer keeps of a parameter: "master", and torch.optim's names of moments."""
+        return self._text("ziggurat_state_names").split()
+
+    def read_state(self, index: int, name: str, address: int, count: int) -> None:
+        """Copies the parameter's array `name` of the newest step there, in fp32."""
+        values = _memory("fp32", address, count)
+        _call("ziggurat_read_state", self.handle, index, name.encode(), values)
+
+    def write_state(self, index: int, name: str, address: int, count: int) -> None:
+        """The next step goes on from what is there, copied; durable with it."""
+        values = _memory("fp32", address, count)
+        _call("ziggurat_write_state", self.handle, index, name.encode(), values)
+
+    def set_steps(self, index: int, steps: int) -> None:
+        """The parameter has made as many."""
+        _call("ziggurat_set_param_steps", self.handle, index, steps)
+
     def make_durable(self) -> None:
         """Returns when every finished step would survive a crash."""
         _call("ziggurat_make_durable", self.handle)
@@ -411,10 +438,13 @@ class Engine:
 
     def describe(self) -> str:
         """What was chosen and found when the engine opened."""
+        return self._text("ziggurat_describe")
+
+    def _text(self, call: str) -> str:
         needed = ctypes.c_uint64()
-        _call("ziggurat_describe", self.handle, None, 0, ctypes.byref(needed))
+        _call(call, self.handle, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
-        _call("ziggurat_describe", self.handle, text, needed.value, None)
+        _call(call, self.handle, text, needed.value, None)
         return text.value.decode()
 
     def close(self) -> None:
