@@ -24,6 +24,19 @@ from ziggurat._native import (
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+def _as_fp32(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", torch.float32).contiguous()
+
+
+def rounds_to(master: torch.Tensor, param: torch.Tensor) -> bool:
+    """`param` is what the engine rounds `master` to: bf16 to nearest, ties away from zero."""
+    master, param = _as_fp32(master), param.detach()
+    if param.dtype != torch.bfloat16:
+        return torch.equal(master.to(param.dtype), param)
+    nearest = (master.view(torch.int32) + 0x8000) >> 16
+    return torch.equal(nearest.to(torch.int16), param.view(torch.int16))
+
+
 def described(param: torch.Tensor, name: str, group: int) -> Param:
     """As the engine is to know it. Errors: what it cannot take, naming the parameter."""
     if param.device.type != "cpu":
@@ -71,6 +84,8 @@ class Opened:
         # must not go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._expecting = False
+        self.loaded = False  #: state that goes into the records with the next step
+        self.masters: dict[int, torch.Tensor] = {}  #: that were loaded, until the next step
         listed = [described(*one) for one in zip(self.params, self.names, groups, strict=True)]
         self.engine = Engine(_runtime(threads), listed, settings)
         # As the engine left them: a parameter that differs was written or moved by somebody else.
@@ -105,6 +120,7 @@ class Opened:
         if all(gradient is None for gradient in gradients):
             return False
         self._look_at_params()
+        self._give_masters()
         self.engine.discard_gradients()
         lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for index, gradient in enumerate(gradients):
@@ -119,7 +135,7 @@ class Opened:
             lent[index] = (tensor, self.params[index].detach())
         self.engine.step(groups[: self._group_count], blob_follows=blob_follows)
         self._lent = lent
-        self._expecting = False
+        self._expecting = self.loaded = False
         return True
 
     def wait(self, index: int | None = None) -> None:
@@ -166,3 +182,26 @@ class Opened:
                 continue
             self.engine.param_written(index)
             self._versions[index] = param._version
+
+    def read_state(self, index: int, name: str) -> torch.Tensor:
+        """In fp32; of the newest step, or what was written since."""
+        values = torch.empty(self.params[index].shape, dtype=torch.float32)
+        self.engine.read_state(index, name, values.data_ptr(), values.numel())
+        return values
+
+    def write_state(self, index: int, name: str, values: torch.Tensor) -> None:
+        given = _as_fp32(values)
+        self.engine.write_state(index, name, given.data_ptr(), given.numel())
+
+    def master(self, index: int) -> torch.Tensor:
+        loaded = self.masters.get(index)
+        return self.read_state(index, "master") if loaded is None else _as_fp32(loaded).clone()
+
+    def _give_masters(self) -> None:
+        """At a step: by now the model has its values, loaded before the optimizer's or after."""
+        for index, master in self.masters.items():
+            if rounds_to(master, self.params[index]):
+                self.write_state(index, "master", master)
+            else:
+                self.engine.param_written(index)
+        self.masters.clear()

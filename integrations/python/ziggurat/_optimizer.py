@@ -15,6 +15,7 @@ import torch
 from ziggurat._gradient import GradientHooks
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented, ZigguratError
 from ziggurat._opened import Opened
+from ziggurat._state import StateDicts
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -44,7 +45,7 @@ def _where(placement: str) -> tuple[str, str | None]:
     raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
 
 
-class EngineOptimizer(torch.optim.Optimizer):
+class EngineOptimizer(StateDicts):
     """A ``torch.optim.Optimizer`` whose state an engine has."""
 
     _kind: str
@@ -58,6 +59,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         state_format: str = "fp32",
         threads: int = 0,
         host_memory: int | str | None = None,
+        state: str = "full",
         model: torch.nn.Module | None = None,
         maximize: bool = False,
         **flags: Any,
@@ -82,6 +84,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._opened: list[Opened] = []
         self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
+        self._keep_state_in(state)
         self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
@@ -157,6 +160,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._opened.append(opened)
         for index, param in enumerate(params):
             self._place[param] = (opened, index)
+        self._give_loaded(opened)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

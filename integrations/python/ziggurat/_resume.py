@@ -13,6 +13,7 @@ import torch
 
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._state import Groups
 
 _FORMAT = 1
 
@@ -92,7 +93,9 @@ class Resume:
             )
         self._optimizer = optimizer
         self._loader = loader
-        self._kept = {"optimizer": optimizer, "scheduler": scheduler, "scaler": scaler} | more
+        # The state itself is the store's.
+        groups = Groups(optimizer)
+        self._kept = {"optimizer": groups, "scheduler": scheduler, "scaler": scaler} | more
         self._kept = {name: kept for name, kept in self._kept.items() if kept is not None}
         self.epoch = 0  #: passes through the loader that are done
         self.batch = 0  #: batches of this pass that are consumed

@@ -17,9 +17,12 @@ All of them take, beside what PyTorch's have:
     Workers; 0: this process's share of the machine.
 ``host_memory``
     Budget in bytes, or text like "2GiB"; as much as a run uses well if not given.
+``state``
+    What ``state_dict()`` has: "full", every parameter's state, as PyTorch's; or "store", the store's
+    place and generation, which cost nothing and can be loaded while the store is at that generation.
 
-The state is made from the parameters at the first ``step()``. ``state_dict()`` has the groups; the
-state itself stays where it is.
+The state is made from the parameters at the first ``step()``. ``state_dict()`` and
+``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.
 
 Gradients are read and parameters written where PyTorch has them: nothing is copied. A parameter
 without a gradient is left alone, as PyTorch does. For now: parameters on the CPU; ``step()`` returns

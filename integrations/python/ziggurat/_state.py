@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of an optimizer's parameters as torch.optim has it: read from the engine, given back.
+
+Nothing of an engine's records changes between two steps. What is loaded goes into them with the
+next step, as a whole: a process that is killed before leaves the generation that was there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._opened import Opened
+
+MOMENTS = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "lion": ("exp_avg",),
+    "adagrad": ("sum",),
+    "sgd": ("momentum_buffer",),
+}
+_REFERENCE = "ziggurat"  #: in a state dict: where the state is
+
+Entry = Mapping[str, Any]  #: what torch.optim's state has of a parameter
+
+
+class StateDicts(torch.optim.Optimizer):
+    """The part of an engine's optimizer that reads and loads its state."""
+
+    _kind: str
+    _path: str | None
+    _settings: dict[str, Any]
+    _opened: list[Opened]
+    _place: dict[torch.Tensor, tuple[Opened, int]]
+    _order: list[torch.Tensor]
+    _resume: Any
+
+    def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
+        raise NotImplementedError
+
+    def open(self, *, resume: bool = False) -> None:
+        raise NotImplementedError
+
+    def _keep_state_in(self, where: str) -> None:
+        """At construction. "full": state dicts hold the state; "store": they say where it is."""
+        if where not in ("full", "store"):
+            raise InvalidArgument(f'state="{where}": give "full" or "store"')
+        if where == "store" and self._path is None:
+            raise InvalidArgument(
+                'state="store" with placement="host": there is no store to go on from; give '
+                'placement="nvme:/path", or state="full"'
+            )
+        self._by_reference = where == "store"
+        self._to_load: dict[torch.Tensor, Entry] = {}  # of parameters that no engine has yet
+
+    # Reading
+
+    def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the moments by
+        their names there, and "master" where the parameter is not fp32. Empty before its first
+        step."""
+        if param not in self._place:
+            return dict(self._to_load.get(param, {}))
+        opened, index = self._place[param]
+        steps = opened.engine.steps_of(index)
+        if steps == 0 and self._kind != "adagrad":  # whose sums begin where they are told
+            return {}
+        state = {"step": torch.tensor(float(steps))}
+        for name in MOMENTS[self._kind]:
+            state[name] = opened.read_state(index, name)
+        if param.dtype != torch.float32:
+            state["master"] = opened.master(index)
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As ``torch.optim``'s, with every parameter's state (:meth:`state_of`), in memory.
+
+        With ``state="store"`` it names the store and its generation instead, which
+        ``load_state_dict()`` goes on from as long as the store is at that generation. State that
+        was loaded is in no store before the next step, so until then it is here.
+        """
+        loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
+        if self._by_reference and not loaded:
+            return super().state_dict() | {_REFERENCE: self._store_reference()}
+        try:
+            for param in self._order:
+                if state := self.state_of(param):
+                    self.state[param] = state
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def _store_reference(self) -> dict[str, Any]:
+        for opened in self._opened:
+            if self._resume is None:  # with it, a step is durable once the loop goes on
+                opened.engine.make_durable()
+        generations = [opened.engine.generation for opened in self._opened]
+        return {"store": os.path.abspath(str(self._path)), "generations": generations}
+
+    # Loading
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` or that of ``torch.optim``'s optimizer gave.
+
+        The next step goes on from it, and makes it durable. A "master" counts where the parameter,
+        as it is at that step, is what it rounds to; elsewhere, and where there is none, the
+        parameter is the master. Parameters without an entry begin anew. Errors: InvalidArgument
+        for another optimizer's state, or a store that is at another generation.
+        """
+        reference = state_dict.get(_REFERENCE)
+        entries = self._entries(state_dict)
+        if reference is not None:
+            self._look_at_reference(reference)
+        super().load_state_dict({**state_dict, "state": {}})
+        for group in self.param_groups:  # what another optimizer's groups may lack
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+        if reference is None:
+            self._to_load = {param: entry for param, entry in entries.items() if entry}
+            for opened in self._opened:
+                self._give(opened, entries)
+
+    def _look_at_reference(self, reference: Mapping[str, Any]) -> None:
+        store, wanted = reference["store"], list(reference["generations"])
+        if wanted and not self._opened:
+            if self._path is None or not os.path.isdir(self._path):
+                raise InvalidArgument(
+                    "load_state_dict(): the state is not in this checkpoint but in the store "
+                    f'{store}: give placement="nvme:{store}", or save with state="full"'
+                )
+            self.open(resume=True)
+        found = [opened.engine.generation for opened in self._opened]
+        if found != wanted:
+            raise InvalidArgument(
+                f"load_state_dict(): the checkpoint goes with generation {wanted} of the store "
+                f"{store}, and this one ({self._path}) is at {found}: a store keeps its newest "
+                'generation only: load the checkpoint that was saved then; state="full" saves all'
+            )
+
+    def _entries(self, state_dict: Mapping[str, Any]) -> dict[torch.Tensor, Entry]:
+        """What is to be loaded of each parameter, if anything. Errors: what does not fit."""
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        if any(group.get("amsgrad") for group in state_dict["param_groups"]):
+            raise Unimplemented("load_state_dict(): amsgrad is not built yet")
+        entries: dict[torch.Tensor, Entry] = {}
+        # Where the counts differ, PyTorch says so.
+        for index, (name, param, _) in zip(saved, self._named(), strict=False):
+            entry = state_dict["state"].get(index, {})
+            kept = {key: value for key, value in entry.items() if value is not None}
+            if set(kept) - {"step"}:
+                self._look_at_entry(name, param, kept)
+                entries[param] = kept
+        return entries
+
+    def _look_at_entry(self, name: str, param: torch.Tensor, entry: Entry) -> None:
+        wanted = MOMENTS[self._kind]
+        if missing := [moment for moment in wanted if moment not in entry]:
+            raise InvalidArgument(
+                f"load_state_dict(): parameter '{name}' has no {', '.join(missing)} but "
+                f"{', '.join(entry)}: it is the state of another optimizer than {self._kind}"
+            )
+        for key in (*wanted, "master"):
+            if key in entry and entry[key].shape != param.shape:
+                raise InvalidArgument(
+                    f"load_state_dict(): '{key}' of parameter '{name}' has the shape "
+                    f"{tuple(entry[key].shape)}, and the parameter {tuple(param.shape)}"
+                )
+
+    def _give_loaded(self, opened: Opened) -> None:
+        """To an engine that was just opened. One that resumed has its own."""
+        given = {p: self._to_load.pop(p) for p in opened.params if p in self._to_load}
+        if not opened.engine.resumed:
+            self._give(opened, given, fresh=True)
+
+    def _give(
+        self, opened: Opened, entries: Mapping[torch.Tensor, Entry], fresh: bool = False
+    ) -> None:
+        for index, param in enumerate(opened.params):
+            entry = entries.get(param)
+            if entry is None:
+                if fresh:
+                    continue
+                begin = torch.full_like(
+                    param, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
+                )
+                entry = {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
+            self._to_load.pop(param, None)
+            opened.loaded = True
+            for name in MOMENTS[self._kind]:
+                opened.write_state(index, name, entry[name])
+            # SGD of PyTorch counts no steps: all but the first are alike.
+            opened.engine.set_steps(index, int(entry.get("step", 1)))
+            opened.masters.pop(index, None)
+            if param.dtype == torch.float32:
+                continue
+            if "master" in entry:
+                opened.masters[index] = entry["master"]
+            else:
+                opened.engine.param_written(index)
+
+
+class Groups:
+    """The groups of an optimizer alone, for what keeps them beside its store."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return torch.optim.Optimizer.state_dict(self._optimizer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        torch.optim.Optimizer.load_state_dict(self._optimizer, state_dict)
