@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -347,6 +348,19 @@ std::vector<std::byte> EmbeddedEngine::resumed_blob() const {
 std::vector<std::string> EmbeddedEngine::description() const {
   const std::lock_guard lock(mutex_);
   return engine_->description();
+}
+
+std::string EmbeddedEngine::figures() const {
+  const std::lock_guard lock(mutex_);
+  nlohmann::json all;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(Counter::kCount); ++i) {
+    const auto counter = static_cast<Counter>(i);
+    all[std::string(to_string(counter))] = engine_->metrics().value(counter);
+  }
+  const Account host = engine_->host_account();
+  all["host_used_bytes"] = host.used_bytes();
+  all["host_budget_bytes"] = host.capacity_bytes();
+  return all.dump();
 }
 
 }  // namespace ziggurat

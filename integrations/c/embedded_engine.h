@@ -91,6 +91,8 @@ class EmbeddedEngine {
   std::uint64_t steps_of(std::size_t param) const;
   std::vector<std::byte> resumed_blob() const;
   std::vector<std::string> description() const;
+  /// A JSON object: counters of the runtime, and the engine's host memory.
+  std::string figures() const;
 
  private:
   struct Gradient {
@@ -112,8 +114,8 @@ class EmbeddedEngine {
   std::vector<std::uint64_t> steps_;  ///< per parameter
   /// The same as the newest step left them: for its blob, which may come after set_steps().
   std::vector<std::uint64_t> stored_steps_;
-  std::vector<bool> written_;         ///< per parameter, since the last step
-  std::vector<Gradient> gradients_;   ///< per parameter, of the step to come
+  std::vector<bool> written_;        ///< per parameter, since the last step
+  std::vector<Gradient> gradients_;  ///< per parameter, of the step to come
   std::vector<std::byte> resumed_blob_;
   std::unique_ptr<LentEngine> engine_;
 };

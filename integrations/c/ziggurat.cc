@@ -343,6 +343,18 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
       [&] { *required(steps, "steps") = engines().find(engine)->engine->steps_of(param); });
 }
 
+ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
+                                 uint64_t* needed_bytes) {
+  return guarded([&] {
+    // Its length is another at the next call, so room for what it may come to is asked for.
+    constexpr std::uint64_t kRoomBytes = 4096;
+    const std::string its = engines().find(engine)->engine->figures();
+    give_text(its, text, capacity_bytes, nullptr);
+    if (needed_bytes != nullptr)
+      *needed_bytes = std::max<std::uint64_t>(kRoomBytes, its.size() + 1);
+  });
+}
+
 ziggurat_status ziggurat_state_names(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                      uint64_t* needed_bytes) {
   return guarded([&] {

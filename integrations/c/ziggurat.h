@@ -243,6 +243,11 @@ ZIGGURAT_API ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* bl
 /// the whole text takes; `text` may be null.
 ZIGGURAT_API ziggurat_status ziggurat_describe(ziggurat_engine engine, char* text,
                                                uint64_t capacity_bytes, uint64_t* needed_bytes);
+/// What was moved and waited for so far, a JSON object: "nvme_read_bytes", "optimizer_cpu_ns",
+/// "host_used_bytes" and so on. Counters are those of the runtime, which engines may share; their
+/// names may change from one version to the next. `text` and `needed_bytes` as above.
+ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text,
+                                              uint64_t capacity_bytes, uint64_t* needed_bytes);
 
 #ifdef __cplusplus
 }

@@ -152,16 +152,20 @@ class Engine {
     check(ziggurat_read_blob(handle_, bytes.data(), bytes.size()));
     return bytes;
   }
-  std::string describe() const {
+  std::string describe() const { return text_of(ziggurat_describe); }
+  std::string figures() const { return text_of(ziggurat_figures); }
+
+ private:
+  template <class Call>
+  std::string text_of(Call call) const {
     std::uint64_t needed = 0;
-    check(ziggurat_describe(handle_, nullptr, 0, &needed));
+    check(call(handle_, nullptr, 0, &needed));
     std::string text(needed, '\0');
-    check(ziggurat_describe(handle_, text.data(), text.size(), nullptr));
-    text.pop_back();
+    check(call(handle_, text.data(), text.size(), nullptr));
+    text.resize(text.find('\0'));
     return text;
   }
 
- private:
   ziggurat_engine handle_ = 0;
 };
 

@@ -159,6 +159,12 @@ _SIGNATURES: dict[str, list[Any]] = {
         ctypes.c_uint64,
         ctypes.POINTER(ctypes.c_uint64),
     ],
+    "ziggurat_figures": [
+        _HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
 }
 
 
@@ -439,6 +445,11 @@ class Engine:
     def describe(self) -> str:
         """What was chosen and found when the engine opened."""
         return self._text("ziggurat_describe")
+
+    def figures(self) -> dict[str, int]:
+        """What was moved and waited for so far, by all engines of the runtime."""
+        figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
+        return figures
 
     def _text(self, call: str) -> str:
         needed = ctypes.c_uint64()

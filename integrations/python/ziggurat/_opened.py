@@ -143,7 +143,8 @@ class Opened:
         if index is None:
             if not self._lent:
                 return
-            self.engine.wait()
+            with torch.profiler.record_function("ziggurat.wait"):
+                self.engine.wait()
             for pending in list(self._lent):
                 self._delivered(pending)
         elif index in self._lent:

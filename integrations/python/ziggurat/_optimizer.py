@@ -81,6 +81,7 @@ class EngineOptimizer(StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
+        self._figures: dict[str, int] = {}  # as of the last call of figures()
         self._opened: list[Opened] = []
         self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
@@ -190,6 +191,27 @@ class EngineOptimizer(StateDicts):
             place = self._place.get(param)
             if place is not None:
                 place[0].wait(place[1])
+
+    def figures(self) -> dict[str, float]:
+        """Of what was done since the last call, for a logger: steps, bytes, seconds waited and busy.
+
+        Counters are those of the process: two optimizers share them.
+        """
+        engine = self.engine
+        if engine is None:
+            return {}
+        now = engine.figures()
+        before, self._figures = self._figures, now
+        told: dict[str, float] = {"generation": engine.generation}
+        told["durable_generation"] = engine.durable_generation
+        for name, value in now.items():
+            if name.startswith("host_"):
+                told[name] = value
+            elif name.endswith("_ns"):
+                told[name[:-3] + "_s"] = (value - before.get(name, 0)) / 1e9
+            else:
+                told[name] = value - before.get(name, 0)
+        return told
 
     def synchronize(self) -> None:
         """Returns when every parameter is that of the newest step: for what reads them outside the

@@ -450,6 +450,27 @@ def test_a_use_that_nobody_waited_for_is_an_error(tmp_path):
         step(lambda x: torch.nn.functional.linear(model[0](x), model[1].weight))
 
 
+def test_figures_are_of_what_was_done_since_they_were_asked_for(tmp_path):
+    model = small_model()
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), placement=f"nvme:{tmp_path}/state", host_memory="8MiB"
+    )
+    assert optimizer.figures() == {}
+    train(model, optimizer, 2)
+    optimizer.engine.make_durable()
+    first = optimizer.figures()
+    assert first["generation"] == first["durable_generation"] == 2
+    train(model, optimizer, 1)
+    optimizer.engine.make_durable()
+    second = optimizer.figures()
+    assert second["generation"] == 3
+    assert 2 * second["state_write_bytes"] == first["state_write_bytes"] > 0
+    assert 0 < second["optimizer_cpu_s"] < 10
+    assert 0 < second["host_used_bytes"] <= second["host_budget_bytes"]
+    nothing = optimizer.figures()
+    assert nothing["state_write_bytes"] == 0
+
+
 def test_an_engine_that_does_not_open_is_no_obstacle_to_the_next(tmp_path):
     model = small_model()
     with pytest.raises(ziggurat.InvalidArgument):
