@@ -167,6 +167,56 @@ def test_torch_goes_on_from_ours_and_ours_from_torchs(name, direction):
         torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-7)
 
 
+# With 4 MiB, most records are read from the drive, and some are kept in memory.
+@pytest.mark.parametrize(
+    ("placement", "host_memory"), [("host", None), ("nvme", None), ("nvme", "4MiB")]
+)
+def test_a_parameter_of_several_records_is_read_and_written_whole(
+    placement, host_memory, tmp_path
+):
+    def made(seed, where):
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(1100, 1001, bias=False).bfloat16()
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(),
+            placement="host" if placement == "host" else f"nvme:{tmp_path}/{where}",
+            host_memory=host_memory,
+            state_format="split",
+        )
+        return model, optimizer
+
+    model, optimizer = made(1, "one")
+    step(model, optimizer, 0)
+    other, resumed = made(2, "other")
+    step(other, resumed, 50)
+    of_model, of_optimizer = saved(model, optimizer)
+    other.load_state_dict(of_model)
+    resumed.load_state_dict(of_optimizer)
+    step(model, optimizer, 1)
+    step(other, resumed, 1)
+    assert same(bits(model), bits(other))
+    assert_same_state(optimizer.state_dict(), resumed.state_dict())
+
+
+def test_a_damaged_record_is_no_state(tmp_path):
+    model = torch.nn.Linear(1100, 1001)
+    optimizer = ziggurat.torch.AdamW(
+        model.parameters(), placement=f"nvme:{tmp_path}/state", host_memory="4MiB"
+    )
+    step(model, optimizer, 0)
+    optimizer.engine.make_durable()
+    (store,) = (tmp_path / "state").iterdir()
+    with store.open("r+b") as file:
+        for at in range(1 << 20, store.stat().st_size, 4096):
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 1]))
+        os.fsync(file.fileno())
+    with pytest.raises(ziggurat.DataLoss, match="rank00000"):
+        optimizer.state_dict()
+
+
 def test_torch_takes_the_state_of_bf16_parameters():
     model, other = small_model(torch.bfloat16), small_model(torch.bfloat16)
     ours = ziggurat.torch.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
