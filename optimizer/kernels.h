@@ -110,7 +110,7 @@ void update_eight_bit(const OptimizerStep& step, const Slice& slice);
 /// The one for `slice.format`.
 void update(const OptimizerStep& step, const Slice& slice);
 
-/// Of a parameter that is stored past the cache by registers of any width.
+/// Registers of any width store a parameter past the cache, if its address is a multiple of this.
 inline constexpr std::size_t kStreamAlignment = 64;
 /// Whether adamw_hashed can do a whole tile of this: AdamW in kFp32 from a bf16 gradient to an
 /// aligned bf16 parameter rounded to nearest, on registers of 256 bits or more.

@@ -46,7 +46,7 @@ struct OptimizerStep {
   /// Clip factor times 1/(accumulation divisor and loss scale): multiplies the widened gradient.
   /// Negative where the step maximizes.
   float grad_scale;
-  /// Of the seed and rounding_step: what stochastic rounding draws from.
+  /// From the seed and rounding_step: what stochastic rounding draws from.
   std::uint64_t rounding_key;
   /// SGD: what the gradient counts in the momentum. 1 - dampening; but 1 where t is 1, because the
   /// momentum begins as the first gradient, undamped, and 1 without momentum.

@@ -87,7 +87,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
   const std::uint64_t element_bytes = size_bytes(table.dtype());
-  // Of lent gradients the trainer takes its own norm.
+  // A trainer that lends its gradients takes the norm itself.
   if (placement.grads != Tier::kTrainer)
     plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table));
   if (!table.sharding().one_rank()) {

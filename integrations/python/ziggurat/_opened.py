@@ -80,7 +80,7 @@ class Opened:
         self.names = list(names)
         self._hooks = hooks
         self._group_count = max(groups) + 1
-        # Of parameters that are pending: the gradient, and the memory that the engine writes, which
+        # By parameter that is pending: the gradient, and the memory that the engine writes, which
         # must not go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._expecting = False

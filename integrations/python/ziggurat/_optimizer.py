@@ -81,7 +81,7 @@ class EngineOptimizer(StateDicts):
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False
-        self._figures: dict[str, int] = {}  # as of the last call of figures()
+        self._figures: dict[str, int] = {}  # as of the last call of figures(), or at open
         self._opened: list[Opened] = []
         self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
@@ -158,6 +158,8 @@ class EngineOptimizer(StateDicts):
             settings["store"] = self._path + added
         names, params, groups = zip(*new, strict=True)
         opened = Opened(params, names, groups, self._hooks, self._threads, settings)
+        if not self._opened:
+            self._figures = opened.engine.figures()
         self._opened.append(opened)
         for index, param in enumerate(params):
             self._place[param] = (opened, index)

@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-# Of a parameter, they do not read the values.
+# These do not read a parameter's values.
 _NO_VALUES = {
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "is_meta", "layout", "ndim", "requires_grad", "shape")
