@@ -80,8 +80,8 @@ class Opened:
         self.names = list(names)
         self._hooks = hooks
         self._group_count = max(groups) + 1
-        # By parameter that is pending: the gradient, and the memory that the engine writes, which
-        # must not go where another takes its place.
+        # The gradients of pending parameters, and the memory that the engine writes, which must not
+        # go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._expecting = False
         self.loaded = False  #: state that goes into the records with the next step

@@ -232,6 +232,9 @@ class EngineOptimizer(StateDicts):
             opened.close()
         self._opened.clear()
         self._place.clear()
+        self._hooks.detach()
+        if self._waits is not None:
+            self._waits.detach()
         self._closed = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -18,7 +18,7 @@ from ziggurat._state import Groups
 _FORMAT = 1
 
 
-def _random_states() -> dict[str, Any]:
+def random_states() -> dict[str, Any]:
     """Of every generator that a script draws from without naming one."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     numpy = sys.modules.get("numpy")
@@ -144,7 +144,7 @@ class Resume:
         generators = _generators(self._loader)
         if self._then is None:
             drawn = [generator.get_state() for generator in generators]
-            self._at_epoch = {"default": _random_states(), "own": drawn}
+            self._at_epoch = {"default": random_states(), "own": drawn}
             return iter(self._loader)
         assert self._at_epoch is not None
         _set_random_states(self._at_epoch["default"])
@@ -163,7 +163,7 @@ class Resume:
             "epoch": self.epoch,
             "batch": self.batch,
             "at_epoch": self._at_epoch,
-            "random": _random_states(),
+            "random": random_states(),
             "kept": {name: kept.state_dict() for name, kept in self._kept.items()},
         }
         memory = io.BytesIO()

@@ -12,14 +12,14 @@ only a later forward does: to use a parameter itself and then call its module.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
-# These do not read a parameter's values.
+# They do not read a parameter's values.
 _NO_VALUES = {
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "is_meta", "layout", "ndim", "requires_grad", "shape")
@@ -72,7 +72,7 @@ class ModuleWaits:
                 self._at_entry.update(inside)
                 module._compiled_call_impl = _Entry(weakref.ref(self), inside, compiled)
 
-    def before_use(self, params: list[torch.Tensor]) -> None:
+    def before_use(self, params: Sequence[torch.Tensor]) -> None:
         self._seen.update(params)
         if self._uses is not None:
             self._uses.seen.update(params)
@@ -94,7 +94,7 @@ class ModuleWaits:
 
             handle = module.register_forward_hook(after, always_call=True)
 
-    def compiled(self, params: list[torch.Tensor]) -> None:
+    def compiled(self, params: Sequence[torch.Tensor]) -> None:
         """At the time when what uses them is compiled: once, and not when it runs."""
         self._wait(params)
         self._outside.update(param for param in params if param not in self._at_entry)
@@ -146,7 +146,7 @@ class _Entry:
     """What a compiled module's call is from now on."""
 
     def __init__(
-        self, waits: weakref.ref[ModuleWaits], inside: list[torch.Tensor], compiled: Any
+        self, waits: weakref.ref[ModuleWaits], inside: Sequence[torch.Tensor], compiled: Any
     ) -> None:
         self._waits, self._inside, self._compiled = waits, inside, compiled
 
@@ -187,7 +187,7 @@ def _the_nothing() -> Callable[..., None]:
 
 
 class _BeforeForward(_Hook):
-    def __init__(self, waits: weakref.ref[ModuleWaits], own: list[torch.Tensor]) -> None:
+    def __init__(self, waits: weakref.ref[ModuleWaits], own: Sequence[torch.Tensor]) -> None:
         super().__init__(waits)
         self._own = own
 
