@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ziggurat.hf in transformers.Trainer, ziggurat.torch under Accelerate, and the seams they use.
+
+Run by pytest; as a script it exits with 77 where PyTorch, transformers, accelerate, peft or pytest is
+missing. ZIGGURAT_KILLS: how often runs are killed (10).
+"""
+
+import inspect
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+try:
+    import accelerate
+    import peft
+    import pytest
+    import torch
+    import transformers
+    from language_models import assert_same_bits, batches, bits, gpt2, llama, loss_of
+    from transformers import trainer_callback, trainer_optimizer
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.hf
+import ziggurat.torch
+
+torch.set_num_threads(1)
+transformers.logging.set_verbosity_error()
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, count=48):
+        self.pieces = torch.cat(batches(count // 4))
+
+    def __len__(self):
+        return len(self.pieces)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.pieces[index], "labels": self.pieces[index]}
+
+
+def arguments_of(folder, **more):
+    common = {
+        "output_dir": str(folder),
+        "max_steps": 12,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 5e-3,
+        "weight_decay": 0.1,
+        "adam_beta2": 0.98,
+        "max_grad_norm": 0.5,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    return transformers.TrainingArguments(**(common | more))
+
+
+def trainer_of(model, arguments, optimizer, callbacks=()):
+    return transformers.Trainer(
+        model,
+        arguments,
+        train_dataset=Texts(),
+        optimizer_cls_and_kwargs=optimizer,
+        callbacks=[*callbacks],
+    )
+
+
+def logged(trainer, name):
+    return [line[name] for line in trainer.state.log_history if name in line]
+
+
+def of_trainer(trainer):
+    return trainer.optimizer.optimizer
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_run_is_trainers_own_and_the_same_on_nvme(bf16, tmp_path):
+    def run(optimizer, name):
+        arguments = arguments_of(tmp_path / name, bf16=bf16)
+        model = gpt2(resid_pdrop=0.1)
+        trainer = trainer_of(model, arguments, optimizer(arguments))
+        trainer.train()
+        if isinstance(of_trainer(trainer), ziggurat.torch.AdamW):
+            of_trainer(trainer).close()
+        values = [logged(trainer, name) for name in ("loss", "grad_norm", "learning_rate")]
+        return values, bits(model), trainer
+
+    host, on_host, _ = run(lambda a: ziggurat.hf.optimizer(a), "host")
+    nvme, on_nvme, trainer = run(
+        lambda a: ziggurat.hf.optimizer(a, placement=f"nvme:{tmp_path}/state", threads=2), "nvme"
+    )
+    assert nvme == host
+    assert_same_bits(on_nvme, on_host)
+    expected, _, theirs = run(lambda a: None, "torch")
+    for ours, torchs in zip(host, expected, strict=True):
+        assert ours == pytest.approx(torchs, rel=1e-3 if bf16 else 1e-4)
+    losses, norms, rates = host
+    assert losses[-1] < losses[0] - 0.5
+    assert max(norms) > 0.5  # they were clipped
+    assert rates[0] < max(rates) and rates[-1] < max(rates)
+    groups = zip(of_trainer(trainer).param_groups, of_trainer(theirs).param_groups, strict=True)
+    for ours, torchs in groups:
+        assert [p.shape for p in ours["params"]] == [p.shape for p in torchs["params"]]
+        for setting in ("lr", "initial_lr", "betas", "eps", "weight_decay"):
+            assert ours[setting] == torchs[setting]
+
+
+@pytest.mark.parametrize(
+    ("optim", "kind", "settings"),
+    [
+        ("adamw_torch", "AdamW", {"betas": (0.9, 0.98), "eps": 1e-8}),
+        ("lion_32bit", "Lion", {"betas": (0.9, 0.98)}),
+        ("sgd", "SGD", {"momentum": 0.0}),
+        ("adagrad", "Adagrad", {"eps": 1e-10}),
+    ],
+)
+def test_optim_names_the_optimizer(optim, kind, settings, tmp_path):
+    factory, more = ziggurat.hf.optimizer(arguments_of(tmp_path, optim=optim))
+    model = gpt2()
+    optimizer = factory()(model, **more)
+    assert isinstance(optimizer, getattr(ziggurat.torch, kind))
+    decayed, others = optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert all(p.dim() == 1 for p in others["params"])
+    for name, value in (settings | {"lr": 5e-3}).items():
+        assert decayed[name] == others[name] == value
+
+
+def test_settings_come_from_a_file_and_arguments_win(tmp_path):
+    (tmp_path / "z.json").write_text(
+        json.dumps({"placement": f"nvme:{tmp_path}/state", "threads": 3, "lr": 0.5})
+    )
+    arguments = arguments_of(tmp_path)
+    factory, _ = ziggurat.hf.optimizer(arguments, tmp_path / "z.json", threads=1)
+    optimizer = factory()(gpt2())
+    assert (optimizer.placement, optimizer._threads) == (f"nvme:{tmp_path}/state", 1)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_what_trainer_has_and_we_do_not_is_named(tmp_path):
+    with pytest.raises(ziggurat.InvalidArgument, match='optim="adafactor": ziggurat.hf has adamw'):
+        ziggurat.hf.optimizer(arguments_of(tmp_path, optim="adafactor"))
+
+
+class Killed(transformers.TrainerCallback):
+    """Kills its own process some time after some step."""
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        self.steps, self.seconds = steps, seconds
+
+    def on_step_end(self, *_, **__):
+        self.steps -= 1
+        if self.steps == 0:
+            kill = threading.Timer(self.seconds, os.kill, (os.getpid(), signal.SIGKILL))
+            kill.start()
+
+
+def run(folder: Path, path: str, build, more, stop=None) -> None:
+    """Trains to the end, from where the run before was killed, and leaves bits in `path`."""
+    arguments = arguments_of(folder / "out", **more)
+    model = build()
+    trainer = trainer_of(
+        model,
+        arguments,
+        ziggurat.hf.optimizer(arguments, placement=f"nvme:{folder}/state", threads=1),
+        [ziggurat.hf.EveryStep(), *([stop] if stop else [])],
+    )
+    newest = ziggurat.hf.newest_step(trainer)
+    with open(folder / "resumed", "a") as resumed:
+        resumed.write(f"{newest}\n")
+    trainer.train(resume_from_checkpoint=newest)
+    optimizer = of_trainer(trainer)
+    optimizer.synchronize()
+    last = torch.tensor([optimizer.param_groups[0]["lr"], trainer.state.global_step])
+    torch.save([*bits(model), last], path + ".part")
+    os.rename(path + ".part", path)
+    optimizer.close()
+
+
+def ended(*arguments) -> int:
+    """`run` in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                run(*arguments)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def lora():
+    torch.manual_seed(2)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
+    return peft.get_peft_model(llama().bfloat16(), config)
+
+
+@pytest.mark.parametrize(
+    ("build", "more"),
+    [
+        (lambda: gpt2(resid_pdrop=0.1).bfloat16(), {"save_strategy": "steps", "save_steps": 5}),
+        (lora, {}),
+    ],
+    ids=["gpt2", "lora"],
+)
+def test_a_run_that_is_killed_goes_on_with_the_same_bits(build, more, tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    whole, parts = str(one / "end.pt"), str(two / "end.pt")
+    more = more | {"max_steps": 20, "logging_steps": 4}
+    assert ended(one, whole, build, more) == 0
+    draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
+    for _ in range(int(os.environ.get("ZIGGURAT_KILLS", "10")) // 2):
+        stop = Killed(draw.randint(1, 5), draw.uniform(0, 0.1))
+        status = ended(two, parts, build, more, stop)
+        if status == 0:  # it came to its end before
+            break
+        assert status == -signal.SIGKILL
+    if status != 0:
+        assert ended(two, parts, build, more) == 0
+    resumed = (two / "resumed").read_text().split()
+    assert any("checkpoint-" in line for line in resumed), resumed
+    for a, b in zip(torch.load(whole), torch.load(parts), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_checkpoint_of_trainers_is_of_its_step_of_the_store(tmp_path):
+    def trainer_again(max_steps, placement=f"nvme:{tmp_path}/state"):
+        saved = {"save_strategy": "steps", "save_steps": 4, "max_steps": max_steps}
+        arguments = arguments_of(tmp_path / "out", lr_scheduler_type="constant", **saved)
+        made = ziggurat.hf.optimizer(arguments, placement=placement)
+        return trainer_of(gpt2().bfloat16(), arguments, made)
+
+    first = trainer_again(8)
+    first.train()
+    of_trainer(first).close()
+    checkpoints = {n: str(tmp_path / "out" / f"checkpoint-{n}") for n in (4, 8)}
+    with pytest.raises(ziggurat.InvalidArgument, match="of step 4 of the store .* is at step 8"):
+        trainer_again(12).train(resume_from_checkpoint=checkpoints[4])
+    with pytest.raises(ziggurat.InvalidArgument, match='this run is made with placement="host"'):
+        trainer_again(12, "host").train(resume_from_checkpoint=checkpoints[8])
+    with pytest.raises(ziggurat.InvalidArgument, match="there is a store already"):
+        trainer_again(12).train()
+    with pytest.raises(ziggurat.DataLoss, match="made without ziggurat.hf.EveryStep"):
+        ziggurat.hf.newest_step(trainer_again(12))
+    second = trainer_again(12)
+    second.train(resume_from_checkpoint=checkpoints[8])
+    whole = trainer_again(12, f"nvme:{tmp_path}/whole")
+    whole.train()
+    of_trainer(second).synchronize()
+    of_trainer(whole).synchronize()
+    assert_same_bits(bits(second.model), bits(whole.model))
+    other = trainer_again(12, f"nvme:{tmp_path}/other")
+    other.model.load_state_dict(gpt2(seed=9).state_dict())
+    other.args.max_steps = 8
+    other.args.save_strategy = transformers.trainer_utils.SaveStrategy.NO
+    other.train()
+    of_trainer(other).close()
+    with pytest.raises(ziggurat.InvalidArgument, match="other has other parameters"):
+        trainer_again(12, f"nvme:{tmp_path}/other").train(resume_from_checkpoint=checkpoints[8])
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    saved = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
+    arguments = arguments_of(tmp_path / "out", **saved)
+    trainer_of(gpt2(), arguments, None).train()
+    ours = trainer_of(gpt2(), arguments, ziggurat.hf.optimizer(arguments))
+    with pytest.raises(ziggurat.InvalidArgument, match="optimizer.pt is another optimizer's"):
+        ours.train(resume_from_checkpoint=True)
+
+
+def test_every_step_needs_a_store_and_our_optimizer(tmp_path):
+    arguments = arguments_of(tmp_path / "out")
+    for optimizer, words in [
+        (ziggurat.hf.optimizer(arguments), 'placement="host"'),
+        (None, "give Trainer optimizer_cls_and_kwargs"),
+    ]:
+        trainer = trainer_of(gpt2(), arguments, optimizer, [ziggurat.hf.EveryStep()])
+        with pytest.raises(ziggurat.InvalidArgument, match=words):
+            trainer.train()
+        with pytest.raises(ziggurat.InvalidArgument, match=words):
+            ziggurat.hf.newest_step(trainer)
+
+
+@pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
+def test_accelerate_prepares_ours(mixed_precision, tmp_path):
+    def train(made):
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = accelerate.Accelerator(
+            mixed_precision=mixed_precision, gradient_accumulation_steps=2, cpu=True
+        )
+        model = gpt2()
+        optimizer = made(model)
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 6)
+        loader = torch.utils.data.DataLoader(Texts(), 4, shuffle=False)
+        model, optimizer, loader, scheduler = accelerator.prepare(
+            model, optimizer, loader, scheduler
+        )
+        values = []
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = loss_of(model, batch["input_ids"])
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                    values.append(norm.item())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            values.append(loss.item())
+        if isinstance(optimizer.optimizer, ziggurat.torch.AdamW):
+            optimizer.optimizer.synchronize()
+        return values, bits(accelerator.unwrap_model(model))
+
+    def ours(**where):
+        return lambda model: ziggurat.torch.AdamW(model.parameters(), lr=3e-3, **where)
+
+    def on_nvme(model):
+        return ours(placement=f"nvme:{tmp_path}/state", threads=2, model=model)(model)
+
+    host, on_host = train(ours(threads=1))
+    nvme, bits_on_nvme = train(on_nvme)
+    assert nvme == host
+    assert_same_bits(bits_on_nvme, on_host)
+    expected, _ = train(lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3))
+    assert host == pytest.approx(expected, rel=1e-3 if mixed_precision == "bf16" else 1e-4)
+
+
+def test_the_seams_are_where_they_were():
+    """What ziggurat.hf uses of transformers: where one of these fails, look there."""
+    trainer = transformers.Trainer
+    assert "optimizer_cls_and_kwargs" in inspect.signature(trainer.__init__).parameters
+    assert trainer_optimizer.is_optimizer_factory(lambda: None)
+    assert "optimizer_cls()(opt_model, **optimizer_kwargs)" in inspect.getsource(
+        trainer.create_optimizer
+    )
+    assert list(inspect.signature(trainer.create_optimizer).parameters)[:1] == ["self"]
+    names = trainer.get_decay_parameter_names(None, llama())
+    assert "model.layers.0.mlp.up_proj.weight" in names
+    assert "model.layers.0.input_layernorm.weight" not in names
+    assert list(inspect.signature(trainer.save_model).parameters)[:2] == ["self", "output_dir"]
+    for event in ("on_train_begin", "on_step_end"):
+        parameters = inspect.signature(getattr(transformers.TrainerCallback, event)).parameters
+        assert list(parameters)[:4] == ["self", "args", "state", "control"]
+    called = inspect.getsource(trainer_callback.CallbackHandler.call_event)
+    assert "optimizer=self.optimizer" in called and "lr_scheduler=self.lr_scheduler" in called
+    assert list(inspect.signature(transformers.TrainerState.save_to_json).parameters)[1:] == [
+        "json_path"
+    ]
+    module = sys.modules[trainer.__module__]
+    files = [module.OPTIMIZER_NAME, module.SCHEDULER_NAME, module.TRAINER_STATE_NAME]
+    assert files == ["optimizer.pt", "scheduler.pt", "trainer_state.json"]
+    assert '"rng_state.pth"' in inspect.getsource(trainer._load_rng_state)
+    assert "optimizer" in inspect.signature(accelerate.optimizer.AcceleratedOptimizer).parameters
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
