@@ -38,6 +38,7 @@ import ziggurat.torch
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._resume import random_states
+from ziggurat._state import Groups
 
 __all__ = ["EveryStep", "newest_step", "optimizer"]
 
@@ -99,7 +100,7 @@ class _InTrainer(EngineOptimizer):
     """``state_dict()`` names the store and its step, and ``load_state_dict()`` goes on from those."""
 
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
+        state = Groups(self).state_dict()
         state[_REFERENCE] = self._reference()
         return state
 
@@ -129,7 +130,7 @@ class _InTrainer(EngineOptimizer):
                 "the checkpoint's optimizer.pt is another optimizer's, and its moments cannot be "
                 "taken over: give the model its weights, and train without resume_from_checkpoint"
             )
-        super().load_state_dict({k: v for k, v in state_dict.items() if k != _REFERENCE})
+        Groups(self).load_state_dict({k: v for k, v in state_dict.items() if k != _REFERENCE})
         if saved["step"] == 0:
             return
         if saved["store"] is None or self._path is None:
@@ -216,7 +217,7 @@ class EveryStep(TrainerCallback):
             {
                 "format": _FORMAT,
                 "trainer": json.dumps(state),
-                "optimizer": torch.optim.Optimizer.state_dict(self._optimizer),
+                "optimizer": Groups(self._optimizer).state_dict(),
                 "scheduler": self._scheduler.state_dict(),
                 "random": random_states(),
             },
