@@ -233,6 +233,10 @@ def newest_step(trainer: Trainer) -> str | None:
     For ``trainer.train(resume_from_checkpoint=...)``. A checkpoint of that step that is there
     already is replaced: the run may have been killed while it was written.
     """
+    before = trainer.optimizer
+    if before is not None and _unwrapped(before).engine is not None:
+        _unwrapped(before).close()  # an open store tells only what it was opened with
+        trainer.optimizer = None
     optimizer = _unwrapped(trainer.create_optimizer())
     optimizer.open(resume=True)
     assert optimizer.engine is not None

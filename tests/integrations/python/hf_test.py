@@ -275,6 +275,48 @@ def test_a_checkpoint_of_trainers_is_of_its_step_of_the_store(tmp_path):
         trainer_again(12, f"nvme:{tmp_path}/other").train(resume_from_checkpoint=checkpoints[8])
 
 
+def test_the_newest_step_is_that_of_a_trainer_that_has_trained(tmp_path):
+    def trainer_of_steps(name, max_steps):
+        arguments = arguments_of(tmp_path / name, lr_scheduler_type="constant", max_steps=max_steps)
+        made = ziggurat.hf.optimizer(arguments, placement=f"nvme:{tmp_path}/{name}/state")
+        return trainer_of(gpt2().bfloat16(), arguments, made, [ziggurat.hf.EveryStep()])
+
+    parts, whole = trainer_of_steps("parts", 4), trainer_of_steps("whole", 8)
+    assert ziggurat.hf.newest_step(parts) is None
+    assert ziggurat.hf.newest_step(parts) is None
+    parts.train()
+    parts.args.max_steps = 8
+    newest = ziggurat.hf.newest_step(parts)
+    assert newest.endswith("checkpoint-4")
+    parts.train(resume_from_checkpoint=newest)
+    whole.train()
+    for trainer in (parts, whole):
+        of_trainer(trainer).synchronize()
+    assert_same_bits(bits(parts.model), bits(whole.model))
+
+
+def test_evaluation_checkpointing_and_the_best_model(tmp_path):
+    def run(placement, name):
+        saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+        checked = {"eval_strategy": "steps", "eval_steps": 2, "activation_checkpointing": True}
+        arguments = arguments_of(tmp_path / name, **saved, **checked)
+        trainer = transformers.Trainer(
+            gpt2(),
+            arguments,
+            train_dataset=Texts(),
+            eval_dataset=Texts(8),
+            optimizer_cls_and_kwargs=ziggurat.hf.optimizer(arguments, placement=placement),
+        )
+        trainer.train()
+        of_trainer(trainer).close()
+        return logged(trainer, "loss") + logged(trainer, "eval_loss"), bits(trainer.model)
+
+    host, on_host = run("host", "host")
+    nvme, on_nvme = run(f"nvme:{tmp_path}/state", "nvme")
+    assert nvme == host
+    assert_same_bits(on_nvme, on_host)
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
     saved = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     arguments = arguments_of(tmp_path / "out", **saved)

@@ -201,6 +201,27 @@ def generating(model, adamw):
     return values
 
 
+def inferring(model, adamw):
+    optimizer, values = adamw(model.parameters(), lr=3e-3), []
+    for batch in batches(4):
+        values += train(model, optimizer, 1)
+        for training in (False, True):
+            with torch.inference_mode():
+                values.append(loss_of(model.train(training), batch).item())
+    return values
+
+
+def in_parts(model, adamw):
+    """The model itself is not called, nor its last layer, whose weight is used."""
+
+    def loss(model, batch):
+        hidden = model.transformer(batch[:, :-1]).last_hidden_state
+        logits = torch.nn.functional.linear(hidden, model.lm_head.weight).flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten())
+
+    return train(model, adamw(model.parameters(), lr=3e-3), 5, loss)
+
+
 def loading(model, adamw):
     optimizer = adamw(model.parameters(), lr=3e-3)
     model.load_state_dict(gpt2(seed=2).state_dict())
@@ -312,6 +333,8 @@ def penalized(model, adamw):
         freezing,
         averaging,
         generating,
+        inferring,
+        in_parts,
         loading,
         reading,
         adding,
