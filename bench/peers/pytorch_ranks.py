@@ -158,7 +158,11 @@ def main():
         if options.json:
             with open(options.json, "w", encoding="utf-8") as file:
                 json.dump({"version": torch.__version__, "tokens_per_second_median": median, "steps": steps}, file, indent=1)
-    dist.destroy_process_group()
+    # Not destroy_process_group(): on a busy machine one rank was seen to wait for ever in it, or in what came before,
+    # for one that had already left.
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -191,17 +191,21 @@ TEST_P(EngineStep, RefusesGroupsThatAreNotTheModels) {
   dampened[0].dampening = 0.1F;
   std::vector<GroupStep> nesterovs = good;
   nesterovs[0].nesterov = true;
-  const std::vector<GroupStep> few(1);
-  for (const std::vector<GroupStep>& groups :
-       {few, wild, endless, dampened, nesterovs, std::vector<GroupStep>{}}) {
+  const auto refused = [&](const std::vector<GroupStep>& groups, const char* words) {
     try {
       step_with(*rig.engine, grouped, 0, {.groups = groups, .blob = {}});
       ADD_FAILURE() << groups.size() << " groups were taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_THAT(error.what(), HasSubstr("for a model of 2"));
+      EXPECT_THAT(error.what(), HasSubstr(words));
     }
-  }
+  };
+  refused(std::vector<GroupStep>(1), "1 groups of settings for a model of 2");
+  refused({}, "0 groups of settings for a model of 2");
+  refused(wild, "the settings of group 1 make no step: learning rate 0.03, betas 0.8 and 1");
+  refused(endless, "dampening inf");
+  refused(dampened, "the settings of group 0 make no step");
+  refused(nesterovs, ", nesterov: give");
   EXPECT_EQ(step_with(*rig.engine, grouped, 0, {.groups = good, .blob = {}}).generation, 1U);
 }
 
