@@ -38,6 +38,8 @@ RECORD_BYTES = 12  # a parameter, read and written each step
 
 def work(options):
     """One row: a JSON line for each line that is read."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print
     os.environ["DS_ACCELERATOR"] = "cpu"
     import torch
     from pytorch_gpt2 import Gpt2, MixedAdamW, read_text, shape_of
@@ -95,8 +97,6 @@ def work(options):
             finish()
         return loss.item()
 
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print
     for _ in sys.stdin:
         begin = time.perf_counter()
         losses = [step() for _ in range(options.steps)]
@@ -183,6 +183,7 @@ def main():
                 except (OSError, ValueError):
                     last = pathlib.Path(folder, name + ".log").read_text(encoding="utf-8").strip().splitlines()
                     print(f"{name} cannot run: {last[-1] if last else 'no word'}", flush=True)
+                    process.kill()  # it may be at work beside the others
                     del figures[name]
                     continue
                 if number >= 0:
