@@ -195,13 +195,13 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
     }
   }
   const bool direct = options.direct && make_direct(fd, path);
-  close_in_children(fd.get());
 
   const std::lock_guard guard(mutex_);
   const auto free_slot =
       std::find_if(files_.begin(), files_.end(), [](const File& file) { return !file.fd; });
   const int id = static_cast<int>(free_slot - files_.begin());
   if (free_slot == files_.end()) files_.emplace_back();
+  close_in_children(fd.get());
   files_[static_cast<std::size_t>(id)] = {std::move(fd), path, options.lock, direct,
                                           next_serial_++};
   return {id};

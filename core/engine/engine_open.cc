@@ -340,7 +340,7 @@ Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
 }
 
 void EngineImpl::make_sweep(std::uint64_t store_offset) {
-  writes_.emplace(table_->state());
+  if (is_lent()) writes_.emplace(table_->state());
   OptimizerSweep::Settings settings{
       .work_items = plan_.items, .store_offset = store_offset, .before_seal = config_.before_seal};
   OptimizerSweep::Parts parts{
@@ -352,7 +352,7 @@ void EngineImpl::make_sweep(std::uint64_t store_offset) {
       .ranks = storage_->quorum,
       .unit_updated = [this](UnitId unit,
                              std::uint64_t generation) { unit_updated(unit, generation); },
-      .writes = is_lent() ? &*writes_ : nullptr};
+      .writes = writes_ ? &*writes_ : nullptr};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
                                             generation_);
 }

@@ -17,6 +17,7 @@
 #include "base/numerics/typed_value.h"
 #include "base/runtime/for_each.h"
 #include "core/plan/run_plan.h"
+#include "integrations/c/wrong.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
 
@@ -34,8 +35,6 @@ struct StepsHeader {
   std::uint64_t magic = kMagic;
   std::uint64_t params = 0;
 };
-
-Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
 
 ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
   if (params.empty()) throw wrong("a model without parameters");

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "base/closest.h"
-#include "base/error.h"
 #include "core/engine/engine_settings.h"
 #include "integrations/c/open_progress.h"
+#include "integrations/c/wrong.h"
 #include "integrations/deepspeed/config_json.h"
 #include "integrations/deepspeed/setting_json.h"
 
@@ -20,8 +20,6 @@ namespace ziggurat {
 namespace {
 
 using nlohmann::json;
-
-Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
 
 /// What a key is, in the caller's words.
 std::string described(const ConfigSetting& given) {

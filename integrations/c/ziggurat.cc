@@ -16,6 +16,7 @@
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/handles.h"
 #include "integrations/c/settings_json.h"
+#include "integrations/c/wrong.h"
 
 namespace {
 
@@ -24,6 +25,7 @@ using ziggurat::EmbeddedEngine;
 using ziggurat::Error;
 using ziggurat::ErrorCode;
 using ziggurat::TypedSpan;
+using ziggurat::wrong;
 
 /// An engine keeps its runtime, which then cannot be destroyed.
 struct OpenEngine {
@@ -84,8 +86,6 @@ ziggurat_status guarded(const Call& call) noexcept {
     return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
   }
 }
-
-Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
 
 template <class Pointer>
 Pointer required(Pointer pointer, const char* what) {

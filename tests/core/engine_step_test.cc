@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "optimizer/loss_scale.h"
 #include "tests/core/engine_harness.h"
+#include "tests/support/group_settings.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -129,15 +130,10 @@ TEST_P(EngineStep, TakesATrainersOwnGroupsAnewEachStep) {
   for (std::uint64_t step = 0; step < 4; ++step) {
     const std::vector<GroupStep> groups = own_groups(step);
     step_with(*rig.engine, grouped, step, {.groups = groups, .blob = {}});
-    plain.make_scalars = [&](OptimizerStep::Settings settings) {
+    plain.make_scalars = [&](const OptimizerStep::Settings& settings) {
       StepScalars steps;
       for (const GroupStep& group : groups) {
-        settings.learning_rate = group.learning_rate;
-        settings.beta1 = group.beta1;
-        settings.beta2 = group.beta2;
-        settings.eps = group.eps;
-        settings.weight_decay = group.weight_decay;
-        steps.push_back(OptimizerStep::make(settings));
+        steps.push_back(OptimizerStep::make(with_group(settings, group)));
         steps.back().no_decay = steps.back().decay;  // biases decay too
       }
       return steps;
@@ -160,16 +156,14 @@ TEST_P(EngineStep, TakesWhatSgdsGroupsSayAnewEachStep) {
     groups[1].nesterov = step != 2;
     groups[1].maximize = step == 1;
     step_with(*rig.engine, grouped, step, {.groups = groups, .blob = {}});
-    plain.make_scalars = [&](OptimizerStep::Settings settings) {
+    plain.make_scalars = [&](const OptimizerStep::Settings& settings) {
       StepScalars steps;
       for (const GroupStep& group : groups) {
-        settings.learning_rate = group.learning_rate;
-        settings.beta1 = group.beta1;
-        settings.weight_decay = group.weight_decay;
-        settings.dampening = group.dampening;
-        settings.nesterov = group.nesterov;
-        settings.maximize = group.maximize;
-        steps.push_back(OptimizerStep::make(settings));
+        OptimizerStep::Settings own = with_group(settings, group);
+        own.dampening = group.dampening;
+        own.nesterov = group.nesterov;
+        own.maximize = group.maximize;
+        steps.push_back(OptimizerStep::make(own));
         steps.back().no_decay = steps.back().decay;
       }
       return steps;

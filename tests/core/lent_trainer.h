@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "core/engine/lent_engine.h"
 #include "tests/core/engine_harness.h"
+#include "tests/support/group_settings.h"
 #include "tests/support/plain_param.h"
 #include "tests/support/typed_array.h"
 
@@ -132,16 +133,13 @@ class LentTrainer {
     }
   }
   OptimizerStep::Settings settings(const GroupStep& group, std::uint64_t generation) const {
-    return {.rounding = rounding_,
-            .learning_rate = group.learning_rate,
-            .beta1 = group.beta1,
-            .beta2 = group.beta2,
-            .eps = group.eps,
-            .weight_decay = group.weight_decay,
-            .grad_scale = group.grad_scale,
-            .t = group.steps,
-            .seed = kRoundingSeed,
-            .rounding_step = generation};
+    OptimizerStep::Settings its = with_group({}, group);
+    its.rounding = rounding_;
+    its.grad_scale = group.grad_scale;
+    its.t = group.steps;
+    its.seed = kRoundingSeed;
+    its.rounding_step = generation;
+    return its;
   }
 
   ModelSpec model_;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "integrations/c/ziggurat.h"
+#include "tests/support/group_settings.h"
 #include "tests/support/plain_param.h"
 #include "tests/support/scratch_directory.h"
 #include "tests/support/typed_array.h"
@@ -153,14 +154,10 @@ class Embedder : public ::testing::Test {
 
   /// What the kernels are told of a parameter's step `t`.
   OptimizerStep::Settings scalars(std::size_t param, std::uint64_t t, float grad_scale = 1) const {
-    const ziggurat_group& group = groups_[param];
-    return {.learning_rate = group.learning_rate,
-            .beta1 = group.beta1,
-            .beta2 = group.beta2,
-            .eps = group.eps,
-            .weight_decay = group.weight_decay,
-            .grad_scale = grad_scale,
-            .t = t};
+    OptimizerStep::Settings its = with_group({}, groups_[param]);
+    its.grad_scale = grad_scale;
+    its.t = t;
+    return its;
   }
 
   const ScratchDirectory directory_;

@@ -12,7 +12,6 @@ import random
 import signal
 import sys
 import threading
-import warnings
 from pathlib import Path
 
 try:
@@ -21,6 +20,7 @@ try:
     import pytest
     import torch
     import transformers
+    from forked_runs import forked_runs
     from language_models import assert_same_bits, batches, bits, gpt2, llama, loss_of
     from transformers import trainer_callback, trainer_optimizer
 except ImportError as missing:
@@ -189,20 +189,6 @@ def run(folder: Path, path: str, build, more, stop=None) -> None:
     optimizer.close()
 
 
-def ended(*arguments) -> int:
-    """`run` in a process of its own."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                run(*arguments)
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def lora():
     torch.manual_seed(2)
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)
@@ -223,16 +209,17 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(build, more, tmp_path):
     two.mkdir()
     whole, parts = str(one / "end.pt"), str(two / "end.pt")
     more = more | {"max_steps": 20, "logging_steps": 4}
-    assert ended(one, whole, build, more) == 0
-    draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
-    for _ in range(int(os.environ.get("ZIGGURAT_KILLS", "10")) // 2):
-        stop = Killed(draw.randint(1, 5), draw.uniform(0, 0.1))
-        status = ended(two, parts, build, more, stop)
-        if status == 0:  # it came to its end before
-            break
-        assert status == -signal.SIGKILL
-    if status != 0:
-        assert ended(two, parts, build, more) == 0
+    with forked_runs() as runs:
+        assert runs.status_of(runs.started(run, one, whole, build, more)) == 0
+        draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
+        for _ in range(int(os.environ.get("ZIGGURAT_KILLS", "10")) // 2):
+            stop = Killed(draw.randint(1, 5), draw.uniform(0, 0.1))
+            status = runs.status_of(runs.started(run, two, parts, build, more, stop))
+            if status == 0:  # it came to its end before
+                break
+            assert status == -signal.SIGKILL
+        if status != 0:
+            assert runs.status_of(runs.started(run, two, parts, build, more)) == 0
     resumed = (two / "resumed").read_text().split()
     assert any("checkpoint-" in line for line in resumed), resumed
     for a, b in zip(torch.load(whole), torch.load(parts), strict=True):

@@ -273,25 +273,24 @@ def with_a_closure(model, adamw):
     return values
 
 
-def keeping_zeros(model, adamw):
-    optimizer, values = adamw(model.parameters(), lr=3e-3), []
+def clearing(model, optimizer, clear):
+    values = []
     for batch in batches(4):
         loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)  # while the step is under way
+        clear()  # while the step is under way
         values.append(loss.item())
     return values
+
+
+def keeping_zeros(model, adamw):
+    optimizer = adamw(model.parameters(), lr=3e-3)
+    return clearing(model, optimizer, lambda: optimizer.zero_grad(set_to_none=False))
 
 
 def without_zero_grad(model, adamw):
-    optimizer, values = adamw(model.parameters(), lr=1e-3), []
-    for batch in batches(4):
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        values.append(loss.item())
-    return values
+    return clearing(model, adamw(model.parameters(), lr=1e-3), lambda: None)
 
 
 def failing_backwards(model, adamw):

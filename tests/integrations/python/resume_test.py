@@ -7,14 +7,15 @@ often the run is killed (20).
 
 import os
 import random
+import shutil
 import signal
 import sys
 import time
-import warnings
 
 try:
     import pytest
     import torch
+    from forked_runs import forked_runs
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -73,57 +74,32 @@ def run(directory: str, path: str, placement: str, stop_after: int | None = None
     optimizer.close()
 
 
-def started(*arguments) -> int:
-    """A process of its own that runs `run`."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                run(*arguments)
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-def ended(child: int, within: float | None = None) -> int | None:
-    """Its status; None if it still runs after `within` seconds."""
-    until = None if within is None else time.monotonic() + within
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG if until else 0)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        if until and time.monotonic() > until:
-            return None
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize("placement", ["plain", "model"])
 def test_a_run_that_was_killed_again_and_again_has_the_bits_of_one_that_was_not(
     placement, tmp_path
 ):
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
     whole, parts = str(tmp_path / "whole.pt"), str(tmp_path / "parts.pt")
-    begun = time.monotonic()
-    assert ended(started(str(tmp_path / "one"), whole, placement)) == 0
-    took = time.monotonic() - begun
     draw = random.Random(int(os.environ.get("ZIGGURAT_SEED", "1")))
     kills = int(os.environ.get("ZIGGURAT_KILLS", "20")) // 2
     killed = 0
-    while killed < kills:
-        child = started(str(tmp_path / "two"), parts, placement)
-        status = ended(child, within=draw.uniform(0.05, 0.9 * took))
-        if status is not None:  # it came to its end: the next run begins anew
-            assert status == 0
+    with forked_runs() as runs:
+        begun = time.monotonic()
+        assert runs.status_of(runs.started(run, one, whole, placement)) == 0
+        took = time.monotonic() - begun
+        while killed < kills:
+            child = runs.started(run, two, parts, placement)
+            status = runs.status_of(child, within=draw.uniform(0.05, 0.9 * took))
+            if status is None:
+                status = runs.status_after_kill(child)
+            if status == -signal.SIGKILL:
+                killed += 1
+                continue
+            assert status == 0  # it came to its end: the next run begins anew
             compare(whole, parts)
-            for file in (tmp_path / "two").iterdir():
-                file.unlink()
+            shutil.rmtree(two)
             os.unlink(parts)
-            continue
-        os.kill(child, signal.SIGKILL)
-        assert ended(child) == -signal.SIGKILL
-        killed += 1
-    assert ended(started(str(tmp_path / "two"), parts, placement)) == 0
+        assert runs.status_of(runs.started(run, two, parts, placement)) == 0
     compare(whole, parts)
 
 

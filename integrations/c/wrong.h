@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/wrong.h: what the caller got wrong.
+#pragma once
+
+#include <string>
+
+#include "base/error.h"
+
+namespace ziggurat {
+
+inline Error wrong(const std::string& message) { return {ErrorCode::kInvalidArgument, message}; }
+
+}  // namespace ziggurat
