@@ -33,8 +33,9 @@ enum class IoPriority : std::uint8_t {
   kDemand,     ///< someone waits for it now
   kPrefetch,   ///< someone will
   kWriteBack,  ///< nobody does; memory and the step's end do
+  kDurable,    ///< the step's end alone does
 };
-inline constexpr std::size_t kIoPriorities = 3;
+inline constexpr std::size_t kIoPriorities = 4;
 
 /// One raw transfer. The caller owns it and keeps it and its memory alive until `complete` was
 /// called.

@@ -10,7 +10,7 @@
   ds-cpu   DeepSpeed, ZeRO-2, optimizer in RAM
   ds-nvme  DeepSpeed, ZeRO-3, optimizer on NVMe
 
-    python3 bench/peers/optimizers.py --data TEXT --store DIR [--tokens-per-step 512] [--rounds 10] [--steps 3] [--row NAME]...
+    python3 bench/peers/optimizers.py --data TEXT --store DIR [--tokens-per-step 512] [--rounds 10] [--steps 8] [--row NAME]...
 
 Each row is a process that makes `--steps` steps in its turn, and waits in between. Prints, for each row, the median over the
 rounds of its seconds a step, and of its ratio to `plain` and to `compute` in the same round, with the interval that holds the
@@ -80,9 +80,8 @@ def work(options):
     else:
         model.bfloat16()
 
-        def finish():
-            for param in model.parameters():
-                param.grad = None
+        def finish():  # gradients are kept through the next forward, as an optimizer beside it needs them
+            pass
 
     def step():
         starts = torch.randint(len(text) - 256, (options.tokens_per_step // 256,))
@@ -93,6 +92,8 @@ def work(options):
             engine.step()
         else:
             loss = model(rows[:, :-1], rows[:, 1:], False)
+            if name == "compute":
+                model.zero_grad()
             loss.backward()
             finish()
         return loss.item()
@@ -101,6 +102,9 @@ def work(options):
         begin = time.perf_counter()
         losses = [step() for _ in range(options.steps)]
         seconds = (time.perf_counter() - begin) / options.steps
+        if name == "nvme":
+            optimizer.synchronize()
+            optimizer.engine.make_durable()  # not beside the next row
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps({"seconds": seconds, "loss": losses[-1], "peak_bytes": peak}), file=answer, flush=True)
 
@@ -150,7 +154,7 @@ def main():
     parser.add_argument("--store", required=True, help="a directory on the drive to train over")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=3, help="of a row in a round")
+    parser.add_argument("--steps", type=int, default=8, help="of a row in a round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens-per-step", type=int, default=512)
     parser.add_argument("--host-memory", default="512MiB", help="of nvme")

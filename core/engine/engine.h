@@ -75,6 +75,9 @@ struct StepOptions {
                                     ///< durable with this step; at most as the config says
   /// It comes later (LentEngine::give_blob), and the step is not durable before.
   bool blob_follows = false;
+  /// LentEngine: step() returns only when every unit is updated whose state is in memory. For a
+  /// trainer that computes on the workers' cores: a forward beside updates waits for both.
+  bool update_at_once = false;
 };
 
 struct StepResult {

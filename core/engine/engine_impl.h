@@ -166,6 +166,7 @@ class EngineImpl final : public LentEngine {
   void require_lent(UnitId unit, const char* call, std::uint64_t count) const;
   void widen_params(ChunkId id, std::span<float> masters) const;
   void require_blob_given(const char* call) const;
+  Task<> updated_from_memory();
   Task<StepResult> finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                     const StepOptions& options);
 

@@ -172,8 +172,20 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   begin_step();
   checkpoint_awaits_ = checkpoint && blob_awaited_;
   if (checkpoint && !blob_awaited_) begin_checkpoint();
+  if (options.update_at_once) co_await updated_from_memory();
   co_return StepResult{.generation = generation_,
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
+}
+
+/// Of every unit whose records are in memory.
+Task<> EngineImpl::updated_from_memory() {
+  const auto in_memory = [&](UnitId u) {
+    const UnitChunks& chunks = table_->unit(u);
+    const ChunkId last = chunks.first_chunk + chunks.chunk_count - 1;
+    return records_->resident() || (kept_->keeps(chunks.first_chunk) && kept_->keeps(last));
+  };
+  for (UnitId u = 0; u < table_->unit_count(); ++u)
+    if (in_memory(u)) co_await cache_->wait_updated(u);
 }
 
 void EngineImpl::require_blob_given(const char* call) const {

@@ -268,6 +268,7 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
     StepOptions options{.blob = blob};
     options.groups = groups;
     options.blob_follows = step.blob_follows;
+    options.update_at_once = step.update_at_once;
     result = engine_->step(gradients, options);
   } catch (...) {
     steps_ = before;

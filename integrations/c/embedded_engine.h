@@ -39,6 +39,7 @@ struct EmbeddedStep {
   float grad_scale = 1;
   std::span<const std::byte> blob;
   bool blob_follows = false;
+  bool update_at_once = false;
 };
 
 /// Thread-safe: its calls are made one after the other.

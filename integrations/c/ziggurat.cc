@@ -197,9 +197,13 @@ ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& g
   for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
     step.groups.push_back({.step = group_of(group), .lr_decay = group.lr_decay});
   }
-  if ((given.flags & ~ZIGGURAT_BLOB_FOLLOWS) != 0)
-    throw wrong(fmt::format("options.flags {:#x}: ZIGGURAT_BLOB_FOLLOWS is known", given.flags));
+  if ((given.flags & ~(ZIGGURAT_BLOB_FOLLOWS | ZIGGURAT_UPDATE_AT_ONCE)) != 0) {
+    throw wrong(fmt::format(
+        "options.flags is {:#x}: give ZIGGURAT_BLOB_FOLLOWS, ZIGGURAT_UPDATE_AT_ONCE, both or none",
+        given.flags));
+  }
   step.blob_follows = (given.flags & ZIGGURAT_BLOB_FOLLOWS) != 0;
+  step.update_at_once = (given.flags & ZIGGURAT_UPDATE_AT_ONCE) != 0;
   if (given.grad_scale != 0) step.grad_scale = given.grad_scale;
   step.blob = blob_of(given.blob, given.blob_bytes);
   return engine.step(step);

@@ -117,13 +117,16 @@ typedef struct ziggurat_group {
 /// The blob is given after the step, by ziggurat_give_blob(); until then the step is not durable,
 /// and neither ziggurat_step() nor ziggurat_make_durable() is called.
 #define ZIGGURAT_BLOB_FOLLOWS 1u
+/// ziggurat_step() returns only when every parameter is updated whose state is in memory. For a
+/// caller that computes on the same cores: a forward beside updates is slowed down by both.
+#define ZIGGURAT_UPDATE_AT_ONCE 2u
 
 typedef struct ziggurat_step_options {
   uint32_t struct_size;
   uint32_t group_count;          ///< one more than the largest ziggurat_param.group
   const ziggurat_group* groups;  ///< an array of them
   float grad_scale;     ///< multiplies every gradient, beside its own scale; 0: nothing does
-  uint32_t flags;       ///< ZIGGURAT_BLOB_FOLLOWS, or 0
+  uint32_t flags;       ///< of ZIGGURAT_BLOB_FOLLOWS and ZIGGURAT_UPDATE_AT_ONCE
   const void* blob;     ///< the caller's own state, copied, made durable with this step
   uint64_t blob_bytes;  ///< at most 1 MiB
 } ziggurat_step_options;

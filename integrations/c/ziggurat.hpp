@@ -116,14 +116,14 @@ class Engine {
   }
   void param_written(std::uint64_t param) { check(ziggurat_param_written(handle_, param)); }
 
-  /// Returns the generation that the step makes.
+  /// Returns the generation that the step makes. `flags`: ziggurat_step_options'.
   std::uint64_t step(const std::vector<ziggurat_group>& groups, float grad_scale = 1,
-                     const std::string& blob = {}, bool blob_follows = false) {
+                     const std::string& blob = {}, std::uint32_t flags = 0) {
     auto options = ZIGGURAT_INIT(ziggurat_step_options);
     options.group_count = static_cast<std::uint32_t>(groups.size());
     options.groups = groups.data();
     options.grad_scale = grad_scale;
-    options.flags = blob_follows ? ZIGGURAT_BLOB_FOLLOWS : 0;
+    options.flags = flags;
     options.blob = blob.data();
     options.blob_bytes = blob.size();
     auto result = ZIGGURAT_INIT(ziggurat_step_result);

@@ -100,11 +100,13 @@ constexpr DriveQueueOptions kOneBlock{.outstanding_bytes_max = kBlock, .overtake
 constexpr auto kDemand = IoPriority::kDemand;
 constexpr auto kPrefetch = IoPriority::kPrefetch;
 constexpr auto kWriteBack = IoPriority::kWriteBack;
+constexpr auto kDurable = IoPriority::kDurable;
 
 TEST_F(DriveQueueTest, WhatSomeoneWaitsForOvertakesPrefetchAndPrefetchWriteBack) {
   make(kOneBlock);
   run([&] {
     write("first", kWriteBack);
+    write("durable", kDurable);
     write("back 1", kWriteBack);
     read("prefetch 1", kPrefetch);
     write("back 2", kWriteBack);
@@ -113,7 +115,7 @@ TEST_F(DriveQueueTest, WhatSomeoneWaitsForOvertakesPrefetchAndPrefetchWriteBack)
     read("demand 2", kDemand);
   });
   EXPECT_THAT(order, ElementsAre("first", "demand 1", "demand 2", "prefetch 1", "prefetch 2",
-                                 "back 1", "back 2"));
+                                 "back 1", "back 2", "durable"));
 }
 
 TEST_F(DriveQueueTest, ASyncWaitsForNobody) {
@@ -159,7 +161,7 @@ TEST_F(DriveQueueTest, TheDriveIsNeverGivenMoreThanTheCap) {
   };
   run([&] {
     for (std::uint32_t i = 0; i < 300; ++i) {
-      const auto priority = static_cast<IoPriority>(i % 3);
+      const auto priority = static_cast<IoPriority>(i % kIoPriorities);
       submit("any", i % 2 == 0 ? IoKind::kRead : IoKind::kWrite, priority, 1 + i % 7).then = look;
       look();
     }
@@ -248,7 +250,7 @@ TEST_F(DriveQueueTest, ItsEndCancelsWhatWaitsAndLeavesTheRestToTheEngineInside) 
   // A drive that hangs, and cancels when it goes.
   faults->plan(Fault::slow(FaultPoint::kRead, std::chrono::hours(1)).from_then_on());
   run([&] {
-    for (int i = 0; i < 20; ++i) read("op", static_cast<IoPriority>(i % 3));
+    for (int i = 0; i < 20; ++i) read("op", static_cast<IoPriority>(i % kIoPriorities));
     EXPECT_EQ(queue->in_flight(), 20u);
     EXPECT_EQ(faults->in_flight(), 4u);
     queue.reset();

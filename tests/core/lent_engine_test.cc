@@ -344,6 +344,27 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   EXPECT_TRUE(trainer_.same());
 }
 
+TEST_F(LentCalls, UpdateAtOnceWhatIsInMemory) {
+  for (const Where where : {Where::kMemory, Where::kNvme}) {
+    const auto engine = open(config_of(kUsual, where, directory_));  // all records fit
+    for (int i = 0; i < 5; ++i) {
+      trainer_.step(*engine, {.left_out = {}, .update_at_once = true});
+      ASSERT_TRUE(trainer_.same()) << "not waited for, step " << i;
+    }
+    engine->wait_all_updated();
+    trainer_ = LentTrainer(model_, StateKind{});
+  }
+}
+
+TEST_F(LentCalls, UpdateAtOnceDoesNotWaitForTheDrive) {
+  EngineConfig config = config_of(kUsual, Where::kNvme, directory_);
+  config.host_budget_bytes = smallest_budget(model_, config);
+  const auto engine = open(config);
+  for (int i = 0; i < 3; ++i) trainer_.step(*engine, {.left_out = {}, .update_at_once = true});
+  engine->wait_all_updated();
+  EXPECT_TRUE(trainer_.same());
+}
+
 TEST_F(LentCalls, TakeABlobThatNoStepAwaitsForAMistake) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
   EXPECT_THAT(refusal([&] { engine->give_blob({}); }), HasSubstr("awaits none"));

@@ -34,6 +34,7 @@ inline ModelSpec lent_model(const std::vector<std::int64_t>& counts, DType dtype
 struct LentStep {
   std::set<UnitId> left_out{};
   std::set<UnitId> written{};
+  bool update_at_once = false;
 };
 
 class LentTrainer {
@@ -64,6 +65,7 @@ class LentTrainer {
     const std::vector<TypedSpan<const std::byte>> gradients = lent_gradients();
     StepOptions options{.blob = {}};
     options.groups = groups;
+    options.update_at_once = its.update_at_once;
     const StepResult result = engine.step(gradients, options);
     for (UnitId u = 0; u < plain_.size(); ++u) {
       if (its.left_out.contains(u)) continue;

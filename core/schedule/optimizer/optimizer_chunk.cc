@@ -238,8 +238,10 @@ Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
   const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
+  // The work items of the others are what reads wait for; a kept record only has to be durable.
+  const IoPriority priority = parts_.kept.keeps(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
   co_await parts_.store->write(id, pass.generation + settings_.store_offset, record, hash,
-                               IoPriority::kWriteBack);
+                               priority);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
 }
 

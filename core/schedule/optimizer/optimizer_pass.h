@@ -13,7 +13,7 @@
 
 namespace ziggurat {
 
-struct OptimizerSweep::Pass {
+struct OptimizerSweep::Pass : std::enable_shared_from_this<Pass> {
   /// What has become of the step. Until it is earned, whatever was updated for it is a guess, which
   /// can be taken back.
   enum class State : std::uint8_t {
@@ -74,6 +74,7 @@ struct OptimizerSweep::Pass {
   std::size_t chunks_left;    // not yet updated with the right step
   std::size_t records_left;   // not yet written
   std::size_t under_way = 0;  // coroutines
+  std::size_t begun = 0;      // those of them that stand in the way of others
   std::vector<std::uint32_t> unit_chunks_left;
   std::vector<Stage> stages;     // per chunk
   std::vector<ChunkId> guessed;  // updated while the pass was open

@@ -128,13 +128,14 @@ void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
   const bool again = pass->stages[id] == Pass::Stage::kGuessed;
   pass->stages[id] = Pass::Stage::kUnderWay;
   if (pass->under_way++ == 0) pass->idle.reset();
+  ++pass->begun;
   context_.spawn(again ? remake_chunk(pass, id) : update_chunk(pass, id, std::move(lease)));
 }
 
 /// As many as there is room for. Never waited for by another pass's chunks, nor by one of this
 /// pass: each ends by itself.
 void OptimizerSweep::start_more(const PassPtr& pass) {
-  while (pass->under_way < chunks_at_once_) {
+  while (pass->begun < chunks_at_once_) {
     const std::optional<ChunkId> id = next_chunk(*pass);
     if (!id) return;
     start_chunk(pass, *id, {});
@@ -219,8 +220,19 @@ Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made
   pass->stages[id] = open ? Pass::Stage::kGuessed : Pass::Stage::kEnded;
   if (made && record_made(*pass, id)) co_await seal(pass);
   --pass->under_way;
-  start_more(pass);
+  leave(*pass, item);
   if (pass->under_way == 0) pass->idle.set();
+}
+
+/// It is updated. A kept record takes no work item: others need not wait until it is written.
+void OptimizerSweep::make_way(Pass& pass, ChunkId id, Item& item) {
+  if (parts_.kept.keeps(id)) leave(pass, item);
+}
+
+void OptimizerSweep::leave(Pass& pass, Item& item) {
+  if (!std::exchange(item.begun, false)) return;
+  --pass.begun;
+  start_more(pass.shared_from_this());
 }
 
 /// True if it was the last.
@@ -265,6 +277,7 @@ Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
   std::uint64_t hash = 0;
   co_await update(pass, id, item, hash);
   updated(pass, id);
+  make_way(pass, id, item);
   co_await write(pass, id, item, hash);
 }
 
@@ -274,6 +287,7 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
   co_await update(pass, id, item, hash);
   if (pass.state == Pass::State::kOpen) pass.guessed.push_back(id);
   if (pass.state == Pass::State::kEarned) updated(pass, id);
+  make_way(pass, id, item);
   // The generation before must be durable before a byte of this one is written, and by then the
   // guess may be refuted.
   if (!pass.refuted() && pass.previous) co_await pass.previous->done.wait();

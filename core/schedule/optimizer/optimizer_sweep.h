@@ -118,6 +118,7 @@ class OptimizerSweep {
     std::span<std::byte> memory{};  ///< record, parameters, gradient: those that are on NVMe
     bool known = false;             ///< the record needs no verification
     bool param_not_read = false;    ///< the parameter it begins with is at home, as it was
+    bool begun = true;              ///< counts in Pass::begun
   };
 
   // optimizer_sweep.cc
@@ -130,6 +131,8 @@ class OptimizerSweep {
   Task<> update_chunk(PassPtr pass, ChunkId id, Lease lease);
   Task<> remake_chunk(PassPtr pass, ChunkId id);
   Task<> end_chunk(PassPtr pass, ChunkId id, Item& item, bool made);
+  void make_way(Pass& pass, ChunkId id, Item& item);
+  void leave(Pass& pass, Item& item);
   Task<bool> make_record(Pass& pass, ChunkId id, Item& item);
   Task<bool> judged_record(Pass& pass, ChunkId id, Item& item, bool guessed);
   bool record_made(Pass& pass, ChunkId id);

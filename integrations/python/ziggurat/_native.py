@@ -118,7 +118,7 @@ class _State(ctypes.Structure):
 
 _HANDLE = _INDEX = ctypes.c_uint64
 _ALL_PARAMS = 2**64 - 1
-_BLOB_FOLLOWS = 1
+_BLOB_FOLLOWS, _UPDATE_AT_ONCE = 1, 2  # bits of _StepOptions.flags
 _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_runtime_create": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
     "ziggurat_runtime_destroy": [_HANDLE],
@@ -350,8 +350,12 @@ class Engine:
         grad_scale: float = 1.0,
         blob: bytes = b"",
         blob_follows: bool = False,
+        update_at_once: bool = False,
     ) -> int:
-        """Begins the step, and returns its generation: parameters are written until wait()."""
+        """Begins the step, and returns its generation: parameters are written until wait().
+
+        `update_at_once`: those whose state is in memory are updated when this returns.
+        """
         array = (_Group * len(groups))(
             *(
                 _sized(
@@ -373,7 +377,7 @@ class Engine:
             group_count=len(groups),
             groups=array,
             grad_scale=grad_scale,
-            flags=_BLOB_FOLLOWS if blob_follows else 0,
+            flags=_BLOB_FOLLOWS * blob_follows + _UPDATE_AT_ONCE * update_at_once,
             blob=blob or None,
             blob_bytes=len(blob),
         )

@@ -133,7 +133,8 @@ class Opened:
                 index, _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.numel(), gradient.scale
             )
             lent[index] = (tensor, self.params[index].detach())
-        self.engine.step(groups[: self._group_count], blob_follows=blob_follows)
+        # Workers in the next forward would take turns with PyTorch's own threads.
+        self.engine.step(groups[: self._group_count], blob_follows=blob_follows, update_at_once=True)
         self._lent = lent
         self._expecting = self.loaded = False
         return True

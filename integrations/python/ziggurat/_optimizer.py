@@ -144,6 +144,9 @@ class EngineOptimizer(StateDicts):
         new = [one for one in self._named() if one[1].requires_grad and one[1] not in self._place]
         if not new:
             return
+        # Updates are made in this order: the model's, whose forward waits for them.
+        place = {param: i for i, param in enumerate(self._names)}
+        new.sort(key=lambda one: place.get(one[1], len(place)))
         if self._closed:
             raise InvalidArgument("the optimizer is closed, and its state gone: make a new one")
         if self._resume is not None:

@@ -94,8 +94,8 @@ TEST_F(CInterface, RefusesCallsThatMakeNoSenseAndGoesOn) {
   one_group.group_count = 1;
   EXPECT_REFUSED(step(one_group), "1 groups of settings, and the parameters are in 2");
   ziggurat_step_options flagged = options();
-  flagged.flags = 2;
-  EXPECT_REFUSED(step(flagged), "options.flags 0x2");
+  flagged.flags = 4 | ZIGGURAT_UPDATE_AT_ONCE;
+  EXPECT_REFUSED(step(flagged), "options.flags is 0x6");
   const TypedArray before = values_[0];
   EXPECT_EQ(updated(0), before);
   ASSERT_DONE(step());

@@ -251,7 +251,8 @@ class Caller {
     options.groups = one_in(50) ? nullptr : groups.data();
     options.group_count = one_in(10) ? static_cast<std::uint32_t>(random_() % 3) : 1;
     options.grad_scale = one_in(3) ? 2.0F : (one_in(20) ? kNaN : 0.0F);
-    options.flags = one_in(8) ? ZIGGURAT_BLOB_FOLLOWS : (one_in(50) ? 6U : 0U);
+    options.flags = (one_in(8) ? ZIGGURAT_BLOB_FOLLOWS : 0U) |
+                    (one_in(4) ? ZIGGURAT_UPDATE_AT_ONCE : 0U) | (one_in(50) ? 4U : 0U);
     options.blob = blob_.data();
     options.blob_bytes = blob_bytes();
     ziggurat_step_result result = ZIGGURAT_INIT(ziggurat_step_result);
