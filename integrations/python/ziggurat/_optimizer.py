@@ -13,9 +13,17 @@ from typing import Any
 import torch
 
 from ziggurat._gradient import GradientHooks
-from ziggurat._native import Engine, GroupStep, InvalidArgument, Unimplemented, ZigguratError
+from ziggurat._native import (
+    Engine,
+    GroupStep,
+    InvalidArgument,
+    ResourceExhausted,
+    Unimplemented,
+    ZigguratError,
+)
 from ziggurat._opened import Opened
-from ziggurat._state import StateDicts
+from ziggurat._placement import fits_host, parsed, say, state_bytes
+from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
@@ -33,16 +41,6 @@ def from_zero(**arguments: float) -> None:
             raise InvalidArgument(f"{name} is a tensor of {value.numel()} elements: give one")
         if not value >= 0:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
-
-
-def _where(placement: str) -> tuple[str, str | None]:
-    """The tier, and the directory that was named."""
-    if placement == "host":
-        return "host", None
-    tier, _, path = placement.partition(":")
-    if tier == "nvme" and path:
-        return "nvme", path
-    raise InvalidArgument(f'placement="{placement}": "host", or "nvme:/path" with a directory')
 
 
 class EngineOptimizer(StateDicts):
@@ -69,13 +67,12 @@ class EngineOptimizer(StateDicts):
                 raise TypeError(f"{type(self).__name__}() has no argument '{flag}'")
             if value:
                 warnings.warn(f"{flag}={value} changes nothing: the engine updates", stacklevel=3)
-        self.placement = placement
-        self._tier, self._path = _where(placement)
+        self.placement = placement  #: with "auto": from the first open() on what was chosen
+        self._tier, self._path = parsed(placement)
         self._threads = threads or torch.get_num_threads()
         self._settings: dict[str, Any] = {
             "optimizer": self._kind,
             "state_format": state_format,
-            "placement": f"optimizer={self._tier}",
             "progress": sys.stderr.isatty(),
         }
         if host_memory is not None:
@@ -155,18 +152,61 @@ class EngineOptimizer(StateDicts):
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
         self._hooks.attach((name, param) for name, param, _ in self._named())
-        settings = self._settings | {"resume": "auto" if resume else "new"}
-        if self._path is not None:
-            added = f"/added-{len(self._opened)}" if self._opened else ""
-            settings["store"] = self._path + added
-        names, params, groups = zip(*new, strict=True)
-        opened = Opened(params, names, groups, self._hooks, self._threads, settings)
+        if resume and self._tier == "auto":
+            self.need_store("open(resume=True)")
+        if self._tier == "auto":
+            opened = self._open_auto(new)
+        else:
+            opened = self._open(new, self._path, resume)
         if not self._opened:
             self._figures = opened.engine.figures()
         self._opened.append(opened)
-        for index, param in enumerate(params):
+        for index, param in enumerate(opened.params):
             self._place[param] = (opened, index)
         self._give_loaded(opened)
+
+    def _open(
+        self, new: list[tuple[str, torch.Tensor, int]], path: str | None, resume: bool = False
+    ) -> Opened:
+        settings = self._settings | {"resume": "auto" if resume else "new"}
+        settings["placement"] = "optimizer=host" if path is None else "optimizer=nvme"
+        if path is not None:
+            added = f"/added-{len(self._opened)}" if self._opened else ""
+            settings["store"] = path + added
+        names, params, groups = zip(*new, strict=True)
+        return Opened(params, names, groups, self._hooks, self._threads, settings)
+
+    def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
+        """Where the state fits; what is added later goes to the same tier."""
+        if fits_host(self._state_bytes(param for _, param, _ in new), self._path):
+            try:
+                opened = self._open(new, None)
+                self._tier = self.placement = "host"
+                self._path = None
+                return opened
+            except ResourceExhausted as error:  # a budget that was given, or a limit of the process
+                if self._path is None:
+                    raise
+                say(f"nvme:{self._path}", f"host memory was refused: {error}")
+        opened = self._open(new, self._path)
+        self.need_store("open()")
+        return opened
+
+    def _state_bytes(self, params: Iterable[torch.Tensor]) -> int:
+        counts = (param.numel() for param in params)
+        return state_bytes(counts, self._settings["state_format"], len(MOMENTS[self._kind]))
+
+    def need_store(self, who: str) -> None:
+        """For what has no use without one: "auto" is its directory from now on.
+
+        Errors: InvalidArgument where none was named.
+        """
+        if self._path is None:
+            raise InvalidArgument(
+                f'{who}: with placement="{self.placement}" no step is durable: give "nvme:/path", '
+                'or "auto:/path", which is the same here'
+            )
+        self._tier, self.placement = "nvme", f"nvme:{self._path}"
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

@@ -87,10 +87,7 @@ class Resume:
     ) -> None:
         if optimizer.engine is not None:
             raise InvalidArgument("Resume comes before the optimizer's first step()")
-        if optimizer.placement == "host":
-            raise InvalidArgument(
-                'Resume: with placement="host" nothing is durable: give "nvme:/path"'
-            )
+        optimizer.need_store("Resume")
         self._optimizer = optimizer
         self._loader = loader
         # The state itself is the store's.
@@ -101,7 +98,7 @@ class Resume:
         self.batch = 0  #: batches of this pass that are consumed
         self._at_epoch: dict[str, Any] | None = None  # random states before iter(loader)
         self._then: dict[str, Any] | None = None  # those to go on with, once the place is found
-        self._awaited = False
+        self.awaited = False  #: the newest step's state is not known yet
         optimizer.open(resume=True)
         engine = optimizer.engine
         assert engine is not None
@@ -195,13 +192,13 @@ class Resume:
 
     def after_step(self) -> None:
         """The optimizer has made a step; what belongs to it is not yet known."""
-        self._awaited = True
+        self.awaited = True
 
     def before_step(self) -> None:
         """Nothing more belongs to the newest step."""
-        if not self._awaited:
+        if not self.awaited:
             return
         engine = self._optimizer.engine
         assert engine is not None
         engine.give_blob(self._state())
-        self._awaited = False
+        self.awaited = False

@@ -8,12 +8,14 @@ next step, as a whole: a process that is killed before leaves the generation tha
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._memory import free_bytes, size_text
+from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
 from ziggurat._opened import Opened
 
 MOMENTS = {
@@ -38,11 +40,22 @@ class StateDicts(torch.optim.Optimizer):
     _place: dict[torch.Tensor, tuple[Opened, int]]
     _order: list[torch.Tensor]
     _resume: Any
+    #: What helps where a reference is refused.
+    _other_store = (
+        "a store keeps its newest generation only: load the checkpoint that was saved then; "
+        'state="full" saves all'
+    )
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         raise NotImplementedError
 
     def open(self, *, resume: bool = False) -> None:
+        raise NotImplementedError
+
+    def need_store(self, who: str) -> None:
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
         raise NotImplementedError
 
     def _keep_state_in(self, where: str) -> None:
@@ -55,6 +68,8 @@ class StateDicts(torch.optim.Optimizer):
                 'placement="nvme:/path", or state="full"'
             )
         self._by_reference = where == "store"
+        if self._by_reference:
+            self.need_store('state="store"')
         self._to_load: dict[torch.Tensor, Entry] = {}  # of parameters that no engine has yet
 
     # Reading
@@ -79,13 +94,15 @@ class StateDicts(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As ``torch.optim``'s, with every parameter's state (:meth:`state_of`), in memory.
 
-        With ``state="store"`` it names the store and its generation instead, which
-        ``load_state_dict()`` goes on from as long as the store is at that generation. State that
-        was loaded is in no store before the next step, so until then it is here.
+        With ``state="store"`` it is :meth:`reference` instead. State that was loaded is in no
+        store before the next step, so until then it is here. Errors: ResourceExhausted where the
+        state does not fit the memory that is free.
         """
         loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
         if self._by_reference and not loaded:
-            return super().state_dict() | {_REFERENCE: self._store_reference()}
+            return self.reference()
+        places = self._place.items()
+        self.look_at_memory(p for p, (opened, i) in places if opened.engine.steps_of(i) > 0)
         try:
             for param in self._order:
                 if state := self.state_of(param):
@@ -94,12 +111,45 @@ class StateDicts(torch.optim.Optimizer):
         finally:
             self.state.clear()
 
-    def _store_reference(self) -> dict[str, Any]:
+    def look_at_memory(self, params: Iterable[torch.Tensor]) -> None:
+        """Errors: ResourceExhausted where the whole state of `params` does not fit beside what is
+        there: the kernel would end the process in mid-save."""
+        moments = len(MOMENTS[self._kind])
+        needed = sum(4 * p.numel() * (moments + (p.dtype != torch.float32)) for p in params)
+        if needed > (free := free_bytes()):
+            raise ResourceExhausted(
+                f"state_dict(): the whole state takes {size_text(needed)} of memory beside the "
+                f"optimizer's own, and {size_text(free)} are free: with placement=\"nvme:/path\", "
+                'state="store" saves the store\'s name instead'
+            )
+
+    def reference(self) -> dict[str, Any]:
+        """A state dict that names the store, its generation and a checksum of the parameters.
+
+        ``load_state_dict()`` goes on from it as long as the store is at that generation.
+        """
+        self.synchronize()
         for opened in self._opened:
-            if self._resume is None:  # with it, a step is durable once the loop goes on
+            # With Resume, a step is durable once the loop goes on.
+            if self._resume is None or not self._resume.awaited:
                 opened.engine.make_durable()
-        generations = [opened.engine.generation for opened in self._opened]
-        return {"store": os.path.abspath(str(self._path)), "generations": generations}
+        reference = {
+            "store": os.path.abspath(str(self._path)),
+            "generations": self._generations(),
+            "checksum": self._checksum(),
+        }
+        return Groups(self).state_dict() | {_REFERENCE: reference}
+
+    def _generations(self) -> list[int]:
+        return [opened.engine.generation for opened in self._opened]
+
+    def _checksum(self) -> int:
+        """Of all parameters: stores of two runs may be at the same generation."""
+        checksum = 0
+        for param in self._place:
+            flat = param.detach().reshape(-1).view(torch.uint8).cpu()
+            checksum = zlib.crc32(flat.numpy().data, checksum)
+        return checksum
 
     # Loading
 
@@ -133,12 +183,13 @@ class StateDicts(torch.optim.Optimizer):
                     f'{store}: give placement="nvme:{store}", or save with state="full"'
                 )
             self.open(resume=True)
-        found = [opened.engine.generation for opened in self._opened]
-        if found != wanted:
+        self.synchronize()
+        found = self._generations()
+        if found != wanted or self._checksum() != reference["checksum"]:
+            other = f"is at {found}" if found != wanted else "has other parameters"
             raise InvalidArgument(
                 f"load_state_dict(): the checkpoint goes with generation {wanted} of the store "
-                f"{store}, and this one ({self._path}) is at {found}: a store keeps its newest "
-                'generation only: load the checkpoint that was saved then; state="full" saves all'
+                f"{store}, and this one ({self._path}) {other}: {self._other_store}"
             )
 
     def _entries(self, state_dict: Mapping[str, Any]) -> dict[torch.Tensor, Entry]:
@@ -179,11 +230,12 @@ class StateDicts(torch.optim.Optimizer):
     def _give(
         self, opened: Opened, entries: Mapping[torch.Tensor, Entry], fresh: bool = False
     ) -> None:
+        loaded = opened.loaded
         for index, param in enumerate(opened.params):
             entry = entries.get(param)
             if entry is None:
-                if fresh:
-                    continue
+                if fresh or not (loaded or opened.engine.steps_of(index)):
+                    continue  # it begins anew anyway
                 begin = torch.full_like(
                     param, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
                 )

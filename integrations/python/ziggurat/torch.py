@@ -10,7 +10,11 @@
 All of them take, beside what PyTorch's have:
 
 ``placement``
-    ``"host"``, or ``"nvme:/path"``: a directory for the state, in which every finished step is durable.
+    ``"host"``; ``"nvme:/path"``: a directory for the state, in which every finished step is durable;
+    or ``"auto:/path"``: host memory if the state takes up to half of what is free at the first step,
+    else that directory. It is the directory too where a store is there already, and for what needs
+    one: ``Resume`` and ``state="store"``. ``"auto"`` alone is refused where the state does not fit.
+    What was chosen is said on standard error, and is ``optimizer.placement``.
 ``state_format``
     How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
 ``threads``
@@ -19,7 +23,8 @@ All of them take, beside what PyTorch's have:
     Budget in bytes, or text like "2GiB"; as much as a run uses well if not given.
 ``state``
     What ``state_dict()`` has: "full", every parameter's state, as PyTorch's; or "store", the store's
-    place and generation, which cost nothing and can be loaded while the store is at that generation.
+    place and generation, which take no space and can be loaded while the store is at that
+    generation.
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.

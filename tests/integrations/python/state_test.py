@@ -316,6 +316,33 @@ def test_what_makes_no_state_is_named(tmp_path):
         ziggurat.torch.AdamW(params).load_state_dict(torch.optim.AdamW(params[1:]).state_dict())
 
 
+def test_a_state_dict_that_memory_does_not_hold_is_refused(monkeypatch):
+    model = small_model(torch.bfloat16)
+    optimizer = ziggurat.torch.AdamW(model.parameters())
+    step(model, optimizer, 0)
+    needed = sum(12 * p.numel() for p in model.parameters())
+    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: needed)
+    optimizer.state_dict()
+    monkeypatch.setattr(ziggurat._state, "free_bytes", lambda: needed - 1)
+    with pytest.raises(ziggurat.ResourceExhausted, match="the whole state takes .* KiB"):
+        optimizer.state_dict()
+
+
+def test_a_store_of_another_run_at_the_same_generation_is_refused(tmp_path):
+    states = []
+    for seed in (1, 2):
+        model = small_model(seed=seed)
+        arguments = {"placement": f"nvme:{tmp_path}/{seed}", "state": "store"}
+        optimizer = ziggurat.torch.AdamW(model.parameters(), **arguments)
+        step(model, optimizer, 0)
+        states.append(optimizer.state_dict())
+        optimizer.close()
+    again = ziggurat.torch.AdamW(small_model().parameters(), **arguments)
+    with pytest.raises(ziggurat.InvalidArgument, match=r"2\) has other parameters"):
+        again.load_state_dict(states[0])
+    again.load_state_dict(states[1])
+
+
 def test_a_state_dict_by_reference_is_good_while_the_store_is_there(tmp_path):
     def made(model, where="state"):
         return ziggurat.torch.AdamW(
