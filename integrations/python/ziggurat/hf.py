@@ -14,9 +14,11 @@ Killed at any instant and started again, this goes on from the newest step with 
 with Trainer's own checkpoints, a data set that draws random numbers in the main process has others
 behind a resume.
 
-A checkpoint of Trainer's has no masters and moments: its optimizer.pt names the store and the step.
-To resume from it is an error where the store has gone on: ``newest_step()`` is what goes on from
-there. With ``placement="host"`` nothing can be resumed.
+Trainer's checkpoints have the whole state as torch.optim has it, and each is good to go on from,
+with any placement; torch's own optimizer takes it, and ours takes torch's. On NVMe the checkpoint's
+state replaces, with the next step, that of a store that is there. Such a checkpoint takes 8 to 12
+bytes a parameter, in memory too while it is saved. With ``state="store"`` its optimizer.pt names
+the store and its step: no larger for a larger model, and refused once the store has gone on.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ import dataclasses
 import io
 import json
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,12 @@ from transformers.trainer_callback import TrainerState
 import ziggurat.torch
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat._placement import has_store
 from ziggurat._resume import random_states
 from ziggurat._state import Groups
 
 __all__ = ["EveryStep", "newest_step", "optimizer"]
 
-_REFERENCE = "ziggurat"  # in an optimizer's state_dict(): the store, and its step
 _FORMAT = 1
 _LOGS_MAX = 200  # of the newest, with each step: a store takes 1 MiB of the trainer's own
 
@@ -62,9 +63,9 @@ def optimizer(
     """Trainer's ``optimizer_cls_and_kwargs``: what ``args.optim`` names, with the learning rate,
     betas, epsilon and weight decay of `args`, which biases and norms do not have.
 
-    `arguments` are ``placement``, ``state_format`` and all else that ziggurat.torch's optimizers
-    take; `config` has them too, as a mapping or a JSON file. New parameters are waited for module by
-    module, unless ``model=None`` is given.
+    `arguments` are ``placement``, ``state_format``, ``state`` and all else that ziggurat.torch's
+    optimizers take; `config` has them too, as a mapping or a JSON file. New parameters are waited
+    for module by module, unless ``model=None`` is given.
     """
     name = str(getattr(args.optim, "value", args.optim))
     if name not in _KINDS:
@@ -91,81 +92,49 @@ def optimizer(
         ]
         for group, weight_decay in zip(groups, (args.weight_decay, 0.0), strict=True):
             group["weight_decay"] = weight_decay
-        return _in_trainer(kind)(groups, **({"model": model} | settings | more))
+        optimizer = _in_trainer(kind)(groups, **({"model": model} | settings | more))
+        whole = settings.get("state", "full") == "full" and not args.save_only_model
+        if whole and args.save_strategy != "no":
+            optimizer.look_at_memory(p for _, p in trained)  # rather than at the first checkpoint
+        return optimizer
 
     return lambda: made, {}
 
 
 class _InTrainer(EngineOptimizer):
-    """``state_dict()`` names the store and its step, and ``load_state_dict()`` goes on from those."""
+    """Trainer loads the weights of a checkpoint, makes the optimizer, and loads that."""
 
-    def state_dict(self) -> dict[str, Any]:
-        state = Groups(self).state_dict()
-        state[_REFERENCE] = self._reference()
-        return state
-
-    def _reference(self) -> dict[str, Any]:
-        if self.engine is None:
-            return {"store": None, "step": 0, "checksum": 0}
-        if self._path is not None:
-            if self._resume is not None:
-                self._resume.before_step()
-            self.engine.make_durable()
-        step = self.engine.generation
-        return {"store": self._path, "step": step, "checksum": self._checksum()}
-
-    def _checksum(self) -> int:
-        """Of all parameters."""
-        self.synchronize()
-        checksum = 0
-        for param in self._place:
-            flat = param.detach().reshape(-1).view(torch.uint8)
-            checksum = zlib.crc32(flat.numpy().data, checksum)
-        return checksum
+    _other_store = (
+        "resume from ziggurat.hf.newest_step(trainer), from a checkpoint that has the whole state "
+        '(state="full"), or train without resume_from_checkpoint into a new directory'
+    )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved = state_dict.get(_REFERENCE)
-        if saved is None:
-            raise InvalidArgument(
-                "the checkpoint's optimizer.pt is another optimizer's, and its moments cannot be "
-                "taken over: give the model its weights, and train without resume_from_checkpoint"
-            )
-        Groups(self).load_state_dict({k: v for k, v in state_dict.items() if k != _REFERENCE})
-        if saved["step"] == 0:
-            return
-        if saved["store"] is None or self._path is None:
-            which = "the checkpoint was" if saved["store"] is None else "this run is"
-            raise InvalidArgument(
-                f'{which} made with placement="host", which ends with the process: its masters and '
-                'moments are gone; give "nvme:/path" to resume'
-            )
-        if self.engine is None:
+        path = self._path
+        if state_dict["state"] and self.engine is None and path is not None and has_store(path):
+            # The run goes back to the checkpoint, in the store that it has: its next step replaces
+            # what is there. To open it writes the parameters, which Trainer has loaded.
+            values = [(param, param.detach().clone()) for _, param, _ in self._named()]
             self.open(resume=True)
-        assert self.engine is not None
-        found = self.engine.generation
-        if found != saved["step"] or self._checksum() != saved["checksum"]:
-            other = f"is at step {found}" if found != saved["step"] else "has other parameters"
-            raise InvalidArgument(
-                f"the checkpoint is of step {saved['step']} of the store {saved['store']}, and "
-                f"{self._path} {other}: resume from ziggurat.hf.newest_step(trainer), or train "
-                "without resume_from_checkpoint into a new directory"
-            )
+            with torch.no_grad():
+                for param, value in values:
+                    param.copy_(value)
+        super().load_state_dict(state_dict)
 
 
 def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
     return type(kind.__name__, (_InTrainer, kind), {})
 
 
-def _unwrapped(optimizer: Any) -> _InTrainer:
+def _unwrapped(optimizer: Any, who: str) -> _InTrainer:
     """Accelerate's wrapper has the optimizer."""
     inner = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(inner, _InTrainer):
         raise InvalidArgument(
-            f"the trainer's optimizer is {type(inner).__name__}: give Trainer "
+            f"{who}: the trainer's optimizer is {type(inner).__name__}: give Trainer "
             "optimizer_cls_and_kwargs=ziggurat.hf.optimizer(arguments, placement=...)"
         )
-    if inner._path is None:
-        raise InvalidArgument('with placement="host" no step is durable: give "nvme:/path"')
+    inner.need_store(who)
     return inner
 
 
@@ -173,15 +142,14 @@ class EveryStep(TrainerCallback):
     """Keeps with each step in the store what Trainer needs to go on from it.
 
     A step is durable with what ``on_step_end`` finds: Trainer's state, the groups, the scheduler's,
-    and random states. Without this callback a run can be resumed from Trainer's newest checkpoint,
-    and only if it made no step since.
+    and random states. Without this callback a run goes on from Trainer's checkpoints alone.
     """
 
     def __init__(self) -> None:
         self._optimizer: _InTrainer | None = None
         self._scheduler: Any = None
         self._trainer: Any = None
-        self._awaited = False
+        self.awaited = False  #: the newest step's state is not known yet
 
     def on_train_begin(
         self,
@@ -192,8 +160,8 @@ class EveryStep(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
-        self._optimizer, self._scheduler = _unwrapped(optimizer), lr_scheduler
-        self._trainer, self._awaited = state, False
+        self._optimizer, self._scheduler = _unwrapped(optimizer, "EveryStep"), lr_scheduler
+        self._trainer, self.awaited = state, False
         self._optimizer._resume = None
         self._optimizer.open()
         self._optimizer._resume = self
@@ -204,11 +172,11 @@ class EveryStep(TrainerCallback):
 
     def after_step(self) -> None:
         """The optimizer has made a step; what belongs to it is not yet known."""
-        self._awaited = True
+        self.awaited = True
 
     def before_step(self) -> None:
         """Nothing more belongs to the newest step."""
-        if not self._awaited or self._optimizer is None or self._optimizer.engine is None:
+        if not self.awaited or self._optimizer is None or self._optimizer.engine is None:
             return
         logs = self._trainer.log_history[-_LOGS_MAX:]
         state = dataclasses.asdict(dataclasses.replace(self._trainer, log_history=logs))
@@ -224,20 +192,22 @@ class EveryStep(TrainerCallback):
             memory,
         )
         self._optimizer.engine.give_blob(memory.getvalue())
-        self._awaited = False
+        self.awaited = False
 
 
 def newest_step(trainer: Trainer) -> str | None:
-    """The newest step in the store as a checkpoint in ``output_dir``; None where there is no step.
+    """The newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``; None where
+    there is no step.
 
-    For ``trainer.train(resume_from_checkpoint=...)``. A checkpoint of that step that is there
-    already is replaced: the run may have been killed while it was written.
+    It is a checkpoint in ``output_dir/newest-step`` that names the store, whatever ``state`` says:
+    this process reads it at once, and it is of no use later. Trainer's own are left alone.
     """
+    who = "newest_step()"
     before = trainer.optimizer
-    if before is not None and _unwrapped(before).engine is not None:
-        _unwrapped(before).close()  # an open store tells only what it was opened with
+    if before is not None and _unwrapped(before, who).engine is not None:
+        _unwrapped(before, who).close()  # an open store tells only what it was opened with
         trainer.optimizer = None
-    optimizer = _unwrapped(trainer.create_optimizer())
+    optimizer = _unwrapped(trainer.create_optimizer(), who)
     optimizer.open(resume=True)
     assert optimizer.engine is not None
     if optimizer.engine.generation == 0:
@@ -253,20 +223,16 @@ def newest_step(trainer: Trainer) -> str | None:
     if kept.get("format") != _FORMAT or "trainer" not in kept:
         raise InvalidArgument("the store's state of the trainer is not that of ziggurat.hf")
     state = TrainerState(**json.loads(kept["trainer"]))
-    folder = Path(trainer.args.output_dir or ".") / f"checkpoint-{state.global_step}"
-    part = folder.with_name(f"part-of-{folder.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    trainer.save_model(str(part))
-    saved = kept["optimizer"] | {_REFERENCE: optimizer._reference()}
-    torch.save(saved, part / "optimizer.pt")
-    torch.save(kept["scheduler"], part / "scheduler.pt")
+    folder = Path(trainer.args.output_dir or ".") / "newest-step"
+    shutil.rmtree(folder, ignore_errors=True)
+    trainer.save_model(str(folder))
+    torch.save(optimizer.reference() | kept["optimizer"], folder / "optimizer.pt")
+    torch.save(kept["scheduler"], folder / "scheduler.pt")
     kind, keys, *rest = kept["random"]["numpy"]
     random = {"python": kept["random"]["python"], "cpu": kept["random"]["torch"]}
     random["numpy"] = (kind, keys.numpy().astype("uint32"), *rest)
-    torch.save(random, part / "rng_state.pth")
-    state.save_to_json(str(part / "trainer_state.json"))
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    torch.save(random, folder / "rng_state.pth")
+    state.save_to_json(str(folder / "trainer_state.json"))
     # Trainer loads the weights, and then makes the optimizer that goes on: masters would be taken
     # anew from the parameters if one were there.
     optimizer.close()
