@@ -177,7 +177,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
 }
 
-/// Of every unit whose records are in memory.
+/// Returns when every unit is updated whose records are in memory.
 Task<> EngineImpl::updated_from_memory() {
   const auto in_memory = [&](UnitId u) {
     const UnitChunks& chunks = table_->unit(u);
