@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,19 @@ class GradientHooks:
             if slot.handle is not None:
                 slot.handle.remove()
                 slot.handle = None
+
+    def move_scales(
+        self,
+        params: Iterable[torch.Tensor],
+        moved: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    ) -> None:
+        """What gradients are multiplied by is what `moved` makes of it: take() reads each."""
+        grads = [param.grad for param in params]
+        contents = [grad._content for grad in grads if isinstance(grad, LentGradient)]
+        scaled = [(content, content.scale) for content in contents if content.scale is not None]
+        scales = moved([scale for _, scale in scaled])
+        for (content, _), scale in zip(scaled, scales, strict=True):
+            content.scale = scale
 
     def take(self, param: torch.Tensor) -> Taken | None:
         """What a step consumes; None without a gradient. It is lent until ``consumed``."""

@@ -60,6 +60,11 @@ class LentGradient(torch.Tensor):
         content = self._content
         return content.part is None and content.scale is None and not content.consumed
 
+    @property
+    def part(self) -> torch.Tensor | None:
+        """What is multiplied by a scale, once it is known: of a whole gradient that has values."""
+        return None if self._path else self._content.part
+
     def parts(self) -> Taken | None:
         """What a step would consume; None after a step that has consumed it."""
         return Taken(self.materialize(), 1.0) if self._path else self._content.take()
@@ -192,6 +197,8 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     named = {k: tree_map(to_write, a) if k in names else a for k, a in kwargs.items()}
     result = func(*tree_map(_plain, first), **tree_map(_plain, named))
     for grad, plain in lent:
+        # Not all operations do: c10d's. By its version a copy that was made before is seen to be old.
+        torch.autograd.graph.increment_version(plain)
         if plain.shape != grad.shape or plain.dtype != grad.dtype:
             raise InvalidArgument(
                 f"{func} has changed the shape of the gradient of parameter "

@@ -288,8 +288,13 @@ class Engine:
     """The state of a list of parameters: masters and moments, updated step by step."""
 
     def __init__(
-        self, runtime: Runtime, params: Sequence[Param], settings: Mapping[str, Any]
+        self,
+        runtime: Runtime,
+        params: Sequence[Param],
+        settings: Mapping[str, Any],
+        kept: object = None,
     ) -> None:
+        """`kept` has memory that is lent, and stays until the engine is closed."""
         self._params = list(params)
         array = (_Param * len(self._params))()
         for given, param in zip(array, self._params, strict=True):
@@ -306,7 +311,7 @@ class Engine:
         )
         self.handle = handle.value
         self._ended = weakref.finalize(
-            self, _end, "ziggurat_engine_close", handle.value, os.getpid(), runtime
+            self, _end, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept
         )
 
     def lend_gradient(

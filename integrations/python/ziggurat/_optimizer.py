@@ -19,7 +19,6 @@ from ziggurat._native import (
     InvalidArgument,
     ResourceExhausted,
     Unimplemented,
-    ZigguratError,
 )
 from ziggurat._opened import Opened
 from ziggurat._placement import fits_host, parsed, say, state_bytes
@@ -69,7 +68,7 @@ class EngineOptimizer(StateDicts):
                 warnings.warn(f"{flag}={value} changes nothing: the engine updates", stacklevel=3)
         self.placement = placement  #: with "auto": from the first open() on what was chosen
         self._tier, self._path = parsed(placement)
-        self._threads = threads or torch.get_num_threads()
+        self._threads = threads
         self._settings: dict[str, Any] = {
             "optimizer": self._kind,
             "state_format": state_format,
@@ -158,9 +157,9 @@ class EngineOptimizer(StateDicts):
             opened = self._open_auto(new)
         else:
             opened = self._open(new, self._path, resume)
-        if not self._opened:
-            self._figures = opened.engine.figures()
         self._opened.append(opened)
+        if len(self._opened) == 1:
+            self._figures = opened.figures()
         for index, param in enumerate(opened.params):
             self._place[param] = (opened, index)
         self._give_loaded(opened)
@@ -221,7 +220,10 @@ class EngineOptimizer(StateDicts):
         groups = [self._group_step(group) for group in self.param_groups]
         follows = self._resume is not None
         made = [opened.step(groups, blob_follows=follows) for opened in self._opened]
-        if self._waits is None or self._tier == "host":
+        # The engine's arithmetic alone is worth no wait for each module beside PyTorch's on the CPU,
+        # and is beside an accelerator's.
+        in_place = not any(opened.is_staged for opened in self._opened)
+        if self._waits is None or (self._tier == "host" and in_place):
             self.synchronize()
         else:
             self._wait_for(self._waits.unseen(with_gradient))
@@ -240,12 +242,17 @@ class EngineOptimizer(StateDicts):
     def figures(self) -> dict[str, float]:
         """Of what was done since the last call, for a logger: steps, bytes, seconds waited and busy.
 
-        Counters are those of the process: two optimizers share them.
+        Counters are those of the process, which two optimizers share; what was copied from and to
+        accelerators (device_down_bytes, device_up_bytes) is this optimizer's.
         """
         engine = self.engine
         if engine is None:
             return {}
-        now = engine.figures()
+        now = self._opened[0].figures()
+        for opened in self._opened[1:]:
+            for name, value in opened.figures().items():
+                if name.startswith("device_"):  # all others are the process's
+                    now[name] += value
         before, self._figures = self._figures, now
         told: dict[str, float] = {"generation": engine.generation}
         told["durable_generation"] = engine.durable_generation
@@ -296,9 +303,4 @@ def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
     if place is None:
         return
     opened, at = place
-    opened.gradient_arrived()
-    if opened.is_pending(at):
-        raise ZigguratError(
-            f"parameter '{opened.names[at]}' has a gradient of a forward that did not wait for "
-            "its new value: call optimizer.synchronize() before what uses it outside its module"
-        )
+    opened.gradient_arrived(at)

@@ -77,7 +77,7 @@ class StateDicts(torch.optim.Optimizer):
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """What ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the moments by
         their names there, and "master" where the parameter is not fp32. Empty before its first
-        step."""
+        step. On the CPU, since the state may not fit elsewhere; PyTorch moves what it loads."""
         if param not in self._place:
             return dict(self._to_load.get(param, {}))
         opened, index = self._place[param]
@@ -236,8 +236,8 @@ class StateDicts(torch.optim.Optimizer):
             if entry is None:
                 if fresh or not (loaded or opened.engine.steps_of(index)):
                     continue  # it begins anew anyway
-                begin = torch.full_like(
-                    param, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
+                begin = torch.full(
+                    param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
                 )
                 entry = {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
             self._to_load.pop(param, None)
