@@ -44,7 +44,7 @@ class Accelerator:
             target.detach().copy_(source.detach(), non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Its memory goes to nobody else before `stream` has done what is queued now."""
+        """Once let go, its memory goes to nobody before `stream` has done what was queued by then."""
         tensor.record_stream(stream)
 
     def read(self, scalars: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -128,8 +128,8 @@ class InPlace:
     def gradient_arrived(self, index: int, param: torch.Tensor) -> None:
         """In backward, perhaps not for the last time before the step."""
 
-    def gradient(self, index: int, part: torch.Tensor) -> torch.Tensor:
-        """Host memory that has it, from finish_reading() on until the engine has read it."""
+    def gradient(self, index: int, param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        """Host memory that has `part`, from finish_reading() on until the engine has read it."""
         return part
 
     def finish_reading(self) -> None:
@@ -157,8 +157,7 @@ class Staged(InPlace):
         self._values = self._pinned(self._dtypes)
         # By the types of parameter and gradient, since a sum of 16-bit gradients has 32.
         self._gradients: dict[tuple[torch.dtype, torch.dtype], dict[int, torch.Tensor]] = {}
-        # A step's last backward is the one that brings as many gradients as the step before had.
-        self._arrived: dict[int, int] = {}
+        # The last of a step's backwards is taken to be that which was the last of the step before.
         self._awaited: dict[int, int] = {}
         self._early: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
@@ -177,8 +176,8 @@ class Staged(InPlace):
 
     def _copy_down(self, host: torch.Tensor, source: torch.Tensor) -> None:
         self._down.wait_stream(self._accelerator.current_stream())
-        self._accelerator.copy(self._down, host, source)
         self._accelerator.keep(source, self._down)
+        self._accelerator.copy(self._down, host, source)
         self.down_bytes += host.nbytes
 
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
@@ -196,16 +195,17 @@ class Staged(InPlace):
         return self._gradients[kind][index]
 
     def gradient_arrived(self, index: int, param: torch.Tensor) -> None:
-        self._arrived[index] = self._arrived.get(index, 0) + 1
         grad = param.grad
-        if self._arrived[index] != self._awaited.get(index) or not isinstance(grad, LentGradient):
+        if not isinstance(grad, LentGradient) or grad.arrivals != self._awaited.get(index):
             return
         part = grad.part
         if part is not None and part.is_contiguous():
             self._copy_down(self._memory_of_gradient(index, part.dtype), part)
             self._early[index] = (weakref.ref(part), part._version)
 
-    def gradient(self, index: int, part: torch.Tensor) -> torch.Tensor:
+    def gradient(self, index: int, param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        if isinstance(param.grad, LentGradient):
+            self._awaited[index] = param.grad.arrivals
         host = self._memory_of_gradient(index, part.dtype)
         copied, version = self._early.get(index, (None, -1))
         if copied is None or copied() is not part or part._version != version:
@@ -216,7 +216,6 @@ class Staged(InPlace):
         self._down.synchronize()
 
     def begin_writing(self) -> None:
-        self._awaited, self._arrived = self._arrived, {}
         self._early.clear()
         # Not when a parameter is written: by then a forward may be queued that the copy is to run
         # beside.

@@ -121,6 +121,8 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
         _check_dense(grad, slot.name)
         # With create_graph the gradient has a graph of its own: it stays what it is.
         if not grad.requires_grad:
-            param.grad = LentGradient(Content(slot, grad))
+            grad = param.grad = LentGradient(Content(slot, grad))
+    if isinstance(grad, LentGradient):
+        grad._content.arrivals += 1
     if hooks.on_arrival is not None:
         hooks.on_arrival(slot.index)

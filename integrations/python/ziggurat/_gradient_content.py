@@ -20,6 +20,12 @@ class Taken(NamedTuple):
     scale: float
 
 
+def count_write(part: torch.Tensor) -> None:
+    """By its version a copy that was begun before is seen to be old. Below autograd, where gradients
+    are added and c10d reduces them, PyTorch counts none."""
+    torch.autograd.graph.increment_version(part)
+
+
 class Slot:
     """A parameter as the hooks know it. Does not keep the parameter alive."""
 
@@ -41,6 +47,7 @@ class Content:
         self.scale: torch.Tensor | None = None
         self.consumed = False
         self.taken = False  # by a step that may still read the part
+        self.arrivals = 0  # in backward, since the step before
 
     def __del__(self) -> None:
         self._drop()
@@ -59,6 +66,7 @@ class Content:
 
     def consumed_by_step(self, keep: bool) -> None:
         self.taken = False
+        self.arrivals = 0
         if not keep:
             self._drop()
             self.consumed = True
@@ -66,6 +74,7 @@ class Content:
     def zero(self) -> None:
         self._drop()
         self.consumed = self.taken = False
+        self.arrivals = 0
 
     def value(self) -> torch.Tensor:
         """In the gradient's type, contiguous; may be the part itself."""
@@ -116,6 +125,7 @@ class Content:
         if self.scale is not None:
             part.mul_(self.scale)
         self.part, self.scale = part.add_(other, alpha=alpha), None
+        count_write(self.part)
 
     def _memory_of_a_sum(self) -> torch.Tensor:
         spare, self.slot.spare = self.slot.spare, None

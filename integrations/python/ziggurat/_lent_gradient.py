@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._pytree import tree_map
 
-from ziggurat._gradient_content import Content, Taken
+from ziggurat._gradient_content import Content, Taken, count_write
 from ziggurat._native import InvalidArgument, Unimplemented
 
 _aten = torch.ops.aten
@@ -64,6 +64,11 @@ class LentGradient(torch.Tensor):
     def part(self) -> torch.Tensor | None:
         """What is multiplied by a scale, once it is known: of a whole gradient that has values."""
         return None if self._path else self._content.part
+
+    @property
+    def arrivals(self) -> int:
+        """How often backward has added to it since the step before."""
+        return self._content.arrivals
 
     def parts(self) -> Taken | None:
         """What a step would consume; None after a step that has consumed it."""
@@ -197,8 +202,7 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     named = {k: tree_map(to_write, a) if k in names else a for k, a in kwargs.items()}
     result = func(*tree_map(_plain, first), **tree_map(_plain, named))
     for grad, plain in lent:
-        # Not all operations do: c10d's. By its version a copy that was made before is seen to be old.
-        torch.autograd.graph.increment_version(plain)
+        count_write(grad._content.settle())  # the part that was written
         if plain.shape != grad.shape or plain.dtype != grad.dtype:
             raise InvalidArgument(
                 f"{func} has changed the shape of the gradient of parameter "

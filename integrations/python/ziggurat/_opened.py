@@ -200,7 +200,7 @@ class Opened:
         param = self.params[index]
         if gradient is None:
             return torch.zeros(param.shape, dtype=param.dtype)
-        return self._places[index].gradient(index, gradient)
+        return self._places[index].gradient(index, param, gradient)
 
     def wait(self, index: int | None = None) -> None:
         """Returns when parameter `index`, or every one, is that of the newest step."""
