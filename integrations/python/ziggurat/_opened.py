@@ -190,9 +190,6 @@ class Opened:
         self._expecting = self.loaded = False
         for place in self._staged:
             place.begin_writing()
-        for index in lent:
-            if self._places[index] in self._staged:
-                self._hooks.consumed(self.params[index])  # copied: it may be written again
         return True
 
     def _in_host_memory(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:

@@ -182,7 +182,12 @@ def zero_gradients(lab: Lab) -> None:
     train(model, optimizer, range(2))
     model(2).backward()
     optimizer.zero_grad(set_to_none=False)
+    other = torch.ones(SHAPES["two"][0], dtype=SHAPES["two"][1], device=lab.device)
     for _ in range(4):
+        optimizer.step()
+    optimizer.synchronize()
+    model.layers["two"].weight.data = other
+    for _ in range(2):
         optimizer.step()
     lab.look(model)
 
@@ -208,15 +213,18 @@ def gradients_written_after_backward(lab: Lab) -> None:
 
 
 def gradients_given(lab: Lab) -> None:
-    """By hand, in another order of memory too, and in place of those of backward."""
+    """By hand, in place of those of backward, in another order of memory; and those put back."""
     model = lab.model()
     optimizer = lab.optimizer(model)
-    for number in range(5):
-        if number % 2:
-            model(number).backward()
+    for number in range(9):
+        model(number).backward()
         for name, layer in model.layers.items():
-            grad = lab.gradient(100 + number, name)
-            layer.weight.grad = grad.t().contiguous().t() if grad.dim() == 2 else grad
+            if number % 3 == 1:
+                kept, grad = layer.weight.grad, lab.gradient(100 + number, name)
+                layer.weight.grad = grad.t().contiguous().t() if grad.dim() == 2 else grad
+                layer.put_back = kept
+            elif number % 3 == 2:
+                layer.weight.grad = layer.put_back
         optimizer.step()
         optimizer.zero_grad()
     lab.look(model)
