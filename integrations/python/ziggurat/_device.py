@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the engine finds a parameter and its gradient: in place on the CPU, staged on an accelerator.
+"""Where the engine finds parameters and gradients: in place, or copies of an accelerator's.
 
 The engine reads and writes host memory. An accelerator's parameters and gradients therefore have
 pinned copies there, made once, which PyTorch's own streams fill and empty beside the computation:
@@ -25,7 +25,7 @@ _LINE_BYTES = 64  # two parameters share no line of a cache
 
 
 class Accelerator:
-    """What is asked of ``torch.get_device_module(device)``; PyTorch 2.4 has no torch.accelerator."""
+    """What is asked of ``torch.get_device_module()``; PyTorch 2.4 has no torch.accelerator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,7 +44,7 @@ class Accelerator:
             target.detach().copy_(source.detach(), non_blocking=True)
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        """Once let go, its memory goes to nobody before `stream` has done what was queued by then."""
+        """Let go, its memory goes to nobody before `stream` has done what was queued by then."""
         tensor.record_stream(stream)
 
     def read(self, scalars: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -55,8 +55,8 @@ class Accelerator:
         """Bytes that the accelerator copies from and to by itself."""
         if self.device.type != "cuda":
             return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-        # A mapping of our own, registered: PyTorch's allocator of pinned memory rounds up to a power
-        # of two, twice a model's size at worst, and the engine's C interface lends no memory.
+        # A mapping of our own, registered: PyTorch's allocator of pinned memory rounds up to a
+        # power of two, at worst to twice the size, and the engine's C interface lends no memory.
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         # A fork (DataLoader's workers) that shared its pages could leave this process new ones at
         # the next write, and the accelerator the old ones.
@@ -119,7 +119,7 @@ class InPlace:
     down_bytes = up_bytes = 0
 
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
-        """The memory that the engine has of the parameter, and from finish_reading() on its values."""
+        """The memory that the engine has of it, which has its values from finish_reading() on."""
         return param
 
     def values(self, index: int, param: torch.Tensor) -> torch.Tensor:
@@ -257,6 +257,6 @@ def check_device(param: torch.Tensor, name: str) -> None:
         )
     if not hasattr(torch.get_device_module(param.device), "Stream"):
         raise Unimplemented(
-            f"parameter '{name}' is on {param.device}, for which PyTorch has no streams: train it on "
-            "the CPU, or on an accelerator that has them"
+            f"parameter '{name}' is on {param.device}, for which PyTorch has no streams: train it "
+            "on the CPU, or on an accelerator that has them"
         )

@@ -18,7 +18,8 @@ All of them take, beside what PyTorch's have:
 ``state_format``
     How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
 ``threads``
-    Workers; 0: this process's share of the machine.
+    Workers; 0: as many as PyTorch computes with, and with parameters on an accelerator all cores of
+    this process's share but one: give fewer where ``DataLoader`` has workers.
 ``host_memory``
     Budget in bytes, or text like "2GiB"; as much as a run uses well if not given.
 ``state``
@@ -29,9 +30,11 @@ All of them take, beside what PyTorch's have:
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.
 
-Gradients are read and parameters written where PyTorch has them: nothing is copied. A parameter
-without a gradient is left alone, as PyTorch does. For now: parameters on the CPU; ``step()`` returns
-when all new parameters are there.
+On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
+an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty beside
+the computation; that has not been run on a real one yet. A parameter without a gradient is left
+alone, as PyTorch does. ``step()`` returns when all new parameters are there; with ``model=model``,
+and state on NVMe or parameters on an accelerator, each module waits for its own in the next forward.
 """
 
 from __future__ import annotations

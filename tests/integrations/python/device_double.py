@@ -32,7 +32,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.contiguous().view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
 
 
 class Stream:

@@ -217,7 +217,7 @@ def test_a_model_without_values_is_refused(tmp_path):
 
 
 def test_a_model_that_went_to_another_device_needs_another_optimizer(tmp_path):
-    """The meta device is one that this machine has."""
+    """This machine has one: the optimizer is made to remember another."""
     lab = Lab("cpu", tmp_path)
     model, optimizer = trained(lab)
     optimizer._opened[0]._kinds[0] = optimizer._opened[0]._kinds[0]._replace(

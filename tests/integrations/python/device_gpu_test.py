@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters and gradients on an accelerator that is there, beside the same loops on the CPU.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing, or PyTorch sees no
+accelerator.
+"""
+
+import sys
+
+try:
+    import pytest
+    import torch
+    from device_cases import CASES, Lab, assert_same, run, train
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+
+THERE = [name for name in ("cuda", "xpu") if getattr(torch, name).is_available()]
+if not THERE:
+    print("skipped: PyTorch sees no accelerator")
+    sys.exit(77)
+DEVICE = THERE[0]
+
+
+@pytest.mark.parametrize(("placement", "waits"), [("host", False), ("host", True), ("nvme", True)])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_bits_are_those_of_the_cpu(case, placement, waits, tmp_path):
+    expected = run(case, Lab("cpu", tmp_path / "cpu"))
+    found = run(case, Lab(DEVICE, tmp_path / "device", waits, placement))
+    assert_same(found, expected)
+
+
+def test_staging_is_pinned(tmp_path):
+    lab = Lab(DEVICE, tmp_path)
+    model = lab.model()
+    optimizer = lab.optimizer(model)
+    train(model, optimizer, range(2))
+    opened = optimizer._opened[0]
+    for index, param in enumerate(opened.params):
+        assert param.device.type == DEVICE
+        assert opened._places[index].values(index, param).is_pinned()
+    optimizer.close()
+
+
+def test_state_dicts_are_torchs_both_ways(tmp_path):
+    lab = Lab(DEVICE, tmp_path)
+    ours, theirs = lab.model().float(), lab.model().float()
+    optimizer = lab.optimizer(ours)
+    torchs = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    for number in range(6):
+        for model, each in ((ours, optimizer), (theirs, torchs)):
+            for name, layer in model.layers.items():
+                layer.weight.grad = lab.gradient(number, name).float()
+            each.step()
+        if number == 2:
+            state, other = optimizer.state_dict(), torchs.state_dict()
+            torchs.load_state_dict(state)
+            optimizer.load_state_dict(other)
+            for param in theirs.parameters():
+                assert torchs.state[param]["exp_avg"].device == param.device
+    optimizer.close()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=3e-6, atol=3e-7)
+
+
+def test_a_wide_model_trains(tmp_path):
+    """Large enough that copies are under way while modules compute."""
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(1024, 1024) for _ in range(8)]
+    model = torch.nn.Sequential(*layers).to(DEVICE, torch.bfloat16)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+    inputs = torch.randn(64, 1024, device=DEVICE, dtype=torch.bfloat16)
+    losses = []
+    for _ in range(30):
+        loss = (model(inputs) - inputs).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    optimizer.close()
+    assert losses[-1] < losses[0] / 2
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
