@@ -3,7 +3,7 @@
 # bench/peers/large_model.py: a model whose optimizer state is larger than memory, trained by a PyTorch script.
 """A GPT of LAYERSxWIDTHxHEADS over bytes, bf16, AdamW with its state on NVMe, forward waiting module by module:
 
-    python3 bench/peers/large_model.py --data TEXT --store DIR [--model 24x2560x20] [--tokens-per-step 256] [--steps 4]
+    python3 bench/peers/large_model.py --data TEXT --store DIR [--model 27x2560x20] [--tokens-per-step 256] [--steps 4]
 
 Prints, step by step, seconds and the resident memory at its peak, beside what is planned: PyTorch as it is after import,
 parameters, gradients and the engine's budget, and what forward and backward take for themselves in a step without optimizer.
@@ -34,7 +34,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--store", required=True)
-    parser.add_argument("--model", default="24x2560x20")
+    parser.add_argument("--model", default="27x2560x20")
     parser.add_argument("--tokens-per-step", type=int, default=256)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)

@@ -7,6 +7,7 @@
   plain    fp32 masters and fused AdamW in RAM
   host     ziggurat.torch.AdamW, placement="host"
   nvme     the same, placement="nvme:DIR", model=
+  nvme-min with --host-memory beside it, 512 MiB, half of the state; `nvme` has as much as it takes by itself
   ds-cpu   DeepSpeed, ZeRO-2, optimizer in RAM
   ds-nvme  DeepSpeed, ZeRO-3, optimizer on NVMe
 
@@ -32,7 +33,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROWS = ["compute", "plain", "host", "nvme", "ds-cpu", "ds-nvme"]
+ROWS = ["compute", "plain", "host", "nvme", "nvme-min", "ds-cpu", "ds-nvme"]
+OURS = ("host", "nvme", "nvme-min")
 RECORD_BYTES = 12  # a parameter, read and written each step
 
 
@@ -50,14 +52,14 @@ def work(options):
     model = Gpt2(*shape_of(options.model))
     clip = torch.nn.utils.clip_grad_norm_
     name = options.row[0]
-    if name in ("host", "nvme"):
+    if name in OURS:
         import ziggurat.torch
 
         model.bfloat16()
         groups = [{"params": [p for p in model.parameters() if (p.dim() == 2) == matrix], "weight_decay": decay}
                   for matrix, decay in ((True, 0.1), (False, 0.0))]
         where = "host" if name == "host" else f"nvme:{options.store}/state"
-        memory = {} if name == "host" else {"host_memory": options.host_memory}
+        memory = {"host_memory": options.host_memory} if name == "nvme-min" else {}
         optimizer = ziggurat.torch.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), placement=where, model=model, **memory)
 
         def finish():
@@ -66,6 +68,7 @@ def work(options):
             optimizer.zero_grad()
     elif name.startswith("ds"):
         sys.argv[1:] = []
+        os.environ["MASTER_PORT"] = str(29531 + ROWS.index(name))
         import deepspeed_gpt2
 
         options.optimizer, options.nvme_path, options.dtype, options.clip = name[3:], options.store, "bf16", 1.0
@@ -102,11 +105,13 @@ def work(options):
         begin = time.perf_counter()
         losses = [step() for _ in range(options.steps)]
         seconds = (time.perf_counter() - begin) / options.steps
-        if name == "nvme":
+        if name.startswith("nvme"):
             optimizer.synchronize()
             optimizer.engine.make_durable()  # not beside the next row
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(json.dumps({"seconds": seconds, "loss": losses[-1], "peak_bytes": peak}), file=answer, flush=True)
+        budget = optimizer.engine.figures()["host_budget_bytes"] if name in OURS else 0
+        said = {"seconds": seconds, "loss": losses[-1], "peak_bytes": peak, "budget_bytes": budget}
+        print(json.dumps(said), file=answer, flush=True)
 
 
 def drive_seconds(directory, total_bytes):
@@ -157,7 +162,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8, help="of a row in a round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens-per-step", type=int, default=512)
-    parser.add_argument("--host-memory", default="512MiB", help="of nvme")
+    parser.add_argument("--host-memory", default="512MiB", help="of nvme-min")
     parser.add_argument("--row", action="append", choices=ROWS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -201,7 +206,11 @@ def main():
                 if base in figures and base != name:
                     speed = [b["seconds"] / one["seconds"] for b, one in zip(figures[base], said)]
                     text += f"; speed over {base} {interval(speed)}"
-            print(f"{text}; peak {max(one['peak_bytes'] for one in said) >> 20} MiB")
+            text += f"; peak {max(one['peak_bytes'] for one in said) >> 20} MiB"
+            if name in OURS and "compute" in figures:
+                alone = max(one["peak_bytes"] for one in figures["compute"])
+                text += f" of {(alone + said[0]['budget_bytes'] >> 20) + 100} (compute + budget + 100)"
+            print(text)
         if drive:
             print(f"drive    {interval(drive)} s for 12 bytes a parameter read and written")
     finally:

@@ -21,7 +21,7 @@ from ziggurat._native import (
     Unimplemented,
 )
 from ziggurat._opened import Opened
-from ziggurat._placement import fits_host, parsed, say, state_bytes
+from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
 from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
@@ -172,6 +172,9 @@ class EngineOptimizer(StateDicts):
         if path is not None:
             added = f"/added-{len(self._opened)}" if self._opened else ""
             settings["store"] = path + added
+            room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
+            if room is not None:
+                settings.setdefault("host_memory", room)
         names, params, groups = zip(*new, strict=True)
         return Opened(params, names, groups, self._hooks, self._threads, settings)
 

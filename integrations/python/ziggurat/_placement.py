@@ -25,6 +25,9 @@ _BYTES = {
     "split": (4.0, 4.0),
     "bf16": (2.0, 2.0),
 }
+# Of a state on a drive, what is kept in memory beside it is written each step and not read.
+_KEPT_SHARE = 1 / 8
+_WORK_BYTES = 128 << 20  # for what passes through memory between the drive and the update
 _TILE = 16 * 1024  # elements: a parameter's record holds whole ones,
 _BLOCK = 64 * 1024  # and takes whole ones of these bytes: much for many small parameters
 
@@ -76,6 +79,12 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
         )
     say("host" if fits else f"nvme:{path}", why)
     return fits
+
+
+def memory_beside_drive(state_bytes: int) -> int | None:
+    """Host memory for a state on a drive; None: the least that works, as the engine finds it."""
+    room = min(state_bytes + _WORK_BYTES, int(free_bytes() * _KEPT_SHARE))
+    return room if room > _WORK_BYTES else None
 
 
 def say(placement: str, why: str) -> None:

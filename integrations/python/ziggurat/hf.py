@@ -8,7 +8,7 @@
         optimizer_cls_and_kwargs=ziggurat.hf.optimizer(arguments, placement="nvme:/fast/run"),
         callbacks=[ziggurat.hf.EveryStep()],
     )
-    trainer.train(resume_from_checkpoint=ziggurat.hf.newest_step(trainer))
+    ziggurat.hf.train(trainer)
 
 Killed at any instant and started again, this goes on from the newest step with the same bits. As
 with Trainer's own checkpoints, a data set that draws random numbers in the main process has others
@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
 from ziggurat._native import DataLoss, InvalidArgument
@@ -42,7 +44,7 @@ from ziggurat._placement import has_store
 from ziggurat._resume import random_states
 from ziggurat._state import Groups
 
-__all__ = ["EveryStep", "newest_step", "optimizer"]
+__all__ = ["EveryStep", "newest_step", "optimizer", "train"]
 
 _FORMAT = 1
 _LOGS_MAX = 200  # of the newest, with each step: a store takes 1 MiB of the trainer's own
@@ -195,12 +197,37 @@ class EveryStep(TrainerCallback):
         self.awaited = False
 
 
+def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
+    """``trainer.train(**arguments)``, from the newest step in the store, if there is one.
+
+    A run that was killed behind its last step makes no other: model, optimizer and state are those
+    of that step, and the training loss is not known (NaN). Trainer alone would make one more.
+    """
+    newest = newest_step(trainer)
+    if newest is None:
+        return trainer.train(**arguments)
+    state = TrainerState.load_from_json(str(Path(newest) / "trainer_state.json"))
+    if not _has_ended(trainer.args, state):
+        return trainer.train(resume_from_checkpoint=newest, **arguments)
+    optimizer = _unwrapped(trainer.create_optimizer(), "train()")
+    optimizer.load_state_dict(torch.load(Path(newest) / "optimizer.pt", weights_only=True))
+    trainer.state = state
+    return TrainOutput(state.global_step, math.nan, {})
+
+
+def _has_ended(args: Any, state: TrainerState) -> bool:
+    if args.max_steps > 0:
+        return state.global_step >= args.max_steps
+    return state.global_step >= state.max_steps and args.num_train_epochs <= state.num_train_epochs
+
+
 def newest_step(trainer: Trainer) -> str | None:
     """The newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``; None where
     there is no step.
 
     It is a checkpoint in ``output_dir/newest-step`` that names the store, whatever ``state`` says:
-    this process reads it at once, and it is of no use later. Trainer's own are left alone.
+    this process reads it at once, and it is of no use later. Trainer's own are left alone. ``train()``
+    also takes care of a run that has ended.
     """
     who = "newest_step()"
     before = trainer.optimizer

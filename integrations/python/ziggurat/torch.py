@@ -21,7 +21,9 @@ All of them take, beside what PyTorch's have:
     Workers; 0: as many as PyTorch computes with, and with parameters on an accelerator all cores of
     this process's share but one: give fewer where ``DataLoader`` has workers.
 ``host_memory``
-    Budget in bytes, or text like "2GiB"; as much as a run uses well if not given.
+    Budget in bytes, or text like "2GiB". If not given: for state in host memory what it takes; for
+    state on NVMe an eighth of what is free when it is opened, or less if all of it is kept in less.
+    What is kept is written each step, but not read.
 ``state``
     What ``state_dict()`` has: "full", every parameter's state, as PyTorch's; or "store", the store's
     place and generation, which take no space and can be loaded while the store is at that

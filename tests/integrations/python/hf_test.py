@@ -180,7 +180,7 @@ def run(folder: Path, path: str, build, more, stop=None) -> None:
     newest = ziggurat.hf.newest_step(trainer)
     with open(folder / "resumed", "a") as resumed:
         resumed.write(f"{newest}\n")
-    trainer.train(resume_from_checkpoint=newest)
+    ziggurat.hf.train(trainer)
     optimizer = of_trainer(trainer)
     optimizer.synchronize()
     last = torch.tensor([optimizer.param_groups[0]["lr"], trainer.state.global_step])
@@ -358,6 +358,29 @@ def test_the_newest_step_leaves_trainers_checkpoints_alone(state, tmp_path):
     assert kept.read_bytes() == before
     second.train(resume_from_checkpoint=newest)
     assert second.state.global_step == 8
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 5}, {"max_steps": -1, "num_train_epochs": 1}])
+def test_a_run_that_was_killed_behind_its_last_step_makes_no_other(length, tmp_path):
+    def trained(name, length):
+        arguments = arguments_of(tmp_path / name, **length)
+        made = ziggurat.hf.optimizer(arguments, placement=f"nvme:{tmp_path}/{name}/state")
+        trainer = trainer_of(gpt2().bfloat16(), arguments, made, [ziggurat.hf.EveryStep()])
+        ziggurat.hf.train(trainer)
+        optimizer = of_trainer(trainer)
+        optimizer.synchronize()
+        found = [*bits(trainer.model), torch.tensor(optimizer.param_groups[0]["lr"])]
+        steps = trainer.state.global_step
+        assert optimizer.engine.generation == steps
+        optimizer.close()
+        return steps, found
+
+    ended = trained("one", length)
+    again = trained("one", length)
+    assert again[0] == ended[0]
+    assert_same_bits(ended[1], again[1])
+    longer = {"lr_scheduler_type": "constant", "max_steps": ended[0] + 3}
+    assert trained("one", longer)[0] == ended[0] + 3
 
 
 def test_the_newest_step_is_that_of_a_trainer_that_has_trained(tmp_path):

@@ -186,6 +186,26 @@ def free(monkeypatch):
     return lambda mib: monkeypatch.setattr(_placement, "free_bytes", lambda: int(mib * MIB))
 
 
+@pytest.mark.parametrize(
+    ("mib", "given", "expected"),
+    [(64 * 1024, None, 128.375), (1026, None, 128.25), (1024, None, 0), (64 * 1024, "96MiB", 96)],
+    ids=["all is kept", "an eighth", "too little for an eighth", "as given"],
+)
+def test_a_state_on_a_drive_has_an_eighth_of_free_memory_beside_it(
+    mib, given, expected, free, tmp_path
+):
+    free(mib)
+    model = model_of(SMALL)
+    optimizer = adamw(model, f"nvme:{tmp_path}/state", host_memory=given)
+    optimizer.open()
+    budget = optimizer.engine.figures()["host_budget_bytes"] / MIB
+    if expected:
+        assert budget == pytest.approx(expected, rel=1e-3)
+    else:
+        assert budget < 64  # what the engine needs
+    optimizer.close()
+
+
 @pytest.mark.parametrize(("mib", "tier"), [(0.76, "host"), (0.74, "nvme")])
 def test_half_of_what_is_free_is_for_the_state(mib, tier, free, capfd, tmp_path):
     free(mib)
