@@ -211,6 +211,7 @@ def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
         return trainer.train(resume_from_checkpoint=newest, **arguments)
     optimizer = _unwrapped(trainer.create_optimizer(), "train()")
     optimizer.load_state_dict(torch.load(Path(newest) / "optimizer.pt", weights_only=True))
+    trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)  # as behind Trainer.train()
     trainer.state = state
     return TrainOutput(state.global_step, math.nan, {})
 
