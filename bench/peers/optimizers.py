@@ -15,7 +15,8 @@
 
 Each row is a process that makes `--steps` steps in its turn, and waits in between. Prints, for each row, the median over the
 rounds of its seconds a step, and of its ratio to `plain` and to `compute` in the same round, with the interval that holds the
-median at 95 % (by rank); peak resident memory; and beside them the drive's own speed for as many bytes as `nvme` moves.
+median at 95 % (by rank); peak resident memory; and beside them what memory and drive alone take for an update's bytes. No step
+is shorter than `compute` and memory one after the other, which share the cores, nor than the drive for what is read and written.
 """
 import argparse
 import concurrent.futures
@@ -36,6 +37,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROWS = ["compute", "plain", "host", "nvme", "nvme-min", "ds-cpu", "ds-nvme"]
 OURS = ("host", "nvme", "nvme-min")
 RECORD_BYTES = 12  # a parameter, read and written each step
+UPDATE_BYTES = 2 * RECORD_BYTES + 2 + 2 + 2  # of memory traffic, with gradient and parameter, and the line of the latter
 
 
 def work(options):
@@ -111,7 +113,19 @@ def work(options):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         budget = optimizer.engine.figures()["host_budget_bytes"] if name in OURS else 0
         said = {"seconds": seconds, "loss": losses[-1], "peak_bytes": peak, "budget_bytes": budget}
+        if name == "compute":
+            said["memory_seconds"] = memory_seconds(torch, sum(p.numel() for p in model.parameters()))
         print(json.dumps(said), file=answer, flush=True)
+
+
+def memory_seconds(torch, count):
+    """What copying as many bytes takes as an update of `count` parameters reads and writes."""
+    source = torch.ones(64 << 20)
+    target = torch.zeros_like(source)
+    begin = time.perf_counter()
+    for _ in range(4):
+        target.copy_(source)
+    return UPDATE_BYTES * count / (4 * 2 * source.nbytes / (time.perf_counter() - begin))
 
 
 def drive_seconds(directory, total_bytes):
@@ -211,6 +225,9 @@ def main():
                 alone = max(one["peak_bytes"] for one in figures["compute"])
                 text += f" of {(alone + said[0]['budget_bytes'] >> 20) + 100} (compute + budget + 100)"
             print(text)
+        if "compute" in figures:
+            memory = interval([one["memory_seconds"] for one in figures["compute"]])
+            print(f"memory   {memory} s for {UPDATE_BYTES} bytes a parameter, by copying on all threads")
         if drive:
             print(f"drive    {interval(drive)} s for 12 bytes a parameter read and written")
     finally:
