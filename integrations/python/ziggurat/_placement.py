@@ -25,7 +25,7 @@ _BYTES = {
     "split": (4.0, 4.0),
     "bf16": (2.0, 2.0),
 }
-# Of a state on a drive, what is kept in memory beside it is written each step and not read.
+# What memory keeps of a state on a drive is written each step and not read: as much as this share.
 _KEPT_SHARE = 1 / 8
 _WORK_BYTES = 128 << 20  # for what passes through memory between the drive and the update
 _TILE = 16 * 1024  # elements: a parameter's record holds whole ones,
