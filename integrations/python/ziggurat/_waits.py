@@ -59,7 +59,7 @@ class ModuleWaits:
             self._handles += [
                 module.register_forward_pre_hook(before, prepend=True),
                 module.register_state_dict_pre_hook(_BeforeState(this)),
-                module.register_load_state_dict_pre_hook(_BeforeState(this)),
+                _before_load(module, _BeforeState(this)),
             ]
         self._wait_at_entries()
 
@@ -116,6 +116,12 @@ class ModuleWaits:
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+def _before_load(module: torch.nn.Module, hook: Callable[..., None]) -> Any:
+    if hasattr(module, "register_load_state_dict_pre_hook"):
+        return module.register_load_state_dict_pre_hook(hook)
+    return module._register_load_state_dict_pre_hook(hook, with_module=True)  # PyTorch 2.4
 
 
 class _Uses(TorchFunctionMode):

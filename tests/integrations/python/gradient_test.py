@@ -537,6 +537,9 @@ def test_detaching_and_zeroing_in_the_old_way(mode):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.4."), reason="it looks for the storage of gradients"
+)
 def test_compiled():
     ours, theirs, hooks = pair()
     for m in (ours, theirs):
