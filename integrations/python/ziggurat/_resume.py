@@ -18,6 +18,14 @@ from ziggurat._state import Groups
 _FORMAT = 1
 
 
+def accelerators() -> Iterator[tuple[str, Any]]:
+    """Those of this machine that have generators of their own."""
+    for name in ("cuda", "xpu"):
+        module = getattr(torch, name, None)
+        if module is not None and module.is_available():
+            yield name, module
+
+
 def random_states() -> dict[str, Any]:
     """Of every generator that a script draws from without naming one."""
     states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
@@ -25,8 +33,8 @@ def random_states() -> dict[str, Any]:
     if numpy is not None:
         kind, keys, *rest = numpy.random.get_state()
         states["numpy"] = (kind, torch.from_numpy(keys.astype("int64")), *rest)
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state_all()
+    for name, module in accelerators():
+        states[name] = module.get_rng_state_all()
     return states
 
 
@@ -39,8 +47,9 @@ def _set_random_states(states: dict[str, Any]) -> None:
 
         kind, keys, *rest = states["numpy"]
         numpy.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    for name, module in accelerators():
+        if name in states:
+            module.set_rng_state_all(states[name])
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -41,7 +41,7 @@ import ziggurat.torch
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
-from ziggurat._resume import random_states
+from ziggurat._resume import accelerators, random_states
 from ziggurat._state import Groups
 
 __all__ = ["EveryStep", "newest_step", "optimizer", "train"]
@@ -222,6 +222,17 @@ def _has_ended(args: Any, state: TrainerState) -> bool:
     return state.global_step >= state.max_steps and args.num_train_epochs <= state.num_train_epochs
 
 
+def _as_trainer_has(random: dict[str, Any]) -> dict[str, Any]:
+    """A process's random states, of its own accelerator alone."""
+    kind, keys, *rest = random["numpy"]
+    states = {"python": random["python"], "cpu": random["torch"]}
+    states["numpy"] = (kind, keys.numpy().astype("uint32"), *rest)
+    for name, module in accelerators():
+        if name in random:
+            states[name] = random[name][module.current_device()]
+    return states
+
+
 def newest_step(trainer: Trainer) -> str | None:
     """The newest step in the store, for ``trainer.train(resume_from_checkpoint=...)``; None where
     there is no step.
@@ -256,10 +267,7 @@ def newest_step(trainer: Trainer) -> str | None:
     trainer.save_model(str(folder))
     torch.save(optimizer.reference() | kept["optimizer"], folder / "optimizer.pt")
     torch.save(kept["scheduler"], folder / "scheduler.pt")
-    kind, keys, *rest = kept["random"]["numpy"]
-    random = {"python": kept["random"]["python"], "cpu": kept["random"]["torch"]}
-    random["numpy"] = (kind, keys.numpy().astype("uint32"), *rest)
-    torch.save(random, folder / "rng_state.pth")
+    torch.save(_as_trainer_has(kept["random"]), folder / "rng_state.pth")
     state.save_to_json(str(folder / "trainer_state.json"))
     # Trainer loads the weights, and then makes the optimizer that goes on: masters would be taken
     # anew from the parameters if one were there.

@@ -31,6 +31,7 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.hf
 import ziggurat.torch
+from ziggurat._resume import random_states
 
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
@@ -229,6 +230,14 @@ def test_a_run_that_is_killed_goes_on_with_the_same_bits(build, more, tmp_path):
                 break
             shutil.rmtree(two)  # the next run begins anew
     assert resumed > 0
+
+
+def test_trainer_has_the_random_state_of_its_accelerator(monkeypatch):
+    each = [torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "current_device", lambda: 1)
+    states = random_states() | {"xpu": each}
+    assert ziggurat.hf._as_trainer_has(states)["xpu"] is each[1]
 
 
 def of_8_steps(folder, build, placement, **more):

@@ -200,6 +200,29 @@ def test_what_resume_keeps_comes_back_and_must_be_asked_for(tmp_path):
         begun()
 
 
+def test_an_accelerators_random_states_come_back(tmp_path, monkeypatch):
+    states = [torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.uint8)]
+    found = []
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    monkeypatch.setattr(torch.xpu, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.xpu, "set_rng_state_all", found.extend)
+
+    def begun():
+        model = torch.nn.Linear(3, 3)
+        place = f"nvme:{tmp_path}/state"
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=0.1, placement=place)
+        return model, optimizer, ziggurat.torch.Resume(optimizer)
+
+    model, optimizer, _ = begun()
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    assert not found
+    _, optimizer, _ = begun()
+    optimizer.close()
+    assert all(torch.equal(a, b) for a, b in zip(found, states, strict=True))
+
+
 def test_parameters_that_come_after_resume_are_refused(tmp_path):
     model = torch.nn.Linear(3, 3)
     model.bias.requires_grad_(False)
