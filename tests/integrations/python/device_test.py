@@ -11,6 +11,7 @@ try:
     import torch
     from device_cases import CASES, SHAPES, Lab, assert_same, run, train
     from device_double import Double
+    from small_models import one_thread, small_model  # noqa: F401: pytest uses the first
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -18,14 +19,6 @@ except ImportError as missing:
 import ziggurat
 import ziggurat.torch
 from ziggurat._device import Accelerator, workers_beside
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -39,15 +32,7 @@ def test_bits_are_those_of_the_cpu(case, placement, waits, seed, tmp_path):
 
 
 def mlp(lab):
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(61, 48),
-        torch.nn.Flatten(),
-        torch.nn.Linear(8 * 48, 130),
-        torch.nn.GELU(),
-        torch.nn.LayerNorm(130),
-        torch.nn.Linear(130, 61),
-    )
+    model = small_model()
     optimizer = lab.optimizer(model)
     for number in range(12):
         torch.manual_seed(100 + number)

@@ -9,25 +9,13 @@ import sys
 try:
     import pytest
     import torch
+    from small_models import small_model
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
 import ziggurat
 import ziggurat.torch
-
-
-def small_model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Embedding(61, 48),
-        torch.nn.Flatten(),
-        torch.nn.Linear(8 * 48, 130),
-        torch.nn.GELU(),
-        torch.nn.LayerNorm(130),
-        torch.nn.Linear(130, 61),
-    )
-    return model.to(dtype)
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:

@@ -12,6 +12,7 @@ import sys
 try:
     import pytest
     import torch
+    from small_models import one_thread  # noqa: F401: pytest uses it
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -21,14 +22,6 @@ import ziggurat.torch
 from torch import nn
 
 WIDTH = 384  # so that a step is not over before the next line
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_of() -> nn.Module:
