@@ -44,8 +44,7 @@ Task<> EngineImpl::close() {
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
   // What make_durable() has waited for ends by itself, and others may still be in the last of its
   // calls; anything else has peers that would wait for it, and so has a step that never ends.
-  const bool under_way = (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
-  if (under_way && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
+  if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   if (tasks_) {
     try {
@@ -67,6 +66,13 @@ Task<> EngineImpl::close() {
   storage_.reset();  // the ring goes before the memory registered with it
   channels_.reset();
   pool_.reset();
+}
+
+/// Something is under way in which others take part. Lent gradients are none of it, nor records in
+/// memory.
+bool EngineImpl::awaited_by_ranks() const {
+  if (is_lent() && records_ && records_->resident()) return storing_;
+  return (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
 }
 
 /// From now on every call throws `error`; what waits is woken with it.

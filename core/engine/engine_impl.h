@@ -72,6 +72,7 @@ class EngineImpl final : public LentEngine {
   // engine_lend.cc
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                   const StepOptions& options) override;
+  void refuse_step(const Error& why) override;
   void lend_params(UnitId unit, TypedSpan<std::byte> params) override;
   void expect_gradients() override;
   void wait_updated(UnitId unit) override;
@@ -135,6 +136,7 @@ class EngineImpl final : public LentEngine {
   void describe_quantization();
 
   // engine_ranks.cc
+  void find_place();
   Task<> agree_on_settings();
   Task<> set_gather_region_aside();
   ReductionSettings reduction() const;
@@ -154,6 +156,7 @@ class EngineImpl final : public LentEngine {
 
   // engine.cc
   Task<> close();
+  bool awaited_by_ranks() const;
   std::span<float> accumulator(UnitId unit);
   void clear_frozen(UnitId unit);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
@@ -167,6 +170,9 @@ class EngineImpl final : public LentEngine {
   void widen_params(ChunkId id, std::span<float> masters) const;
   void require_blob_given(const char* call) const;
   Task<> updated_from_memory();
+  std::optional<Error> lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
+                                    const StepOptions& options) const;
+  Task<bool> agree_on_lent_step(const StepOptions& options, const std::optional<Error>& refusal);
   Task<StepResult> finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                     const StepOptions& options);
 

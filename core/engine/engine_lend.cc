@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "core/engine/engine_impl.h"
+#include "core/engine/lent_agreement.h"
 #include "tiers/host_device.h"
 
 namespace ziggurat {
@@ -41,8 +42,6 @@ void EngineImpl::validate_lent() const {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
-  require(runtime_.ranks->world_size() == 1,
-          "lent parameters: among several ranks this is not built yet");
   require(config_.clip_norm == 0,
           fmt::format("`clip={}`: a trainer that lends its gradients clips them itself",
                       config_.clip_norm));
@@ -129,37 +128,74 @@ void EngineImpl::wait_all_updated() {
 
 StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
                             const StepOptions& options) {
-  if (gradients.size() != model_.units.size()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("step(): {} gradients for {} units",
-                                                         gradients.size(), model_.units.size()));
-  }
-  for (UnitId u = 0; u < gradients.size(); ++u) {
-    if (!gradients[u].bytes.empty()) require_lent(u, "step", gradients[u].count());
-  }
   return runtime_.reactor.block_on(finish_lent_step(gradients, options));
 }
 
-/// Nothing is made before the trainer knows that it wants it, so nothing is undone.
+void EngineImpl::refuse_step(const Error& why) {
+  runtime_.reactor.block_on([](EngineImpl& self, const Error& its) -> Task<> {
+    self.cancel_.check();
+    co_await self.agree_on_lent_step({.blob = {}}, its);
+  }(*this, why));
+}
+
+/// Why this rank will not make the step.
+std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
+                                              const StepOptions& options) const {
+  if (gradients.size() != model_.units.size()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{} gradients for {} units", gradients.size(), model_.units.size()));
+  }
+  try {
+    require_blob_given("step()");
+    for (UnitId u = 0; u < gradients.size(); ++u) {
+      if (!gradients[u].bytes.empty()) require_lent(u, "step", gradients[u].count());
+    }
+  } catch (const Error& error) {
+    return error;
+  }
+  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone)
+    return Error(ErrorCode::kInvalidArgument, refusal_text(refusal, options));
+  const bool some_left_out =
+      std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
+  if (!some_left_out || config_.optimizer.rounding != Rounding::kStochastic) return std::nullopt;
+  return Error(ErrorCode::kUnimplemented,
+               "a step that leaves parameters out, with stochastic rounding: a store would round "
+               "them anew when it is opened; round to nearest");
+}
+
+/// All ranks make the step, or none does, and each throws. Whether it is to be stored, too, is rank
+/// 0's to say. Without a verdict the engine has ended.
+Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
+                                          const std::optional<Error>& refusal) {
+  const LentFacts own = lent_facts(generation_ + 1, options, checkpoint_due(), refusal);
+  const Communicator& ranks = *channels_->steps;
+  std::vector<LentFacts> all(static_cast<std::size_t>(ranks.world_size()));
+  std::exception_ptr lost;
+  try {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
+    co_await channels_->steps->all_gather(std::as_bytes(std::span(&own, 1)),
+                                          std::as_writable_bytes(std::span(all)));
+  } catch (...) {
+    lost = std::current_exception();
+  }
+  if (lost) {
+    fail(lost);
+    std::rethrow_exception(lost);
+  }
+  if (const std::optional<Error> objection = lent_objection(all, ranks.rank(), refusal))
+    throw *objection;
+  co_return all[0].checkpoint != 0;
+}
+
+/// Nothing is made before the trainers of all ranks know that they want it, so nothing is undone.
 Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                               const StepOptions& options) {
   cancel_.check();
-  require_blob_given("step()");
-  if (const StepRefusal refusal = refusal_of(options); refusal != StepRefusal::kNone) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("step {}: {}; nothing was updated, generation {} stands",
-                            generation_ + 1, refusal_text(refusal, options), generation_));
-  }
-  const bool some_left_out =
-      std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
-  if (some_left_out && config_.optimizer.rounding == Rounding::kStochastic) {
-    throw Error(ErrorCode::kUnimplemented,
-                "a step that leaves parameters out, with stochastic rounding: a store would round "
-                "them anew when it is opened; round to nearest");
-  }
+  const std::optional<Error> refusal = lent_refusal(gradients, options);
+  const bool checkpoint = co_await agree_on_lent_step(options, refusal);
   at_rest_ = false;
   // Until then the gradients of the step before are in use.
   for (UnitId u = 0; u < table_->unit_count(); ++u) co_await cache_->wait_updated(u);
-  const bool checkpoint = checkpoint_due();
   co_await checkpoint_ended();
   for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);
   sweep_->gradient_started(0, generation_ + 1, nullptr);

@@ -116,6 +116,12 @@ void EngineImpl::describe_quantization() {
 
 /// Among how many ranks the state is divided, and what making slices equal costs.
 void EngineImpl::describe_ranks() {
+  if (is_lent() && runtime_.ranks->world_size() > 1) {
+    notes_.push_back(fmt::format(
+        "rank {} of {}: {:.1f} M elements of its own; a step, and what is durable, is that of all",
+        runtime_.ranks->rank(), runtime_.ranks->world_size(),
+        static_cast<double>(model_.count()) * 1e-6));
+  }
   const Sharding& ranks = table_->sharding();
   if (ranks.ranks() == 1) return;
   std::uint64_t updated = 0;

@@ -62,9 +62,7 @@ void EngineImpl::validate() {
   require(config_.slots == 1 || config_.slots == 2,
           fmt::format("`slots={}`: 1 or 2", config_.slots));
   require(config_.tensor_parallel >= 1, fmt::format("`tp={}`: 1 or more", config_.tensor_parallel));
-  const Communicator& ranks = *runtime_.ranks;
-  strategy_ = strategy_of(config_, ranks.world_size());
-  place_ = place_of(ranks.rank(), ranks.world_size(), config_.tensor_parallel);
+  find_place();
   validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
           fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
@@ -113,7 +111,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
       *runtime_.ranks, place_,
       RankChannels::Groups{
           .shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
-  if (sharding().ranks() > 1) co_await agree_on_settings();
+  if (runtime_.ranks->world_size() > 1) co_await agree_on_settings();
   co_await open_store();
   if (storage_->store) storage_->store->set_copies(copies_elsewhere());
   co_await build_floors();
@@ -166,7 +164,8 @@ Task<> EngineImpl::open_store() {
     check_identity(state);
     resumed_ = true;
   } else {
-    // The budget is judged before a byte is written. One layout for all ranks: the smallest chunks.
+    // The budget is judged before a byte is written. One layout for all ranks that divide a model:
+    // the smallest chunks.
     const StateKind& kind = config_.optimizer.state;
     const Sharding cut = sharding();
     const ReductionSettings exchanged = reduction();
@@ -176,7 +175,8 @@ Task<> EngineImpl::open_store() {
                                                     .placement = config_.placement,
                                                     .reduction = exchanged},
                                                    config_.host_budget_bytes);
-    table_.emplace(model_, co_await storage_->quorum.min(tiles), kind, cut);
+    const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
+    table_.emplace(model_, chunk_tiles, kind, cut);
   }
   plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
@@ -215,7 +215,10 @@ void EngineImpl::check_identity(const StoreState& state) {
         fmt::format("`store={}`: another run's: {}. Give the same settings, another "
                     "`store`, or `resume=never` to "
                     "replace it",
-                    storage_->paths(), differences.empty() ? state.run_identity : differences));
+                    storage_->paths(),
+                    differences.empty() ? fmt::format("the store has '{}', this run '{}'",
+                                                      state.run_identity, config_.run_identity)
+                                        : differences));
   }
   if (static_cast<int>(state.slots) != config_.slots) {
     notes_.push_back(

@@ -26,12 +26,29 @@ std::uint64_t text_hash(const std::string& text) {
 
 }  // namespace
 
-/// Every rank sees every difference, and all leave with the same error.
+/// What is lent is this rank's own, and divided with nobody, however many ranks there are.
+void EngineImpl::find_place() {
+  const Communicator& ranks = *runtime_.ranks;
+  const int sharing = is_lent() ? 1 : ranks.world_size();
+  strategy_ = strategy_of(config_, sharing);
+  if (is_lent()) {
+    place_ = {.rank = ranks.rank(), .data_group = {ranks.rank()}, .tensor_group = {ranks.rank()}};
+  } else {
+    place_ = place_of(ranks.rank(), sharing, config_.tensor_parallel);
+  }
+}
+
+/// Every rank sees every difference, and all leave with the same error. What is lent is each rank's
+/// own: the run's identity names the model that it is of.
 Task<> EngineImpl::agree_on_settings() {
   std::vector<Fact> facts{
-      {"the model", text_hash(ChunkTable(model_, 1, config_.optimizer.state).layout())},
-      {"the run (data, seed, batch)", text_hash(config_.run_identity)},
-      {"the rounding's seed", config_.optimizer.rounding_seed}};
+      {is_lent() ? "`run`" : "the run (data, seed, batch)", text_hash(config_.run_identity)},
+      {"the rounding's seed", config_.optimizer.rounding_seed},
+      {"whether there is a `store`", config_.store.empty() ? 0U : 1U}};
+  if (!is_lent()) {
+    const ChunkTable whole(model_, 1, config_.optimizer.state);
+    facts.push_back({"the model", text_hash(whole.layout())});
+  }
   for (const SettingOf<EngineConfig>& setting : engine_settings()) {
     if (setting.among_ranks == AmongRanks::kAlike)
       facts.push_back({fmt::format("`{}`", setting.name), text_hash(setting.agreed(config_))});

@@ -6,9 +6,15 @@
 //     forward, wait_updated(u) before a unit is used; backward
 //     engine.step(gradients, {.groups = ...})
 //
-// One rank. A trainer that clips takes the norm of its gradients itself (GroupStep::grad_scale);
-// the engine looks at none of them before the update, so StepResult::grad_norm is not a number, and
-// gradients that are not finite spread. Nothing is updated before step().
+// A trainer that clips takes the norm of its gradients itself (GroupStep::grad_scale); the engine
+// looks at none of them before the update, so StepResult::grad_norm is not a number, and gradients
+// that are not finite spread. Nothing is updated before step().
+//
+// Among several ranks (Runtime::ranks) each opens an engine of its own pieces of the parameters:
+// which, and of what shapes, is the trainers' business, and so is what they exchange of gradients
+// and parameters. The engines keep the ranks at one generation: a store each, a step that all make
+// or none does, a generation that is durable when all have sealed it, recovery to the newest that
+// is whole on all. Every rank makes each step, if without a single gradient.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "core/engine/engine.h"
 
 namespace ziggurat {
@@ -26,8 +33,10 @@ class LentEngine : public Engine {
  public:
   /// As Engine::open(). `params`: each unit's parameters, without padding, in the unit's type; what
   /// a new store's masters are made from, and where those of a store that is there are written.
-  /// Without a store the records are in memory, and nothing is durable. Errors: Engine::open()'s;
-  /// kInvalidArgument for memory that does not fit the model, clipping, or several ranks.
+  /// Without a store the records are in memory, and nothing is durable. Ranks must have alike what
+  /// EngineConfig::run_identity says, and their settings; not `model`, and not the strategy's part
+  /// of `config`, which divides nothing here. Errors: Engine::open()'s; kInvalidArgument for memory
+  /// that does not fit the model, or clipping.
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params);
@@ -35,12 +44,18 @@ class LentEngine : public Engine {
   /// Makes a step of `gradients`, one for each unit, without padding, in any type; a unit whose is
   /// empty is left out of the step: no decay, no count. Returns when the sweep has begun: the
   /// memory is the engine's until wait_updated(unit). In place of Engine's, whose calls of
-  /// gradients are errors here. Errors: kInvalidArgument for options that make no step, or another
-  /// number of elements, and kUnimplemented: nothing was changed. After any other the engine has
-  /// ended.
+  /// gradients are errors here. Errors, on every rank if one has them, naming it:
+  /// kInvalidArgument for options that make no step, or another number of elements, and
+  /// kUnimplemented: nothing was changed. After any other the engine has ended, on all ranks. What
+  /// ranks must have alike is the generation, and of the options what is no group's: groups are
+  /// those of parameters, and each rank has its own.
   virtual StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
                           const StepOptions& options) = 0;
   using Engine::step;
+  /// In place of step(), where this rank's trainer finds that it cannot make the one that the
+  /// others are making: they get an error that names this rank and `why`, and nothing is changed.
+  /// Throws `why`.
+  virtual void refuse_step(const Error& why) = 0;
   /// The parameters of `unit` are elsewhere now. Waits for an update of them. Errors:
   /// kInvalidArgument for another type or number of elements.
   virtual void lend_params(UnitId unit, TypedSpan<std::byte> params) = 0;

@@ -61,6 +61,12 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
   return model;
 }
 
+void require_blob(std::span<const std::byte> blob) {
+  if (blob.size() <= kTrainerBlobBytes) return;
+  throw wrong(fmt::format("the blob has {} bytes: the store holds at most {}", blob.size(),
+                          kTrainerBlobBytes));
+}
+
 /// Sum of squares of one run of elements, tile by tile.
 double squares(TypedSpan<const std::byte> values) {
   std::vector<float> widened(kTileElements);
@@ -122,10 +128,7 @@ void EmbeddedEngine::read_steps() {
 }
 
 std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blob) const {
-  if (blob.size() > kTrainerBlobBytes) {
-    throw wrong(fmt::format("the blob has {} bytes: the store holds at most {}", blob.size(),
-                            kTrainerBlobBytes));
-  }
+  require_blob(blob);
   const StepsHeader header{.params = stored_steps_.size()};
   std::vector<std::byte> all(sizeof(header) + stored_steps_.size() * sizeof(stored_steps_[0]) +
                              blob.size());
@@ -236,7 +239,7 @@ void EmbeddedEngine::param_written(std::size_t param) {
 /// A parameter's own settings, of those of its group.
 std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) const {
   if (step.groups.size() != group_count_) {
-    throw wrong(fmt::format("step(): {} groups of settings, and the parameters are in {}",
+    throw wrong(fmt::format("{} groups of settings, and the parameters are in {}",
                             step.groups.size(), group_count_));
   }
   std::vector<GroupStep> all;
@@ -252,9 +255,21 @@ std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) con
   return all;
 }
 
+void EmbeddedEngine::refuse_step(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  engine_->refuse_step(why);
+}
+
 StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
   const std::lock_guard lock(mutex_);
-  const std::vector<GroupStep> groups = param_steps(step);
+  std::vector<GroupStep> groups;
+  std::vector<std::byte> blob;
+  try {
+    groups = param_steps(step);
+    require_blob(step.blob);
+  } catch (const Error& error) {
+    engine_->refuse_step(error);
+  }
   const std::vector<std::uint64_t> before = steps_;
   std::vector<TypedSpan<const std::byte>> gradients;
   for (std::size_t p = 0; p < param_count(); ++p) {
@@ -264,7 +279,7 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
   const std::vector<std::uint64_t> stored_before = std::exchange(stored_steps_, steps_);
   StepResult result;
   try {
-    const std::vector<std::byte> blob = with_steps(step.blob);
+    blob = with_steps(step.blob);
     StepOptions options{.blob = blob};
     options.groups = groups;
     options.blob_follows = step.blob_follows;

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/typed_span.h"
 #include "core/engine/lent_engine.h"
 
@@ -68,6 +69,8 @@ class EmbeddedEngine {
   void lend_param(std::size_t param, TypedSpan<std::byte> values);
   void param_written(std::size_t param);
   StepResult step(const EmbeddedStep& step);
+  /// LentEngine's: this rank cannot make the step that the others are making. Throws `why`.
+  void refuse_step(const Error& why);
   void wait(std::size_t param);
   void wait_all();
   void give_blob(std::span<const std::byte> blob);

@@ -65,17 +65,28 @@ std::vector<StoreDirectory> store_of(const ConfigSetting& given) {
   return store;
 }
 
+std::string run_of(const ConfigSetting& given) {
+  if (!given.value.is_string()) throw wrong(fmt::format("{}: it must be a text", described(given)));
+  return given.value.get<std::string>();
+}
+
 }  // namespace
 
 EngineConfig engine_config_of(std::string_view text) {
   EngineConfig config;
   config.clip_norm = 0;
   apply(text, config, engine_settings(), [&](const ConfigSetting& given) {
-    if (given.name == "store") config.store = store_of(given);
-    if (given.name != "progress") return given.name == "store";
-    if (!given.value.is_boolean())
-      throw wrong(fmt::format("{}: it must be true or false", described(given)));
-    if (given.value.get<bool>()) config.progress = open_progress();
+    if (given.name == "store") {
+      config.store = store_of(given);
+    } else if (given.name == "run") {
+      config.run_identity = run_of(given);
+    } else if (given.name == "progress") {
+      if (!given.value.is_boolean())
+        throw wrong(fmt::format("{}: it must be true or false", described(given)));
+      if (given.value.get<bool>()) config.progress = open_progress();
+    } else {
+      return false;
+    }
     return true;
   });
   return config;

@@ -192,7 +192,7 @@ ziggurat::GroupStep group_of(const ziggurat_group& given) {
           .maximize = (given.flags & ZIGGURAT_MAXIMIZE) != 0};
 }
 
-ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& given) {
+ziggurat::EmbeddedStep step_of(const ziggurat_step_options& given) {
   ziggurat::EmbeddedStep step;
   for (const ziggurat_group& group : array_of(given.groups, given.group_count, "groups")) {
     step.groups.push_back({.step = group_of(group), .lr_decay = group.lr_decay});
@@ -206,7 +206,7 @@ ziggurat::StepResult step(EmbeddedEngine& engine, const ziggurat_step_options& g
   step.update_at_once = (given.flags & ZIGGURAT_UPDATE_AT_ONCE) != 0;
   if (given.grad_scale != 0) step.grad_scale = given.grad_scale;
   step.blob = blob_of(given.blob, given.blob_bytes);
-  return engine.step(step);
+  return step;
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -320,9 +320,16 @@ ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint64_t param) {
 ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_options* options,
                               ziggurat_step_result* result) {
   return guarded([&] {
-    const ziggurat_step_options given = copied(options, "options");
-    ziggurat_step_result made = copied(result, "result");
-    made.generation = step(*engines().find(engine)->engine, given).generation;
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    ziggurat_step_result made{};
+    ziggurat::EmbeddedStep its;
+    try {
+      made = copied(result, "result");
+      its = step_of(copied(options, "options"));
+    } catch (const Error& error) {
+      open->engine->refuse_step(error);  // other ranks may be making the step
+    }
+    made.generation = open->engine->step(its).generation;
     give(made, result);
   });
 }

@@ -162,10 +162,11 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 
 /// Opens or creates the state of `count` parameters. `settings` is a JSON object: "store" (a
 /// directory, or a list of them; may be absent with "placement": "optimizer=host", and then nothing
-/// is ever durable), and the engine's settings by the names that `ziggurat train --help` has, with
-/// underscores. Without "host_memory" as much is taken as a run uses well. With "progress": true
-/// an opening of over two seconds says on standard error how far it is. Where a store is resumed,
-/// the parameters are written.
+/// is ever durable), "run" (a text that names the model as a whole, its data and the like: all
+/// ranks and a store that is resumed must have the same), and the engine's settings by the names
+/// that `ziggurat train --help` has, with underscores. Without "host_memory" as much is taken as a
+/// run uses well. With "progress": true an opening of over two seconds says on standard error how
+/// far it is. Where a store is resumed, the parameters are written.
 ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);

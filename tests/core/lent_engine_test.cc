@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/lent_trainer.h"
-#include "tests/core/ranks_harness.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -252,21 +251,6 @@ TEST_F(LentCalls, RefuseParametersThatAreNotTheModels) {
   params = trainer_.lent();
   params[1] = {DType::kBFloat16, params[1].bytes.first(210)};
   EXPECT_THAT(with(params), HasSubstr("105 elements of bf16 are lent, and it has 105 of fp32"));
-}
-
-TEST_F(LentCalls, RefuseSeveralRanks) {
-  const auto runtimes = connected_runtimes(2, 1);
-  const auto errors = run_ranks(2, [&](int rank) {
-    const ScratchDirectory directory;
-    LentTrainer trainer(model_, {});
-    LentEngine::open(model_, config_of(kUsual, Where::kNvme, directory),
-                     *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
-  });
-  for (const std::exception_ptr& thrown : errors) {
-    const Error error = error_in(thrown);
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("among several ranks"));
-  }
 }
 
 TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {

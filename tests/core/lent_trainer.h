@@ -39,8 +39,13 @@ struct LentStep {
 
 class LentTrainer {
  public:
-  LentTrainer(const ModelSpec& model, StateKind state, Rounding rounding = Rounding::kNearest)
-      : model_(model), rounding_(rounding), steps_(model.units.size()) {
+  /// Among several ranks `own` are the units that this one has; empty: it has all.
+  LentTrainer(const ModelSpec& model, StateKind state, Rounding rounding = Rounding::kNearest,
+              std::vector<UnitId> own = {})
+      : model_(model), rounding_(rounding), own_(std::move(own)), steps_(model.units.size()) {
+    if (own_.empty()) {
+      for (UnitId u = 0; u < model.units.size(); ++u) own_.push_back(u);
+    }
     std::uint64_t first_element = 0;
     for (UnitId u = 0; u < model.units.size(); ++u) {
       TypedArray& values = params.emplace_back(model.dtype, model.units[u].count());
@@ -49,9 +54,19 @@ class LentTrainer {
     }
   }
 
+  /// The model of its own units: what its engine is opened with.
+  ModelSpec own_model() const {
+    ModelSpec own = model_;
+    own.units.clear();
+    for (const UnitId u : own_) {
+      own.units.push_back(model_.units[u]);
+      own.units.back().params[0].group = static_cast<std::uint32_t>(own.units.size() - 1);
+    }
+    return own;
+  }
   std::vector<TypedSpan<std::byte>> lent() {
     std::vector<TypedSpan<std::byte>> all;
-    for (TypedArray& values : params) all.push_back(values.span());
+    for (const UnitId u : own_) all.push_back(params[u].span());
     return all;
   }
 
@@ -67,23 +82,26 @@ class LentTrainer {
     options.groups = groups;
     options.update_at_once = its.update_at_once;
     const StepResult result = engine.step(gradients, options);
-    for (UnitId u = 0; u < plain_.size(); ++u) {
-      if (its.left_out.contains(u)) continue;
-      plain_[u].step(settings(groups[u], generation), gradients_[u]);
-      ++steps_[u];
-    }
+    make_plain_step(groups, its, generation);
     return result;
+  }
+  /// The step in plain arrays alone, as `generation`.
+  void plain_step(std::uint64_t generation, const LentStep& its = {}) {
+    write(its.written);
+    make_gradients(generation, its.left_out);
+    make_plain_step(groups_of(its), its, generation);
+    for (const UnitId u : own_) params[u] = plain_[u].values();
   }
 
   /// What the engine was given in the newest step.
   std::vector<TypedSpan<const std::byte>> lent_gradients() const {
     std::vector<TypedSpan<const std::byte>> all;
-    for (const TypedArray& gradient : gradients_) all.emplace_back(gradient.span());
+    for (const UnitId u : own_) all.emplace_back(gradients_[u].span());
     return all;
   }
   void make_gradients(std::uint64_t generation, const std::set<UnitId>& left_out) {
     gradients_.assign(params.size(), {});
-    for (UnitId u = 0; u < params.size(); ++u) {
+    for (const UnitId u : own_) {
       if (left_out.contains(u)) continue;
       gradients_[u] =
           TypedArray(generation % 2 == 0 ? model_.dtype : DType::kFloat32, params[u].count());
@@ -93,7 +111,7 @@ class LentTrainer {
   }
   std::vector<GroupStep> groups_of(const LentStep& its) const {
     std::vector<GroupStep> groups;
-    for (UnitId u = 0; u < params.size(); ++u) {
+    for (const UnitId u : own_) {
       groups.push_back({.learning_rate = 0.01F * static_cast<float>(u + 1),
                         .beta2 = 0.95F,
                         .eps = eps,
@@ -106,7 +124,7 @@ class LentTrainer {
   }
 
   ::testing::AssertionResult same() const {
-    for (UnitId u = 0; u < params.size(); ++u) {
+    for (const UnitId u : own_) {
       const TypedArray expected = plain_[u].values();
       for (std::size_t i = 0; i < expected.count(); ++i) {
         const std::size_t width = size_bytes(expected.dtype);
@@ -129,9 +147,19 @@ class LentTrainer {
 
  private:
   void write(const std::set<UnitId>& units) {
-    for (const UnitId u : units) {
+    for (const UnitId u : own_) {
+      if (!units.contains(u)) continue;
       for (std::size_t i = 0; i < params[u].count(); i += 3) params[u].set(i, 0.125F);
       plain_[u].write(params[u]);
+    }
+  }
+  void make_plain_step(const std::vector<GroupStep>& groups, const LentStep& its,
+                       std::uint64_t generation) {
+    for (std::size_t i = 0; i < own_.size(); ++i) {
+      const UnitId u = own_[i];
+      if (its.left_out.contains(u)) continue;
+      plain_[u].step(settings(groups[i], generation), gradients_[u]);
+      ++steps_[u];
     }
   }
   OptimizerStep::Settings settings(const GroupStep& group, std::uint64_t generation) const {
@@ -146,6 +174,7 @@ class LentTrainer {
 
   ModelSpec model_;
   Rounding rounding_;
+  std::vector<UnitId> own_;
   std::vector<std::uint64_t> steps_;
   std::vector<PlainParam> plain_;
   std::vector<TypedArray> gradients_;
