@@ -53,13 +53,13 @@ std::optional<std::string> Patience::verdict() const {
     if (peers_[rank].left || peers_[rank].silent < silence_) continue;
     return fmt::format(
         "rank {} has not answered for {:.1f} s, half of what ranks are given "
-        "(ZIGGURAT_RANK_TIMEOUT): its process is stopped",
+        "(ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s): its process is stopped",
         rank, in_seconds(peers_[rank].silent));
   }
   if (standing_ < standstill_) return std::nullopt;
   return fmt::format(
       "every rank that answers stands still: none has finished any work for the {:.1f} s that "
-      "ranks are given (ZIGGURAT_RANK_TIMEOUT)",
+      "ranks are given (ZIGGURAT_RANK_TIMEOUT, or an embedder's call_timeout_s)",
       in_seconds(standstill_));
 }
 

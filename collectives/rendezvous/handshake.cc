@@ -132,7 +132,7 @@ Task<Session> call_handshake(Socket& socket, const std::string& secret, const Ca
   if (!same(theirs, derive(secret, kProofOfAcceptor, hello, nonce))) {
     throw Error(ErrorCode::kInvalidArgument,
                 "whoever listens there does not know this job's secret: it is another job's "
-                "rendezvous, or ZIGGURAT_SECRET differs between ranks");
+                "rendezvous, or the secret (ZIGGURAT_SECRET) differs between ranks");
   }
   co_return session_of(secret, hello, nonce, /*caller=*/true);
 }

@@ -56,11 +56,13 @@ void RendezvousProtocol::require_secret() const {
   if (!options_.secret.empty() || options_.without_secret || on_this_host_only()) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format("rendezvous {} can be reached from other machines, and there is no secret: "
-                  "whoever connects could join the job. Set ZIGGURAT_SECRET or "
-                  "ZIGGURAT_SECRET_FILE alike on all ranks (openssl rand -hex 32 makes one), or "
-                  "ZIGGURAT_WITHOUT_SECRET=1 on a network that you trust",
-                  options_.rendezvous));
+      fmt::format(
+          "rendezvous {} can be reached from other machines, and there is no secret: "
+          "whoever connects could join the job. Set ZIGGURAT_SECRET or "
+          "ZIGGURAT_SECRET_FILE alike on all ranks (an embedder gives its runtime's setting "
+          "\"secret\"; openssl rand -hex 32 makes one), or "
+          "ZIGGURAT_WITHOUT_SECRET=1 on a network that you trust",
+          options_.rendezvous));
 }
 
 /// Ranks of one host that have no secret get one that other users of the host cannot get.

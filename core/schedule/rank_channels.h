@@ -38,8 +38,9 @@ struct RankChannels {
     quantized_grads = by_node(ranks, data, groups.exchanges);
     std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
     std::iota(all.begin(), all.end(), 0);
-    steps = ranks.split(all);
+    // The first call of an engine is its store's: two ranks that open something else are found out.
     store = ranks.split(all);
+    steps = ranks.split(all);
   }
 
   std::unique_ptr<Communicator> params;    ///< gathers: in the order of use (stage 3) or of units,

@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +22,8 @@ namespace ziggurat {
 namespace {
 
 using nlohmann::json;
+
+constexpr int kRanksMax = 1 << 20;
 
 /// What a key is, in the caller's words.
 std::string described(const ConfigSetting& given) {
@@ -92,17 +96,63 @@ EngineConfig engine_config_of(std::string_view text) {
   return config;
 }
 
-std::size_t threads_of(std::string_view text) {
-  struct Threads {
+RuntimeSettings runtime_settings_of(std::string_view text) {
+  struct Given {
     std::size_t threads = 0;
+    std::optional<int> rank;
+    std::optional<int> world_size;
+    std::string rendezvous;
+    std::string secret;
+    double connect_timeout_s = 300;
+    double call_timeout_s = 600;
   };
-  using In = SettingsIn<Threads>;
-  const std::vector<SettingOf<Threads>> table{
-      In::integer("threads", &Threads::threads, {.min = 0, .max = 4096},
-                  {.values = "N", .help = "workers; 0: this process's share of the machine"})};
-  Threads config;
-  apply(text, config, table);
-  return config.threads;
+  using In = SettingsIn<Given>;
+  constexpr NumberRange kSeconds{.min = 0.1, .max = 1e6};
+  const std::vector<SettingOf<Given>> table{
+      In::integer("threads", &Given::threads, {.min = 0, .max = 4096},
+                  {.values = "N", .help = "workers; 0: this process's share of the machine"}),
+      In::integer("rank", &Given::rank, {.min = 0, .max = kRanksMax - 1},
+                  {.values = "R", .help = "of world_size ranks, counted from 0"}),
+      In::integer("world_size", &Given::world_size, {.min = 1, .max = kRanksMax},
+                  {.values = "N", .help = "ranks that find each other"}),
+      In::text("rendezvous", &Given::rendezvous,
+               {.values = "HOST:PORT", .help = "an address of rank 0's machine"}),
+      In::text("secret", &Given::secret,
+               {.values = "TEXT", .help = "that all ranks know; on one host none is needed"}),
+      In::number("connect_timeout_s", &Given::connect_timeout_s, kSeconds,
+                 {.values = "SECONDS", .help = "for all ranks to come"}),
+      In::number("call_timeout_s", &Given::call_timeout_s, kSeconds,
+                 {.values = "SECONDS", .help = "in which no rank finishes any work"})};
+  Given given;
+  apply(text, given, table);
+  RuntimeSettings settings{.threads = given.threads, .ranks = {}};
+  if (!given.rank && !given.world_size) {
+    if (given.rendezvous.empty()) return settings;
+    throw wrong("settings: \"rendezvous\" without \"rank\" and \"world_size\": give all three");
+  }
+  if (!given.rank || !given.world_size)
+    throw wrong("settings: \"rank\" and \"world_size\" belong together: give both, or neither");
+  if (*given.rank >= *given.world_size) {
+    throw wrong(fmt::format("setting \"rank\": {} of {} ranks: give 0 to {}", *given.rank,
+                            *given.world_size, *given.world_size - 1));
+  }
+  if (*given.world_size > 1 && given.rendezvous.empty()) {
+    throw wrong(
+        "settings: several ranks without \"rendezvous\": give \"HOST:PORT\", an address of rank "
+        "0's machine that the others reach");
+  }
+  const auto seconds = [](double value) {
+    return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(value));
+  };
+  settings.ranks = {.rank = *given.rank,
+                    .world_size = *given.world_size,
+                    .source = "the runtime's settings",
+                    .rendezvous = given.rendezvous,
+                    .rendezvous_source = "setting \"rendezvous\"",
+                    .secret = given.secret,
+                    .connect_timeout = seconds(given.connect_timeout_s),
+                    .call_timeout = seconds(given.call_timeout_s)};
+  return settings;
 }
 
 }  // namespace ziggurat

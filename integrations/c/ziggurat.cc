@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/ziggurat.cc: the C functions: what a caller wrote, checked, in C++ terms; and what
-// was thrown, as a status.
+// integrations/c/ziggurat.cc: the C functions of runtimes and engines: what a caller wrote,
+// checked, in C++ terms. Those of exchanges are in exchange_calls.cc.
 #include "integrations/c/ziggurat.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "collectives/rendezvous/rendezvous.h"
+#include "integrations/c/c_call.h"
 #include "integrations/c/embedded_engine.h"
 #include "integrations/c/handles.h"
 #include "integrations/c/settings_json.h"
@@ -20,10 +20,14 @@
 
 namespace {
 
+using ziggurat::bytes_of;
 using ziggurat::DType;
 using ziggurat::EmbeddedEngine;
 using ziggurat::Error;
-using ziggurat::ErrorCode;
+using ziggurat::guarded;
+using ziggurat::last_error;
+using ziggurat::required;
+using ziggurat::runtimes;
 using ziggurat::TypedSpan;
 using ziggurat::wrong;
 
@@ -33,64 +37,10 @@ struct OpenEngine {
   std::unique_ptr<EmbeddedEngine> engine;
 };
 
-// Never destroyed: what a program leaves open at its exit ends with it, whatever its threads do.
-ziggurat::Handles<ziggurat::Runtime>& runtimes() {
-  static auto& all = *new ziggurat::Handles<ziggurat::Runtime>("runtime");
-  return all;
-}
+/// Never destroyed, as runtimes().
 ziggurat::Handles<OpenEngine>& engines() {
   static auto& all = *new ziggurat::Handles<OpenEngine>("engine");
   return all;
-}
-
-std::string& last_error() {
-  thread_local std::string text;
-  return text;
-}
-
-ziggurat_status status_of(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kInvalidArgument: return ZIGGURAT_INVALID_ARGUMENT;
-    case ErrorCode::kResourceExhausted: return ZIGGURAT_RESOURCE_EXHAUSTED;
-    case ErrorCode::kUnavailable: return ZIGGURAT_UNAVAILABLE;
-    case ErrorCode::kDeadlineExceeded: return ZIGGURAT_DEADLINE_EXCEEDED;
-    case ErrorCode::kDataLoss: return ZIGGURAT_DATA_LOSS;
-    case ErrorCode::kCancelled: return ZIGGURAT_CANCELLED;
-    case ErrorCode::kUnimplemented: return ZIGGURAT_UNIMPLEMENTED;
-  }
-  return ZIGGURAT_INTERNAL;
-}
-
-ziggurat_status failed(ziggurat_status status, const char* message) noexcept {
-  try {
-    last_error() = message;
-  } catch (...) {
-    last_error().clear();  // no memory for the words: the status stands
-  }
-  return status;
-}
-
-/// Nothing that is thrown reaches a C caller.
-template <class Call>
-ziggurat_status guarded(const Call& call) noexcept {
-  try {
-    call();
-    return ZIGGURAT_OK;
-  } catch (const Error& error) {
-    return failed(status_of(error.code()), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(ZIGGURAT_RESOURCE_EXHAUSTED, "no memory is left for the call itself");
-  } catch (const std::exception& error) {
-    return failed(ZIGGURAT_INTERNAL, error.what());
-  } catch (...) {
-    return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
-  }
-}
-
-template <class Pointer>
-Pointer required(Pointer pointer, const char* what) {
-  if (pointer == nullptr) throw wrong(fmt::format("{} is null", what));
-  return pointer;
 }
 
 /// The struct as this library knows it: what an older caller does not have is zero.
@@ -169,11 +119,6 @@ std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const cha
   return all;
 }
 
-std::span<const std::byte> blob_of(const void* blob, std::uint64_t blob_bytes) {
-  if (blob_bytes == 0) return {};
-  return {static_cast<const std::byte*>(required(blob, "blob")), blob_bytes};
-}
-
 ziggurat::GroupStep group_of(const ziggurat_group& given) {
   constexpr std::uint32_t kKnown = ZIGGURAT_NESTEROV | ZIGGURAT_MAXIMIZE;
   if ((given.flags & ~kKnown) != 0) {
@@ -205,7 +150,7 @@ ziggurat::EmbeddedStep step_of(const ziggurat_step_options& given) {
   step.blob_follows = (given.flags & ZIGGURAT_BLOB_FOLLOWS) != 0;
   step.update_at_once = (given.flags & ZIGGURAT_UPDATE_AT_ONCE) != 0;
   if (given.grad_scale != 0) step.grad_scale = given.grad_scale;
-  step.blob = blob_of(given.blob, given.blob_bytes);
+  step.blob = bytes_of(given.blob, given.blob_bytes, "blob");
   return step;
 }
 
@@ -246,17 +191,21 @@ ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* 
   return guarded([&] {
     required(runtime, "runtime");
     *runtime = 0;
-    const std::size_t threads = ziggurat::threads_of(settings == nullptr ? "{}" : settings);
+    const ziggurat::RuntimeSettings its =
+        ziggurat::runtime_settings_of(settings == nullptr ? "{}" : settings);
     // The embedder computes with threads of its own, which go where the kernel puts them.
-    *runtime = runtimes().add(
-        ziggurat::Runtime::create({.threads = threads, .pin = false, .trace_path = {}}));
+    std::unique_ptr<ziggurat::Runtime> created =
+        ziggurat::Runtime::create({.threads = its.threads, .pin = false, .trace_path = {}});
+    if (its.ranks.world_size > 1)
+      created->ranks = ziggurat::connect_ranks(created->reactor, *created->workers, its.ranks);
+    *runtime = runtimes().add(std::move(created));
   });
 }
 
 ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
   return guarded([&] {
     if (!runtimes().remove_if_unused(runtime))
-      throw wrong(fmt::format("runtime {} has engines: close them first", runtime));
+      throw wrong(fmt::format("runtime {} has engines or exchanges: close them first", runtime));
   });
 }
 
@@ -346,7 +295,8 @@ ziggurat_status ziggurat_wait(ziggurat_engine engine, uint64_t param) {
 }
 
 ziggurat_status ziggurat_give_blob(ziggurat_engine engine, const void* blob, uint64_t blob_bytes) {
-  return guarded([&] { engines().find(engine)->engine->give_blob(blob_of(blob, blob_bytes)); });
+  return guarded(
+      [&] { engines().find(engine)->engine->give_blob(bytes_of(blob, blob_bytes, "blob")); });
 }
 
 ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uint64_t* steps) {

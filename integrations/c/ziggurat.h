@@ -16,6 +16,12 @@
 //   ziggurat_engine_close(engine);
 //   ziggurat_runtime_destroy(runtime);
 //
+// Several processes may be ranks of one job (ziggurat_runtime_create()). Each then opens an engine
+// of its own pieces of the parameters, of whatever shape, and the ranks exchange gradients and
+// parameters themselves, with ziggurat_exchange_open() or anything else. The engines keep them at
+// one step: all make it or none does, and a crash leaves all at the same one. Engines and exchanges
+// of a runtime are opened in the same order on every rank.
+//
 // Every call returns a status; ziggurat_last_error() says in words what the last one that failed on
 // this thread had against it. A handle that is not there, a parameter that the model does not have,
 // a size that does not fit: each is an error, and nothing changes. Calls may come from any thread;
@@ -61,6 +67,7 @@ enum { ZIGGURAT_FP32 = 0, ZIGGURAT_BF16 = 1, ZIGGURAT_FP16 = 2 };
 /// 0 is never one. A handle is not used again after its object is gone.
 typedef uint64_t ziggurat_runtime;
 typedef uint64_t ziggurat_engine;
+typedef uint64_t ziggurat_exchange;
 
 #ifndef __cplusplus
 #define ZIGGURAT_INIT(type) \
@@ -153,11 +160,21 @@ ZIGGURAT_API const char* ziggurat_version(void);
 /// fails.
 ZIGGURAT_API const char* ziggurat_last_error(void);
 
-/// Workers and the thread that decides; engines share them. `settings`: {"threads": N}, or null: as
-/// many as this process's share of the machine.
+/// Workers and the thread that decides; engines share them. `settings` is a JSON object, or null:
+///
+///   "threads"              workers; absent or 0: as many as this process's share of the machine
+///   "rank", "world_size"   this process is one of several; absent: it is alone, whatever a
+///                          launcher's variables say. What follows is for several
+///   "rendezvous"           "HOST:PORT": an address of rank 0's machine, which listens there until
+///                          all have come
+///   "secret"               a text that all ranks know; may be absent where all are on this host
+///   "connect_timeout_s"    for all to come; 300
+///   "call_timeout_s"       what ends the job if no rank has finished any work meanwhile; 600
+///
+/// Waits for all ranks. Errors: ZIGGURAT_DEADLINE_EXCEEDED, naming the ranks that did not come.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_create(const char* settings,
                                                      ziggurat_runtime* runtime);
-/// Errors: ZIGGURAT_INVALID_ARGUMENT while an engine is open on it.
+/// Errors: ZIGGURAT_INVALID_ARGUMENT while an engine or an exchange is open on it.
 ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 
 /// Opens or creates the state of `count` parameters. `settings` is a JSON object: "store" (a
@@ -172,6 +189,35 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const char* settings, ziggurat_engine* engine);
 /// What is not durable is lost: ziggurat_make_durable() comes before.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
+
+/// What ranks exchange among themselves, from host memory to host memory, beside what their engines
+/// say. All ranks open it, at the same place among their engines and exchanges, by the same name;
+/// on one rank it works too. Calls may come from any thread; on every rank they begin in the same
+/// order, with the same sizes, and several may be under way. Their memory is the exchange's from
+/// begin to ziggurat_finish(). After an error other than ZIGGURAT_INVALID_ARGUMENT of begin itself
+/// nothing more is exchanged on this runtime, nor do its engines make another step: a rank that
+/// ends fails the calls of all others with ZIGGURAT_UNAVAILABLE, which name it and the call.
+ZIGGURAT_API ziggurat_status ziggurat_exchange_open(ziggurat_runtime runtime, const char* name,
+                                                    ziggurat_exchange* exchange);
+/// Waits for what is under way.
+ZIGGURAT_API ziggurat_status ziggurat_exchange_close(ziggurat_exchange exchange);
+/// Slice r of `input` goes to rank r, slice r of `output` comes from it: `slice_bytes` each. The
+/// two do not overlap.
+ZIGGURAT_API ziggurat_status ziggurat_begin_all_to_all(ziggurat_exchange exchange,
+                                                       const void* input, void* output,
+                                                       uint64_t slice_bytes, uint64_t* ticket);
+/// Slice r of `output` is rank r's `input`, which may lie there already.
+ZIGGURAT_API ziggurat_status ziggurat_begin_all_gather(ziggurat_exchange exchange,
+                                                       const void* input, void* output,
+                                                       uint64_t input_bytes, uint64_t* ticket);
+/// In place: their sums over the ranks, taken in the order of ranks, so of the same bits on all.
+/// For a few values.
+ZIGGURAT_API ziggurat_status ziggurat_begin_all_reduce_doubles(ziggurat_exchange exchange,
+                                                               double* values, uint64_t count,
+                                                               uint64_t* ticket);
+ZIGGURAT_API ziggurat_status ziggurat_begin_barrier(ziggurat_exchange exchange, uint64_t* ticket);
+/// Waits for the call of that ticket; once for each.
+ZIGGURAT_API ziggurat_status ziggurat_finish(ziggurat_exchange exchange, uint64_t ticket);
 
 /// Lends the gradient of parameter `param` (its index in open's array) in the step to come, which
 /// is multiplied by `scale`; in place of one that it has. Of any type. The memory is the caller's
@@ -203,7 +249,9 @@ ZIGGURAT_API ziggurat_status ziggurat_param_written(ziggurat_engine engine, uint
 /// Makes a step of all gradients and returns: parameters are written from now on, until
 /// ziggurat_wait() for them returns. Errors: ZIGGURAT_INVALID_ARGUMENT for settings that make no
 /// step; nothing was changed then, and the gradients are still those of the step to come. After any
-/// other error the engine has ended.
+/// other error the engine has ended. Among several ranks all make each step, those too that have no
+/// gradient: if one refuses it, none makes it, and the error of all names that one. Averaging and
+/// clipping are the callers', and so are groups' settings, which are not compared.
 ZIGGURAT_API ziggurat_status ziggurat_step(ziggurat_engine engine,
                                            const ziggurat_step_options* options,
                                            ziggurat_step_result* result);

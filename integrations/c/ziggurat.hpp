@@ -67,6 +67,46 @@ class Runtime {
   ziggurat_runtime handle_ = 0;
 };
 
+/// What ranks exchange; memory is the exchange's until finish().
+class Exchange {
+ public:
+  Exchange(const Runtime& runtime, const std::string& name) {
+    check(ziggurat_exchange_open(runtime.handle(), name.c_str(), &handle_));
+  }
+  Exchange(Exchange&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  Exchange& operator=(Exchange&&) = delete;
+  ~Exchange() {
+    if (handle_ != 0) ziggurat_exchange_close(handle_);
+  }
+  ziggurat_exchange handle() const noexcept { return handle_; }
+
+  std::uint64_t begin_all_to_all(const void* input, void* output, std::uint64_t slice_bytes) {
+    std::uint64_t ticket = 0;
+    check(ziggurat_begin_all_to_all(handle_, input, output, slice_bytes, &ticket));
+    return ticket;
+  }
+  std::uint64_t begin_all_gather(const void* input, void* output, std::uint64_t input_bytes) {
+    std::uint64_t ticket = 0;
+    check(ziggurat_begin_all_gather(handle_, input, output, input_bytes, &ticket));
+    return ticket;
+  }
+  void finish(std::uint64_t ticket) { check(ziggurat_finish(handle_, ticket)); }
+  /// Their sums over the ranks.
+  void all_reduce(std::vector<double>& values) {
+    std::uint64_t ticket = 0;
+    check(ziggurat_begin_all_reduce_doubles(handle_, values.data(), values.size(), &ticket));
+    finish(ticket);
+  }
+  void barrier() {
+    std::uint64_t ticket = 0;
+    check(ziggurat_begin_barrier(handle_, &ticket));
+    finish(ticket);
+  }
+
+ private:
+  ziggurat_exchange handle_ = 0;
+};
+
 struct Param {
   std::string name;
   std::vector<std::int64_t> shape;

@@ -4,220 +4,59 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
-ABI_VERSION = 0
-DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
-_NESTEROV, _MAXIMIZE = 1, 2  # bits of _Group.flags
+from ziggurat._abi import (
+    ABI_VERSION,
+    ALL_PARAMS,
+    BLOB_FOLLOWS,
+    DTYPES,
+    HANDLE,
+    MAXIMIZE,
+    NESTEROV,
+    UPDATE_AT_ONCE,
+    DataLoss,
+    GroupStruct,
+    InvalidArgument,
+    ParamStruct,
+    ResourceExhausted,
+    StateStruct,
+    StepOptions,
+    StepResult,
+    Unavailable,
+    Unimplemented,
+    ZigguratError,
+    call,
+    library,
+    memory,
+    sized,
+    version,
+)
 
-
-class ZigguratError(RuntimeError):
-    """What the engine has against a call, in its words."""
-
-
-class InvalidArgument(ZigguratError, ValueError):
-    """Fix the call or the settings."""
-
-
-class ResourceExhausted(ZigguratError, MemoryError):
-    """Free something, or give a larger budget."""
-
-
-class Unavailable(ZigguratError):
-    """The file or device is gone or in use, or the gradients' norm is not finite."""
-
-
-class DataLoss(ZigguratError):
-    """The store is damaged."""
-
-
-class Unimplemented(ZigguratError, NotImplementedError):
-    """Not built yet."""
-
-
-_ERRORS: dict[int, type[ZigguratError]] = {
-    1: InvalidArgument,
-    2: ResourceExhausted,
-    3: Unavailable,
-    5: DataLoss,
-    7: Unimplemented,
-}
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("dtype", ctypes.c_int32),
-        ("address", ctypes.c_void_p),
-        ("size_bytes", ctypes.c_uint64),
-    ]
-
-
-class _Param(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("group", ctypes.c_uint32),
-        ("name", ctypes.c_char_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("dimensions", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("values", _Memory),
-    ]
-
-
-class _Group(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("learning_rate", ctypes.c_float),
-        ("beta1", ctypes.c_float),
-        ("beta2", ctypes.c_float),
-        ("eps", ctypes.c_float),
-        ("weight_decay", ctypes.c_float),
-        ("lr_decay", ctypes.c_float),
-        ("dampening", ctypes.c_float),
-        ("flags", ctypes.c_uint32),
-    ]
-
-
-class _StepOptions(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("group_count", ctypes.c_uint32),
-        ("groups", ctypes.POINTER(_Group)),
-        ("grad_scale", ctypes.c_float),
-        ("flags", ctypes.c_uint32),
-        ("blob", ctypes.c_char_p),
-        ("blob_bytes", ctypes.c_uint64),
-    ]
-
-
-class _StepResult(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
-        ("generation", ctypes.c_uint64),
-    ]
-
-
-class _State(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", ctypes.c_uint32),
-        ("resumed", ctypes.c_int32),
-        ("generation", ctypes.c_uint64),
-        ("durable_generation", ctypes.c_uint64),
-        ("blob_bytes", ctypes.c_uint64),
-    ]
-
-
-_HANDLE = _INDEX = ctypes.c_uint64
-_ALL_PARAMS = 2**64 - 1
-_BLOB_FOLLOWS, _UPDATE_AT_ONCE = 1, 2  # bits of _StepOptions.flags
-_SIGNATURES: dict[str, list[Any]] = {
-    "ziggurat_runtime_create": [ctypes.c_char_p, ctypes.POINTER(_HANDLE)],
-    "ziggurat_runtime_destroy": [_HANDLE],
-    "ziggurat_engine_open": [
-        _HANDLE,
-        ctypes.POINTER(_Param),
-        ctypes.c_uint64,
-        ctypes.c_char_p,
-        ctypes.POINTER(_HANDLE),
-    ],
-    "ziggurat_engine_close": [_HANDLE],
-    "ziggurat_lend_gradient": [_HANDLE, _INDEX, ctypes.POINTER(_Memory), ctypes.c_float],
-    "ziggurat_add_gradient": [_HANDLE, _INDEX, ctypes.POINTER(_Memory), ctypes.c_float],
-    "ziggurat_discard_gradients": [_HANDLE],
-    "ziggurat_gradient_norm": [_HANDLE, ctypes.POINTER(ctypes.c_double)],
-    "ziggurat_expect_gradients": [_HANDLE],
-    "ziggurat_lend_param": [_HANDLE, _INDEX, ctypes.POINTER(_Memory)],
-    "ziggurat_param_written": [_HANDLE, _INDEX],
-    "ziggurat_step": [_HANDLE, ctypes.POINTER(_StepOptions), ctypes.POINTER(_StepResult)],
-    "ziggurat_wait": [_HANDLE, _INDEX],
-    "ziggurat_give_blob": [_HANDLE, ctypes.c_char_p, ctypes.c_uint64],
-    "ziggurat_param_steps": [_HANDLE, _INDEX, ctypes.POINTER(ctypes.c_uint64)],
-    "ziggurat_state_names": [
-        _HANDLE,
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.POINTER(ctypes.c_uint64),
-    ],
-    "ziggurat_read_state": [_HANDLE, _INDEX, ctypes.c_char_p, ctypes.POINTER(_Memory)],
-    "ziggurat_write_state": [_HANDLE, _INDEX, ctypes.c_char_p, ctypes.POINTER(_Memory)],
-    "ziggurat_set_param_steps": [_HANDLE, _INDEX, ctypes.c_uint64],
-    "ziggurat_make_durable": [_HANDLE],
-    "ziggurat_engine_state": [_HANDLE, ctypes.POINTER(_State)],
-    "ziggurat_read_blob": [_HANDLE, ctypes.c_void_p, ctypes.c_uint64],
-    "ziggurat_describe": [
-        _HANDLE,
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.POINTER(ctypes.c_uint64),
-    ],
-    "ziggurat_figures": [
-        _HANDLE,
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.POINTER(ctypes.c_uint64),
-    ],
-}
-
-
-def _library_path() -> str:
-    """ZIGGURAT_LIBRARY, or the one that came with this package."""
-    named = os.environ.get("ZIGGURAT_LIBRARY")
-    if named:
-        return named
-    return str(Path(__file__).parent / "lib" / f"libziggurat.so.{ABI_VERSION}")
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """The engine. Errors: ImportError naming the path, and what would help."""
-    path = _library_path()
-    try:
-        loaded = ctypes.CDLL(path)
-    except OSError as error:
-        raise ImportError(
-            f"cannot load the engine from {path}: {error}; install the wheel (scripts/build-wheel "
-            "makes it), or set ZIGGURAT_LIBRARY to a build's: build/dev/lib/libziggurat.so"
-        ) from error
-    abi = loaded.ziggurat_abi_version()
-    if abi != ABI_VERSION:
-        raise ImportError(f"{path} has ABI {abi}, and this package needs {ABI_VERSION}")
-    loaded.ziggurat_last_error.restype = ctypes.c_char_p
-    loaded.ziggurat_version.restype = ctypes.c_char_p
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name)
-        function.argtypes = arguments
-        function.restype = ctypes.c_int32
-    return loaded
-
-
-def version() -> str:
-    """The engine's version."""
-    return library().ziggurat_version().decode()
-
-
-def _call(name: str, *arguments: Any) -> None:
-    status = getattr(library(), name)(*arguments)
-    if status != 0:
-        words = library().ziggurat_last_error().decode(errors="replace")
-        raise _ERRORS.get(status, ZigguratError)(words)
-
-
-def _sized(structure: type[ctypes.Structure], **fields: Any) -> Any:
-    return structure(struct_size=ctypes.sizeof(structure), **fields)
-
-
-def _memory(dtype: str, address: int, count: int) -> _Memory:
-    code, element_bytes = DTYPES[dtype]
-    return _sized(_Memory, dtype=code, address=address, size_bytes=count * element_bytes)
+__all__ = [
+    "ABI_VERSION",
+    "DTYPES",
+    "DataLoss",
+    "Engine",
+    "Exchange",
+    "GroupStep",
+    "InvalidArgument",
+    "Param",
+    "Ranks",
+    "ResourceExhausted",
+    "Runtime",
+    "Ticket",
+    "Unavailable",
+    "Unimplemented",
+    "ZigguratError",
+    "library",
+    "version",
+]
 
 
 @dataclass(frozen=True)
@@ -252,13 +91,28 @@ class GroupStep:
     maximize: bool = False
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Which of the processes of a job this one is, and where they find each other."""
+
+    rank: int
+    world_size: int
+    rendezvous: str = ""  #: "HOST:PORT", an address of rank 0's machine
+    secret: str = ""  #: that all ranks know; may be empty where all are on this host
+    connect_timeout_s: float = 300.0  #: for all ranks to come
+    call_timeout_s: float = 600.0  #: what ends the job if no rank has finished any work meanwhile
+
+
 class Runtime:
     """Workers, and the thread that decides; engines share them. Closed with the object."""
 
-    def __init__(self, threads: int = 0) -> None:
-        handle = _HANDLE()
-        settings = json.dumps({"threads": threads}).encode()
-        _call("ziggurat_runtime_create", settings, ctypes.byref(handle))
+    def __init__(self, threads: int = 0, ranks: Ranks | None = None) -> None:
+        """With `ranks` this process is one of several, and all of them are waited for."""
+        handle = HANDLE()
+        settings: dict[str, Any] = {"threads": threads}
+        if ranks is not None:
+            settings.update(asdict(ranks))
+        call("ziggurat_runtime_create", json.dumps(settings).encode(), ctypes.byref(handle))
         self.handle = handle.value
         self._ended = weakref.finalize(
             self, _end, "ziggurat_runtime_destroy", handle.value, os.getpid()
@@ -273,15 +127,15 @@ def _close(ended: weakref.finalize[..., Any]) -> None:
     # Not by calling it: one that was called is dead, though the call was refused.
     peeked = ended.peek()
     if peeked is not None:
-        _, call, arguments, _ = peeked
-        call(*arguments)
+        _, end, arguments, _ = peeked
+        end(*arguments)
         ended.detach()
 
 
-def _end(call: str, handle: int, owner: int, *kept: object) -> None:
+def _end(name: str, handle: int, owner: int, *kept: object) -> None:
     # What is `kept` stays until this was called. A forked child has no threads that would answer.
     if os.getpid() == owner:
-        _call(call, handle)
+        call(name, handle)
 
 
 class Engine:
@@ -296,17 +150,17 @@ class Engine:
     ) -> None:
         """`kept` has memory that is lent, and stays until the engine is closed."""
         self._params = list(params)
-        array = (_Param * len(self._params))()
+        array = (ParamStruct * len(self._params))()
         for given, param in zip(array, self._params, strict=True):
-            given.struct_size = ctypes.sizeof(_Param)
+            given.struct_size = ctypes.sizeof(ParamStruct)
             given.group = param.group
             given.name = param.name.encode()
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
-            given.values = _memory(param.dtype, param.address, param.count)
-        handle = _HANDLE()
+            given.values = memory(param.dtype, param.address, param.count)
+        handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
-        _call(
+        call(
             "ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle)
         )
         self.handle = handle.value
@@ -319,35 +173,35 @@ class Engine:
     ) -> None:
         """The gradient of parameter `index` in the step to come, times `scale`; it must stay as it is
         until wait(index) after the step."""
-        _call("ziggurat_lend_gradient", self.handle, index, _memory(dtype, address, count), scale)
+        call("ziggurat_lend_gradient", self.handle, index, memory(dtype, address, count), scale)
 
     def add_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
     ) -> None:
         """Adds to it in memory of the engine's; the memory is free again on return."""
-        _call("ziggurat_add_gradient", self.handle, index, _memory(dtype, address, count), scale)
+        call("ziggurat_add_gradient", self.handle, index, memory(dtype, address, count), scale)
 
     def discard_gradients(self) -> None:
         """No parameter has a gradient in the step to come."""
-        _call("ziggurat_discard_gradients", self.handle)
+        call("ziggurat_discard_gradients", self.handle)
 
     def gradient_norm(self) -> float:
         """The 2-norm of all gradients of the step to come."""
         norm = ctypes.c_double()
-        _call("ziggurat_gradient_norm", self.handle, ctypes.byref(norm))
+        call("ziggurat_gradient_norm", self.handle, ctypes.byref(norm))
         return norm.value
 
     def expect_gradients(self) -> None:
         """Gradients are being computed: records may be read meanwhile."""
-        _call("ziggurat_expect_gradients", self.handle)
+        call("ziggurat_expect_gradients", self.handle)
 
     def lend_param(self, index: int, dtype: str, address: int, count: int) -> None:
         """The parameter was moved there."""
-        _call("ziggurat_lend_param", self.handle, index, _memory(dtype, address, count))
+        call("ziggurat_lend_param", self.handle, index, memory(dtype, address, count))
 
     def param_written(self, index: int) -> None:
         """Before the next step its master is taken anew from the parameter."""
-        _call("ziggurat_param_written", self.handle, index)
+        call("ziggurat_param_written", self.handle, index)
 
     def step(
         self,
@@ -361,10 +215,10 @@ class Engine:
 
         `update_at_once`: those whose state is in memory are updated when this returns.
         """
-        array = (_Group * len(groups))(
+        array = (GroupStruct * len(groups))(
             *(
-                _sized(
-                    _Group,
+                sized(
+                    GroupStruct,
                     learning_rate=group.lr,
                     beta1=group.betas[0],
                     beta2=group.betas[1],
@@ -372,36 +226,36 @@ class Engine:
                     weight_decay=group.weight_decay,
                     lr_decay=group.lr_decay,
                     dampening=group.dampening,
-                    flags=_NESTEROV * group.nesterov + _MAXIMIZE * group.maximize,
+                    flags=NESTEROV * group.nesterov + MAXIMIZE * group.maximize,
                 )
                 for group in groups
             )
         )
-        options = _sized(
-            _StepOptions,
+        options = sized(
+            StepOptions,
             group_count=len(groups),
             groups=array,
             grad_scale=grad_scale,
-            flags=_BLOB_FOLLOWS * blob_follows + _UPDATE_AT_ONCE * update_at_once,
+            flags=BLOB_FOLLOWS * blob_follows + UPDATE_AT_ONCE * update_at_once,
             blob=blob or None,
             blob_bytes=len(blob),
         )
-        result = _sized(_StepResult)
-        _call("ziggurat_step", self.handle, ctypes.byref(options), ctypes.byref(result))
+        result = sized(StepResult)
+        call("ziggurat_step", self.handle, ctypes.byref(options), ctypes.byref(result))
         return int(result.generation)
 
     def give_blob(self, blob: bytes) -> None:
         """That of the newest step, which was made with blob_follows."""
-        _call("ziggurat_give_blob", self.handle, blob or None, len(blob))
+        call("ziggurat_give_blob", self.handle, blob or None, len(blob))
 
     def wait(self, index: int | None = None) -> None:
         """Returns when parameter `index`, or every one, is that of the newest step."""
-        _call("ziggurat_wait", self.handle, _ALL_PARAMS if index is None else index)
+        call("ziggurat_wait", self.handle, ALL_PARAMS if index is None else index)
 
     def steps_of(self, index: int) -> int:
         """Steps that the parameter has made."""
         steps = ctypes.c_uint64()
-        _call("ziggurat_param_steps", self.handle, index, ctypes.byref(steps))
+        call("ziggurat_param_steps", self.handle, index, ctypes.byref(steps))
         return steps.value
 
     def state_names(self) -> list[str]:
@@ -410,25 +264,25 @@ class Engine:
 
     def read_state(self, index: int, name: str, address: int, count: int) -> None:
         """Copies the parameter's array `name` of the newest step there, in fp32."""
-        values = _memory("fp32", address, count)
-        _call("ziggurat_read_state", self.handle, index, name.encode(), values)
+        values = memory("fp32", address, count)
+        call("ziggurat_read_state", self.handle, index, name.encode(), values)
 
     def write_state(self, index: int, name: str, address: int, count: int) -> None:
         """The next step goes on from what is there, copied; durable with it."""
-        values = _memory("fp32", address, count)
-        _call("ziggurat_write_state", self.handle, index, name.encode(), values)
+        values = memory("fp32", address, count)
+        call("ziggurat_write_state", self.handle, index, name.encode(), values)
 
     def set_steps(self, index: int, steps: int) -> None:
         """The parameter has made as many."""
-        _call("ziggurat_set_param_steps", self.handle, index, steps)
+        call("ziggurat_set_param_steps", self.handle, index, steps)
 
     def make_durable(self) -> None:
         """Returns when every finished step would survive a crash."""
-        _call("ziggurat_make_durable", self.handle)
+        call("ziggurat_make_durable", self.handle)
 
-    def _state(self) -> _State:
-        state = _sized(_State)
-        _call("ziggurat_engine_state", self.handle, ctypes.byref(state))
+    def _state(self) -> StateStruct:
+        state = sized(StateStruct)
+        call("ziggurat_engine_state", self.handle, ctypes.byref(state))
         return state
 
     @property
@@ -447,9 +301,9 @@ class Engine:
     def blob(self) -> bytes:
         """What the step that this engine resumed at was given."""
         size = self._state().blob_bytes
-        memory = ctypes.create_string_buffer(size)
-        _call("ziggurat_read_blob", self.handle, memory, size)
-        return memory.raw[:size]
+        room = ctypes.create_string_buffer(size)
+        call("ziggurat_read_blob", self.handle, room, size)
+        return room.raw[:size]
 
     def describe(self) -> str:
         """What was chosen and found when the engine opened."""
@@ -460,13 +314,69 @@ class Engine:
         figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
         return figures
 
-    def _text(self, call: str) -> str:
+    def _text(self, name: str) -> str:
         needed = ctypes.c_uint64()
-        _call(call, self.handle, None, 0, ctypes.byref(needed))
+        call(name, self.handle, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
-        _call(call, self.handle, text, needed.value, None)
+        call(name, self.handle, text, needed.value, None)
         return text.value.decode()
 
     def close(self) -> None:
         """Does nothing the second time. What is not durable is lost: make_durable() comes first."""
         _close(self._ended)
+
+
+class Exchange:
+    """What ranks exchange in host memory, beside what their engines say.
+
+    Every rank of the runtime opens it by the same name, at the same place among its engines and
+    exchanges, and begins the same calls in the same order, from any thread. The memory of a call is
+    the exchange's until its ticket is finished.
+    """
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        handle = HANDLE()
+        call("ziggurat_exchange_open", runtime.handle, name.encode(), ctypes.byref(handle))
+        self.handle = handle.value
+        self._ended = weakref.finalize(
+            self, _end, "ziggurat_exchange_close", handle.value, os.getpid(), runtime
+        )
+
+    def all_to_all(self, input_address: int, output_address: int, slice_bytes: int) -> Ticket:
+        """Slice r of the input goes to rank r, slice r of the output comes from it."""
+        return self._begin("ziggurat_begin_all_to_all", input_address, output_address, slice_bytes)
+
+    def all_gather(self, input_address: int, output_address: int, input_bytes: int) -> Ticket:
+        """Slice r of the output is rank r's input, which may lie there already."""
+        return self._begin("ziggurat_begin_all_gather", input_address, output_address, input_bytes)
+
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
+        """Their sums over the ranks, taken in the order of ranks. For a few values."""
+        sums = (ctypes.c_double * len(values))(*values)
+        self._begin("ziggurat_begin_all_reduce_doubles", sums, len(sums)).finish()
+        return list(sums)
+
+    def barrier(self) -> None:
+        """Returns when every rank has come here."""
+        self._begin("ziggurat_begin_barrier").finish()
+
+    def _begin(self, name: str, *arguments: Any) -> Ticket:
+        number = ctypes.c_uint64()
+        call(name, self.handle, *arguments, ctypes.byref(number))
+        return Ticket(self, number.value)
+
+    def close(self) -> None:
+        """Does nothing the second time. Waits for what is under way."""
+        _close(self._ended)
+
+
+class Ticket:
+    """A call of an exchange that is under way."""
+
+    def __init__(self, exchange: Exchange, number: int) -> None:
+        self._exchange = exchange
+        self._number = number
+
+    def finish(self) -> None:
+        """Waits for it; once."""
+        call("ziggurat_finish", self._exchange.handle, self._number)

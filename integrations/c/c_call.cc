@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/c_call.cc: codes to statuses, and the runtimes that there are.
+#include "integrations/c/c_call.h"
+
+#include <exception>
+#include <new>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+ziggurat_status status_of(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::kInvalidArgument: return ZIGGURAT_INVALID_ARGUMENT;
+    case ErrorCode::kResourceExhausted: return ZIGGURAT_RESOURCE_EXHAUSTED;
+    case ErrorCode::kUnavailable: return ZIGGURAT_UNAVAILABLE;
+    case ErrorCode::kDeadlineExceeded: return ZIGGURAT_DEADLINE_EXCEEDED;
+    case ErrorCode::kDataLoss: return ZIGGURAT_DATA_LOSS;
+    case ErrorCode::kCancelled: return ZIGGURAT_CANCELLED;
+    case ErrorCode::kUnimplemented: return ZIGGURAT_UNIMPLEMENTED;
+  }
+  return ZIGGURAT_INTERNAL;
+}
+
+ziggurat_status failed(ziggurat_status status, const char* message) noexcept {
+  try {
+    last_error() = message;
+  } catch (...) {
+    last_error().clear();  // no memory for the words: the status stands
+  }
+  return status;
+}
+
+}  // namespace
+
+Handles<Runtime>& runtimes() {
+  static auto& all = *new Handles<Runtime>("runtime");
+  return all;
+}
+
+std::string& last_error() {
+  thread_local std::string text;
+  return text;
+}
+
+ziggurat_status status_of_thrown() noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return failed(status_of(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(ZIGGURAT_RESOURCE_EXHAUSTED, "no memory is left for the call itself");
+  } catch (const std::exception& error) {
+    return failed(ZIGGURAT_INTERNAL, error.what());
+  } catch (...) {
+    return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/c_call.h: what every C function does: what a caller wrote is checked, and what was
+// thrown becomes a status and words. Private to the library.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "core/engine/runtime.h"
+#include "integrations/c/handles.h"
+#include "integrations/c/wrong.h"
+#include "integrations/c/ziggurat.h"
+
+namespace ziggurat {
+
+/// Never destroyed: what a program leaves open at its exit ends with it, whatever its threads do.
+Handles<Runtime>& runtimes();
+
+/// This thread's.
+std::string& last_error();
+/// The status of the exception that is being handled; its words become the last error.
+ziggurat_status status_of_thrown() noexcept;
+
+/// Nothing that is thrown reaches a C caller.
+template <class Call>
+ziggurat_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return ZIGGURAT_OK;
+  } catch (...) {
+    return status_of_thrown();
+  }
+}
+
+template <class Pointer>
+Pointer required(Pointer pointer, const char* what) {
+  if (pointer == nullptr) throw wrong(fmt::format("{} is null", what));
+  return pointer;
+}
+
+inline std::span<const std::byte> bytes_of(const void* given, std::uint64_t size_bytes,
+                                           const char* what) {
+  if (size_bytes == 0) return {};
+  return {static_cast<const std::byte*>(required(given, what)), size_bytes};
+}
+inline std::span<std::byte> room_of(void* given, std::uint64_t size_bytes, const char* what) {
+  if (size_bytes == 0) return {};
+  return {static_cast<std::byte*>(required(given, what)), size_bytes};
+}
+
+}  // namespace ziggurat
