@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -72,6 +73,10 @@ class Communicator {
   /// apart from the calls of all.
   virtual Task<> send(std::span<const std::byte> bytes, int to) = 0;
   virtual Task<> recv(std::span<std::byte> bytes, int from) = 0;
+  /// Runs `hear`, on the reactor's thread, for every send() to this rank that comes before its
+  /// recv(), which is then to be made: for who answers requests whenever they come, and must not be
+  /// seen waiting for them. Those that have come already are heard of at once. Nothing: no more.
+  virtual void on_send(std::function<void(int from)> hear) = 0;
 
   /// A communicator of some of these ranks, numbered by their place in `members` (ascending ranks
   /// of this one, all of them perhaps). Every member calls it with the same list, others need not;

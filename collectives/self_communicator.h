@@ -17,6 +17,7 @@ class SelfCommunicator final : public CheckedCommunicator {
   /// In place (output is input) costs nothing. There is nobody to send to or receive from.
   Task<> issue(const Call& call) override { return run(call); }
 
+  void on_send(std::function<void(int from)> hear) override { static_cast<void>(hear); }
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
   std::string description() const override { return "one rank"; }
   Traffic traffic() const override;

@@ -49,6 +49,13 @@ Task<> ExchangeCommunicator::refuse(const Error& error) {
   return failing(std::make_exception_ptr(error));
 }
 
+void ExchangeCommunicator::on_send(std::function<void(int from)> hear) {
+  if (!hear) return transport_->on_send(id_, {});
+  transport_->on_send(id_, [hear = std::move(hear), world = world_size()](std::uint64_t lane) {
+    hear(wire::sender_of(lane, world));
+  });
+}
+
 std::unique_ptr<ExchangeCommunicator> ExchangeCommunicator::part(std::span<const int> members) {
   place_in(members);
   std::vector<int> ranks;

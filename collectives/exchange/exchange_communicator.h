@@ -24,6 +24,7 @@ class ExchangeCommunicator final : public CheckedCommunicator {
   int world_size() const noexcept override { return static_cast<int>(members_->size()); }
 
   Task<> issue(const Call& call) override;
+  void on_send(std::function<void(int from)> hear) override;
   std::unique_ptr<Communicator> split(std::span<const int> members) override {
     return part(members);
   }

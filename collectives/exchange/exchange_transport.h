@@ -66,6 +66,9 @@ class ExchangeTransport final : public Channel::Events,
   /// Numbers a call of `members` (ranks of this transport) and begins it.
   Task<> issue(std::uint64_t communicator, std::uint64_t lane, const CallSpec& spec,
                std::shared_ptr<const std::vector<int>> members, ExchangePlan plan);
+  /// Runs `hear` with the lane of each send() on a communicator that comes before its recv(), now
+  /// or later; nothing: no more.
+  void on_send(std::uint64_t communicator, std::function<void(std::uint64_t lane)> hear);
   /// The first error: tells all ranks and fails every call of this one.
   void fail(ErrorCode code, const std::string& text);
   bool failed() const noexcept { return failure_.has_value(); }
@@ -161,6 +164,7 @@ class ExchangeTransport final : public Channel::Events,
   bool watching_ = false;
   std::map<wire::CallKey, std::vector<Early>> early_;
   std::size_t early_count_ = 0;
+  std::map<std::uint64_t, std::function<void(std::uint64_t lane)>> hear_sends_;  // by communicator
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> next_sequence_;
   std::vector<std::unique_ptr<std::byte[]>> buffers_;
   std::deque<CallName> record_;  // the last calls, for the log

@@ -80,6 +80,24 @@ void ExchangeTransport::announced(int from, const FrameHeader& header,
   }
   ++early_count_;
   early_[key].push_back({header, {payload.begin(), payload.end()}});
+  if (header.call != CallKind::kSend) return;
+  if (const auto hears = hear_sends_.find(key.communicator); hears != hear_sends_.end())
+    hears->second(key.lane);
+}
+
+void ExchangeTransport::on_send(std::uint64_t communicator,
+                                std::function<void(std::uint64_t lane)> hear) {
+  if (!hear) {
+    hear_sends_.erase(communicator);
+    return;
+  }
+  hear_sends_[communicator] = hear;
+  std::vector<std::uint64_t> lanes;  // a call that `hear` makes takes its frame away
+  for (const auto& [key, frames] : early_) {
+    if (key.communicator == communicator && frames.front().header.call == CallKind::kSend)
+      lanes.push_back(key.lane);
+  }
+  for (const std::uint64_t lane : lanes) hear(lane);
 }
 
 void ExchangeTransport::about_memory(int from, const FrameHeader& header) {

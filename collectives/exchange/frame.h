@@ -62,6 +62,11 @@ constexpr std::uint64_t pair_lane(int from, int to, int world_size) noexcept {
          static_cast<std::uint64_t>(to);
 }
 
+/// Who sends on a lane of a pair.
+constexpr int sender_of(std::uint64_t lane, int world_size) noexcept {
+  return static_cast<int>((lane - 1) / static_cast<std::uint64_t>(world_size));
+}
+
 using Tag = std::array<std::byte, 16>;
 
 /// Tells whether a payload is what its sender sent.

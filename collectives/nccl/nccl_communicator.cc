@@ -284,6 +284,7 @@ class NcclCommunicator final : public CheckedCommunicator {
     return sockets().issue(call);
   }
 
+  void on_send(std::function<void(int from)> hear) override { sockets().on_send(std::move(hear)); }
   std::unique_ptr<Communicator> split(std::span<const int> members) override {
     return std::make_unique<NcclCommunicator>(shared_, sockets().part(members));
   }

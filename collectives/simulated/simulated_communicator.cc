@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
 #include <tuple>
 
 #include "base/error.h"
@@ -29,6 +31,22 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
   }
 
   const Traffic& traffic(int rank) const { return network_.traffic(rank); }
+
+  /// Whom rank `to` of a communicator, by its place there, hears of; nothing: nobody.
+  void on_send(std::uint64_t communicator, int to, int world_size,
+               const std::function<void(int from)>& hear) {
+    hear_sends_[{communicator, to}] = hear;
+    for (int from = 0; hear && from < world_size; ++from) {
+      for (auto waits = waiting_sends(communicator, from, to, world_size); waits > 0; --waits)
+        hear(from);
+    }
+  }
+  /// A send() was made.
+  void sent(std::uint64_t communicator, int from, int to, int world_size) {
+    const auto hears = hear_sends_.find({communicator, to});
+    if (hears == hear_sends_.end() || !hears->second) return;
+    if (waiting_sends(communicator, from, to, world_size) > 0) hears->second(from);
+  }
 
   /// The call of that number, and its part for `place`.
   CallPtr join(const wire::CallKey& key, const std::vector<int>& members, std::size_t place,
@@ -61,6 +79,16 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
   }
 
  private:
+  /// Those that no recv() has met.
+  std::size_t waiting_sends(std::uint64_t communicator, int from, int to, int world_size) const {
+    return static_cast<std::size_t>(std::ranges::count_if(calls_, [&](const auto& entry) {
+      const auto& [key, call] = entry;
+      return key.communicator == communicator &&
+             key.lane == wire::pair_lane(from, to, world_size) && call->parts[0].here &&
+             !call->parts[1].here;
+    }));
+  }
+
   CallPtr find(const wire::CallKey& key, const std::vector<int>& members) {
     CallPtr& call = calls_[key];
     if (call == nullptr) call = std::make_shared<SimulatedCall>(reactor_, members);
@@ -108,6 +136,7 @@ class SimulatedWorld : public std::enable_shared_from_this<SimulatedWorld> {
   Reactor& reactor_;
   SimulatedNetwork network_;
   std::map<wire::CallKey, CallPtr> calls_;
+  std::map<std::pair<std::uint64_t, int>, std::function<void(int from)>> hear_sends_;
   std::exception_ptr fate_;
   std::map<std::tuple<std::uint64_t, std::vector<int>, std::uint64_t>, std::uint64_t> splits_;
 };
@@ -164,8 +193,14 @@ Task<> SimulatedCommunicator::issue(const Call& call) {
   const int from = sends ? place_ : call.peer;
   const int to = sends ? call.peer : place_;
   const auto rank_of = [this](int place) { return (*members_)[static_cast<std::size_t>(place)]; };
-  return begin(call, wire::pair_lane(from, to, world_size()), {rank_of(from), rank_of(to)},
-               sends ? 0 : 1);
+  Task<> ended = begin(call, wire::pair_lane(from, to, world_size()), {rank_of(from), rank_of(to)},
+                       sends ? 0 : 1);
+  if (sends) world_->sent(id_, from, to, world_size());
+  return ended;
+}
+
+void SimulatedCommunicator::on_send(std::function<void(int from)> hear) {
+  world_->on_send(id_, place_, world_size(), hear);
 }
 
 std::unique_ptr<Communicator> SimulatedCommunicator::split(std::span<const int> members) {

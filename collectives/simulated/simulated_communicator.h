@@ -31,6 +31,7 @@ class SimulatedCommunicator final : public CheckedCommunicator {
   int world_size() const noexcept override { return static_cast<int>(members_->size()); }
 
   Task<> issue(const Call& call) override;
+  void on_send(std::function<void(int from)> hear) override;
   std::unique_ptr<Communicator> split(std::span<const int> members) override;
   std::string description() const override { return "simulated ranks, in virtual time"; }
   Traffic traffic() const override;

@@ -45,6 +45,7 @@ Task<> EngineImpl::close() {
   // What make_durable() has waited for ends by itself, and others may still be in the last of its
   // calls; anything else has peers that would wait for it, and so has a step that never ends.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
+  if (service_) co_await service_->close(agreements_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
   if (tasks_) {
     try {
@@ -53,6 +54,7 @@ Task<> EngineImpl::close() {
       // Reported when it happened, by the call that the trainer was in.
     }
   }
+  service_.reset();
   sweep_.reset();
   home_gather_.reset();
   flow_.reset();

@@ -33,6 +33,7 @@ void EngineImpl::make_durable() {
     for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
     co_await self.checkpoint_ended();
     if (!self.records_->resident()) co_return;
+    if (self.durable_generation() != self.generation_) self.require_all_open("make_durable()");
     co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
     self.stored_at_ = self.runtime_.reactor.clock().now();
   }(*this));

@@ -11,6 +11,7 @@
 
 #include "core/engine/lent_engine.h"
 #include "core/engine/record_copies.h"
+#include "core/engine/state_service.h"
 #include "core/engine/step_agreement.h"
 #include "core/engine/storage.h"
 #include "core/engine/trainer_calls.h"
@@ -83,6 +84,11 @@ class EngineImpl final : public LentEngine {
   std::vector<std::string> state_names() const override;
   void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
   void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+
+  // engine_serve.cc
+  std::vector<Piece> pieces_of(int rank) const override;
+  void read_state_of(int rank, std::string_view piece, std::string_view name,
+                     std::span<float> values) override;
 
  private:
   /// A chunk's memory while the store is made or read.
@@ -177,9 +183,18 @@ class EngineImpl final : public LentEngine {
                                     const StepOptions& options);
 
   // engine_state.cc
+  void require_updated(const char* call, UnitId unit) const;
+  std::size_t state_index(const char* call, std::string_view piece, std::string_view name) const;
   std::size_t require_state(const char* call, UnitId unit, std::string_view name,
                             std::uint64_t count) const;
   Task<> read_state_chunk(ChunkId id, std::size_t index, std::span<float> values);
+
+  // engine_serve.cc
+  std::vector<Piece> own_pieces() const;
+  std::unique_ptr<StateService> make_service();
+  Task<> serve_state(std::uint64_t piece, std::uint64_t state, const StateService::Give& give);
+  void rank_closed(int rank, std::uint64_t steps);
+  void require_all_open(const char* call);
 
   // engine_durable.cc
   bool checkpoint_due() const;
@@ -218,6 +233,7 @@ class EngineImpl final : public LentEngine {
   Device& device_;
 
   std::unique_ptr<RankChannels> channels_;
+  std::unique_ptr<StateService> service_;  // of lent pieces, among several ranks
   std::unique_ptr<Storage> storage_;
   std::unique_ptr<RecordCopies> copies_;  // made when a record is damaged
   std::optional<ChunkTable> table_;
@@ -244,6 +260,8 @@ class EngineImpl final : public LentEngine {
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
+  std::uint64_t agreements_ = 0;      // on steps, that this rank has come to: one is
+  bool agreeing_ = false;             // under way
   bool blob_awaited_ = false;         // that of generation_
   bool checkpoint_awaits_ = false;    // and a checkpoint with it
   std::vector<std::byte> resumed_blob_;

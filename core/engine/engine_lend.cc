@@ -167,6 +167,9 @@ std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const st
 /// 0's to say. Without a verdict the engine has ended.
 Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
                                           const std::optional<Error>& refusal) {
+  require_all_open("step()");
+  ++agreements_;
+  agreeing_ = true;
   const LentFacts own = lent_facts(generation_ + 1, options, checkpoint_due(), refusal);
   const Communicator& ranks = *channels_->steps;
   std::vector<LentFacts> all(static_cast<std::size_t>(ranks.world_size()));
@@ -178,6 +181,7 @@ Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
   } catch (...) {
     lost = std::current_exception();
   }
+  agreeing_ = false;
   if (lost) {
     fail(lost);
     std::rethrow_exception(lost);
@@ -205,6 +209,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   blob_awaited_ = options.blob_follows;
   sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
   ++generation_;
+  if (service_) service_->made(generation_);
   begin_step();
   checkpoint_awaits_ = checkpoint && blob_awaited_;
   if (checkpoint && !blob_awaited_) begin_checkpoint();

@@ -111,6 +111,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
       *runtime_.ranks, place_,
       RankChannels::Groups{
           .shard = shard_group(), .node = strategy_->hpz, .exchanges = exchanges()});
+  if (is_lent() && runtime_.ranks->world_size() > 1) service_ = make_service();
   if (runtime_.ranks->world_size() > 1) co_await agree_on_settings();
   co_await open_store();
   if (storage_->store) storage_->store->set_copies(copies_elsewhere());
@@ -126,6 +127,9 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   for (UnitId u = 0; u < table_->unit_count(); ++u) unit_updated(u, generation_);
   cache_->begin_generation(generation_);
   stored_at_ = runtime_.reactor.clock().now();
+  if (!service_) co_return;
+  service_->made(generation_);
+  co_await service_->open();
 }
 
 /// What this rank updates of `unit` stands at `generation` at home; in stages 1 and 2 the rest is

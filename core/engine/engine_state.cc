@@ -19,20 +19,28 @@ std::vector<std::string> EngineImpl::state_names() const {
   return ziggurat::state_names(table_->state().optimizer);
 }
 
+void EngineImpl::require_updated(const char* call, UnitId unit) const {
+  if (table_->unit(unit).updated_count == table_->unit(unit).chunk_count) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): some of it is frozen, and has no state", call,
+                          model_.units[unit].name));
+}
+
 /// The place of `name` among state_names().
-std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string_view name,
-                                      std::uint64_t count) const {
-  require_lent(unit, call, count);
-  if (table_->unit(unit).updated_count != table_->unit(unit).chunk_count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}('{}'): some of it is frozen, and has no state", call,
-                            model_.units[unit].name));
-  }
+std::size_t EngineImpl::state_index(const char* call, std::string_view piece,
+                                    std::string_view name) const {
   const OptimizerKind kind = table_->state().optimizer;
   if (const std::optional<std::size_t> index = find_state(kind, name)) return *index;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}', '{}'): the state of {} is {}", call, model_.units[unit].name,
-                          name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
+              fmt::format("{}('{}', '{}'): the state of {} is {}", call, piece, name,
+                          to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
+}
+
+std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string_view name,
+                                      std::uint64_t count) const {
+  require_lent(unit, call, count);
+  require_updated(call, unit);
+  return state_index(call, model_.units[unit].name, name);
 }
 
 void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float> values) {

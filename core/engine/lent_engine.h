@@ -81,6 +81,20 @@ class LentEngine : public Engine {
   /// since (GroupStep::params_written). All that is written between two steps becomes durable with
   /// the second, or not at all; until then it takes memory. Errors: as read_state()'s.
   virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
+
+  /// What a rank has of the parameters: its units.
+  struct Piece {
+    std::string name;
+    std::uint64_t count = 0;  ///< elements
+  };
+  /// This rank's too. Errors: kInvalidArgument for a rank that is not there.
+  virtual std::vector<Piece> pieces_of(int rank) const = 0;
+  /// read_state() of a piece that `rank` has, by name. That rank's trainer calls nothing: it may
+  /// compute, sleep, or wait in a step. The values are those of this rank's generation(), with what
+  /// that trainer has written since: no rank makes another step before this one takes part in it.
+  /// Errors: read_state()'s, naming the rank; kUnavailable where it has closed its engine.
+  virtual void read_state_of(int rank, std::string_view piece, std::string_view name,
+                             std::span<float> values) = 0;
 };
 
 }  // namespace ziggurat

@@ -335,6 +335,17 @@ void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
   if (name == "master") written_[param] = false;
 }
 
+std::vector<LentEngine::Piece> EmbeddedEngine::pieces_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return engine_->pieces_of(rank);
+}
+
+void EmbeddedEngine::read_state_of(int rank, std::string_view param, std::string_view name,
+                                   std::span<float> values) {
+  const std::lock_guard lock(mutex_);
+  engine_->read_state_of(rank, param, name, values);
+}
+
 void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
   const std::lock_guard lock(mutex_);
   require_count("set_steps", param, param < param_count() ? model_.units[param].count() : 0);

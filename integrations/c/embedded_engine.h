@@ -81,6 +81,10 @@ class EmbeddedEngine {
   std::vector<std::string> state_names() const;
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  /// LentEngine's: what a rank has, and the state of it.
+  std::vector<LentEngine::Piece> pieces_of(int rank) const;
+  void read_state_of(int rank, std::string_view param, std::string_view name,
+                     std::span<float> values);
   /// The parameter has made `steps`: from the next step on, and durable with it.
   void set_steps(std::size_t param, std::uint64_t steps);
 

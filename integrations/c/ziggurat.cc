@@ -340,6 +340,24 @@ ziggurat_status ziggurat_write_state(ziggurat_engine engine, uint64_t param, con
   });
 }
 
+ziggurat_status ziggurat_pieces_of(ziggurat_engine engine, int32_t rank, char* text,
+                                   uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return guarded([&] {
+    std::vector<std::string> lines;
+    for (const auto& piece : engines().find(engine)->engine->pieces_of(rank))
+      lines.push_back(fmt::format("{}\t{}", piece.count, piece.name));
+    give_text(joined(lines), text, capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_read_state_of(ziggurat_engine engine, int32_t rank, const char* param,
+                                       const char* name, const ziggurat_memory* values) {
+  return guarded([&] {
+    engines().find(engine)->engine->read_state_of(
+        rank, required(param, "param"), required(name, "name"), floats_of(values, "values"));
+  });
+}
+
 ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param, uint64_t steps) {
   return guarded([&] { engines().find(engine)->engine->set_steps(param, steps); });
 }

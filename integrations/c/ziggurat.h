@@ -281,6 +281,17 @@ ZIGGURAT_API ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_
 /// (ziggurat_param_written()), and the other way: the later call does.
 ZIGGURAT_API ziggurat_status ziggurat_write_state(ziggurat_engine engine, uint64_t param,
                                                   const char* name, const ziggurat_memory* values);
+/// What a rank has of the parameters, itself included: a line each, its elements' number, a tab and
+/// its name. `text` and `needed_bytes` as in ziggurat_describe().
+ZIGGURAT_API ziggurat_status ziggurat_pieces_of(ziggurat_engine engine, int32_t rank, char* text,
+                                                uint64_t capacity_bytes, uint64_t* needed_bytes);
+/// ziggurat_read_state() of the parameter of that name which `rank` has, of this rank's newest
+/// step, with what was written there since. Nothing is called there: that rank's program may
+/// compute, sleep, or wait in ziggurat_step(). It cannot make another step meanwhile, since every
+/// step is made by all ranks. Errors: ZIGGURAT_UNAVAILABLE where it has closed its engine.
+ZIGGURAT_API ziggurat_status ziggurat_read_state_of(ziggurat_engine engine, int32_t rank,
+                                                    const char* param, const char* name,
+                                                    const ziggurat_memory* values);
 /// The parameter has made as many steps, instead of those that it counted; durable with the next.
 ZIGGURAT_API ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param,
                                                       uint64_t steps);

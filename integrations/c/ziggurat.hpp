@@ -192,6 +192,17 @@ class Engine {
     check(ziggurat_read_blob(handle_, bytes.data(), bytes.size()));
     return bytes;
   }
+  /// What another rank has, and its state; lines as in ziggurat_pieces_of().
+  std::string pieces_of(std::int32_t rank) const {
+    return text_of([rank](ziggurat_engine engine, char* text, std::uint64_t capacity_bytes,
+                          std::uint64_t* needed_bytes) {
+      return ziggurat_pieces_of(engine, rank, text, capacity_bytes, needed_bytes);
+    });
+  }
+  void read_state_of(std::int32_t rank, const std::string& param, const std::string& name,
+                     const ziggurat_memory& values) const {
+    check(ziggurat_read_state_of(handle_, rank, param.c_str(), name.c_str(), &values));
+  }
   std::string describe() const { return text_of(ziggurat_describe); }
   std::string figures() const { return text_of(ziggurat_figures); }
 

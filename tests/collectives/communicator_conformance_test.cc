@@ -347,6 +347,43 @@ TEST_P(CommunicatorConformance, sends_arrive_in_order_around_a_ring) {
   on_every_rank(body);
 }
 
+TEST_P(CommunicatorConformance, a_send_that_nobody_receives_is_heard_of_once) {
+  if (world() == 1) GTEST_SKIP() << "one rank has nobody to send to";
+  const OnRank body = [&](Communicator& c) -> Task<> {
+    const int next = (c.rank() + 1) % c.world_size();
+    const int before = (c.rank() + c.world_size() - 1) % c.world_size();
+    const auto sent = pattern(700, c.rank());
+    std::vector<std::byte> came(sent.size());
+    std::vector<int> heard;
+    Task<> first = c.send(sent, next);
+    co_await c.barrier();  // what was sent before it has come
+    c.on_send([&heard](int from) { heard.push_back(from); });
+    EXPECT_THAT(heard, ::testing::ElementsAre(before)) << "it was there already";
+    co_await c.barrier();
+    Task<> second = c.send(sent, next);
+    co_await c.barrier();
+    EXPECT_THAT(heard, ::testing::ElementsAre(before, before));
+    co_await c.recv(came, before);
+    EXPECT_TRUE(came == pattern(700, before));
+    co_await c.recv(came, before);
+    Task<> awaited = c.recv(came, before);
+    co_await c.barrier();
+    co_await c.send(sent, next);
+    co_await std::move(awaited);
+    EXPECT_EQ(heard.size(), 2U) << "somebody was waiting for it";
+    c.on_send({});
+    co_await c.barrier();
+    Task<> last = c.send(sent, next);
+    co_await c.barrier();
+    co_await c.recv(came, before);
+    EXPECT_EQ(heard.size(), 2U) << "nobody hears any more";
+    co_await std::move(first);
+    co_await std::move(second);
+    co_await std::move(last);
+  };
+  on_every_rank(body);
+}
+
 TEST_P(CommunicatorConformance, calls_may_be_under_way_together_and_end_in_any_order) {
   const OnRank body = [&](Communicator& c) -> Task<> {
     const auto mine = pattern(1'200'000, c.rank());

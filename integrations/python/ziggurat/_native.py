@@ -272,6 +272,19 @@ class Engine:
         values = memory("fp32", address, count)
         call("ziggurat_write_state", self.handle, index, name.encode(), values)
 
+    def pieces_of(self, rank: int) -> dict[str, int]:
+        """What a rank has of the parameters, itself included: names, and numbers of elements."""
+        pieces = {}
+        for line in self._text("ziggurat_pieces_of", rank).splitlines():
+            count, name = line.split("\t", 1)
+            pieces[name] = int(count)
+        return pieces
+
+    def read_state_of(self, rank: int, param: str, name: str, address: int, count: int) -> None:
+        """read_state() of a parameter that `rank` has, which calls nothing for it."""
+        values = memory("fp32", address, count)
+        call("ziggurat_read_state_of", self.handle, rank, param.encode(), name.encode(), values)
+
     def set_steps(self, index: int, steps: int) -> None:
         """The parameter has made as many."""
         call("ziggurat_set_param_steps", self.handle, index, steps)
@@ -314,11 +327,11 @@ class Engine:
         figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
         return figures
 
-    def _text(self, name: str) -> str:
+    def _text(self, name: str, *arguments: int) -> str:
         needed = ctypes.c_uint64()
-        call(name, self.handle, None, 0, ctypes.byref(needed))
+        call(name, self.handle, *arguments, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
-        call(name, self.handle, text, needed.value, None)
+        call(name, self.handle, *arguments, text, needed.value, None)
         return text.value.decode()
 
     def close(self) -> None:

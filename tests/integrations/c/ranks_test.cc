@@ -331,4 +331,29 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
   });
 }
 
+TEST(CRanks, ReadTheStateOfEachOther) {
+  on_ranks(2, [&](int rank, const ziggurat::Runtime& runtime) {
+    Pieces pieces(rank);
+    ziggurat::Engine engine(runtime, pieces.params(rank),
+                            R"({"placement": "optimizer=host", "optimizer": "sgd"})");
+    ziggurat::Exchange exchange(runtime, "meet");
+    auto sgd = ZIGGURAT_INIT(ziggurat_group);
+    sgd.learning_rate = 1.0F;
+    pieces.lend(engine, rank);
+    engine.step({sgd});
+    EXPECT_EQ(engine.pieces_of(0), "100\tpart\n300\twhole\n");
+    EXPECT_EQ(engine.pieces_of(1), "37\tpart\n");
+    if (rank == 1) {
+      std::vector<float> whole(300);
+      engine.read_state_of(0, "whole", "master", ziggurat::memory_of(whole));
+      EXPECT_EQ(whole, std::vector<float>(300, 0.5F));
+      const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] {
+        engine.read_state_of(0, "half", "master", ziggurat::memory_of(whole));
+      });
+      EXPECT_THAT(words, HasSubstr("read_state_of(rank 0, 'half')"));
+    }
+    exchange.barrier();
+  });
+}
+
 }  // namespace

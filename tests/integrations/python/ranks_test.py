@@ -126,6 +126,31 @@ def test_ranks_step_and_resume_together(tmp_path):
     assert Job("steps", 2, tmp_path).said() == ["3 6 -0.5"] * 2
 
 
+def reads(rank: int, world_size: int, port: int) -> None:
+    runtime = runtime_of(rank, world_size, port)
+    meet = ziggurat.Exchange(runtime, "meet")
+    values = array.array("f", [float(rank + 1)] * (5 + rank))
+    piece = ziggurat.Param("weight", (len(values),), "fp32", address(values))
+    engine = ziggurat.Engine(runtime, [piece], {"placement": "optimizer=host"})
+    if rank == 0:  # the other does nothing for it
+        found = {}
+        for other in range(world_size):
+            for name, count in engine.pieces_of(other).items():
+                master = array.array("f", [0.0] * count)
+                engine.read_state_of(other, name, "master", address(master), count)
+                found[other] = list(master)
+        assert found == {0: [1.0] * 5, 1: [2.0] * 6}, found
+        with pytest.raises(ziggurat.InvalidArgument, match="rank 1, 'bias'"):
+            engine.read_state_of(1, "bias", "master", address(values), 5)
+    meet.barrier()
+    for closed in (engine, meet, runtime):
+        closed.close()
+
+
+def test_a_rank_reads_what_another_has():
+    Job("reads", 2).said()
+
+
 def waits(rank: int, world_size: int, port: int) -> None:
     runtime = runtime_of(rank, world_size, port)
     exchange = ziggurat.Exchange(runtime, "gradients")

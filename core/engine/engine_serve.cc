@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_serve.cc: pieces that other ranks have: whose they are, and their state.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+
+namespace ziggurat {
+
+std::vector<LentEngine::Piece> EngineImpl::own_pieces() const {
+  std::vector<Piece> pieces;
+  for (const UnitSpec& unit : model_.units)
+    pieces.push_back({.name = unit.name, .count = unit.count()});
+  return pieces;
+}
+
+std::unique_ptr<StateService> EngineImpl::make_service() {
+  StateService::Served served{
+      .pieces = own_pieces(),
+      .read = [this](std::uint64_t piece, std::uint64_t state,
+                     const StateService::Give& give) { return serve_state(piece, state, give); },
+      .closed = [this](int rank, std::uint64_t steps) { rank_closed(rank, steps); }};
+  return std::make_unique<StateService>(cancel_, runtime_.reactor, *runtime_.ranks,
+                                        std::move(served));
+}
+
+std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
+  if (service_) return service_->pieces_of(rank);
+  if (rank == 0) return own_pieces();
+  throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of 1 rank: give 0", rank));
+}
+
+void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_view name,
+                               std::span<float> values) {
+  const std::vector<Piece> pieces = pieces_of(rank);
+  const auto found = std::ranges::find(pieces, piece, &Piece::name);
+  if (found == pieces.end()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("read_state_of(rank {}, '{}'): it has nothing of that name", rank, piece));
+  }
+  const auto index = static_cast<std::uint64_t>(found - pieces.begin());
+  if (values.size() != found->count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_state_of(rank {}, '{}'): {} elements, and it has {} there", rank,
+                            piece, values.size(), found->count));
+  }
+  if (rank == runtime_.ranks->rank()) return read_state(static_cast<UnitId>(index), name, values);
+  const std::size_t state = state_index("read_state_of", piece, name);
+  runtime_.reactor.block_on([](EngineImpl& self, int from, std::uint64_t its, std::size_t array,
+                               std::span<float> wanted) -> Task<> {
+    self.cancel_.check();
+    co_await self.service_->read(from, its, array, self.generation_, wanted);
+  }(*this, rank, index, state, values));
+}
+
+/// For another rank.
+Task<> EngineImpl::serve_state(std::uint64_t piece, std::uint64_t state,
+                               const StateService::Give& give) {
+  cancel_.check();
+  const auto unit = static_cast<UnitId>(piece);
+  require_updated("read_state_of", unit);
+  const UnitChunks& chunks = table_->unit(unit);
+  for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+    std::vector<float> values(table_->real_count(id));
+    if (values.empty()) continue;
+    co_await read_state_chunk(id, state, values);
+    co_await give(values);
+  }
+}
+
+/// A step that it has not come to will never be made.
+void EngineImpl::rank_closed(int rank, std::uint64_t steps) {
+  if (!agreeing_ || agreements_ <= steps) return;
+  fail(std::make_exception_ptr(
+      Error(ErrorCode::kUnavailable,
+            fmt::format("rank {} has closed its engine, and rank {} makes step {}", rank,
+                        runtime_.ranks->rank(), generation_ + 1))));
+}
+
+/// Without all ranks nothing is agreed on any more: the engine has ended.
+void EngineImpl::require_all_open(const char* call) {
+  const int rank = service_ ? service_->closed_rank() : -1;
+  if (rank < 0) return;
+  const Error error(ErrorCode::kUnavailable,
+                    fmt::format("{}: rank {} has closed its engine", call, rank));
+  fail(std::make_exception_ptr(error));
+  throw error;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/lent_serve_test.cc: a rank reads the state of pieces that another has, whatever that
+// one's trainer does meanwhile: the values are those that it reads itself; and what happens when
+// one closes, cannot read, or is not asked for a long time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cerrno>
+#include <map>
+#include <thread>
+
+#include "aio/faulty_engine.h"
+#include "aio/probe.h"
+#include "base/memory_exhausted.h"
+#include "tests/core/lent_world.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace std::chrono_literals;
+
+/// Arrays of a rank's pieces, by piece and name.
+using State = std::map<std::pair<std::string, std::string>, std::vector<float>>;
+
+/// What `reader` finds of `rank`.
+State state_of(LentEngine& reader, int rank) {
+  State all;
+  for (const LentEngine::Piece& piece : reader.pieces_of(rank)) {
+    for (const std::string& name : reader.state_names()) {
+      std::vector<float>& values = all[{piece.name, name}];
+      values.resize(piece.count);
+      reader.read_state_of(rank, piece.name, name, values);
+    }
+  }
+  return all;
+}
+
+class LentServe : public ::testing::TestWithParam<Where> {};
+
+std::string name_of(const ::testing::TestParamInfo<Where>& one) {
+  constexpr std::array kNames{"memory", "host", "nvme"};
+  return kNames[static_cast<std::size_t>(one.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Tiers, LentServe,
+                         ::testing::Values(Where::kMemory, Where::kHost, Where::kNvme), name_of);
+
+// Rank 1's thread stands elsewhere while it is read.
+TEST_P(LentServe, ReadsWhatAnotherRankHasWhileItsTrainerDoesSomethingElse) {
+  World world(kTwo, GetParam());
+  std::barrier<> read(2);
+  State own;
+  std::barrier<> known(2);
+  expect_none(world.run([&](World::Rank rank) {
+    rank.trainer.step(rank.engine);
+    rank.trainer.step(rank.engine, {.left_out = {0, 3}});
+    if (rank.number == 1) {
+      own = state_of(rank.engine, 1);
+      EXPECT_EQ(own.size(), 4U * 3U);
+      known.arrive_and_wait();
+      read.arrive_and_wait();
+    } else {
+      known.arrive_and_wait();
+      EXPECT_EQ(state_of(rank.engine, 1), own);
+      read.arrive_and_wait();
+    }
+    rank.trainer.step(rank.engine);
+    rank.engine.wait_all_updated();
+    EXPECT_TRUE(rank.trainer.same()) << "rank " << rank.number;
+  }));
+}
+
+// Rank 1 has what rank 0 reads before and after; in between it waits for rank 0's step.
+TEST_P(LentServe, ReadsTheNewestStepWhileTheOtherWaitsInTheNext) {
+  World world(kTwo, GetParam());
+  std::vector<State> own(4);
+  std::vector<State> served(4);
+  expect_none(world.run([&](World::Rank rank) {
+    for (std::size_t step = 0; step < own.size(); ++step) {
+      if (rank.number == 1) {
+        own[step] = state_of(rank.engine, 1);
+        rank.engine.expect_gradients();
+      } else {
+        std::this_thread::sleep_for(30ms);
+        served[step] = state_of(rank.engine, 1);
+      }
+      rank.trainer.step(rank.engine);
+    }
+    rank.engine.wait_all_updated();
+    EXPECT_TRUE(rank.trainer.same()) << "rank " << rank.number;
+  }));
+  for (std::size_t step = 0; step < own.size(); ++step)
+    EXPECT_EQ(served[step], own[step]) << "step " << step;
+  EXPECT_NE(own[0], own[1]);
+}
+
+/// The least memory in which every rank's engine works.
+std::uint64_t smallest_budget(World& world) {
+  std::uint64_t most = 0;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    EngineConfig config = world.config(rank);
+    config.host_budget_bytes = 4096;
+    LentTrainer& trainer = world.trainers[static_cast<std::size_t>(rank)];
+    const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
+    try {
+      LentEngine::open(trainer.own_model(), config, *runtime, trainer.lent());
+    } catch (const MemoryExhausted& error) {
+      most = std::max(most, error.shortage().smallest_bytes);
+    }
+  }
+  return most;
+}
+
+// Records that were read ahead for the step to come fill what there is.
+TEST_P(LentServe, ReadsInAsLittleMemoryAsThereIs) {
+  World world(kTwo, GetParam());
+  world.host_budget_bytes = smallest_budget(world);
+  ASSERT_GT(world.host_budget_bytes, 0U);
+  std::vector<State> own(2);
+  std::barrier<> known(2);
+  expect_none(world.run([&](World::Rank rank) {
+    const auto other = 1 - rank.number;
+    rank.trainer.step(rank.engine);
+    own[static_cast<std::size_t>(rank.number)] = state_of(rank.engine, rank.number);
+    rank.engine.expect_gradients();
+    known.arrive_and_wait();
+    EXPECT_EQ(state_of(rank.engine, other), own[static_cast<std::size_t>(other)]);
+    known.arrive_and_wait();
+    rank.trainer.step(rank.engine);
+    rank.engine.wait_all_updated();
+    EXPECT_TRUE(rank.trainer.same()) << "rank " << rank.number;
+  }));
+}
+
+TEST_P(LentServe, ReadsWhatTheOtherHasWrittenSinceItsStep) {
+  World world(kTwo, GetParam());
+  std::barrier<> known(2);
+  expect_none(world.run([&](World::Rank rank) {
+    rank.trainer.step(rank.engine);
+    std::vector<float> values(40'000);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 31) + 0.5F;
+    if (rank.number == 1) rank.engine.write_state(3, "exp_avg", values);  // unit6
+    known.arrive_and_wait();
+    if (rank.number == 0) {
+      std::vector<float> read(values.size());
+      rank.engine.read_state_of(1, "unit6", "exp_avg", read);
+      EXPECT_EQ(read, values);
+    }
+    known.arrive_and_wait();
+  }));
+}
+
+TEST(LentServeRanks, ReadAllOfEachOtherAtOnce) {
+  World world(kThree, Where::kNvme);
+  std::vector<State> own(3);
+  std::barrier<> known(3);
+  expect_none(world.run([&](World::Rank rank) {
+    for (int round = 0; round < 3; ++round) {
+      rank.trainer.step(rank.engine);
+      own[static_cast<std::size_t>(rank.number)] = state_of(rank.engine, rank.number);
+      known.arrive_and_wait();
+      for (int of = 0; of < 3; ++of)
+        EXPECT_EQ(state_of(rank.engine, of), own[static_cast<std::size_t>(of)]) << "of " << of;
+      known.arrive_and_wait();
+    }
+  }));
+}
+
+TEST(LentServeRanks, SayWhatEachHas) {
+  World world(kTiny, Where::kMemory);
+  expect_none(world.run([&](World::Rank rank) {
+    const std::vector<LentEngine::Piece> tiny = rank.engine.pieces_of(1);
+    ASSERT_EQ(tiny.size(), 1U);
+    EXPECT_EQ(tiny[0].name, "unit5");
+    EXPECT_EQ(tiny[0].count, 7U);
+    ASSERT_EQ(rank.engine.pieces_of(0).size(), 6U);
+    EXPECT_EQ(rank.engine.pieces_of(0)[4].name, "unit4");
+    EXPECT_EQ(rank.engine.pieces_of(0)[4].count, 600'000U);
+  }));
+}
+
+TEST(LentServeRanks, RefuseWhatIsNotThere) {
+  World world(kTwo, Where::kMemory);
+  expect_none(world.run([&](World::Rank rank) {
+    std::vector<float> values(105);
+    const auto refused = [&](int of, const char* piece, const char* name) {
+      const Error error = thrown_by([&] { rank.engine.read_state_of(of, piece, name, values); });
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return std::string(error.what());
+    };
+    EXPECT_THAT(refused(2, "unit1", "master"), HasSubstr("rank 2 of 2 ranks: give 0 to 1"));
+    EXPECT_THAT(refused(-1, "unit1", "master"), HasSubstr("rank -1"));
+    EXPECT_THAT(refused(1, "unit1", "master"), HasSubstr("it has nothing of that name"));
+    EXPECT_THAT(refused(1, "unit2", "master"), HasSubstr("105 elements, and it has 16384 there"));
+    values.resize(16'384);
+    EXPECT_THAT(refused(1, "unit2", "sum"), HasSubstr("is master, exp_avg, exp_avg_sq"));
+    values.resize(105);
+    if (rank.number == 0) rank.engine.read_state_of(0, "unit1", "master", values);
+  }));
+}
+
+/// Two ranks whose engines are closed when the test says so.
+class LentServeEnd : public ::testing::Test {
+ protected:
+  void open(int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    LentTrainer& trainer = world_.trainers[index];
+    engines_[index] = LentEngine::open(trainer.own_model(), world_.config(rank), *runtimes_[index],
+                                       trainer.lent());
+    trainer.step(*engines_[index]);
+    engines_[index]->make_durable();
+  }
+  static void read(LentEngine& engine, int rank, const char* piece, std::uint64_t count) {
+    std::vector<float> values(count);
+    engine.read_state_of(rank, piece, "master", values);
+  }
+
+  World world_{kTwo, Where::kNvme};
+  std::vector<std::unique_ptr<Runtime>> runtimes_ = connected_runtimes(2, 1);
+  std::vector<std::unique_ptr<LentEngine>> engines_{2};
+};
+
+TEST_F(LentServeEnd, OfARanksEngineIsSaidToWhoAsksAndToWhoSteps) {
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    open(rank);
+    both.arrive_and_wait();
+    if (rank == 1) engines_[1].reset();  // its runtime stays
+    both.arrive_and_wait();
+    if (rank == 1) return;
+    const Error unread = thrown_by([&] { read(*engines_[0], 1, "unit2", 16'384); });
+    EXPECT_EQ(unread.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(unread.what(), HasSubstr("rank 1 has closed its engine"));
+    EXPECT_EQ(engines_[0]->pieces_of(1).size(), 4U);
+    const Error unmade = thrown_by([&] { world_.trainers[0].step(*engines_[0]); });
+    EXPECT_EQ(unmade.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(unmade.what(), HasSubstr("step(): rank 1 has closed its engine"));
+  }));
+}
+
+TEST_F(LentServeEnd, OfARanksEngineEndsTheStepThatWaitsForIt) {
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    open(rank);
+    both.arrive_and_wait();
+    if (rank == 1) {
+      std::this_thread::sleep_for(30ms);
+      engines_[1].reset();
+      return;
+    }
+    const Error unmade = thrown_by([&] { world_.trainers[0].step(*engines_[0]); });
+    EXPECT_EQ(unmade.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(unmade.what(), HasSubstr("rank 1 has closed its engine"));
+  }));
+}
+
+// The engines of a runtime end one by one, in whatever order, and others go on.
+TEST_F(LentServeEnd, OfOneEngineLeavesTheOthersOfItsRuntime) {
+  std::barrier<> both(2);
+  World second(kTiny, Where::kMemory);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    open(rank);
+    LentTrainer& trainer = second.trainers[index];
+    auto other = LentEngine::open(trainer.own_model(), second.config(rank), *runtimes_[index],
+                                  trainer.lent());
+    if (rank == 0) engines_[0].reset();
+    trainer.step(*other);
+    trainer.step(*other);
+    if (rank == 1) engines_[1].reset();
+    EXPECT_EQ(state_of(*other, 1 - rank).size(), rank == 0 ? 3U : 18U);
+    other->wait_all_updated();
+    EXPECT_TRUE(trainer.same()) << "rank " << rank;
+    both.arrive_and_wait();
+  }));
+}
+
+TEST_F(LentServeEnd, OfARanksProcessIsSaidToWhoAsks) {
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    open(rank);
+    both.arrive_and_wait();
+    if (rank == 1) {
+      runtimes_[1]->reactor.block_on([](Runtime& its) -> Task<> {
+        its.ranks->abort("as if it had died");
+        co_return;
+      }(*runtimes_[1]));
+    }
+    both.arrive_and_wait();
+    if (rank == 1) return;
+    const Error unread = thrown_by([&] { read(*engines_[0], 1, "unit2", 16'384); });
+    EXPECT_EQ(unread.code(), ErrorCode::kUnavailable);
+    EXPECT_THAT(unread.what(), HasSubstr("rank 1"));
+  }));
+}
+
+// Nobody has a call under way in between: nothing waits for longer than it is given.
+TEST(LentServeIdle, RanksAreReadAfterALongerTimeThanCallsAreGiven) {
+  World world(kTwo, Where::kNvme);
+  world.timeout = 200ms;
+  std::barrier<> read(2);
+  expect_none(world.run([&](World::Rank rank) {
+    rank.trainer.step(rank.engine);
+    rank.engine.make_durable();
+    std::this_thread::sleep_for(1s);
+    if (rank.number == 0) {
+      EXPECT_EQ(state_of(rank.engine, 1).size(), 12U);
+    }
+    read.arrive_and_wait();
+    rank.trainer.step(rank.engine);
+    rank.engine.make_durable();
+  }));
+}
+
+TEST(LentServeFault, OfADriveIsSaidToWhoAsks) {
+  World world(kTwo, Where::kNvme);
+  world.host_budget_bytes = smallest_budget(world);  // no record is kept in memory
+  const auto runtimes = connected_runtimes(2, 1);
+  FaultyEngine* drive = nullptr;
+  runtimes[1]->io_engine = [&](Reactor& reactor, const std::string& path) {
+    auto faulty = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, path));
+    drive = faulty.get();
+    return faulty;
+  };
+  std::barrier<> both(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    const auto index = static_cast<std::size_t>(rank);
+    LentTrainer& trainer = world.trainers[index];
+    const auto engine =
+        LentEngine::open(trainer.own_model(), world.config(rank), *runtimes[index], trainer.lent());
+    trainer.step(*engine);
+    engine->make_durable();
+    if (rank == 1) {
+      runtimes[1]->reactor.block_on([](FaultyEngine& its) -> Task<> {
+        its.plan(
+            Fault::fail(FaultPoint::kRead, EIO).at(its.calls(FaultPoint::kRead)).from_then_on());
+        co_return;
+      }(*drive));
+    }
+    both.arrive_and_wait();
+    if (rank == 0) {
+      std::vector<float> values(40'000);
+      const Error error = thrown_by([&] { engine->read_state_of(1, "unit6", "exp_avg", values); });
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("rank 1: "), HasSubstr("EIO")));
+    }
+    both.arrive_and_wait();
+  }));
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
