@@ -80,7 +80,7 @@ def load(model, path):
 class Ddp:
     def __init__(self, model, options):
         self.optimizer = MixedAdamW(model, options.lr, options.weight_decay)
-        self.wrapped = DistributedDataParallel(model)
+        self.wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
 
     def step(self, lr, clip):
         return self.optimizer.step(lr, clip)
