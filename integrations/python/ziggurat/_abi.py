@@ -45,6 +45,8 @@ _ERRORS: dict[int, type[ZigguratError]] = {
     5: DataLoss,
     7: Unimplemented,
 }
+for _error in (ZigguratError, *_ERRORS.values()):
+    _error.__module__ = "ziggurat"  # a traceback names what a script can catch
 
 
 class Memory(ctypes.Structure):

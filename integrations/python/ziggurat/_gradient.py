@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ziggurat._dtensor import is_dtensor, like, local_of
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._shared_content import SharedContent
 
 __all__ = ["GradientHooks", "LentGradient", "Taken"]
 
@@ -34,6 +36,9 @@ class GradientHooks:
 
     def __init__(self, on_arrival: Callable[[int], None] | None = None) -> None:
         self.on_arrival = on_arrival
+        #: What a gradient of the slot's parameter is held as, from that which backward made.
+        self.content: Callable[[Slot, torch.Tensor], Content] = Content
+        self.lending = True  #: False: backward's gradients stay what they are
         self._slots: Any = WeakTensorKeyDictionary()  # Tensor -> Slot
         self._count = 0
 
@@ -48,6 +53,15 @@ class GradientHooks:
                 hook = functools.partial(_arrived, weakref.ref(self), slot)
                 slot.handle = param.register_post_accumulate_grad_hook(hook)
 
+    def is_shared(self, param: torch.Tensor) -> bool:
+        """Whether its gradient is divided among ranks."""
+        grad = param.grad
+        return isinstance(grad, LentGradient) and isinstance(grad._content, SharedContent)
+
+    def slot(self, param: torch.Tensor) -> Slot | None:
+        found: Slot | None = self._slots.get(param)
+        return found
+
     def detach(self) -> None:
         """Gradients that are lent stay as they are: readable, and added to by backward."""
         for slot in self._slots.values():
@@ -61,7 +75,7 @@ class GradientHooks:
         moved: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
         """What gradients are multiplied by is what `moved` makes of it: take() reads each."""
-        grads = [param.grad for param in params]
+        grads = [_here(param.grad) for param in params]
         contents = [grad._content for grad in grads if isinstance(grad, LentGradient)]
         scaled = [(content, content.scale) for content in contents if content.scale is not None]
         scales = moved([scale for _, scale in scaled])
@@ -70,7 +84,7 @@ class GradientHooks:
 
     def take(self, param: torch.Tensor) -> Taken | None:
         """What a step consumes; None without a gradient. It is lent until ``consumed``."""
-        slot, grad = self._slot(param), param.grad
+        slot, grad = self._slot(param), _here(param.grad)
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
@@ -78,9 +92,9 @@ class GradientHooks:
             if grad.requires_grad:
                 # zero_grad() may zero its memory while the step reads it: a copy.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
-            grad = param.grad = LentGradient(Content(slot, grad))
+            grad = _lend(param, self.content(slot, grad))
         elif grad.is_view:
-            grad = param.grad = LentGradient(Content(slot, grad.materialize()))
+            grad = _lend(param, self.content(slot, grad.materialize()))
         return grad.parts()
 
     def consumed(self, param: torch.Tensor, *, keep: bool = True) -> None:
@@ -89,12 +103,12 @@ class GradientHooks:
         Without `keep` its memory is let go: to read it raises, and backward starts anew. Nothing
         happens to a gradient that has come since.
         """
-        slot, grad = self._slot(param), param.grad
+        slot, grad = self._slot(param), _here(param.grad)
         if isinstance(grad, LentGradient):
             if grad._content.taken:
                 grad._content.consumed_by_step(keep)
         elif grad is not None and grad.requires_grad and not keep:
-            grad = param.grad = LentGradient(Content(slot, grad.detach()))
+            grad = _lend(param, Content(slot, grad.detach()))
             grad._content.consumed_by_step(keep)
 
     def _slot(self, param: torch.Tensor) -> Slot:
@@ -102,6 +116,17 @@ class GradientHooks:
         if slot is None:
             raise InvalidArgument(f"a parameter of shape {tuple(param.shape)} was not attached")
         return slot
+
+
+def _here(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """What this process has of it."""
+    return local_of(grad) if is_dtensor(grad) else grad
+
+
+def _lend(param: torch.Tensor, content: Content) -> LentGradient:
+    lent = LentGradient(content)
+    param.grad = like(param, lent) if is_dtensor(param) else lent
+    return lent
 
 
 def _check_dense(grad: torch.Tensor, name: str) -> None:
@@ -114,14 +139,14 @@ def _check_dense(grad: torch.Tensor, name: str) -> None:
 
 
 def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor) -> None:
-    hooks, grad = owner(), param.grad
+    hooks, grad = owner(), _here(param.grad)
     if hooks is None or grad is None:
         return
-    if not isinstance(grad, LentGradient):
+    if not isinstance(grad, LentGradient) and hooks.lending:
         _check_dense(grad, slot.name)
         # With create_graph the gradient has a graph of its own: it stays what it is.
         if not grad.requires_grad:
-            grad = param.grad = LentGradient(Content(slot, grad))
+            grad = _lend(param, hooks.content(slot, grad))
     if isinstance(grad, LentGradient):
         grad._content.arrivals += 1
     if hooks.on_arrival is not None:

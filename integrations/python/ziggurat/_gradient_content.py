@@ -52,6 +52,11 @@ class Content:
     def __del__(self) -> None:
         self._drop()
 
+    @property
+    def is_zero(self) -> bool:
+        """Known without a look at any value."""
+        return self.part is None and self.scale is None and not self.consumed
+
     def _drop(self) -> None:
         part, self.part, self.scale = self.part, None, None
         if part is not None and part.dtype != self.dtype and not self.taken:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from ziggurat._gradient_content import Content, Taken, count_write
 from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._shared_content import SharedContent
 
 _aten = torch.ops.aten
 
@@ -57,13 +58,13 @@ class LentGradient(torch.Tensor):
     @property
     def is_zero(self) -> bool:
         """Whether it is known, without a look at any value, that all are zero."""
-        content = self._content
-        return content.part is None and content.scale is None and not content.consumed
+        return self._content.is_zero
 
     @property
     def part(self) -> torch.Tensor | None:
         """What is multiplied by a scale, once it is known: of a whole gradient that has values."""
-        return None if self._path else self._content.part
+        shared = isinstance(self._content, SharedContent)
+        return None if self._path or shared else self._content.part
 
     @property
     def arrivals(self) -> int:
@@ -145,9 +146,19 @@ def _bare(grad: torch.Tensor) -> torch.Tensor | None:
     """The tensor that has the values as they are, where there is one."""
     if not isinstance(grad, LentGradient):
         return grad
-    content = grad._content
-    bare = not grad._path and content.scale is None and content.part is not None
-    return content.part if bare and content.part.dtype == grad.dtype else None
+    part = None if grad._content.scale is not None else grad.part
+    return part if part is not None and part.dtype == grad.dtype else None
+
+
+def _shared(grad: torch.Tensor) -> SharedContent | None:
+    """Its content, where it is divided among ranks."""
+    content = grad._content if isinstance(grad, LentGradient) and not grad._path else None
+    return content if isinstance(content, SharedContent) else None
+
+
+def _norms_of_all(contents: list[SharedContent], order: float) -> torch.Tensor | None:
+    """A call of all ranks; None: from the values alone."""
+    return contents[0].exchange.norms(contents, order) if order in (2, math.inf) else None
 
 
 def _view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -272,7 +283,12 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if bare is not None:
         return func(bare, *args[1:], **kwargs)
     grad, order = args[0], args[1] if len(args) > 1 else 2
-    if not _whole(grad) or grad._content.part is None or order <= 0:
+    shared = _shared(grad)
+    if shared is not None and len(args) < 3 and "dim" not in kwargs and not kwargs.get("keepdim"):
+        norms = _norms_of_all([shared], order)
+        if norms is not None:
+            return norms[0].to(grad.device, kwargs.get("dtype") or grad.dtype)
+    if not _whole(grad) or grad.part is None or order <= 0:
         return NotImplemented
     # In the wide type, since 16 bits may hold the norm only after the scale.
     content, dtype = grad._content, kwargs.get("dtype") or grad.dtype
@@ -286,6 +302,13 @@ def _norm_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if all(part is not None for part in bare):
         return func(bare, *args[1:], **kwargs)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+    shared = [content for grad in grads if (content := _shared(grad)) is not None]
+    norms = _norms_of_all(shared, order) if len(shared) == len(grads) else None
+    if norms is not None:
+        return [
+            norm.to(grad.device, dtype or grad.dtype)
+            for norm, grad in zip(norms, grads, strict=True)
+        ]
     return [torch.linalg.vector_norm(grad, order, dtype=dtype) for grad in grads]
 
 
@@ -295,8 +318,14 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     others = [grad for grad in grads if not _whole(grad)]
     if others:
         _on_values(func, (others, found_inf, inverse_scale), kwargs)
+    shared = [content for grad in grads if (content := _shared(grad)) is not None]
+    if shared:
+        largest = shared[0].exchange.norms(shared, math.inf).amax()
+        found_inf.copy_(torch.maximum(found_inf, (~largest.isfinite()).to(found_inf)))
+        for content in shared:
+            content.multiply(inverse_scale, inverse=False)
     for grad in grads:
-        if _whole(grad):
+        if _whole(grad) and _shared(grad) is None:
             if grad.numel() and not grad.is_zero:
                 # One pass and no memory, as isfinite() would need; a NaN is kept by the maximum.
                 largest = torch.linalg.vector_norm(grad, math.inf)

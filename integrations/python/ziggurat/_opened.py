@@ -6,14 +6,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat._device import Staged, check_device, places_of, scales_to_host, workers_beside
+from ziggurat._device import Staged, check_device, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
+from ziggurat._parts import Nothing, Part
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -56,7 +57,7 @@ def _kind_of(param: torch.Tensor, name: str) -> _Kind:
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
 
 
-def _runtime(threads: int) -> Runtime:
+def runtime_of(threads: int) -> Runtime:
     """The process's, which all its engines share; a forked child has its own."""
     key = (os.getpid(), threads)
     runtime = _runtimes.get(key)
@@ -74,15 +75,21 @@ class Opened:
 
     def __init__(
         self,
-        params: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         names: Sequence[str],
         groups: Sequence[int],
         hooks: GradientHooks,
-        threads: int,
+        runtime: Callable[[], Runtime],
         settings: dict[str, Any],
     ) -> None:
-        self.params = list(params)
-        self.names = list(names)
+        self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
+        here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
+        self.parts = [parts[i] for i in here] or [Nothing()]
+        self.params = [part.param for part in self.parts]
+        self.names = [names[i] for i in here] or ["(none)"]
+        self._names_of = dict(zip(self.members, names, strict=True))
+        # Steps of what is on other ranks alone: of all else the engine knows them.
+        self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
         self._hooks = hooks
         self._group_count = max(groups) + 1
         # The gradients of pending parameters, and the memory that the engine writes, which must not
@@ -91,31 +98,36 @@ class Opened:
         self._expecting = False
         self._arriving = threading.Lock()  # each accelerator's backward has a thread of its own
         self.loaded = False  #: state that goes into the records with the next step
-        self.masters: dict[int, torch.Tensor] = {}  #: that were loaded, until the next step
-        self._kinds = [_kind_of(*one) for one in zip(self.params, self.names, strict=True)]
-        self._places = places_of(self.params)
+        self.masters: dict[torch.Tensor, torch.Tensor] = {}  #: loaded, until the next step
+        self._indices = {param: i for i, param in enumerate(self.params)}
+        own_groups = [groups[i] for i in here] or [0]
+        held = [part.memory() for part in self.parts]
+        self._kinds = [_kind_of(*one) for one in zip(held, self.names, strict=True)]
+        self._places = places_of(held)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
-        memory = [self._places[i].read(i, param) for i, param in enumerate(self.params)]
+        memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         listed = [
             Param(name, kind.shape, kind.dtype, lent.data_ptr(), group)
             for name, kind, lent, group in zip(
-                self.names, self._kinds, memory, groups, strict=True
+                self.names, self._kinds, memory, own_groups, strict=True
             )
         ]
         for place in self._staged:
             place.finish_reading()
-        self.engine = Engine(
-            _runtime(threads or workers_beside(self.params)), listed, settings, kept=self._staged
-        )
+        self.engine = Engine(runtime(), listed, settings, kept=self._staged)
         # As the engine left them: a parameter that differs was written or moved by somebody else.
         if self.engine.resumed:
             for place in self._staged:
                 place.begin_writing()
-            for index, param in enumerate(self.params):
+            for index, param in enumerate(held):
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
-        self._versions = [param._version for param in self.params]
-        self._addresses = [param.data_ptr() for param in self.params]
+        self._versions = [param._version for param in held]
+        self._addresses = [param.data_ptr() for param in held]
+
+    def index(self, param: torch.Tensor) -> int | None:
+        """In `params`; None: nothing of it is here."""
+        return self._indices.get(param)
 
     def close(self) -> None:
         self.engine.close()
@@ -140,34 +152,39 @@ class Opened:
     def pending(self) -> bool:
         return bool(self._lent)
 
-    def gradient_arrived(self, index: int) -> None:
+    def gradient_arrived(self, param: torch.Tensor) -> None:
         """In backward: the engine may read ahead what the step will need."""
         with self._arriving:
             if not self._expecting:
                 self._expecting = True
                 self.engine.expect_gradients()
+        index = self.index(param)
+        if index is None:
+            return
         if index in self._lent:
             raise ZigguratError(
                 f"parameter '{self.names[index]}' has a gradient of a forward that did not wait "
                 "for its new value: call optimizer.synchronize() before what uses it outside its "
                 "module"
             )
-        self._places[index].gradient_arrived(index, self.params[index])
+        self._places[index].gradient_arrived(index, param)
 
-    def step(self, groups: list[GroupStep], blob_follows: bool = False) -> bool:
-        """Begins a step of all gradients; False if there is none, and nothing was done."""
+    def has_gradient(self) -> bool:
+        """Whether a step has something to do, on some rank at least."""
+        return any(param.grad is not None for param in self.members)
+
+    def step(self, groups: list[GroupStep], blob_follows: bool = False) -> None:
+        """Begins a step of all gradients."""
         self.wait()
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All are looked at before the first is given: a step that is refused has given nothing.
-        gradients = [self._hooks.take(param) for param in self.params]
-        if all(gradient is None for gradient in gradients):
-            return False
+        gradients = [part.take(self._hooks) for part in self.parts]
         for place in self._staged:
             place.finish_writing()
         self._look_at_params()
         lent = {
-            index: (self._in_host_memory(index, gradient.tensor), self.params[index].detach())
+            index: (self._in_host_memory(index, gradient.tensor), self.parts[index].memory().detach())
             for index, gradient in enumerate(gradients)
             if gradient is not None
         }
@@ -187,16 +204,17 @@ class Opened:
             update_at_once=not self._staged,
         )
         self._lent = lent
+        for param in self._elsewhere:
+            self._elsewhere[param] += param.grad is not None
         self._expecting = self.loaded = False
         for place in self._staged:
             place.begin_writing()
-        return True
 
     def _in_host_memory(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """From finish_reading() on. No gradient: zeros."""
         param = self.params[index]
         if gradient is None:
-            return torch.zeros(param.shape, dtype=param.dtype)
+            return torch.zeros(self._kinds[index].shape, dtype=param.dtype)
         return self._places[index].gradient(index, param, gradient)
 
     def wait(self, index: int | None = None) -> None:
@@ -217,10 +235,10 @@ class Opened:
             self._delivered(index)
 
     def _delivered(self, index: int) -> None:
-        param = self.params[index]
+        param = self.parts[index].memory()
         written = param._version != self._versions[index]
         del self._lent[index]
-        self._hooks.consumed(param)
+        self.parts[index].consumed(self._hooks)
         torch.autograd.graph.increment_version(param)
         if written or param.data_ptr() != self._addresses[index]:
             raise ZigguratError(
@@ -232,7 +250,8 @@ class Opened:
         self._versions[index] = param._version
 
     def _look_at_params(self) -> None:
-        for index, param in enumerate(self.params):
+        for index, part in enumerate(self.parts):
+            param = part.memory()
             moved = param.data_ptr() != self._addresses[index]
             if not moved and param._version == self._versions[index]:
                 continue
@@ -251,25 +270,52 @@ class Opened:
             self.engine.param_written(index)
             self._versions[index] = param._version
 
-    def read_state(self, index: int, name: str) -> torch.Tensor:
-        """In fp32; of the newest step, or what was written since."""
-        values = torch.empty(self.params[index].shape, dtype=torch.float32)
+    def steps_of(self, param: torch.Tensor) -> int:
+        """Steps that it has made, wherever its state is."""
+        index = self.index(param)
+        return self._elsewhere[param] if index is None else self.engine.steps_of(index)
+
+    def set_steps(self, param: torch.Tensor, steps: int) -> None:
+        index = self.index(param)
+        if index is None:
+            self._elsewhere[param] = steps
+        else:
+            self.engine.set_steps(index, steps)
+
+    def read_state(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        """In fp32, of the part that is here; of the newest step, or what was written since."""
+        index = self.index(param)
+        if index is None:
+            return torch.empty(0, dtype=torch.float32)
+        values = torch.empty(self._kinds[index].shape, dtype=torch.float32)
         self.engine.read_state(index, name, values.data_ptr(), values.numel())
         return values
 
-    def write_state(self, index: int, name: str, values: torch.Tensor) -> None:
-        given = _as_fp32(values)
-        self.engine.write_state(index, name, given.data_ptr(), given.numel())
+    def read_state_of(
+        self, rank: int, param: torch.Tensor, name: str, values: torch.Tensor
+    ) -> None:
+        """Into `values`, fp32, what `rank` has of it; that rank need not do anything."""
+        self.engine.read_state_of(
+            rank, self._names_of[param], name, values.data_ptr(), values.numel()
+        )
 
-    def master(self, index: int) -> torch.Tensor:
-        loaded = self.masters.get(index)
-        return self.read_state(index, "master") if loaded is None else _as_fp32(loaded).clone()
+    def write_state(self, param: torch.Tensor, name: str, values: torch.Tensor) -> None:
+        """`values`: of the whole parameter."""
+        index = self.index(param)
+        if index is not None:
+            given = _as_fp32(self.parts[index].of_whole(values))
+            self.engine.write_state(index, name, given.data_ptr(), given.numel())
 
     def _give_masters(self) -> None:
         """At a step: by now the model has its values, loaded before the optimizer's or after."""
-        for index, master in self.masters.items():
-            if rounds_to(master, self._places[index].values(index, self.params[index])):
-                self.write_state(index, "master", master)
+        for param, master in self.masters.items():
+            index = self.index(param)
+            if index is None:
+                continue
+            part = self.parts[index]
+            values = self._places[index].values(index, part.memory())
+            if rounds_to(part.of_whole(master), values):
+                self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)
         self.masters.clear()

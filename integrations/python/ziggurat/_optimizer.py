@@ -3,25 +3,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from ziggurat._device import workers_beside
+from ziggurat._feeders import BackwardFeeder, DdpFeeder, ddp_hook
 from ziggurat._gradient import GradientHooks
+from ziggurat._gradient_content import Slot
 from ziggurat._native import (
     Engine,
     GroupStep,
     InvalidArgument,
     ResourceExhausted,
+    Runtime,
     Unimplemented,
 )
 from ziggurat._opened import Opened
 from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
+from ziggurat._ranks import Ranks
+from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_meshes, several_ranks
 from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
@@ -58,6 +67,9 @@ class EngineOptimizer(StateDicts):
         host_memory: int | str | None = None,
         state: str = "full",
         model: torch.nn.Module | None = None,
+        group: Any = None,
+        exchange: str = "torch",
+        reduce_dtype: torch.dtype | None = None,
         maximize: bool = False,
         **flags: Any,
     ) -> None:
@@ -79,20 +91,110 @@ class EngineOptimizer(StateDicts):
         self._closed = False
         self._figures: dict[str, int] = {}  # as of the last call of figures(), or at open
         self._opened: list[Opened] = []
-        self._place: dict[torch.Tensor, tuple[Opened, int]] = {}  # of every parameter of those
+        self._opened_with: dict[torch.Tensor, Opened] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
         self._keep_state_in(state)
         self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
+        self._exchange = exchange
+        self._sharing = Alone()
+        wrapped = model if isinstance(model, DistributedDataParallel) else None
+        if wrapped is not None:
+            model = wrapped.module
         self._model = model
         self._waits: ModuleWaits | None = None
         self._names = {p: name for name, p in model.named_parameters()} if model else {}
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
         super().__init__(params, {**defaults, "maximize": maximize})
+        self._divide(wrapped, group, reduce_dtype)
         if model is not None:
             self._waits = ModuleWaits(model, set(self._order), self._wait_for, self.synchronize)
+            if several_ranks():
+                self._watch_for_ddp(model)
+
+    def _divide(self, ddp: Any, group: Any, reduce_dtype: torch.dtype | None) -> None:
+        """At construction: which ranks there are, and what each has."""
+        mesh = group_of_meshes(self._order)
+        if mesh is not None:
+            self._sharing = Sharded(self._ranks(mesh))
+        elif ddp is not None:
+            self.attach_ddp(ddp)
+        elif group is not None and dist.get_world_size(group) > 1:
+            ranks = self._ranks(group)
+            feeder = BackwardFeeder(ranks, self._param_of, self._slots, reduce_dtype)
+            self._sharing = Divided(ranks, feeder, self._updated)
+            self._hooks.content = feeder.content
+
+    def _ranks(self, group: Any) -> Ranks:
+        return Ranks(group, self._workers(self._order), self._exchange)
+
+    def _workers(self, params: Iterable[torch.Tensor]) -> int:
+        return self._threads or workers_beside(list(params))
+
+    def attach_ddp(self, model: DistributedDataParallel) -> None:
+        """Exchanges gradients as `model`'s backward has them; for a model that was wrapped after
+        the optimizer was made, before its first backward. Another that was is given to the
+        constructor: ``model=model``."""
+        if dist.get_world_size(model.process_group) == 1:
+            return
+        if self._opened:
+            raise InvalidArgument(
+                "the optimizer has a state for this process alone: wrap the model in "
+                "DistributedDataParallel before the first step, and before Resume"
+            )
+        ranks = self._ranks(model.process_group)
+        feeder = DdpFeeder(ranks, self._param_of, self._slots, self._hooks.slot)
+        self._hooks.lending = False
+        self._sharing = Divided(ranks, feeder, self._updated)
+        self._sharing.attach(self._slots())
+        model.register_comm_hook(weakref.ref(feeder), ddp_hook)
+
+    def _watch_for_ddp(self, model: torch.nn.Module) -> None:
+        """Accelerate and Trainer wrap the model after the optimizer was made."""
+        this = weakref.ref(self)
+
+        def attach(*_: Any) -> None:
+            handle.remove()
+            optimizer, ddp = this(), active_ddp()
+            if optimizer is not None and ddp is not None and type(optimizer._sharing) is Alone:
+                optimizer.attach_ddp(ddp)
+
+        handle = model.register_forward_pre_hook(attach)
+
+    def _param_of(self, slot: Slot) -> torch.Tensor:
+        return self._order[slot.index]
+
+    def _slots(self) -> list[Slot]:
+        """Of all parameters, in the model's order."""
+        found = (self._hooks.slot(param) for param in self._in_order(self._order))
+        return [slot for slot in found if slot is not None]
+
+    def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """As the model has them, whose forward waits for them in this order."""
+        place = {param: i for i, param in enumerate(self._names)}
+        return sorted(params, key=lambda param: place.get(param, len(place)))
+
+    def _updated(self, param: torch.Tensor) -> None:
+        """Returns when the engine has written what is here of `param`; any thread's."""
+        opened = self._opened_with.get(param)
+        if opened is not None and (index := opened.index(param)) is not None:
+            opened.engine.wait(index)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Among the ranks of ``group``: backwards inside only add to this rank's gradients."""
+        feeder = self._sharing.feeder
+        with feeder.no_sync() if isinstance(feeder, BackwardFeeder) else contextlib.nullcontext():
+            yield
+
+    def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
+        """``loss.backward()``; with reentrant checkpointing among ranks fewer bytes are sent."""
+        feeder = self._sharing.feeder
+        alone = contextlib.nullcontext()
+        with feeder.whole_backward() if isinstance(feeder, BackwardFeeder) else alone:
+            loss.backward(**arguments)
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
@@ -111,7 +213,11 @@ class EngineOptimizer(StateDicts):
             raise InvalidArgument("a parameter is twice in its group: give each once")
         named = list(self._named())
         self._order = [param for _, param, _ in named]
-        self._hooks.attach((name, param) for name, param, _ in named)
+        self._attach()
+
+    def _attach(self) -> None:
+        self._hooks.attach((name, param) for name, param, _ in self._named())
+        self._sharing.attach(self._slots())
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
@@ -137,12 +243,12 @@ class EngineOptimizer(StateDicts):
         The first ``step()`` does so. With `resume` a store that is there is gone on from instead,
         and writes the parameters.
         """
-        new = [one for one in self._named() if one[1].requires_grad and one[1] not in self._place]
+        known = self._opened_with
+        new = [one for one in self._named() if one[1].requires_grad and one[1] not in known]
         if not new:
             return
-        # Updates are made in this order: the model's, whose forward waits for them.
-        place = {param: i for i, param in enumerate(self._names)}
-        new.sort(key=lambda one: place.get(one[1], len(place)))
+        named = {param: one for one in new for param in (one[1],)}
+        new = [named[param] for param in self._in_order(named)]
         if self._closed:
             raise InvalidArgument("the optimizer is closed, and its state gone: make a new one")
         if self._resume is not None:
@@ -150,7 +256,8 @@ class EngineOptimizer(StateDicts):
                 f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
-        self._hooks.attach((name, param) for name, param, _ in self._named())
+        self._attach()
+        self._sharing.before_open([param for _, param, _ in new])
         if resume and self._tier == "auto":
             self.need_store("open(resume=True)")
         if self._tier == "auto":
@@ -160,8 +267,8 @@ class EngineOptimizer(StateDicts):
         self._opened.append(opened)
         if len(self._opened) == 1:
             self._figures = opened.figures()
-        for index, param in enumerate(opened.params):
-            self._place[param] = (opened, index)
+        self._opened_with |= dict.fromkeys(opened.members, opened)
+        self._sharing.opened(opened.members, opened.engine.resumed)
         self._give_loaded(opened)
 
     def _open(
@@ -176,7 +283,13 @@ class EngineOptimizer(StateDicts):
             if room is not None:
                 settings.setdefault("host_memory", room)
         names, params, groups = zip(*new, strict=True)
-        return Opened(params, names, groups, self._hooks, self._threads, settings)
+        parts = [self._sharing.part(param) for param in params]
+        settings["run"] = self._sharing.run(names, params)
+
+        def runtime() -> Runtime:
+            return self._sharing.runtime(self._workers(params))
+
+        return Opened(parts, names, groups, self._hooks, runtime, settings)
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""
@@ -195,7 +308,8 @@ class EngineOptimizer(StateDicts):
         return opened
 
     def _state_bytes(self, params: Iterable[torch.Tensor]) -> int:
-        counts = (param.numel() for param in params)
+        """Of what this process has."""
+        counts = (self._sharing.part(param).memory().numel() for param in params)
         return state_bytes(counts, self._settings["state_format"], len(MOMENTS[self._kind]))
 
     def need_store(self, who: str) -> None:
@@ -218,19 +332,28 @@ class EngineOptimizer(StateDicts):
                 loss = closure()
         if self._resume is not None:
             self._resume.before_step()
+        self._sharing.check_gradients()
         self.open()
         with_gradient = [param for param in self._order if param.grad is not None]
         groups = [self._group_step(group) for group in self.param_groups]
         follows = self._resume is not None
-        made = [opened.step(groups, blob_follows=follows) for opened in self._opened]
+        self.synchronize()
+        stepped = [opened for opened in self._opened if opened.has_gradient()]
+        for opened in stepped:
+            opened.step(groups, blob_follows=follows)
         # The engine's arithmetic alone is worth no wait for each module beside PyTorch's on the CPU,
         # and is beside an accelerator's.
         in_place = not any(opened.is_staged for opened in self._opened)
-        if self._waits is None or (self._tier == "host" and in_place):
+        beside = self._waits is not None and not (self._tier == "host" and in_place)
+        trained = {param for opened in stepped for param in opened.members}
+        self._sharing.publish(
+            self._in_order(param for param in with_gradient if param in trained), beside
+        )
+        if self._waits is None or not beside:
             self.synchronize()
         else:
             self._wait_for(self._waits.unseen(with_gradient))
-        if follows and any(made):
+        if follows and stepped:
             self._resume.after_step()
         return loss
 
@@ -238,9 +361,10 @@ class EngineOptimizer(StateDicts):
         if not any(opened.pending for opened in self._opened):
             return
         for param in params:
-            place = self._place.get(param)
-            if place is not None:
-                place[0].wait(place[1])
+            self._sharing.wait(param)
+            opened = self._opened_with.get(param)
+            if opened is not None and (index := opened.index(param)) is not None:
+                opened.wait(index)
 
     def figures(self) -> dict[str, float]:
         """Of what was done since the last call, for a logger: steps, bytes, seconds waited and busy.
@@ -271,6 +395,7 @@ class EngineOptimizer(StateDicts):
     def synchronize(self) -> None:
         """Returns when every parameter is that of the newest step: for what reads them outside the
         model's forward, as averages do."""
+        self._sharing.finish()
         for opened in self._opened:
             opened.wait()
 
@@ -284,8 +409,9 @@ class EngineOptimizer(StateDicts):
                 opened.engine.make_durable()
             opened.close()
         self._opened.clear()
-        self._place.clear()
+        self._opened_with.clear()
         self._hooks.detach()
+        self._sharing.close()
         if self._waits is not None:
             self._waits.detach()
         self._closed = True
@@ -300,10 +426,12 @@ class EngineOptimizer(StateDicts):
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
     """In backward: parameter `index` of the hooks has a gradient."""
     optimizer = this()
-    if optimizer is None or not optimizer._opened:
+    if optimizer is None:
         return
-    place = optimizer._place.get(optimizer._order[index])
-    if place is None:
-        return
-    opened, at = place
-    opened.gradient_arrived(at)
+    param = optimizer._order[index]
+    opened = optimizer._opened_with.get(param)
+    if opened is not None:
+        opened.gradient_arrived(param)
+    feeder, slot = optimizer._sharing.feeder, optimizer._hooks.slot(param)
+    if feeder is not None and slot is not None:
+        feeder.arrived(slot)

@@ -17,6 +17,7 @@ import torch
 from ziggurat._memory import free_bytes, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
 from ziggurat._opened import Opened
+from ziggurat._sharing import Alone
 
 MOMENTS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -37,7 +38,8 @@ class StateDicts(torch.optim.Optimizer):
     _path: str | None
     _settings: dict[str, Any]
     _opened: list[Opened]
-    _place: dict[torch.Tensor, tuple[Opened, int]]
+    _opened_with: dict[torch.Tensor, Opened]
+    _sharing: Alone
     _order: list[torch.Tensor]
     _resume: Any
     #: What helps where a reference is refused.
@@ -74,21 +76,32 @@ class StateDicts(torch.optim.Optimizer):
 
     # Reading
 
+    def _has_state(self, param: torch.Tensor) -> bool:
+        opened = self._opened_with.get(param)
+        return opened is not None and opened.steps_of(param) > 0
+
     def state_of(self, param: torch.Tensor) -> dict[str, torch.Tensor]:
         """What ``torch.optim`` has in ``optimizer.state[param]``, in fp32: "step", the moments by
         their names there, and "master" where the parameter is not fp32. Empty before its first
-        step. On the CPU, since the state may not fit elsewhere; PyTorch moves what it loads."""
-        if param not in self._place:
+        step. On the CPU, since the state may not fit elsewhere; PyTorch moves what it loads.
+
+        Of a parameter that is divided among ranks it is that of all of them, which need not call
+        anything; of FSDP2's, DTensors like the parameter."""
+        if param not in self._opened_with:
             return dict(self._to_load.get(param, {}))
-        opened, index = self._place[param]
-        steps = opened.engine.steps_of(index)
+        opened = self._opened_with[param]
+        steps = opened.steps_of(param)
         if steps == 0 and self._kind != "adagrad":  # whose sums begin where they are told
             return {}
         state = {"step": torch.tensor(float(steps))}
         for name in MOMENTS[self._kind]:
-            state[name] = opened.read_state(index, name)
+            state[name] = self._sharing.whole_state(opened, param, name)
         if param.dtype != torch.float32:
-            state["master"] = opened.master(index)
+            loaded = opened.masters.get(param)
+            if loaded is None:
+                state["master"] = self._sharing.whole_state(opened, param, "master")
+            else:
+                state["master"] = loaded.detach().to("cpu", torch.float32, copy=True)
         return state
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,8 +114,7 @@ class StateDicts(torch.optim.Optimizer):
         loaded = bool(self._to_load) or any(opened.loaded for opened in self._opened)
         if self._by_reference and not loaded:
             return self.reference()
-        places = self._place.items()
-        self.look_at_memory(p for p, (opened, i) in places if opened.engine.steps_of(i) > 0)
+        self.look_at_memory(param for param in self._order if self._has_state(param))
         try:
             for param in self._order:
                 if state := self.state_of(param):
@@ -146,7 +158,7 @@ class StateDicts(torch.optim.Optimizer):
     def _checksum(self) -> int:
         """Of all parameters: stores of two runs may be at the same generation."""
         checksum = 0
-        for param in self._place:
+        for param in self._opened_with:
             flat = param.detach().reshape(-1).view(torch.uint8).cpu()
             checksum = zlib.crc32(flat.numpy().data, checksum)
         return checksum
@@ -223,7 +235,7 @@ class StateDicts(torch.optim.Optimizer):
 
     def _give_loaded(self, opened: Opened) -> None:
         """To an engine that was just opened. One that resumed has its own."""
-        given = {p: self._to_load.pop(p) for p in opened.params if p in self._to_load}
+        given = {p: self._to_load.pop(p) for p in opened.members if p in self._to_load}
         if not opened.engine.resumed:
             self._give(opened, given, fresh=True)
 
@@ -231,10 +243,10 @@ class StateDicts(torch.optim.Optimizer):
         self, opened: Opened, entries: Mapping[torch.Tensor, Entry], fresh: bool = False
     ) -> None:
         loaded = opened.loaded
-        for index, param in enumerate(opened.params):
+        for param in opened.members:
             entry = entries.get(param)
             if entry is None:
-                if fresh or not (loaded or opened.engine.steps_of(index)):
+                if fresh or not (loaded or opened.steps_of(param)):
                     continue  # it begins anew anyway
                 begin = torch.full(
                     param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
@@ -243,15 +255,15 @@ class StateDicts(torch.optim.Optimizer):
             self._to_load.pop(param, None)
             opened.loaded = True
             for name in MOMENTS[self._kind]:
-                opened.write_state(index, name, entry[name])
+                opened.write_state(param, name, entry[name])
             # SGD of PyTorch counts no steps: all but the first are alike.
-            opened.engine.set_steps(index, int(entry.get("step", 1)))
-            opened.masters.pop(index, None)
+            opened.set_steps(param, int(entry.get("step", 1)))
+            opened.masters.pop(param, None)
             if param.dtype == torch.float32:
                 continue
             if "master" in entry:
-                opened.masters[index] = entry["master"]
-            else:
+                opened.masters[param] = entry["master"]
+            elif (index := opened.index(param)) is not None:
                 opened.engine.param_written(index)
 
 

@@ -19,6 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
+from ziggurat._dtensor import is_dtensor
+
 # They do not read a parameter's values.
 _NO_VALUES = {
     getattr(torch.Tensor, name).__get__
@@ -39,6 +41,7 @@ class ModuleWaits:
         self.params = params
         self.synchronize = synchronize
         self._wait = wait
+        self._gathered: set[torch.Tensor] = set()  # waited for before FSDP2 gathers them
         self._seen: set[torch.Tensor] = set()  # in the forward of the step under way
         self._learned: set[torch.Tensor] | None = None  # seen before every use
         self._at_entry: set[torch.Tensor] = set()  # waited for before what is compiled runs
@@ -47,11 +50,17 @@ class ModuleWaits:
         self._handles: list[Any] = []
         self._modules = list(model.modules())
         this = weakref.ref(self)
+        self._units = FsdpUnits(model) if any(map(is_dtensor, params)) else None
         for module in self._modules:
             if isinstance(module, torch.jit.ScriptModule):
                 continue
             compiled = hasattr(module, "_orig_mod")  # what torch.compile() gives
             own = [p for p in module.parameters(recurse=compiled) if p in params]
+            if self._units is not None:
+                gathered = [p for p in self._units.of(module) if p in params]
+                # FSDP2 reads shards in hooks of its own, where no use of a parameter is seen.
+                self._gathered.update(gathered)
+                own = [p for p in own if not is_dtensor(p)] + gathered
             if compiled:
                 self._at_entry.update(own)
             # The first of all: others' hooks may make weights of parameters.
@@ -79,6 +88,8 @@ class ModuleWaits:
         self._wait(params)
 
     def before_call(self, module: torch.nn.Module) -> None:
+        if self._units is not None:
+            self._wait(self._units.prefetched(module))
         if not (module.training or torch.is_grad_enabled()):
             # Fused inference (of nn.TransformerEncoderLayer) calls no submodule, and no gradient
             # would show it.
@@ -111,11 +122,41 @@ class ModuleWaits:
             self._learned -= set(with_gradient) - self._seen
         self._learned -= self._outside
         self._seen = set()
-        return [param for param in with_gradient if param not in self._learned]
+        waited_for = self._learned | self._gathered
+        return [param for param in with_gradient if param not in waited_for]
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+class FsdpUnits:
+    """Which parameters FSDP2 gathers before a module's forward."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._read: dict[Any, list[torch.Tensor]] = {}  # by FSDP2's state of a unit
+        self._find(model, None)
+
+    def _find(self, module: torch.nn.Module, unit: Any) -> None:
+        # As fully_shard() has it: a module's, but for those of modules in it that are units too.
+        unit = _fsdp_state(module) or unit
+        if unit is not None:
+            self._read.setdefault(unit, []).extend(module.parameters(recurse=False))
+        for child in module.children():
+            self._find(child, unit)
+
+    def of(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        return self._read.get(_fsdp_state(module), [])
+
+    def prefetched(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """Of the units that ``set_modules_to_forward_prefetch()`` has named."""
+        ahead = getattr(_fsdp_state(module), "_states_to_forward_prefetch", ())
+        return [param for unit in ahead for param in self._read.get(unit, ())]
+
+
+def _fsdp_state(module: torch.nn.Module) -> Any:
+    state = getattr(module, "_get_fsdp_state", None)
+    return None if state is None else state()
 
 
 def _before_load(module: torch.nn.Module, hook: Callable[..., None]) -> Any:

@@ -409,7 +409,7 @@ def test_lora_has_state_of_what_is_trained_only(dtype, tmp_path):
         optimizer = adamw(model.parameters(), lr=1e-2)
         losses = train(model, optimizer, 8)
         if isinstance(optimizer, ziggurat.torch.AdamW):
-            assert set(optimizer._place) == {p for p in model.parameters() if p.requires_grad}
+            assert set(optimizer._opened_with) == {p for p in model.parameters() if p.requires_grad}
         return losses
 
     assert_alike(tmp_path, built, loop, torchs=1e-4 if dtype == "float32" else 3e-3)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for what ranks send each other: used again, since fresh pages cost as much as a copy."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Buffers:
+    """As many as were under way at once, and of the largest size asked for. One thread's."""
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+
+    def take(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Flat, its values undefined, until given back."""
+        size_bytes = count * dtype.itemsize
+        found = next((one for one in self._free if one.device == device), None)
+        if found is not None:
+            self._free = [one for one in self._free if one is not found]
+        if found is None or found.numel() < size_bytes:
+            found = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return found[:size_bytes].view(dtype)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        storage = torch.empty(0, dtype=torch.uint8, device=buffer.device)
+        self._free.append(storage.set_(buffer.untyped_storage()))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients among ranks: each rank gets the mean of its slices, and nothing else (ZeRO-2).
+
+Parameters are taken in buckets, the last ones first, since backward reaches those first. A bucket
+whose gradients are all there is sent while backward goes on; what is left is sent at its end. All
+ranks send the same buckets in the same order: a parameter that has no gradient on a rank counts as
+zeros there, and one that has none anywhere is left without.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from ziggurat._buffers import Buffers
+from ziggurat._gradient_content import Slot, Taken
+from ziggurat._ranks import Cut, Ranks, Work
+from ziggurat._shared_content import SharedContent
+
+BUCKET_BYTES = 25 << 20  # as PyTorch's DistributedDataParallel
+_IN_FLIGHT = 2  # buckets under way: each takes twice its bytes
+_PIECE = 64 * 1024  # elements
+
+
+class Bucket:
+    """Where each parameter's slices are in what goes to the ranks: [ranks, row] elements.
+
+    Behind the slices a row has an element for each parameter: whether there is a gradient.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], counts: Sequence[int], wire: torch.dtype, ranks: int
+    ) -> None:
+        self.slots = list(slots)
+        self.wire = wire
+        self.cuts = [Cut(count, ranks) for count in counts]
+        self._starts, at = [], 0
+        for cut in self.cuts:
+            self._starts.append(at)
+            at += cut.slice
+        self._flags = at
+        self.row = at + len(self.slots)
+        # Used again once nobody has a slice of it any more, nor the engine.
+        self._sums: torch.Tensor | None = None
+        self._given: list[weakref.ref[torch.Tensor]] = []
+
+    def fill(self, rows: torch.Tensor, i: int, part: Taken | None) -> None:
+        """Puts parameter i's gradient, a slice for each rank, into `rows`."""
+        cut, start = self.cuts[i], self._starts[i]
+        rows[:, self._flags + i] = 0.0 if part is None else 1.0
+        place = rows[:, start : start + cut.slice]
+        if part is None or part.tensor is None:
+            place.zero_()
+            return
+        flat = part.tensor.reshape(-1)
+        full = cut.count // cut.slice
+        place[:full].copy_(flat[: full * cut.slice].view(full, cut.slice))
+        if full < len(place):
+            rest = cut.count - full * cut.slice
+            place[full, :rest].copy_(flat[full * cut.slice :])
+            place[full, rest:].zero_()
+            place[full + 1 :].zero_()
+        if part.scale != 1.0:
+            place.mul_(part.scale)
+
+    def sums(self, rows: torch.Tensor, rank: int) -> list[torch.Tensor | None]:
+        """Each parameter's slice of the sum of `rows`, in fp32; None where no rank had a gradient."""
+        if self._sums is None or any(slice_() is not None for slice_ in self._given):
+            self._sums = torch.empty(self.row, dtype=torch.float32, device=rows.device)
+        _sum(rows, self._sums)
+        found: list[torch.Tensor | None] = []
+        had = self._sums[self._flags :].tolist()
+        for cut, start, count in zip(self.cuts, self._starts, had, strict=True):
+            own = cut.of(rank)
+            found.append(self._sums[start : start + own.stop - own.start] if count > 0 else None)
+        self._given = [weakref.ref(slice_) for slice_ in found if slice_ is not None]
+        return found
+
+
+def _sum(rows: torch.Tensor, total: torch.Tensor) -> None:
+    """In the order of rows, a piece at a time that stays in a core's cache."""
+    for begin in range(0, len(total), _PIECE):
+        piece = total[begin : begin + _PIECE]
+        piece.copy_(rows[0, begin : begin + _PIECE])
+        for row in rows[1:]:
+            piece.add_(row[begin : begin + _PIECE])
+
+
+def in_buckets(
+    sized: Iterable[tuple[Slot, torch.Tensor]], ranks: int, wire: Callable[[torch.Tensor], torch.dtype]
+) -> list[Bucket]:
+    """Of one type each, and about BUCKET_BYTES, in the order that is given."""
+    open_of: dict[torch.dtype, list[tuple[Slot, int]]] = {}
+    room: dict[torch.dtype, int] = {}
+    buckets = []
+
+    def close(dtype: torch.dtype) -> None:
+        slots, counts = zip(*open_of.pop(dtype), strict=True)
+        buckets.append(Bucket(slots, counts, dtype, ranks))
+
+    for slot, param in sized:
+        dtype = wire(param)
+        open_of.setdefault(dtype, []).append((slot, param.numel()))
+        room[dtype] = room.get(dtype, 0) + param.numel() * dtype.itemsize
+        if room[dtype] >= BUCKET_BYTES:
+            close(dtype)
+            room[dtype] = 0
+    for dtype in list(open_of):
+        close(dtype)
+    return buckets
+
+
+class GradientExchange:
+    """Sends buckets in one order on every rank, and gives what comes back to their contents."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        received: Callable[[Slot, torch.Tensor], None],
+        contents: Callable[[], Iterable[SharedContent]],
+    ) -> None:
+        """`received(slot, slice)`: the ranks' sum of this rank's slice, in fp32. `contents()`: all
+        that there are of gradients."""
+        self.ranks = ranks
+        self._received = received
+        self._contents = contents
+        self._lane = ranks.lane("gradients")
+        self._values = ranks.lane("gradient values")
+        self._buffers = Buffers()
+        self._flying: list[tuple[Bucket, torch.Tensor, torch.Tensor, Work]] = []
+
+    def send(self, bucket: Bucket, parts: Sequence[Taken | None], device: torch.device) -> None:
+        """The parts may change when this returns."""
+        while len(self._flying) >= _IN_FLIGHT:
+            self._finish_one()
+        count = self.ranks.size * bucket.row
+        given = self._buffers.take(count, bucket.wire, device)
+        taken = self._buffers.take(count, bucket.wire, device)
+        rows = given.view(self.ranks.size, bucket.row)
+        for i, part in enumerate(parts):
+            bucket.fill(rows, i, part)
+        work = self._lane.all_to_all(taken, given)
+        self._flying.append((bucket, taken, given, work))
+
+    def finish(self) -> None:
+        """All that was sent has come back."""
+        while self._flying:
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        bucket, taken, given, work = self._flying.pop(0)
+        work.wait()
+        self._buffers.give_back(given)
+        found = bucket.sums(taken.view(self.ranks.size, bucket.row), self.ranks.rank)
+        self._buffers.give_back(taken)
+        for slot, own in zip(bucket.slots, found, strict=True):
+            if own is not None:
+                self._received(slot, own)
+
+    # What reads gradients: each is a call of all ranks.
+
+    def gathered(self, content: SharedContent) -> torch.Tensor:
+        """The whole gradient, from the ranks' slices."""
+        own = torch.zeros(content.cut.slice, dtype=torch.float32, device=content.device)
+        if content.slice is not None:
+            own[: content.slice.numel()] = content.slice
+        every = torch.empty(self.ranks.size * len(own), dtype=torch.float32, device=content.device)
+        self._values.all_gather(every, own).wait()
+        whole = every[: content.cut.count] * content.slice_scale
+        return whole.view(content.shape).to(content.dtype)
+
+    def norms(self, contents: Sequence[SharedContent], order: float) -> torch.Tensor:
+        """Of each gradient, in fp64 on the CPU: the 2-norm, or with inf the largest value.
+
+        PyTorch asks for one after the other; the first question is answered for all, in one call.
+        """
+        for content in contents:
+            content.check_sent()
+        if any(order not in content.norms for content in contents):
+            asked = [one for one in {*contents, *self._contents()} if order not in one.norms]
+            asked.sort(key=lambda content: content.slot.index)
+            self._find_norms([one for one in asked if not one.consumed], order)
+        scales = torch.stack([content.slice_scale for content in contents]).abs().double().cpu()
+        known = [content.norms[order] for content in contents]
+        return torch.tensor(known, dtype=torch.float64) * scales
+
+    def _find_norms(self, contents: Sequence[SharedContent], order: float) -> None:
+        own = [content.own() for content in contents]
+        local = [
+            0.0 if part is None or part.numel() == 0 else float(torch.linalg.vector_norm(part, order))
+            for part in own
+        ]
+        if math.isinf(order):
+            found = self.ranks.largest(local)
+        else:
+            found = self.ranks.sums([norm * norm for norm in local]).sqrt().tolist()
+        for content, norm in zip(contents, found, strict=True):
+            content.norms[order] = norm

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When gradients are exchanged: as backward goes, by our hooks or by DistributedDataParallel's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ziggurat._exchange import Bucket, GradientExchange, in_buckets
+from ziggurat._gradient_content import Content, Slot, Taken
+from ziggurat._lent_gradient import LentGradient
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._ranks import Ranks
+from ziggurat._shared_content import SharedContent
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+
+
+def _shared(param: torch.Tensor) -> SharedContent | None:
+    grad = param.grad
+    content = grad._content if isinstance(grad, LentGradient) and not grad.is_view else None
+    return content if isinstance(content, SharedContent) else None
+
+
+class Feeder:
+    """Gives gradients to an exchange, and what comes back to ``param.grad``."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        param_of: Callable[[Slot], torch.Tensor],
+        slots: Callable[[], Sequence[Slot]],
+    ) -> None:
+        """`slots()`: those of all parameters, in the model's order."""
+        self.ranks = ranks
+        self.exchange = GradientExchange(ranks, self._received, self._contents)
+        self._param_of = param_of
+        self._slots = slots
+
+    def _contents(self) -> list[SharedContent]:
+        found = (_shared(self._param_of(slot)) for slot in self._slots())
+        return [content for content in found if content is not None]
+
+    def _content(self, slot: Slot) -> SharedContent:
+        param = self._param_of(slot)
+        content = _shared(param)
+        if content is None:
+            content = SharedContent(slot, param, self.exchange)
+            param.grad = LentGradient(content)
+        return content
+
+    def _received(self, slot: Slot, total: torch.Tensor) -> None:
+        self._content(slot).receive(total)
+
+    def content(self, slot: Slot, grad: torch.Tensor) -> Content:
+        """That of a gradient that backward has just made, or that was assigned."""
+        return Content(slot, grad)
+
+    def attach(self, slot: Slot) -> None:
+        """The optimizer has got a parameter."""
+
+    def arrived(self, slot: Slot) -> None:
+        """In backward: the parameter has a gradient."""
+
+    def check_sent(self) -> None:
+        """At a step."""
+
+    def detach(self) -> None:
+        pass
+
+
+class BackwardFeeder(Feeder):
+    """By our hooks: backward need not know of ranks."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        param_of: Callable[[Slot], torch.Tensor],
+        slots: Callable[[], Sequence[Slot]],
+        reduce_dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(ranks, param_of, slots)
+        self._reduce_dtype = reduce_dtype
+        self._trained: list[Slot] = []
+        self._buckets: list[Bucket] = []
+        self._bucket_of: dict[Slot, int] = {}
+        self._missing: list[set[Slot]] = []  # of each bucket, since it was sent
+        self._sent = 0  # buckets, over all rounds
+        self._ends: set[int] = set()  # backwards at whose end flush() is called
+        self._syncing = True
+        self._told_end = False
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backwards inside only accumulate."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    @contextlib.contextmanager
+    def whole_backward(self) -> Iterator[None]:
+        """All backwards inside, those of reentrant checkpointing too, are one."""
+        self._told_end = True
+        try:
+            yield
+        finally:
+            self._told_end = False
+        if self._syncing:
+            self.flush()
+
+    def content(self, slot: Slot, grad: torch.Tensor) -> Content:
+        if torch._C._current_graph_task_id() == -1:
+            return Content(slot, grad)  # assigned: alike on every rank
+        content = SharedContent(slot, grad, self.exchange)
+        content.part = grad
+        return content
+
+    def arrived(self, slot: Slot) -> None:
+        if not self._syncing:
+            return
+        if not self._told_end:
+            backward = torch._C._current_graph_task_id()
+            if backward not in self._ends:
+                self._ends.add(backward)
+                _at_end_of_backward(functools.partial(self._ended, backward))
+        self._begin_round()
+        self._missing[self._bucket_of[slot]].discard(slot)
+        while not self._missing[self._sent % len(self._buckets)]:
+            self._send_next()
+
+    def _ended(self, backward: int) -> None:
+        self._ends.discard(backward)
+        self.flush()
+
+    def _begin_round(self) -> None:
+        """Which parameters are trained may change between two backwards, on all ranks alike."""
+        if self._buckets and self._sent % len(self._buckets) != 0:
+            return
+        trained = [slot for slot in self._slots() if self._param_of(slot).requires_grad]
+        if trained == self._trained:
+            return
+        self._trained = trained
+        sized = [(slot, self._param_of(slot)) for slot in reversed(trained)]
+        self._buckets = in_buckets(sized, self.ranks.size, self._wire)
+        self._bucket_of = {
+            slot: i for i, bucket in enumerate(self._buckets) for slot in bucket.slots
+        }
+        self._missing = [set(bucket.slots) for bucket in self._buckets]
+        self._sent = 0
+
+    def _wire(self, param: torch.Tensor) -> torch.dtype:
+        """Each rank's gradient is rounded to it once; their sum is not."""
+        return self._reduce_dtype or param.dtype
+
+    def _send_next(self) -> None:
+        at = self._sent % len(self._buckets)
+        bucket = self._buckets[at]
+        parts: list[Taken | None] = []
+        for slot in bucket.slots:
+            content = _shared(self._param_of(slot))
+            parts.append(None if content is None else content.to_send())
+        device = self._param_of(bucket.slots[0]).device
+        self._missing[at] = set(bucket.slots)
+        self._sent += 1
+        self.exchange.send(bucket, parts, device)
+
+    def _unsent(self) -> bool:
+        contents = (_shared(self._param_of(slot)) for slot in self._trained)
+        return any(content is not None and content.part is not None for content in contents)
+
+    def flush(self) -> None:
+        """All ranks send what any of them has to send, and have what comes back."""
+        self._begin_round()
+        count = len(self._buckets)
+        while count:
+            rounds, rest = divmod(self._sent, count)
+            wanted = (rounds + (rest > 0 or self._unsent())) * count
+            [wanted] = map(int, self.ranks.largest([wanted]))
+            if wanted == self._sent:
+                break
+            while self._sent < wanted:
+                self._send_next()
+        self.exchange.finish()
+
+
+class DdpFeeder(Feeder):
+    """By DistributedDataParallel's buckets: ``model.register_comm_hook(optimizer, ddp_hook)``."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        param_of: Callable[[Slot], torch.Tensor],
+        slots: Callable[[], Sequence[Slot]],
+        slot_of: Callable[[torch.Tensor], Slot | None],
+    ) -> None:
+        super().__init__(ranks, param_of, slots)
+        self._slot_of = slot_of
+        self._buckets: dict[tuple[Slot, ...], Bucket] = {}
+        self._arrived: dict[Slot, torch.Tensor] = {}
+        self._before: dict[Slot, LentGradient] = {}
+        self._unsent: set[Slot] = set()
+        self._handles: dict[Slot, Any] = {}
+
+    def attach(self, slot: Slot) -> None:
+        param = self._param_of(slot)
+        if slot not in self._handles and param.requires_grad:
+            hook = functools.partial(_begins_anew, weakref.ref(self), slot)
+            self._handles[slot] = param.register_hook(hook)
+
+    def check_sent(self) -> None:
+        """At a step. Errors: gradients of this rank alone."""
+        if self._unsent:
+            raise InvalidArgument(
+                f"the gradient of parameter '{next(iter(self._unsent)).name}' was not exchanged "
+                "with the other ranks: the last backward of a step is outside no_sync()"
+            )
+
+    def detach(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+
+    def take(self, bucket: Any) -> None:
+        """In backward: DDP has a bucket of gradients."""
+        params, grads = bucket.parameters(), bucket.gradients()
+        slots = tuple(self._known(param) for param in params)
+        own = self._buckets.get(slots)
+        if own is None:
+            counts = [param.numel() for param in params]
+            own = self._buckets[slots] = Bucket(slots, counts, grads[0].dtype, self.ranks.size)
+        self.exchange.send(own, [Taken(grad, 1.0) for grad in grads], grads[0].device)
+        if bucket.is_last():
+            # Behind the callback that DDP is about to queue, in which it writes every grad.
+            _at_end_of_backward(lambda: _at_end_of_backward(self._ended))
+
+    def _known(self, param: torch.Tensor) -> Slot:
+        slot = self._slot_of(param)
+        if slot is None:
+            raise Unimplemented(
+                f"DistributedDataParallel has a parameter of shape {tuple(param.shape)} that this "
+                "optimizer does not have: give it all that the model trains, or freeze the others "
+                "before the model is wrapped"
+            )
+        return slot
+
+    def _received(self, slot: Slot, total: torch.Tensor) -> None:
+        self._arrived[slot] = total
+
+    def _ended(self) -> None:
+        self.exchange.finish()
+        for slot, total in self._arrived.items():
+            param = self._param_of(slot)
+            used = param.grad is not None  # on some rank, as DDP has found
+            before = self._before.pop(slot, None)
+            if before is not None:
+                param.grad = before
+            elif used:
+                param.grad = None
+            if used:
+                self._content(slot).receive(total)
+        self._arrived.clear()
+        self._unsent.clear()
+
+
+def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> None:
+    """Before backward adds to the parameter's grad: what DDP finds there it takes for this rank's."""
+    feeder = owner()
+    if feeder is None:
+        return
+    feeder._unsent.add(slot)
+    param = feeder._param_of(slot)
+    if isinstance(param.grad, LentGradient):
+        feeder._before[slot] = param.grad
+        param.grad = None
+
+
+def ddp_hook(
+    owner: weakref.ref[DdpFeeder], bucket: Any
+) -> torch.futures.Future[torch.Tensor]:
+    """DistributedDataParallel's communication hook."""
+    feeder = owner()
+    if feeder is None:
+        raise InvalidArgument("the optimizer of this model is gone: make the model's wrapper anew")
+    feeder.take(bucket)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())  # DDP writes it to each grad, which are replaced then
+    return done
+
+
+ddp_hook.__annotations__.clear()  # they are text here, and DDP looks for the classes

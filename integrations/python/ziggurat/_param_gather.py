@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New parameters to all ranks: each has updated its slices, and gets those of the others.
+
+Buckets go in the order of the model's forward, the same on every rank, each as soon as the engine
+has written it: in ``step()``, or in a thread of their own beside the next forward.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence, Set
+
+import torch
+
+from ziggurat._buffers import Buffers
+from ziggurat._exchange import BUCKET_BYTES
+from ziggurat._ranks import Cut, Ranks, Work
+
+_IN_FLIGHT = 2
+
+
+class _Flight:
+    """A bucket's parameters on their way."""
+
+    def __init__(self, params: Sequence[torch.Tensor], ranks: Ranks, buffers: Buffers) -> None:
+        self.params = params
+        self._rank = ranks.rank
+        self._cuts = [Cut(param.numel(), ranks.size) for param in params]
+        row = sum(cut.slice for cut in self._cuts)
+        dtype, device = params[0].dtype, params[0].device
+        self.given = buffers.take(row, dtype, device)
+        self.taken = buffers.take(ranks.size * row, dtype, device)
+        self.work: Work | None = None
+
+    def pack(self) -> None:
+        at = 0
+        for param, cut in zip(self.params, self._cuts, strict=True):
+            own = param.data.view(-1)[cut.of(self._rank)]
+            self.given[at : at + own.numel()].copy_(own)
+            at += cut.slice
+
+    def unpack(self, size: int) -> None:
+        rows, at = self.taken.view(size, -1), 0
+        for param, cut in zip(self.params, self._cuts, strict=True):
+            # Not through the parameter itself: PyTorch would count a write by somebody else.
+            flat = param.data.view(-1)
+            for rank in range(size):
+                its = cut.of(rank)
+                if rank != self._rank and its.stop > its.start:
+                    flat[its].copy_(rows[rank, at : at + its.stop - its.start])
+            at += cut.slice
+
+
+class ParamGather:
+    """Of parameters in the order of the model's forward."""
+
+    def __init__(self, ranks: Ranks, updated: Callable[[torch.Tensor], None]) -> None:
+        """`updated(param)` returns when the engine has written this rank's slice."""
+        self._ranks = ranks
+        self._lane = ranks.lane("parameters")
+        self._buffers = Buffers()
+        self._updated = updated
+        self._done: dict[torch.Tensor, threading.Event] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def run(self, params: Sequence[torch.Tensor]) -> None:
+        """Returns when all ranks have all of `params`."""
+        flying: list[_Flight] = []
+        for bucket in _buckets(params):
+            for param in bucket:
+                self._updated(param)
+            if len(flying) >= _IN_FLIGHT:
+                self._land(flying.pop(0))
+            flight = _Flight(bucket, self._ranks, self._buffers)
+            flight.pack()
+            flight.work = self._lane.all_gather(flight.taken, flight.given)
+            flying.append(flight)
+        for flight in flying:
+            self._land(flight)
+
+    def _land(self, flight: _Flight) -> None:
+        assert flight.work is not None
+        flight.work.wait()
+        with torch.no_grad():
+            flight.unpack(self._ranks.size)
+        self._buffers.give_back(flight.given)
+        self._buffers.give_back(flight.taken)
+        for param in flight.params:
+            if param in self._done:
+                self._done[param].set()
+
+    def begin(self, params: Sequence[torch.Tensor]) -> None:
+        """run() in a thread; wait() for each parameter."""
+        self._done = {param: threading.Event() for param in params}
+        self._thread = threading.Thread(
+            target=self._run_all, args=(params,), name="ziggurat-gather", daemon=True
+        )
+        self._thread.start()
+
+    def _run_all(self, params: Sequence[torch.Tensor]) -> None:
+        try:
+            self.run(params)
+        except BaseException as failure:  # noqa: BLE001: told to whoever waits
+            self._failure = failure
+        for done in list(self._done.values()):
+            done.set()
+
+    @property
+    def pending(self) -> Set[torch.Tensor]:
+        return self._done.keys()
+
+    def wait(self, param: torch.Tensor) -> None:
+        """Errors: what the gathering failed of."""
+        done = self._done.get(param)
+        if done is None:
+            return
+        done.wait()
+        del self._done[param]
+        if self._failure is not None:
+            raise self._failure
+
+    def finish(self) -> None:
+        for param in list(self._done):
+            self.wait(param)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _buckets(params: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Of one type and device each, in order: the same on every rank."""
+    buckets: list[list[torch.Tensor]] = []
+    size_bytes = 0
+    for param in params:
+        last = buckets[-1][-1] if buckets else None
+        alike = last is not None and (last.dtype, last.device) == (param.dtype, param.device)
+        if not alike or size_bytes >= BUCKET_BYTES:
+            buckets.append([])
+            size_bytes = 0
+        buckets[-1].append(param)
+        size_bytes += param.numel() * param.element_size()
+    return buckets

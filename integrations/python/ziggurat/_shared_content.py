@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a gradient is among ranks: this rank's slice of the mean, and what was not sent yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ziggurat._gradient_content import Content, Slot, Taken
+from ziggurat._native import InvalidArgument
+from ziggurat._ranks import Cut, Ranks
+
+
+class _Exchange(Protocol):
+    ranks: Ranks
+
+    def gathered(self, content: SharedContent) -> torch.Tensor: ...
+
+    def norms(self, contents: Sequence[SharedContent], order: float) -> torch.Tensor: ...
+
+
+class SharedContent(Content):
+    """``slice * slice_scale``, in fp32, flat; until the next exchange ``part`` is of this rank alone.
+
+    ``whole`` is in place of the slice where somebody wrote the gradient's values.
+    """
+
+    def __init__(self, slot: Slot, like: torch.Tensor, exchange: _Exchange) -> None:
+        super().__init__(slot, like)
+        self.part = None
+        self.exchange = exchange
+        self.cut = Cut(like.numel(), exchange.ranks.size)
+        self.slice: torch.Tensor | None = None
+        self.slice_scale = torch.ones((), device=like.device)
+        self.whole: torch.Tensor | None = None
+        self.norms: dict[float, float] = {}  # known ones, before the scale, by their order
+
+    def own(self) -> torch.Tensor | None:
+        """This rank's slice, to be multiplied by the scale."""
+        if self.whole is None:
+            return self.slice
+        return self.whole.reshape(-1)[self.cut.of(self.exchange.ranks.rank)]
+
+    @property
+    def is_zero(self) -> bool:
+        return self.slice is self.whole is self.part is None and not self.consumed
+
+    def check_sent(self) -> None:
+        self.check()
+        if self.part is not None:
+            raise InvalidArgument(
+                f"the gradient of parameter '{self.slot.name}' was not exchanged with the other "
+                "ranks: the last backward of a step is outside no_sync()"
+            )
+
+    def to_send(self) -> Taken | None:
+        """What backward has made here since the last exchange."""
+        part, scale = self.part, self.scale
+        self.part = self.scale = None
+        return None if part is None else Taken(part, 1.0 if scale is None else float(scale))
+
+    def receive(self, total: torch.Tensor) -> None:
+        """The ranks' sum of this rank's slice, which is this object's from now on."""
+        if self.consumed:
+            self.zero()
+        share = torch.tensor(1.0 / self.exchange.ranks.size, device=self.device)
+        before = self.own()
+        if before is None:
+            self.slice, self.slice_scale = total, share
+        else:
+            self.slice = (before * self.slice_scale).to(torch.float32).add_(total * share)
+            self.slice_scale = torch.ones((), device=self.device)
+        self.whole = None
+        self.norms.clear()
+        self.taken = False
+
+    def _drop(self) -> None:
+        super()._drop()
+        self.slice = self.whole = None
+        self.norms.clear()
+
+    def value(self) -> torch.Tensor:
+        self.check_sent()
+        return self.exchange.gathered(self) if self.whole is None else self.whole
+
+    def settle(self) -> torch.Tensor:
+        if self.whole is None or self.taken:
+            self.whole = self.value().clone()
+        self.slice, self.taken = None, False
+        self.norms.clear()
+        self.slice_scale = torch.ones((), device=self.device)
+        return self.whole
+
+    def multiply(self, factor: Any, inverse: bool) -> None:
+        self.check_sent()
+        if self.whole is not None:
+            self.settle().mul_(1 / factor if inverse else factor)
+            return
+        factor = torch.as_tensor(factor, dtype=torch.float32, device=self.device)
+        self.slice_scale = self.slice_scale * (factor.reciprocal() if inverse else factor)
+
+    def add(self, other: Any, alpha: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self.settle().add_(other, alpha=alpha)  # by the script, alike on every rank
+        elif self.part is None and not self.consumed:
+            self.part = torch.mul(other, alpha) if alpha != 1 else other.clone()
+        else:
+            super().add(other, alpha)
+
+    def take(self) -> Taken | None:
+        if self.consumed:
+            return None
+        self.check_sent()
+        self.taken = True
+        return Taken(self.own(), float(self.slice_scale))

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts do with gradients and parameters among ranks, and what is refused.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import sys
+
+try:
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from rank_runs import on_ranks
+    from small_models import small_model
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ziggurat
+import ziggurat.torch
+from ziggurat import InvalidArgument
+
+
+class Branches(torch.nn.Module):
+    """Each rank may take another branch; the last is taken by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(4))
+        self.head = torch.nn.Linear(5, 1)
+
+    def forward(self, values, branch):
+        return self.head(torch.relu(self.branches[branch](values)))
+
+
+def batch(rank, step):
+    return torch.randn(6, 5, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def branched(rank, model, inner, optimizer, steps=4):
+    norms = []
+    for step in range(steps):
+        model(batch(rank, step), (rank + step) % 3 if step else rank).square().mean().backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(inner.parameters(), 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, [p.detach().clone() for p in inner.parameters()]
+
+
+def close(one, other):
+    norms, params = one
+    assert norms == pytest.approx(other[0], rel=1e-5)
+    for a, b in zip(params, other[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_may_use_other_parameters_than_each_other(world):
+    def run(rank):
+        plain, ours, own = Branches(), Branches(), Branches()
+        ddp = DistributedDataParallel(plain, find_unused_parameters=True)
+        ziggurat_ddp = DistributedDataParallel(ours, find_unused_parameters=True)
+        group = dist.group.WORLD
+        return (
+            branched(rank, ddp, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2)),
+            branched(
+                rank,
+                ziggurat_ddp,
+                ours,
+                ziggurat.torch.AdamW(ours.parameters(), lr=1e-2, model=ziggurat_ddp),
+            ),
+            branched(rank, own, own, ziggurat.torch.AdamW(own.parameters(), lr=1e-2, group=group)),
+        )
+
+    for plain, *ours in on_ranks(world, run):
+        for own in ours:
+            close(own, plain)
+        untouched = Branches().branches[3].weight
+        assert torch.equal(ours[0][1][6], untouched) and torch.equal(ours[1][1][6], untouched)
+
+
+def frozen_and_thawed(rank, model, inner, optimizer):
+    inner.head.requires_grad_(False)
+    first = branched(rank, model, inner, optimizer, steps=2)
+    inner.head.requires_grad_(True)
+    return first, branched(rank, model, inner, optimizer, steps=2)
+
+
+def test_parameters_that_are_frozen_for_a_while_stay_as_they_are():
+    def run(rank):
+        def alike(model):
+            model.forward = lambda values, _: Branches.forward(model, values, 0)
+            return model
+
+        # Which DDP does not know: here the hooks of the optimizer exchange gradients.
+        own = alike(Branches())
+        optimizer = ziggurat.torch.AdamW(own.parameters(), lr=1e-2, group=dist.group.WORLD)
+        return frozen_and_thawed(rank, own, own, optimizer)
+
+    head = Branches().head.weight
+    for first, then in on_ranks(2, run):
+        assert torch.equal(first[1][8], head)
+        assert not torch.equal(then[1][8], head)
+
+
+def test_gradients_are_read_and_written_by_all_ranks_alike():
+    def run(rank):
+        model = small_model()
+        optimizer = ziggurat.torch.SGD(model.parameters(), lr=1.0, group=dist.group.WORLD)
+        tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(rank))
+        torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+        weight = model[2].weight
+        read = weight.grad.clone()
+        weight.grad.clamp_(-1e-3, 1e-3)
+        model[5].weight.grad = torch.ones_like(model[5].weight)
+        model[4].weight.grad.mul_(2.0)
+        doubled = model[4].weight.grad.clone()
+        before = [p.detach().clone() for p in (weight, model[5].weight, model[4].weight)]
+        optimizer.step()
+        moved = [
+            was - p.detach()
+            for was, p in zip(before, (weight, model[5].weight, model[4].weight), strict=True)
+        ]
+        local = small_model()
+        torch.nn.functional.cross_entropy(local(tokens[:, :8]), tokens[:, 8]).backward()
+        return read, local[2].weight.grad, moved, doubled
+
+    results = on_ranks(2, run)
+    mean = (results[0][1] + results[1][1]) / 2
+    for read, _, moved, doubled in results:
+        torch.testing.assert_close(read, mean, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(moved[0], mean.clamp(-1e-3, 1e-3), rtol=0, atol=1e-6)
+        torch.testing.assert_close(moved[1], torch.ones(61, 130), rtol=0, atol=1e-6)
+        torch.testing.assert_close(moved[2], doubled, rtol=0, atol=1e-6)
+
+
+def scaled(rank, model, optimizer, overflow_on):
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    scales = []
+    for step in range(5):
+        tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(9 * step + rank))
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8])
+        if step == 2 and rank == overflow_on:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    return scales, [p.detach().clone() for p in model.parameters()]
+
+
+def test_an_overflow_on_one_rank_skips_the_step_of_all():
+    def run(rank):
+        plain, own = small_model(), small_model()
+        ddp = DistributedDataParallel(plain)
+        group = dist.group.WORLD
+        return (
+            scaled(rank, ddp, torch.optim.AdamW(plain.parameters(), lr=1e-3), 1),
+            scaled(rank, own, ziggurat.torch.AdamW(own.parameters(), lr=1e-3, group=group), 1),
+        )
+
+    for plain, own in on_ranks(2, run):
+        assert plain[0] == own[0]
+        assert plain[0][2] < plain[0][1]
+        for a, b in zip(plain[1], own[1], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+def test_hybrid_sharding_trains_as_torch_does():
+    def run(rank):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        results = []
+        for kind in (torch.optim.AdamW, ziggurat.torch.AdamW):
+            model = small_model()
+            for layer in (model[0], model[2], model[5]):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            where = {} if kind is torch.optim.AdamW else {"model": model}
+            optimizer = kind(model.parameters(), lr=1e-3, **where)
+            norms = []
+            for step in range(3):
+                tokens = torch.randint(
+                    61, (4, 9), generator=torch.Generator().manual_seed(9 * step + rank)
+                )
+                torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                norms.append(float(norm.full_tensor()))
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append((norms, [p.full_tensor() for p in model.parameters()]))
+        return results
+
+    for plain, own in on_ranks(4, run):
+        close(own, plain)
+
+
+def refused(rank, call):
+    with pytest.raises(InvalidArgument) as refusal:
+        call()
+    return str(refusal.value)
+
+
+def test_ddp_without_our_hook_is_refused():
+    def run(rank):
+        model = DistributedDataParallel(small_model())
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3)
+        tokens = torch.randint(61, (4, 9))
+        torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+        return refused(rank, optimizer.step)
+
+    for words in on_ranks(2, run):
+        assert "DistributedDataParallel" in words and "model=model" in words
+
+
+def test_ranks_that_begin_with_other_parameters_are_refused():
+    def run(rank):
+        model = small_model()
+        with torch.no_grad():
+            model[5].bias += rank
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, group=dist.group.WORLD)
+        model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+        return refused(rank, optimizer.step)
+
+    for words in on_ranks(3, run):
+        assert "the parameters of rank 1 are not those of rank 0" in words
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_step_of_gradients_that_were_not_exchanged_is_refused(wrapped):
+    def run(rank):
+        model = small_model()
+        if wrapped:
+            ddp = DistributedDataParallel(model)
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=ddp)
+            quiet = ddp.no_sync
+        else:
+            ddp = model
+            optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, group=dist.group.WORLD)
+            quiet = optimizer.no_sync
+        tokens = torch.zeros(1, 8, dtype=torch.long)
+        ddp(tokens).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with quiet():
+            ddp(tokens).sum().backward()
+        return refused(rank, optimizer.step)
+
+    for words in on_ranks(2, run):
+        assert "was not exchanged" in words and "no_sync()" in words
+
+
+def test_each_rank_holds_the_state_of_its_slices_alone():
+    def run(rank):
+        model = torch.nn.Linear(1024, 1024, bias=False)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, group=dist.group.WORLD)
+        model(torch.ones(1, 1024)).sum().backward()
+        optimizer.step()
+        return optimizer.figures()["host_used_bytes"]
+
+    alone, = on_ranks(1, run)
+    for bytes_ in on_ranks(2, run):
+        assert bytes_ == pytest.approx(alone / 2, rel=0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))
