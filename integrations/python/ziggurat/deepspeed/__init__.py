@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's interface on this engine.
+
+    import ziggurat.deepspeed as deepspeed
+
+    engine, optimizer, loader, scheduler = deepspeed.initialize(
+        args=args, model=model, model_parameters=model.parameters(), training_data=data
+    )
+    for batch in loader:
+        loss = engine(batch)
+        engine.backward(loss)
+        engine.step()
+
+Scripts written for DeepSpeed 0.19 run with this import in place of theirs. Optimizer state is in
+host memory, or on a drive where ``offload_optimizer`` says "nvme"; parameters stay whole on the
+device, whatever the stage.
+"""
+
+from ziggurat.deepspeed import accelerator, comm, ops
+from ziggurat.deepspeed._engine import DeepSpeedEngine
+from ziggurat.deepspeed._initialize import add_config_arguments, initialize
+from ziggurat.deepspeed.accelerator import get_accelerator
+from ziggurat.deepspeed.comm import init_distributed
+
+#: The version whose interface this is; the rest says whose code it is.
+__version__ = "0.19.8+ziggurat"
+__version_major__, __version_minor__, __version_patch__ = 0, 19, 8
+
+__all__ = [
+    "DeepSpeedEngine",
+    "accelerator",
+    "add_config_arguments",
+    "comm",
+    "get_accelerator",
+    "init_distributed",
+    "initialize",
+    "ops",
+]

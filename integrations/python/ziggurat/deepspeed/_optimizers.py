@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's optimizer: by the name in the configuration, or in place of the script's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import ziggurat.torch
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat.deepspeed._loss_scale import LossScale
+from ziggurat.deepspeed.ops._stand_in import StandIn
+
+# DeepSpeed's defaults where they are not those of ours.
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+_LION = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+_OF_TORCH: dict[type[torch.optim.Optimizer], type[EngineOptimizer]] = {
+    torch.optim.AdamW: ziggurat.torch.AdamW,
+    torch.optim.Adam: ziggurat.torch.Adam,
+    torch.optim.SGD: ziggurat.torch.SGD,
+    torch.optim.Adagrad: ziggurat.torch.Adagrad,
+}
+_OF_KIND: dict[str, type[EngineOptimizer]] = {
+    "adamw": ziggurat.torch.AdamW,
+    "adam": ziggurat.torch.Adam,
+    "lion": ziggurat.torch.Lion,
+    "adagrad": ziggurat.torch.Adagrad,
+}
+# Settings of a group that others have too, and that change nothing unless they are on.
+_OFF = {"amsgrad": False, "bias_correction": True}
+_NO_MEANING = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
+
+
+class _InEngine(EngineOptimizer):
+    """What scripts read of the optimizer that ``initialize()`` returns."""
+
+    _scale: LossScale
+    overflow = False  #: the newest step was left out
+
+    @property
+    def cur_scale(self) -> float:
+        return self._scale.cur_scale
+
+    @property
+    def loss_scale(self) -> float:
+        return self._scale.cur_scale
+
+
+def _in_engine(kind: type[EngineOptimizer]) -> Any:
+    return type(kind.__name__, (_InEngine, kind), {})
+
+
+def named(name: str, params: dict[str, Any], trained: Iterable[Any], where: dict[str, Any]) -> Any:
+    """The optimizer `name` of DeepSpeed's, with `params` as a configuration has them.
+
+    Errors: Unimplemented for one that the engine has no counterpart of.
+    """
+    given = dict(params)
+    torchs = bool(given.pop("torch_adam", False))
+    decoupled = bool(given.pop("adam_w_mode", True))
+    states = given.pop("fp32_optimizer_states", None)
+    kind: type[EngineOptimizer]
+    lower = name.lower()
+    if lower in ("adam", "adamw"):
+        kind = ziggurat.torch.AdamW if decoupled or lower == "adamw" else ziggurat.torch.Adam
+        given = ({} if torchs else _ADAM) | given
+    elif lower == "lion":
+        kind, given = ziggurat.torch.Lion, _LION | given
+    elif lower in ("adagrad", "sgd"):
+        kind = ziggurat.torch.Adagrad if lower == "adagrad" else ziggurat.torch.SGD
+    else:
+        raise Unimplemented(
+            f'optimizer.type="{name}" is not built yet: AdamW, Adam, Lion, Adagrad and SGD are'
+        )
+    _refuse_what_is_on(given, f'optimizer.type="{name}"')
+    for key in (*_OFF, *_NO_MEANING):
+        given.pop(key, None)
+    if states is False:
+        where = {"state_format": "bf16-moments"} | where
+    return _in_engine(kind)(trained, **given, **where)
+
+
+def in_place_of(client: torch.optim.Optimizer, where: dict[str, Any]) -> Any:
+    """Ours with the groups and settings of `client`, whose groups it shares from now on.
+
+    A scheduler that the script made for `client` goes on steering it. An optimizer of
+    ziggurat.torch is taken as it is. Errors: Unimplemented for one that has no counterpart.
+    """
+    if isinstance(client, StandIn):
+        kind = _OF_KIND[client._kind]
+        where = {"state_format": client._settings["state_format"]} | where
+        client.close()  # its hooks would take the gradients
+    elif isinstance(client, EngineOptimizer):
+        return client
+    else:
+        kind = _counterpart(client)
+    for group in client.param_groups:
+        _refuse_what_is_on(group, type(client).__name__)
+    client.param_groups[:] = [group for group in client.param_groups if group["params"]]
+    left_out = (*_NO_MEANING, *_OFF)
+    groups = [{k: group[k] for k in group if k not in left_out} for group in client.param_groups]
+    ours = _in_engine(kind)(groups, **where)
+    share_groups(ours, client)
+    return ours
+
+
+def _counterpart(client: torch.optim.Optimizer) -> type[EngineOptimizer]:
+    kind = _OF_TORCH.get(type(client))
+    if kind is None:
+        raise Unimplemented(
+            f"the optimizer {type(client).__module__}.{type(client).__name__} has no counterpart: "
+            "give torch.optim's AdamW, Adam, SGD or Adagrad, one of ziggurat.torch, or name one in "
+            "the configuration"
+        )
+    if client.state:
+        raise InvalidArgument(
+            f"the optimizer {type(client).__name__} has made steps already: give it to "
+            "initialize() before the first, and load what it had with engine.optimizer.load_state_dict()"
+        )
+    decoupled = any(group.get("decoupled_weight_decay") for group in client.param_groups)
+    return ziggurat.torch.AdamW if decoupled else kind
+
+
+def _refuse_what_is_on(settings: dict[str, Any], whose: str) -> None:
+    for key, off in _OFF.items():
+        if settings.get(key, off) != off:
+            raise Unimplemented(f"{whose}: {key}={settings[key]} is not built yet: leave it {off}")
+
+
+def share_groups(ours: torch.optim.Optimizer, client: torch.optim.Optimizer) -> None:
+    """What is written to a group of one, as schedulers do, the other has too."""
+    for theirs, group in zip(client.param_groups, ours.param_groups, strict=True):
+        theirs.update(group)
+    ours.param_groups = client.param_groups

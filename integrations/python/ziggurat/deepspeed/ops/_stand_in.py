@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the optimizers under DeepSpeed's names share.
+
+Alone they are ziggurat.torch's, with state in host memory; ``initialize()`` puts one in their place
+that has its state where the configuration says.
+"""
+
+from __future__ import annotations
+
+from ziggurat._native import Unimplemented
+from ziggurat._optimizer import EngineOptimizer
+
+
+class StandIn(EngineOptimizer):
+    """An optimizer that ``initialize()`` replaces."""
+
+
+def state_format(fp32_optimizer_states: bool) -> str:
+    """DeepSpeed's other choice has the moments in the parameters' 16 bits."""
+    return "fp32" if fp32_optimizer_states else "bf16-moments"
+
+
+def need_off(amsgrad: bool, bias_correction: bool = True) -> None:
+    if amsgrad:
+        raise Unimplemented("amsgrad=True is not built yet: leave it False")
+    if not bias_correction:
+        raise Unimplemented("bias_correction=False is not built yet: leave it True")
