@@ -16,23 +16,43 @@ host memory, or on a drive where ``offload_optimizer`` says "nvme"; parameters s
 device, whatever the stage.
 """
 
-from ziggurat.deepspeed import accelerator, comm, ops
+from ziggurat.deepspeed import accelerator, checkpointing, comm, ops, runtime, utils, zero
 from ziggurat.deepspeed._engine import DeepSpeedEngine
 from ziggurat.deepspeed._initialize import add_config_arguments, initialize
+from ziggurat.deepspeed._log import log_dist, logger
 from ziggurat.deepspeed.accelerator import get_accelerator
 from ziggurat.deepspeed.comm import init_distributed
+from ziggurat.deepspeed.runtime.lr_schedules import (
+    LRRangeTest,
+    OneCycle,
+    WarmupCosineLR,
+    WarmupDecayLR,
+    WarmupLR,
+)
 
-#: The version whose interface this is; the rest says whose code it is.
+#: The version whose interface this is, and whose code it is: scripts compare the first part, which
+#: PEP 440 puts before the plus.
 __version__ = "0.19.8+ziggurat"
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8
 
 __all__ = [
     "DeepSpeedEngine",
+    "LRRangeTest",
+    "OneCycle",
+    "WarmupCosineLR",
+    "WarmupDecayLR",
+    "WarmupLR",
     "accelerator",
     "add_config_arguments",
+    "checkpointing",
     "comm",
     "get_accelerator",
     "init_distributed",
     "initialize",
+    "log_dist",
+    "logger",
     "ops",
+    "runtime",
+    "utils",
+    "zero",
 ]

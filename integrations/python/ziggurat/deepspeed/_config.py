@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ziggurat._native import InvalidArgument
+
 
 @dataclass
 class Fp16:
@@ -50,6 +52,30 @@ class Monitor:
     csv_monitor: File = field(default_factory=File)
     wandb: Wandb = field(default_factory=Wandb)
 
+    @property
+    def enabled(self) -> bool:
+        return self.tensorboard.enabled or self.csv_monitor.enabled or self.wandb.enabled
+
+
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
+_LION = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+
+
+def _optimizer(name: str | None, params: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    if name is None:
+        return None, {}
+    given = dict(params)
+    decoupled = bool(given.pop("adam_w_mode", True))
+    given.pop("torch_adam", False)
+    lower = name.lower()
+    if lower in ("adam", "adamw"):
+        return "AdamW" if decoupled or lower == "adamw" else "Adam", _ADAM | given
+    if lower == "lion":
+        return "Lion", _LION | given
+    if lower in ("adagrad", "sgd"):
+        return {"adagrad": "Adagrad", "sgd": "SGD"}[lower], given
+    raise InvalidArgument(f'optimizer.type="{name}" has no counterpart: AdamW, Adam, Lion, ...')
+
 
 def _known(kind: Any, given: dict[str, Any] | None) -> Any:
     return kind(**{k: v for k, v in (given or {}).items() if k in kind.__dataclass_fields__})
@@ -85,6 +111,14 @@ class Config:
         optimizer, scheduler = given.get("optimizer"), given.get("scheduler")
         self.optimizer_name = optimizer["type"] if optimizer else None
         self.optimizer_params = dict(optimizer.get("params", {})) if optimizer else {}
+        self.optimizer_class, self.optimizer_arguments = _optimizer(
+            self.optimizer_name, self.optimizer_params
+        )
+        self.given = given
+        self.world_size = world_size
+        self.check_grad_overflow = True
+        self.tag_validation = given.get("checkpoint", {}).get("tag_validation", "Warn").upper()
+        self.use_node_local_storage = False
         self.scheduler_name = scheduler["type"] if scheduler else None
         self.scheduler_params = dict(scheduler.get("params", {})) if scheduler else {}
         self.bf16_enabled = bool(given.get("bf16", {}).get("enabled", False))
@@ -109,4 +143,6 @@ class Config:
         )
         self.aio = given.get("aio", {})
         self.engine_arguments: dict[str, Any] = {}
+        if self.offload_optimizer is not None and self.offload_optimizer.device == "nvme":
+            self.engine_arguments["placement"] = f"nvme:{self.offload_optimizer.nvme_path}"
         self.notes: list[str] = []

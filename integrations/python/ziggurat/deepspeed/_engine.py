@@ -7,16 +7,21 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _gradients, _optimizers
+from ziggurat.deepspeed import _checkpoint, _gradients, _optimizers, _owners
 from ziggurat.deepspeed._config import Config
-from ziggurat.deepspeed._log import say
+from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
+from ziggurat.deepspeed._report import Report
+from ziggurat.deepspeed._schedulers import scheduler_of
 from ziggurat.deepspeed._settings import Settings
+from ziggurat.deepspeed._swap import RunDirectory
 from ziggurat.deepspeed.accelerator import get_accelerator
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -58,14 +63,18 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._boundary: bool | None = None  # as the script says, if it does
         self._inside_no_sync = False
         self._scale = loss_scale_of(config)
+        self._directory: RunDirectory | None = None
+        self._collate_fn = collate_fn
         self.module = model
         self._prepare_module()
         self.client_optimizer: torch.optim.Optimizer | None = None
         self.optimizer = self._made_optimizer(optimizer, model_parameters)
-        self.lr_scheduler: Any = None
-        self.training_dataloader: Any = None
-        for note in config.notes:
-            say(note)
+        self.lr_scheduler = scheduler_of(config, lr_scheduler, self.optimizer)
+        self.training_dataloader = (
+            None if training_data is None else self.deepspeed_io(training_data)
+        )
+        self._report = Report(self)
+        self.monitor = self._report.monitor
 
     def _prepare_module(self) -> None:
         """Parameters of the configuration's type, on this rank's device, with rank 0's values."""
@@ -86,21 +95,34 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         given: torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | None,
         params: Iterable[Any] | None,
     ) -> Any:
-        where = dict(self._config.engine_arguments)
-        if self.dp_world_size > 1:
-            where["group"] = self._group or torch.distributed.group.WORLD
+        where = self._where()
         trained = list(self.module.parameters() if params is None else params)
         if given is None:
-            name = self.optimizer_name()
-            if name is None:
-                return None
-            made = _optimizers.named(name, self.optimizer_params(), trained, where)
+            made = _optimizers.named(self._config, trained, where)
         else:
             client = given if isinstance(given, torch.optim.Optimizer) else given(trained)
             made = _optimizers.in_place_of(client, where)
             self.client_optimizer = client
-        made._scale = self._scale
+        if made is not None:
+            made._scale = self._scale
+            _owners.take(made)
         return made
+
+    def _where(self) -> dict[str, Any]:
+        """What the optimizer takes beside its settings."""
+        where = dict(self._config.engine_arguments)
+        offload = self._config.offload_optimizer
+        named = None if offload is None or offload.device != "nvme" else offload.nvme_path
+        if named is not None and where.get("placement") == f"nvme:{named}":
+            self._directory = RunDirectory(named, self.global_rank)
+            where["placement"] = f"nvme:{self._directory.path}/state"
+        if self.dp_world_size > 1:
+            where["group"] = self._group or torch.distributed.group.WORLD
+        if self.zero_optimization_partition_weights():
+            # Scripts for stage 3 gather parameters before they read them: only they can be relied
+            # on to wait for values that the engine is still writing under the next forward.
+            where["model"] = self.module
+        return where
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -112,7 +134,10 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             return getattr(module, name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.module(*inputs, **named)
+        if self.fp16_auto_cast():
+            inputs = tree_map(_as_half, inputs)
+        with self._report.part("forward"):
+            return self.module(*inputs, **named)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -130,15 +155,16 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
         scaled = loss if self.cur_scale == 1.0 else loss.float() * self.cur_scale
-        with self._reduced_at_boundary():
-            scaled.backward(retain_graph=retain_graph)
+        with self._report.part("backward"), self._reduced_at_boundary():
+            torch.autograd.backward(scaled, retain_graph=retain_graph)
         return loss
 
     def _reduced_at_boundary(self) -> contextlib.AbstractContextManager[Any]:
         alone = self.dp_world_size == 1
         if alone or (self.is_gradient_accumulation_boundary() and not self._inside_no_sync):
             return contextlib.nullcontext()
-        return self.optimizer.no_sync()
+        local: contextlib.AbstractContextManager[Any] = self.optimizer.no_sync()
+        return local
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -167,8 +193,11 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         if self._inside_no_sync:
             raise InvalidArgument("step() inside no_sync(): leave it before the step")
         self._step_applied = False
-        if self.is_gradient_accumulation_boundary():
-            self._take_step(lr_kwargs)
+        is_boundary = self.is_gradient_accumulation_boundary()
+        with self._report.part("step"):
+            if is_boundary:
+                self._take_step(lr_kwargs)
+        self._report.micro_step(is_boundary)
         self.micro_steps += 1
 
     def _take_step(self, lr_kwargs: dict[str, Any] | None) -> None:
@@ -182,6 +211,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             factor = _gradients.factor_of(norm, self.gradient_clipping(), self.cur_scale)
             _gradients.multiply(params, factor)
             self.optimizer.step()
+            if self.client_optimizer is not None:
+                # PyTorch's schedulers warn where the optimizer that they know makes no step.
+                self.client_optimizer._opt_called = True  # type: ignore[attr-defined]
         self.optimizer.overflow = overflow
         self.optimizer.zero_grad(set_to_none=True)
         self._scale.update(overflow)
@@ -209,3 +241,106 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
                 f"{who}: the engine has no optimizer: give one to initialize(), or name one in the "
                 "configuration"
             )
+
+    def deepspeed_io(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = True,
+        data_sampler: Any = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> DeepSpeedDataLoader:
+        """A loader of this rank's share of `dataset`; shuffled where `route` is "train"."""
+        return loader_of(
+            dataset,
+            batch_size=self.train_micro_batch_size_per_gpu() if batch_size is None else batch_size,
+            rank=torch.distributed.get_rank(self._group),
+            world_size=self.dp_world_size,
+            drop_last=self.dataloader_drop_last(),
+            shuffle=route == "train",
+            pin_memory=pin_memory,
+            sampler=data_sampler,
+            collate_fn=self._collate_fn if collate_fn is None else collate_fn,
+            workers=num_local_io_workers,
+        )
+
+    def module_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
+        state: dict[str, Any] = self.module.state_dict()
+        if exclude_frozen_parameters:
+            for name, param in self.module.named_parameters():
+                if not param.requires_grad:
+                    state.pop(name, None)
+        return state
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Writes what ``load_checkpoint()`` goes on from; `client_state` is the script's own.
+
+        All ranks call it, with the same tag. Errors: InvalidArgument where one does not.
+        """
+        _checkpoint.save(
+            self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., Any] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """The path that was loaded and its ``client_state``; (None, None) without a ``latest``.
+
+        Load only what you trust: a ``client_state`` may run code as it is read.
+        """
+        return _checkpoint.load(
+            self,
+            load_dir,
+            tag,
+            load_module_strict=load_module_strict,
+            load_optimizer_states=load_optimizer_states,
+            load_lr_scheduler_states=load_lr_scheduler_states,
+            load_module_only=load_module_only,
+            custom_load_fn=custom_load_fn,
+        )
+
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """The module's ``state_dict()``, as the model computes with it."""
+        _checkpoint.save_16bit(self, Path(save_dir) / save_filename, exclude_frozen_parameters)
+        return True
+
+    def save_fp16_model(
+        self, save_dir: str | Path, save_filename: str = "pytorch_model.bin"
+    ) -> bool:
+        """The older name of ``save_16bit_model()``."""
+        return self.save_16bit_model(save_dir, save_filename)
+
+    def destroy(self) -> None:
+        """Lets the state go, with what it has on a drive: nothing can be trained afterwards."""
+        if self.optimizer is not None and hasattr(self.optimizer, "close"):
+            self.optimizer.close()
+        if self._directory is not None:
+            self._directory.remove()
+        self.monitor.close()
+
+
+def _as_half(value: Any) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.half() if is_float else value

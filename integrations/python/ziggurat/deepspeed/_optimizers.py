@@ -9,14 +9,11 @@ from typing import Any
 import torch
 
 import ziggurat.torch
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._native import Unimplemented
 from ziggurat._optimizer import EngineOptimizer
+from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._loss_scale import LossScale
 from ziggurat.deepspeed.ops._stand_in import StandIn
-
-# DeepSpeed's defaults where they are not those of ours.
-_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-_LION = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
 
 _OF_TORCH: dict[type[torch.optim.Optimizer], type[EngineOptimizer]] = {
     torch.optim.AdamW: ziggurat.torch.AdamW,
@@ -54,34 +51,12 @@ def _in_engine(kind: type[EngineOptimizer]) -> Any:
     return type(kind.__name__, (_InEngine, kind), {})
 
 
-def named(name: str, params: dict[str, Any], trained: Iterable[Any], where: dict[str, Any]) -> Any:
-    """The optimizer `name` of DeepSpeed's, with `params` as a configuration has them.
-
-    Errors: Unimplemented for one that the engine has no counterpart of.
-    """
-    given = dict(params)
-    torchs = bool(given.pop("torch_adam", False))
-    decoupled = bool(given.pop("adam_w_mode", True))
-    states = given.pop("fp32_optimizer_states", None)
-    kind: type[EngineOptimizer]
-    lower = name.lower()
-    if lower in ("adam", "adamw"):
-        kind = ziggurat.torch.AdamW if decoupled or lower == "adamw" else ziggurat.torch.Adam
-        given = ({} if torchs else _ADAM) | given
-    elif lower == "lion":
-        kind, given = ziggurat.torch.Lion, _LION | given
-    elif lower in ("adagrad", "sgd"):
-        kind = ziggurat.torch.Adagrad if lower == "adagrad" else ziggurat.torch.SGD
-    else:
-        raise Unimplemented(
-            f'optimizer.type="{name}" is not built yet: AdamW, Adam, Lion, Adagrad and SGD are'
-        )
-    _refuse_what_is_on(given, f'optimizer.type="{name}"')
-    for key in (*_OFF, *_NO_MEANING):
-        given.pop(key, None)
-    if states is False:
-        where = {"state_format": "bf16-moments"} | where
-    return _in_engine(kind)(trained, **given, **where)
+def named(config: Config, trained: Iterable[Any], where: dict[str, Any]) -> Any:
+    """The optimizer that the configuration names; None where it names none."""
+    if config.optimizer_class is None:
+        return None
+    kind = getattr(ziggurat.torch, config.optimizer_class)
+    return _in_engine(kind)(trained, **config.optimizer_arguments, **where)
 
 
 def in_place_of(client: torch.optim.Optimizer, where: dict[str, Any]) -> Any:
@@ -104,6 +79,8 @@ def in_place_of(client: torch.optim.Optimizer, where: dict[str, Any]) -> Any:
     left_out = (*_NO_MEANING, *_OFF)
     groups = [{k: group[k] for k in group if k not in left_out} for group in client.param_groups]
     ours = _in_engine(kind)(groups, **where)
+    if any(float(state.get("step", 1)) > 0 for state in client.state.values() if state):
+        ours.load_state_dict(client.state_dict())
     share_groups(ours, client)
     return ours
 
@@ -115,11 +92,6 @@ def _counterpart(client: torch.optim.Optimizer) -> type[EngineOptimizer]:
             f"the optimizer {type(client).__module__}.{type(client).__name__} has no counterpart: "
             "give torch.optim's AdamW, Adam, SGD or Adagrad, one of ziggurat.torch, or name one in "
             "the configuration"
-        )
-    if client.state:
-        raise InvalidArgument(
-            f"the optimizer {type(client).__name__} has made steps already: give it to "
-            "initialize() before the first, and load what it had with engine.optimizer.load_state_dict()"
         )
     decoupled = any(group.get("decoupled_weight_decay") for group in client.param_groups)
     return ziggurat.torch.AdamW if decoupled else kind

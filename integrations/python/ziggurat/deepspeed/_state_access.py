@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masters, moments and gradients of one parameter, read and written between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ziggurat._native import InvalidArgument
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat._state import MOMENTS
+from ziggurat.deepspeed._owners import owner_of
+
+__all__ = [
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_update_full_grad_vectorized",
+]
+
+
+def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
+    """The fp32 master, a copy on the CPU; None for a parameter that no optimizer has."""
+    optimizer = _of(param)
+    if optimizer is None:
+        return None
+    if param.dtype != torch.float32:
+        place = optimizer._place.get(param)
+        if place is not None:
+            opened, index = place
+            return opened.master(index)
+        if "master" in (loaded := optimizer._to_load.get(param, {})):
+            return torch.clone(loaded["master"])
+    return param.detach().to("cpu", torch.float32, copy=True)
+
+
+def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Sets the master, and the parameter to what it rounds to."""
+    optimizer = _need(param)
+    master = value.detach().to("cpu", torch.float32).reshape(param.shape)
+    _give(optimizer, param, {"master": master})
+    with torch.no_grad():
+        param.copy_(_rounded(master, param.dtype))
+
+
+def safe_get_full_optimizer_state(param: torch.Tensor, optim_state_key: str) -> torch.Tensor | None:
+    """A moment ("exp_avg", "exp_avg_sq", ...) in fp32, a copy on the CPU."""
+    optimizer = _of(param)
+    if optimizer is None:
+        return None
+    return _moments(optimizer, param, optim_state_key).get(optim_state_key)
+
+
+def safe_set_full_optimizer_state(
+    param: torch.Tensor, value: torch.Tensor, optim_state_key: str
+) -> None:
+    """Sets a moment; the next step goes on from it."""
+    optimizer = _need(param)
+    _moments(optimizer, param, optim_state_key)
+    moment = value.detach().to("cpu", torch.float32).reshape(param.shape)
+    _give(optimizer, param, {optim_state_key: moment})
+
+
+def safe_get_full_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """What backward has accumulated, in fp32 and with the loss's scale; None without a gradient."""
+    return None if param.grad is None else param.grad.detach().clone().float()
+
+
+def safe_set_full_grad(param: torch.Tensor, value: torch.Tensor) -> None:
+    """Behind backward and before the step."""
+    param.grad = value.detach().to(param.device, param.dtype, copy=True).reshape(param.shape)
+
+
+def safe_update_full_grad_vectorized(
+    param_list: Sequence[torch.Tensor], update_func: Callable[[torch.Tensor, Any], torch.Tensor]
+) -> None:
+    """Sets each gradient to ``update_func(gradient, parameter)``."""
+    for param in param_list:
+        grad = safe_get_full_grad(param)
+        if grad is not None:
+            safe_set_full_grad(param, update_func(grad, param))
+
+
+def _of(param: torch.Tensor) -> EngineOptimizer | None:
+    optimizer = owner_of(param)
+    if optimizer is not None:
+        optimizer.synchronize()
+    return optimizer
+
+
+def _need(param: torch.Tensor) -> EngineOptimizer:
+    optimizer = _of(param)
+    if optimizer is None:
+        raise InvalidArgument(
+            f"a parameter of shape {tuple(param.shape)} belongs to no engine: call it behind "
+            "initialize(), with a parameter that is trained"
+        )
+    return optimizer
+
+
+def _moments(optimizer: EngineOptimizer, param: torch.Tensor, key: str) -> dict[str, torch.Tensor]:
+    """Zeros before the first step. Errors: InvalidArgument for a name that this optimizer lacks."""
+    known = MOMENTS[optimizer._kind]
+    if key not in known:
+        raise InvalidArgument(
+            f'optim_state_key="{key}": {type(optimizer).__name__} has {", ".join(known)}'
+        )
+    place = optimizer._place.get(param)
+    if place is not None:
+        return {name: place[0].read_state(place[1], name) for name in known}
+    begin = optimizer._settings.get("initial_accumulator", 0.0)
+    begun = {name: torch.full(param.shape, begin, dtype=torch.float32) for name in known}
+    loaded = optimizer._to_load.get(param, begun)
+    return {name: loaded[name].clone() for name in known}
+
+
+def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, Any]) -> None:
+    """The state that there is with what is `changed`; all else of the optimizer stays."""
+    optimizer.open()
+    opened, index = optimizer._place[param]
+    entry = _moments(optimizer, param, MOMENTS[optimizer._kind][0])
+    entry["step"] = torch.tensor(float(opened.engine.steps_of(index)))
+    if param.dtype != torch.float32:
+        entry["master"] = opened.master(index)
+    optimizer._give(opened, {param: entry | changed}, fresh=True)
+
+
+def _rounded(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As the engine rounds: bf16 to nearest, ties away from zero."""
+    if dtype != torch.bfloat16:
+        return master.to(dtype)
+    bits = (master.contiguous().view(torch.int32) + 0x8000) >> 16
+    return bits.to(torch.int16).view(torch.bfloat16)

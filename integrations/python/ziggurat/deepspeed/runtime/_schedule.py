@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every schedule does with the rates that it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ziggurat._native import InvalidArgument
+
+Rate = float | Sequence[float]
+
+
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Errors: InvalidArgument for what is no optimizer and has none."""
+    for one in (optimizer, getattr(optimizer, "optimizer", None)):
+        if isinstance(one, torch.optim.Optimizer):
+            return one
+    raise InvalidArgument(
+        f"a schedule needs a torch.optim.Optimizer, not {type(optimizer).__name__}"
+    )
+
+
+def positive(name: str, count: Any) -> int:
+    if not isinstance(count, int) or count <= 0:
+        raise InvalidArgument(f"{name}={count}: give a whole number from 1")
+    return count
+
+
+class Schedule:
+    """What all of them do with the rates that ``get_lr()`` computes."""
+
+    def __init__(self, optimizer: Any, last_batch_iteration: int) -> None:
+        self.optimizer = unwrapped(optimizer)
+        self.last_batch_iteration = last_batch_iteration
+
+    def get_lr(self) -> list[float]:
+        """The rates after ``last_batch_iteration``; -1: before the first step."""
+        raise NotImplementedError
+
+    def get_last_lr(self) -> list[float]:
+        """The rates as they are set."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, last_batch_iteration: int | None = None) -> None:
+        """Goes on by one iteration, or to the one that is given."""
+        if last_batch_iteration is None:
+            last_batch_iteration = self.last_batch_iteration + 1
+        self.last_batch_iteration = last_batch_iteration
+        self._set(self.get_lr())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_batch_iteration": self.last_batch_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The rates themselves are with the optimizer's groups."""
+        self.last_batch_iteration = state_dict["last_batch_iteration"]
+
+    def _set(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def for_each_group(self, name: str, value: Rate) -> list[float]:
+        count = len(self.optimizer.param_groups)
+        if not isinstance(value, Sequence):
+            return [value] * count
+        if len(value) != count:
+            raise InvalidArgument(
+                f"{name} has {len(value)} values, and the optimizer {count} groups: give one "
+                "value, or one for each group"
+            )
+        return list(value)

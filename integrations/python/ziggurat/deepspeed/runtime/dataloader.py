@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders, where scripts import them from."""
+
+from ziggurat.deepspeed._data import DeepSpeedDataLoader, RepeatingLoader
+
+__all__ = ["DeepSpeedDataLoader", "RepeatingLoader"]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts for ZeRO stage 3 call. Parameters are whole on every rank, so it is little.
+
+``Init`` makes a model as it is; ``GatheredParameters`` waits until parameters are those of the
+newest step, and gives what one rank changes to all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ziggurat.deepspeed._owners import owner_of
+
+__all__ = [
+    "GatheredParameters",
+    "Init",
+    "register_external_parameter",
+    "unregister_external_parameter",
+]
+
+
+class Init(contextlib.AbstractContextManager["Init"]):
+    """Modules made inside are whole; ``initialize()`` gives them type and device.
+
+    With `module`, one that is there already: it is left as it is too. All other arguments are of
+    partitioning, and change nothing.
+    """
+
+    def __init__(self, module: torch.nn.Module | None = None, *_: Any, **__: Any) -> None:
+        self.module = module
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@contextlib.contextmanager
+def GatheredParameters(
+    params: Iterable[torch.Tensor] | torch.Tensor,
+    modifier_rank: int | None = None,
+    fwd_module: torch.nn.Module | None = None,
+    enabled: bool = True,
+) -> Iterator[None]:
+    """Parameters inside are whole and those of the newest step.
+
+    What `modifier_rank` writes inside is on all ranks behind it; without it, nothing is written.
+    """
+    listed = [params] if isinstance(params, torch.Tensor) else list(params)
+    for owner in {
+        id(owner): owner for owner in map(owner_of, listed) if owner is not None
+    }.values():
+        owner.synchronize()
+    yield
+    several = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    if enabled and modifier_rank is not None and several:
+        for param in listed:
+            with torch.no_grad():
+                torch.distributed.broadcast(param.detach(), modifier_rank)
+            # A write below autograd is not counted: by the version the optimizer sees it.
+            torch.autograd.graph.increment_version(param)
+
+
+def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """A parameter that another module uses needs no word: it is there."""
+
+
+def unregister_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """As ``register_external_parameter()``."""

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of ziggurat.deepspeed's engine, and where its state on a drive lies.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import threading
+
+try:
+    import pytest
+    import torch
+    from deepspeed_runs import batch, loss_of
+    from small_models import one_thread, small_model  # noqa: F401
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat
+import ziggurat.deepspeed as deepspeed
+from ziggurat.deepspeed import _files, _swap
+from ziggurat.deepspeed._meeting import Meeting
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 8,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_max_lr": 1e-2}},
+}
+
+
+def on_drive(path):
+    offload = {"device": "nvme", "nvme_path": str(path)}
+    return {"zero_optimization": {"stage": 3, "offload_optimizer": offload}}
+
+
+def made(model=None, **more):
+    model = small_model() if model is None else model
+    return deepspeed.initialize(model=model, config=CONFIG | more)[0]
+
+
+def train(engine, first: int, last: int) -> None:
+    for step in range(first, last):
+        engine.backward(loss_of(engine, batch(step)))
+        engine.step()
+
+
+def bits(engine) -> list[torch.Tensor]:
+    with deepspeed.zero.GatheredParameters(engine.module.parameters()):
+        return [param.detach().clone().view(torch.int16) for param in engine.module.parameters()]
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("from_drive", [False, True])
+@pytest.mark.parametrize("to_drive", [False, True])
+def test_a_run_goes_on_with_the_same_bits(tmp_path, from_drive, to_drive):
+    straight = made()
+    train(straight, 0, 6)
+    before = made(**(on_drive(tmp_path / "drive") if from_drive else {}))
+    train(before, 0, 3)
+    state = {"epoch": 2, "arguments": argparse.Namespace(seed=1)}
+    assert before.save_checkpoint(tmp_path / "out", client_state=state)
+    before.destroy()
+    after = made(**(on_drive(tmp_path / "drive") if to_drive else {}))
+    path, found = after.load_checkpoint(tmp_path / "out")
+    assert path == str(tmp_path / "out" / "global_step3" / "mp_rank_00_model_states.pt")
+    assert found == state
+    assert (after.global_steps, after.global_samples) == (3, 24)
+    assert after.get_lr() == before.get_lr()
+    train(after, 3, 6)
+    assert same(bits(after), bits(straight))
+
+
+def test_an_engine_that_has_trained_on_goes_back(tmp_path):
+    engine = made(**on_drive(tmp_path / "drive"))
+    train(engine, 0, 3)
+    engine.save_checkpoint(tmp_path / "out", tag="here")
+    train(engine, 3, 6)
+    expected = bits(engine)
+    engine.load_checkpoint(tmp_path / "out", tag="here")
+    train(engine, 3, 6)
+    assert same(bits(engine), expected)
+
+
+def test_what_is_left_out_stays_as_it_is(tmp_path):
+    one = made()
+    train(one, 0, 3)
+    one.save_checkpoint(tmp_path)
+    module_only = made()
+    module_only.load_checkpoint(tmp_path, load_module_only=True)
+    assert same(bits(module_only), bits(one))
+    assert (module_only.global_steps, module_only.lr_scheduler.last_batch_iteration) == (0, -1)
+    without = made()
+    without.load_checkpoint(tmp_path, load_optimizer_states=False, load_lr_scheduler_states=False)
+    assert (without.global_steps, without.lr_scheduler.last_batch_iteration) == (3, -1)
+    assert without.optimizer.state_dict()["state"] == {}
+
+
+def test_latest_names_the_newest_that_is_whole(tmp_path):
+    engine = made()
+    assert engine.load_checkpoint(tmp_path) == (None, None)
+    train(engine, 0, 1)
+    engine.save_checkpoint(tmp_path)
+    engine.save_checkpoint(tmp_path, tag="other", save_latest=False)
+    assert (tmp_path / "latest").read_text() == "global_step1"
+    with pytest.raises(ziggurat.InvalidArgument, match="third"):
+        engine.load_checkpoint(tmp_path, tag="third")
+    assert not [file for file in tmp_path.rglob("*.new")]
+
+
+def test_a_tag_that_is_there_is_replaced(tmp_path):
+    engine = made()
+    train(engine, 0, 1)
+    engine.save_checkpoint(tmp_path, tag="newest")
+    train(engine, 1, 2)
+    engine.save_checkpoint(tmp_path, tag="newest")
+    other = made()
+    other.load_checkpoint(tmp_path)
+    assert other.global_steps == 2
+
+
+def test_state_goes_to_files_of_some_parameters_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "_CHUNK_BYTES", 100_000)
+    engine = made()
+    train(engine, 0, 2)
+    engine.save_checkpoint(tmp_path, tag="here")
+    part = tmp_path / "here" / "ziggurat_rank_0_of_1_optimizer"
+    assert len(list(part.glob("state_*.pt"))) > 1
+    expected = engine.optimizer.state_dict()
+    read = _files.read_state(part)
+    assert read["param_groups"] == expected["param_groups"]
+    assert read["state"].keys() == expected["state"].keys()
+    for index, state in expected["state"].items():
+        for name, value in state.items():
+            assert torch.equal(read["state"][index][name], value)
+
+
+def test_a_checkpoint_of_others_gives_its_module(tmp_path):
+    model = small_model(torch.bfloat16)
+    (tmp_path / "tag").mkdir()
+    torch.save({"module": model.state_dict()}, tmp_path / "tag" / "mp_rank_00_model_states.pt")
+    engine = made()
+    with pytest.raises(ziggurat.InvalidArgument, match="load_module_only"):
+        engine.load_checkpoint(tmp_path, tag="tag")
+    engine.load_checkpoint(tmp_path, tag="tag", load_module_only=True)
+
+
+def test_the_module_alone_is_a_plain_file(tmp_path):
+    engine = made()
+    engine.module[1].requires_grad_(False)
+    engine.module[5].bias.requires_grad_(False)
+    train(engine, 0, 1)
+    assert engine.save_16bit_model(tmp_path, "model.bin")
+    found = torch.load(tmp_path / "model.bin", weights_only=True)
+    assert found.keys() == engine.module.state_dict().keys()
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    engine.save_16bit_model(tmp_path, "trained.bin", exclude_frozen_parameters=True)
+    left = torch.load(tmp_path / "trained.bin", weights_only=True)
+    assert found.keys() - left.keys() == {"5.bias"}
+
+
+def test_runs_share_a_drive_and_leave_nothing_there(tmp_path):
+    one, other = made(**on_drive(tmp_path)), made(**on_drive(tmp_path))
+    train(one, 0, 2)
+    train(other, 0, 2)
+    assert same(bits(one), bits(other))
+    assert len(list(tmp_path.iterdir())) == 2
+    one.destroy()
+    assert len(list(tmp_path.iterdir())) == 1
+    train(other, 2, 3)
+    other.destroy()
+    assert not list(tmp_path.iterdir())
+
+
+LEFT_BEHIND = """
+import os, signal, sys
+from ziggurat.deepspeed._swap import RunDirectory
+kept = RunDirectory(sys.argv[1], 0)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("ending", "left"), [("killed", 1), ("exits", 0)])
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path, ending, left):
+    subprocess.run([sys.executable, "-c", LEFT_BEHIND, str(tmp_path), ending])
+    assert len(list(tmp_path.iterdir())) == left
+    (tmp_path / "others").mkdir()
+    strangers = tmp_path / f"ziggurat-{os.getuid()}-another.host-rank0-x"
+    strangers.mkdir()
+    kept = _swap.RunDirectory(tmp_path, 0)
+    found = {kept.path, tmp_path / "others", strangers}
+    assert set(tmp_path.iterdir()) == found
+    kept.remove()
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ziggurat.InvalidArgument, match="nvme_path"):
+        made(**on_drive(tmp_path / "file" / "inside"))
+
+
+@pytest.fixture
+def meeting(monkeypatch):
+    """Meetings of two ranks, which are threads."""
+    rank, store = threading.local(), torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank.number)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(Meeting, "_store", lambda self: store)
+
+    def of(number: int) -> Meeting:
+        rank.number = number
+        return Meeting("one", "save_checkpoint()", datetime.timedelta(seconds=0.2))
+
+    return of
+
+
+def test_rank_0_waits_for_the_parts_of_all_and_they_for_its_end(meeting):
+    done = []
+
+    def other() -> None:
+        there = meeting(1)
+        done.append("part 1")
+        there.end()
+        done.append("end 1")
+
+    here = meeting(0)
+    thread = threading.Thread(target=other)
+    thread.start()
+    here.wait_for_others()
+    assert done == ["part 1"]
+    done.append("latest")
+    here.end()
+    thread.join()
+    assert done == ["part 1", "latest", "end 1"]
+
+
+def test_a_save_on_rank_0_alone_is_an_error_that_names_the_others(meeting):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"was not called by rank 1 .*all ranks"):
+        meeting(0).wait_for_others()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
