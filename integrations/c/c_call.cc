@@ -2,6 +2,9 @@
 // integrations/c/c_call.cc: codes to statuses, and the runtimes that there are.
 #include "integrations/c/c_call.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include <exception>
 #include <new>
 
@@ -56,6 +59,15 @@ ziggurat_status status_of_thrown() noexcept {
   } catch (...) {
     return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
   }
+}
+
+void give_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
+               std::uint64_t* needed_bytes) {
+  if (needed_bytes != nullptr) *needed_bytes = its.size() + 1;
+  if (text == nullptr || capacity_bytes == 0) return;
+  const std::size_t shown = std::min<std::size_t>(its.size(), capacity_bytes - 1);
+  std::memcpy(text, its.data(), shown);
+  text[shown] = '\0';
 }
 
 }  // namespace ziggurat

@@ -52,4 +52,8 @@ inline std::span<std::byte> room_of(void* given, std::uint64_t size_bytes, const
   return {static_cast<std::byte*>(required(given, what)), size_bytes};
 }
 
+/// As much as there is room for, and a zero.
+void give_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
+               std::uint64_t* needed_bytes);
+
 }  // namespace ziggurat

@@ -24,6 +24,7 @@ using ziggurat::bytes_of;
 using ziggurat::DType;
 using ziggurat::EmbeddedEngine;
 using ziggurat::Error;
+using ziggurat::give_text;
 using ziggurat::guarded;
 using ziggurat::last_error;
 using ziggurat::required;
@@ -158,16 +159,6 @@ std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   return text;
-}
-
-/// As much as there is room for, and a zero.
-void give_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
-               std::uint64_t* needed_bytes) {
-  if (needed_bytes != nullptr) *needed_bytes = its.size() + 1;
-  if (text == nullptr || capacity_bytes == 0) return;
-  const std::size_t shown = std::min<std::size_t>(its.size(), capacity_bytes - 1);
-  std::memcpy(text, its.data(), shown);
-  text[shown] = '\0';
 }
 
 std::span<float> floats_of(const ziggurat_memory* given, const char* what) {

@@ -312,6 +312,19 @@ ZIGGURAT_API ziggurat_status ziggurat_describe(ziggurat_engine engine, char* tex
 ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text,
                                               uint64_t capacity_bytes, uint64_t* needed_bytes);
 
+/// What `config`, the text of a config for DeepSpeed, means where a script of its own trains, as a
+/// JSON object: "settings": ours, {"clip": {"value": 1.0, "path": "gradient_clipping", "assumed":
+/// true}}; "handed": the keys that are the script's to honour, by DeepSpeed's path, with its
+/// defaults; "given": the whole config; "notes": a line for each key that changes nothing. `name`
+/// is what messages call the config. `context` is JSON: {"world_size": 2, "settings":
+/// ["host_memory"]}: the ranks, and the names of ours that the script takes beside DeepSpeed's.
+/// `text` and `needed_bytes` as in ziggurat_describe(). Errors: ZIGGURAT_INVALID_ARGUMENT, naming
+/// the key.
+ZIGGURAT_API ziggurat_status ziggurat_deepspeed_config(const char* config, const char* name,
+                                                       const char* context, char* text,
+                                                       uint64_t capacity_bytes,
+                                                       uint64_t* needed_bytes);
+
 #ifdef __cplusplus
 }
 #endif

@@ -23,66 +23,74 @@ using nlohmann::json;
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// A key of DeepSpeed's at the top; "aio" alone is a part of a machine profile too.
-bool is_deepspeeds(const std::string& key, const json& value) {
-  if (key == "aio") return false;
-  return is_deepspeed_section(key, value.is_object()) || find_deepspeed_key(key) != nullptr;
-}
-
 /// Walks over a file's sections and hands on each key.
 class Reader {
  public:
   Reader(const std::string& file, const ConfigContext& context)
-      : file_(file), context_(context), translation_(file, context) {}
+      : file_(file), context_(context), keys_(context.script), translation_(file, context) {}
 
   ConfigFile read(const json& root) {
-    bool theirs = false;
+    bool theirs = context_.script;
     for (const auto& [key, value] : root.items()) theirs |= is_deepspeeds(key, value);
     for (const auto& [key, value] : root.items()) {
-      if (is_deepspeed_section(key, value.is_object()))
+      if (keys_.is_section(key, value.is_object()))
         read_section(key, value);
-      else if (const DeepSpeedKey* known = find_deepspeed_key(key))
+      else if (const DeepSpeedKey* known = keys_.find(key))
         translation_.take(*known, key, value);
       else
         read_own(key, value, theirs);
     }
-    if (theirs) translation_.complete();
-    return translation_.result();
+    if (theirs) context_.script ? translation_.complete_for_script() : translation_.complete();
+    ConfigFile file = translation_.result();
+    if (context_.script) file.given = root;
+    return file;
   }
 
  private:
+  /// A key of DeepSpeed's at the top; "aio" alone is a part of a machine profile too.
+  bool is_deepspeeds(const std::string& key, const json& value) const {
+    if (key == "aio") return false;
+    return keys_.is_section(key, value.is_object()) || keys_.find(key) != nullptr;
+  }
+
   /// Ours; or, in a file of DeepSpeed's, one that DeepSpeed would read over too.
   void read_own(const std::string& key, const json& value, bool theirs) {
     std::vector<std::string> names;
     for (const std::string& name : context_.names) names.push_back(dashed(name));
     const bool known = std::ranges::find(names, dashed(key)) != names.end();
-    if (!theirs || known || !closest(dashed(key), names).empty())
-      return translation_.add(underscored(key), value, key);
+    const std::string meant = closest(dashed(key), names);
+    if (context_.script && !known && !meant.empty()) {
+      refuse(
+          fmt::format("{}: \"{}\" is a key neither of DeepSpeed's nor of ours; did you mean "
+                      "\"{}\"?",
+                      file_, key, underscored(meant)));
+    }
+    if (!theirs || known || !meant.empty()) return translation_.add(underscored(key), value, key);
     translation_.note(key, "changes nothing, here or in DeepSpeed: it is a key of neither");
   }
 
   void read_section(const std::string& path, const json& section) {
     if (path == "zero_optimization" && section.is_boolean())
-      return translation_.take(*find_deepspeed_key("zero_optimization.stage"), path,
+      return translation_.take(*keys_.find("zero_optimization.stage"), path,
                                section.get<bool>() ? 1 : 0);
     if (section.is_null()) return;
     if (!section.is_object()) refuse(fmt::format("{}: \"{}\" must be an object", file_, path));
     for (const auto& [key, value] : section.items()) {
       const std::string full = path + "." + key;
-      if (is_deepspeed_section(full, true) && !value.is_null())
+      if (keys_.is_section(full, true) && !value.is_null())
         read_section(full, value);
-      else if (const DeepSpeedKey* known = find_deepspeed_key(full))
+      else if (const DeepSpeedKey* known = keys_.find(full))
         translation_.take(*known, full, value);
-      else if (!is_deepspeed_section(full, true))
+      else if (!keys_.is_section(full, true))
         unknown(path, key);
     }
   }
 
   void unknown(const std::string& section, const std::string& key) {
-    const std::string meant = closest(key, deepspeed_keys_in(section));
+    const std::string meant = closest(key, keys_.in(section));
     const std::string hint = meant.empty() ? "" : fmt::format("; did you mean \"{}\"?", meant);
     const std::string path = section + "." + key;
-    if (is_lenient_section(section))
+    if (DeepSpeedKeys::is_lenient(section))
       return translation_.note(
           path, "changes nothing, here or in DeepSpeed: it knows no such key" + hint);
     refuse(fmt::format("{}: \"{}\" is no key that DeepSpeed knows{}", file_, path, hint));
@@ -90,6 +98,7 @@ class Reader {
 
   const std::string& file_;
   const ConfigContext& context_;
+  DeepSpeedKeys keys_;
   Translation translation_;
 };
 

@@ -11,6 +11,10 @@
 // nothing here is named in a note. "auto" leaves a setting to its flag or our default, and a note
 // says so; null is as if the key were absent.
 //
+// A script of its own that trains (ConfigContext::script) has no flags: it honours some keys
+// itself, which are handed to it, its model's parameters stay whole, and "auto" is DeepSpeed's
+// default where DeepSpeed drops it, and refused elsewhere.
+//
 // Comments (//, /* */ and #) and trailing commas are read over, as in Hjson. Input may be hostile:
 // limits on depth, no key twice.
 #pragma once
@@ -33,6 +37,9 @@ struct ConfigSetting {
 
 struct ConfigFile {
   std::vector<ConfigSetting> settings;  ///< each name once
+  /// For a script: every key that it honours itself, by DeepSpeed's path without stage3_.
+  std::vector<ConfigSetting> handed;
+  nlohmann::json given;  ///< for a script: the whole file
   /// Keys that change nothing here, and why.
   std::vector<std::string> notes;
 };
@@ -47,6 +54,8 @@ struct ConfigContext {
   std::vector<std::string> names;
   /// Ranks of the job that a launcher has started; 1: as the settings say.
   int launched_ranks = 1;
+  /// A script of its own trains on as many ranks, with a model of its own.
+  bool script = false;
 };
 
 /// `file` is what messages call the text. Keys that are not DeepSpeed's are given as they are: the

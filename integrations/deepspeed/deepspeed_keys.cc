@@ -19,7 +19,10 @@ constexpr std::string_view kNotBuilt = "it is not built; leave it out";
 constexpr std::string_view kNoSuchState =
     "choose how state is kept with `state_format` in place of it";
 constexpr std::string_view kChanges = "it would change what is trained, and is not built";
-constexpr std::string_view kWhole = "changes nothing: `activation_checkpointing` is block or off";
+constexpr std::string_view kBlocks = "changes nothing: `activation_checkpointing` is block or off";
+
+constexpr std::string_view kDivided =
+    "changes nothing: `tp` divides every layer in one way, in the model's own type";
 
 constexpr DeepSpeedKey kTop[] = {
     {"train_micro_batch_size_per_gpu", kBatch, "batch"},
@@ -31,6 +34,17 @@ constexpr DeepSpeedKey kTop[] = {
      "changes nothing: it is for sequence parallelism across attention heads"},
     {"tensor_parallel.autotp_size", kUnlessOne, "tp"},
     {"tensor_parallel.tp_overlap_comm", kNoted, "", kOwnWay},
+    {"tensor_parallel.dtype", kNoted, "", kDivided},
+    {"tensor_parallel.vocab_parallel_lm_head", kNoted, "", kDivided},
+    {"tensor_parallel.vocab_parallel_ce_backend", kNoted, "", kDivided},
+    {"tensor_parallel.tensor_parallel", kNoted, "", kDivided},
+    {"tensor_parallel.tp", kNoted, "", kDivided},
+    {"tensor_parallel.injection_policy_tuple", kNoted, "", kDivided},
+    {"tensor_parallel.partition_config", kNoted, "", kDivided},
+    {"tensor_parallel.preset_model", kNoted, "", kDivided},
+    {"tensor_parallel.keep_module_on_host", kNoted, "", kDivided},
+    {"tensor_parallel.replace_with_kernel_inject", kNoted, "", kDivided},
+    {"tensor_parallel.kernel_inject", kNoted, "", kDivided},
     {"steps_per_print", kNoted, "", kReports},
     {"wall_clock_breakdown", kNoted, "", kReports},
     {"memory_breakdown", kNoted, "", kReports},
@@ -64,6 +78,14 @@ constexpr DeepSpeedKey kTop[] = {
     {"torch_autocast.dtype", kNoted, "", kOwnWay},
     {"torch_autocast.lower_precision_safe_modules", kNoted, "", kOwnWay},
     {"data_types.grad_accum_dtype", kOnlyAs, "\"fp32\"", "gradients are summed in fp32"},
+    {"data_types.param_dtype", kParamType},
+    {"data_types.buffer_dtype", kOnlyAs, "null", "buffers keep the type that they have"},
+    {"data_types.keep_in_fp32_modules", kOnlyAs, "\"auto\"",
+     "buffers keep the type that they have"},
+    {"sequence_parallel_size", kOnlyAs, "1", kNotBuilt},
+    {"use_data_before_expert_parallelism", kNoted, "",
+     "changes nothing: it is for experts on ranks of their own"},
+    {"allgather_size", kNoted, "", "changes nothing: parameters are gathered a unit at a time"},
     {"expert_parallel", kOnlyAs, "{\"enabled\": false}", kNotBuilt},
     {"weight_quantization", kOnlyAs, "null", kChanges},
 };
@@ -209,11 +231,11 @@ constexpr DeepSpeedKey kOptimizerKeys[] = {
 };
 
 constexpr DeepSpeedKey kActivations[] = {
-    {"activation_checkpointing.partition_activations", kNoted, "", kWhole},
-    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kWhole},
-    {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kWhole},
-    {"activation_checkpointing.number_checkpoints", kNoted, "", kWhole},
-    {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kWhole},
+    {"activation_checkpointing.partition_activations", kNoted, "", kBlocks},
+    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kBlocks},
+    {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kBlocks},
+    {"activation_checkpointing.number_checkpoints", kNoted, "", kBlocks},
+    {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kBlocks},
     {"activation_checkpointing.profile", kNoted, "", kReports},
 };
 
@@ -275,53 +297,28 @@ constexpr std::string_view kSections[] = {
     "aio",
 };
 
-constexpr std::string_view kLenient[] = {
-    "activation_checkpointing", "aio", "data_types", "optimizer", "scheduler", "torch_autocast"};
-
-constexpr DeepSpeedDefault kDefaults[] = {
-    {"gradient_clipping", "clip", "1.0"},
-    {"zero_optimization.stage", "zero_stage", "0"},
-    {"zero_optimization.reduce_bucket_size", "reduce_bucket_size", "500000000"},
-    {"zero_optimization.prefetch_bucket_size", "prefetch_bucket_size", "50000000"},
-    {"zero_optimization.max_live_parameters", "max_live_parameters", "1000000000"},
-    {"zero_optimization.max_reuse_distance", "max_reuse_distance", "1000000000"},
-    {"zero_optimization.param_persistence_threshold", "param_persistence_threshold", "100000"},
-};
-
-constexpr DeepSpeedDefault kAdamDefaults[] = {
-    {"optimizer.params.lr", "lr", "0.001"},
-    {"optimizer.params.betas", "betas", "[0.9, 0.999]"},
-    {"optimizer.params.eps", "eps", "1e-8"},
-    {"optimizer.params.weight_decay", "weight_decay", "0"},
-};
-constexpr DeepSpeedDefault kLionDefaults[] = {
-    {"optimizer.params.lr", "lr", "0.001"},
-    {"optimizer.params.betas", "betas", "[0.9, 0.999]"},
-    {"optimizer.params.weight_decay", "weight_decay", "0"},
-};
-constexpr DeepSpeedDefault kAdagradDefaults[] = {
-    {"optimizer.params.lr", "lr", "0.01"},
-    {"optimizer.params.eps", "eps", "1e-10"},
-    {"optimizer.params.weight_decay", "weight_decay", "0"},
-};
-constexpr DeepSpeedDefault kSgdDefaults[] = {
-    {"optimizer.params.lr", "lr", "0.001"},
-    {"optimizer.params.momentum", "betas", "[0, 0.999]"},
-    {"optimizer.params.weight_decay", "weight_decay", "0"},
-};
+constexpr std::string_view kLenient[] = {"activation_checkpointing",
+                                         "aio",
+                                         "checkpoint",
+                                         "checkpoint.parallel_write",
+                                         "data_types",
+                                         "flops_profiler",
+                                         "optimizer",
+                                         "scheduler",
+                                         "torch_autocast"};
 
 /// `visit(key)` for each, until it says true.
 template <class Visit>
-void each_key(const Visit& visit) {
+void each_key(bool script, const Visit& visit) {
   const auto in = [&](const auto& table) { return std::ranges::any_of(table, visit); };
-  static_cast<void>(in(kTop) || in(kRemovedKeys) || in(kActivations) || in(kZero) ||
-                    in(kOffloadKeys) || in(kTypes) || in(kOptimizerKeys) || in(kScheduler) ||
-                    in(kAio));
+  static_cast<void>((script && in(deepspeed_script_keys())) || in(kTop) || in(kRemovedKeys) ||
+                    in(kActivations) || in(kZero) || in(kOffloadKeys) || in(kTypes) ||
+                    in(kOptimizerKeys) || in(kScheduler) || in(kAio));
 }
 
 }  // namespace
 
-const DeepSpeedKey* find_deepspeed_key(std::string_view path) {
+const DeepSpeedKey* DeepSpeedKeys::find(std::string_view path) const {
   constexpr std::string_view kPrefix = "zero_optimization.stage3_";
   std::string without;
   if (path.starts_with(kPrefix)) {
@@ -329,7 +326,7 @@ const DeepSpeedKey* find_deepspeed_key(std::string_view path) {
     path = without;
   }
   const DeepSpeedKey* found = nullptr;
-  each_key([&](const DeepSpeedKey& key) {
+  each_key(script_, [&](const DeepSpeedKey& key) {
     if (key.path != path) return false;
     found = &key;
     return true;
@@ -337,27 +334,24 @@ const DeepSpeedKey* find_deepspeed_key(std::string_view path) {
   return found;
 }
 
-bool is_deepspeed_section(std::string_view path, bool is_object) {
-  return std::ranges::find(kSections, path) != std::end(kSections) &&
-         (is_object || path != "optimizer");
+bool DeepSpeedKeys::is_section(std::string_view path, bool is_object) const {
+  const auto among = [&](const auto& all) { return std::ranges::find(all, path) != std::end(all); };
+  if (!is_object && path == "optimizer" && !script_) return false;
+  return among(kSections) || (script_ && among(deepspeed_script_sections()));
 }
 
-bool is_lenient_section(std::string_view path) {
-  return std::ranges::find(kLenient, path) != std::end(kLenient);
+bool DeepSpeedKeys::is_lenient(std::string_view section) {
+  return std::ranges::find(kLenient, section) != std::end(kLenient);
 }
 
-std::span<const DeepSpeedDefault> deepspeed_defaults() { return kDefaults; }
-
-std::span<const DeepSpeedDefault> deepspeed_optimizer_defaults(std::string_view optimizer) {
-  if (optimizer == "lion") return kLionDefaults;
-  if (optimizer == "adagrad") return kAdagradDefaults;
-  if (optimizer == "sgd") return kSgdDefaults;
-  return kAdamDefaults;
+bool DeepSpeedKeys::drops_auto(std::string_view path) {
+  const std::size_t dot = path.find('.');
+  return dot != std::string_view::npos && !is_lenient(path.substr(0, dot));
 }
 
-std::vector<std::string> deepspeed_keys_in(std::string_view section) {
+std::vector<std::string> DeepSpeedKeys::in(std::string_view section) const {
   std::vector<std::string> keys;
-  each_key([&](const DeepSpeedKey& key) {
+  each_key(script_, [&](const DeepSpeedKey& key) {
     const std::size_t dot = key.path.rfind('.');
     if (dot != std::string_view::npos && key.path.substr(0, dot) == section)
       keys.emplace_back(key.path.substr(dot + 1));

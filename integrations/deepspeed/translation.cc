@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 
@@ -23,6 +24,12 @@ json as_whole(const json& value) {
   const double number = value.get<double>();
   if (number != std::floor(number) || std::abs(number) > 0x1p53) return value;
   return static_cast<std::int64_t>(number);
+}
+
+/// The one value, or one of a list.
+bool allows(const json& fine, const json& value) {
+  if (!fine.is_array()) return value == fine;
+  return std::ranges::find(fine, value) != fine.end();
 }
 
 }  // namespace
@@ -94,18 +101,41 @@ void Translation::leave_to_flag(const DeepSpeedKey& key, const std::string& path
                    flag ? "as its flag says" : "our default"));
 }
 
+/// In a script "auto" was to be filled in before: DeepSpeed drops it in some sections, and fails of
+/// it elsewhere.
+void Translation::leave_to_default(const DeepSpeedKey& key, const std::string& path) {
+  if (key.use == DeepSpeedKey::Use::kNoted) return note(path, key.text);
+  if (DeepSpeedKeys::drops_auto(path))
+    return note(path, "is \"auto\", which is DeepSpeed's default where nobody fills it in");
+  refuse(path, "is \"auto\": give a value, or fill it in first, as Transformers and Accelerate do");
+}
+
+/// A value for the script's side, of its key's type.
+void Translation::hand(const DeepSpeedKey& key, const std::string& path, const json& value) {
+  using enum DeepSpeedKey::Use;
+  const json whole = as_whole(value);
+  if (key.use == kSwitch && !value.is_boolean()) refuse(path, "must be true or false");
+  if (key.use == kWhole && !whole.is_number_integer()) refuse(path, "must be a whole number");
+  if (key.use == kNumber && !value.is_number()) refuse(path, "must be a number");
+  if (key.use == kText && !value.is_string()) refuse(path, "must be a string");
+  result_.handed.push_back({std::string(key.path), whole, path});
+  if (whole != json::parse(key.ours)) note(path, key.text);
+}
+
 void Translation::take(const DeepSpeedKey& key, const std::string& path, const json& value) {
   using enum DeepSpeedKey::Use;
   if (key.use == kRemoved) refuse(path, fmt::format("is not for us: {}", key.text));
   if (value.is_null()) return;
+  if (key.use == kOnlyAs && allows(json::parse(key.ours), as_whole(value))) return;
   if (value == "auto") {
+    if (context_.script) return leave_to_default(key, path);
     // These follow from others where they can.
     if (key.use != kBatch && key.use != kPeakRate) return leave_to_flag(key, path);
     autos_.emplace(path);
     return;
   }
   switch (key.use) {
-    case kAs: return add(std::string(key.ours), as_whole(value), path);
+    case kAs: add(std::string(key.ours), as_whole(value), path); return note(path, key.text);
     case kUnlessOne:
       if (value != 0 && value != 1) add(std::string(key.ours), as_whole(value), path);
       return;
@@ -113,9 +143,11 @@ void Translation::take(const DeepSpeedKey& key, const std::string& path, const j
       if (truth(path, value)) add(std::string(key.ours), json::parse(key.text), path);
       return;
     case kNoted: kept_[std::string(key.path)] = {value, path}; return note(path, key.text);
-    case kOnlyAs:
-      if (as_whole(value) == json::parse(key.ours)) return;
-      refuse(path, fmt::format("is {}: {}", short_text(value), key.text));
+    case kOnlyAs: refuse(path, fmt::format("is {}: {}", short_text(value), key.text));
+    case kSwitch:
+    case kWhole:
+    case kNumber:
+    case kText: return hand(key, path, value);
     case kEnabled: (truth(path, value) ? enabled_ : disabled_).push_back(path); return;
     case kOffload:
       if (truth(path, value)) take_offload(std::string(key.ours), "cpu", path);
@@ -132,6 +164,7 @@ void Translation::take(const DeepSpeedKey& key, const std::string& path, const j
     case kSchedule:
     case kPeakRate:
     case kNvmePath:
+    case kParamType:
     case kSumType: kept_[std::string(key.path)] = {as_whole(value), path}; return;
   }
 }

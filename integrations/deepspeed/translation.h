@@ -30,6 +30,8 @@ class Translation {
   void take(const DeepSpeedKey& key, const std::string& path, const nlohmann::json& value);
   /// After the last key: what several decide together, and DeepSpeed's defaults.
   void complete();
+  /// The same where a script of its own trains.
+  void complete_for_script();
   ConfigFile result() { return std::move(result_); }
 
  private:
@@ -47,6 +49,8 @@ class Translation {
   void assume(std::string_view name, const nlohmann::json& value, std::string_view path);
   void assume_all(std::span<const DeepSpeedDefault> defaults);
   void leave_to_flag(const DeepSpeedKey& key, const std::string& path);
+  void leave_to_default(const DeepSpeedKey& key, const std::string& path);
+  void hand(const DeepSpeedKey& key, const std::string& path, const nlohmann::json& value);
   void take_offload(const std::string& section, const std::string& device, const std::string& path);
 
   std::int64_t data_ranks() const;
@@ -56,9 +60,16 @@ class Translation {
   void set_placement();
   void set_store();
   void set_types();
+  void check_param_type();
   void set_exchanges();
   void set_optimizer();
   void set_schedule();
+  void add_optimizer_defaults(const std::string& name);
+  void check_script_schedule();
+  void set_script_placement();
+  void note_whole_params();
+  void check_loss_scale();
+  void hand_defaults();
 
   const std::string& file_;
   const ConfigContext& context_;

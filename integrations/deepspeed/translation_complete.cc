@@ -49,6 +49,16 @@ std::string optimizer_name(const std::string& type, bool decoupled) {
   return found->ours == "adam" && decoupled ? "adamw" : std::string(found->ours);
 }
 
+bool is_type(const std::string& name) { return name == "fp32" || name == "bf16" || name == "fp16"; }
+
+/// DeepSpeed's other words for types: "torch.float16", "half".
+std::string type_name(std::string text) {
+  if (text.starts_with("torch.")) text.erase(0, 6);
+  if (text == "float16" || text == "half") return "fp16";
+  if (text == "bfloat16") return "bf16";
+  return text == "float32" || text == "float" ? "fp32" : text;
+}
+
 }  // namespace
 
 std::int64_t Translation::data_ranks() const {
@@ -111,7 +121,7 @@ void Translation::set_batches() {
 void Translation::set_optimizer() {
   const auto type = kept_.find("optimizer.type");
   if (type == kept_.end()) {
-    if (given("optimizer") == nullptr && !autos_.contains("optimizer"))
+    if (given("optimizer") == nullptr && !autos_.contains("optimizer") && !context_.script)
       note("optimizer", "is missing: it and its settings are as the flags say, or our defaults");
     return leave_out_section("optimizer.params.", "changes nothing: \"optimizer.type\" is missing");
   }
@@ -129,6 +139,10 @@ void Translation::set_optimizer() {
     if (name != "sgd") refuse(momentum->second.path, "is for SGD: give betas");
     add("betas", json::array({momentum->second.value, 0.999}), momentum->second.path);
   }
+  add_optimizer_defaults(name);
+}
+
+void Translation::add_optimizer_defaults(const std::string& name) {
   // PyTorch's own AdamW decays unless told otherwise.
   const auto torch = kept_.find("optimizer.params.torch_adam");
   if (torch != kept_.end() && torch->second.value == true && name == "adamw")
@@ -246,12 +260,16 @@ void Translation::set_types() {
     add("dtype", "fp32", disabled_[0]);
   else
     assume("dtype", "fp32", "bf16.enabled");
+  check_param_type();
   if (const auto sums = kept_.find("communication_data_type"); sums != kept_.end()) {
     if (given("quantized_gradients") != nullptr)
       note(sums->second.path, "changes nothing: gradients travel in 4 bits");
+    else if (const std::string name = lowered(sums->second.value); !is_type(name))
+      refuse(sums->second.path, fmt::format("is {}: give fp32, bf16 or fp16", name));
     else
       add("reduce_dtype", lowered(sums->second.value), sums->second.path);
   }
+  if (scaled && context_.script) return assume_all(deepspeed_loss_scale_defaults());
   if (scaled) return;
   // A loss scale is fp16's; DeepSpeed reads it and does nothing with it elsewhere.
   std::erase_if(result_.settings, [&](const ConfigSetting& setting) {
@@ -259,6 +277,19 @@ void Translation::set_types() {
     note(setting.path, "is for fp16, which is not enabled");
     return true;
   });
+}
+
+/// DeepSpeed refuses another type than the one that is enabled.
+void Translation::check_param_type() {
+  const auto wanted = kept_.find("data_types.param_dtype");
+  if (wanted == kept_.end()) return;
+  const ConfigSetting* dtype = given("dtype");
+  const std::string model = dtype != nullptr ? dtype->value.get<std::string>() : in_force("dtype");
+  if (type_name(lowered(wanted->second.value)) != model) {
+    refuse(wanted->second.path,
+           fmt::format("is {}, and the model is in {}: enable fp16 or bf16, or leave it out",
+                       wanted->second.value.dump(), model));
+  }
 }
 
 }  // namespace ziggurat

@@ -1,148 +1,266 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DeepSpeed configuration asks for, with DeepSpeed's defaults: the part the engine uses."""
+"""A config made for DeepSpeed 0.19.8: its effective values, and what they mean to the engine.
+
+The keys, their defaults and what is refused are the library's tables (integrations/deepspeed): here
+they only get their Python types.
+"""
 
 from __future__ import annotations
 
 import base64
+import binascii
+import ctypes
+import functools
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat._native import InvalidArgument
+from ziggurat._native import InvalidArgument, library
+
+#: Keywords of ziggurat.torch's optimizers that may stand in a config beside DeepSpeed's keys.
+OWN_KEYS = ("placement", "state_format", "threads", "host_memory")
+
+_DEEPSPEED_OPTIMIZERS = ("adagrad", "adam", "adamw", "lion")  # names that it reads in any case
+_CLASSES = {
+    "adamw": ("AdamW", ("betas", "eps")),
+    "adam": ("Adam", ("betas", "eps")),
+    "lion": ("Lion", ("betas",)),
+    "adagrad": ("Adagrad", ("eps", "lr_decay", "initial_accumulator_value")),
+    "sgd": ("SGD", ("momentum", "dampening", "nesterov")),
+}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fp16:
-    loss_scale: float = 0.0
-    initial_scale_power: int = 16
-    loss_scale_window: int = 1000
-    hysteresis: int = 2
-    consecutive_hysteresis: bool = False
-    min_loss_scale: float = 1.0
-    auto_cast: bool = False
+    """The loss scale of a model in fp16."""
+
+    loss_scale: float  #: 0: dynamic
+    initial_scale_power: int
+    loss_scale_window: int
+    hysteresis: int
+    consecutive_hysteresis: bool
+    min_loss_scale: int
+    auto_cast: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Offload:
-    device: str = "none"
-    nvme_path: str | None = None
-    pin_memory: bool = True
+    """What is asked of parameters, or of the optimizer's state."""
+
+    device: str  #: "none", "cpu" or "nvme"
+    nvme_path: str | None
+    pin_memory: bool
 
 
-@dataclass
-class File:
-    enabled: bool = False
-    output_path: str = ""
-    job_name: str = "DeepSpeedJobName"
+@dataclass(frozen=True)
+class FileMonitor:
+    """TensorBoard's files, or CSV files."""
+
+    enabled: bool
+    output_path: str
+    job_name: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Wandb:
-    enabled: bool = False
-    group: str | None = None
-    team: str | None = None
-    project: str = "deepspeed"
+    enabled: bool
+    group: str | None
+    team: str | None
+    project: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Monitor:
-    tensorboard: File = field(default_factory=File)
-    csv_monitor: File = field(default_factory=File)
-    wandb: Wandb = field(default_factory=Wandb)
+    tensorboard: FileMonitor
+    csv_monitor: FileMonitor
+    wandb: Wandb
 
     @property
     def enabled(self) -> bool:
         return self.tensorboard.enabled or self.csv_monitor.enabled or self.wandb.enabled
 
 
-_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-_LION = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
-
-
-def _optimizer(name: str | None, params: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    if name is None:
-        return None, {}
-    given = dict(params)
-    decoupled = bool(given.pop("adam_w_mode", True))
-    given.pop("torch_adam", False)
-    lower = name.lower()
-    if lower in ("adam", "adamw"):
-        return "AdamW" if decoupled or lower == "adamw" else "Adam", _ADAM | given
-    if lower == "lion":
-        return "Lion", _LION | given
-    if lower in ("adagrad", "sgd"):
-        return {"adagrad": "Adagrad", "sgd": "SGD"}[lower], given
-    raise InvalidArgument(f'optimizer.type="{name}" has no counterpart: AdamW, Adam, Lion, ...')
-
-
-def _known(kind: Any, given: dict[str, Any] | None) -> Any:
-    return kind(**{k: v for k, v in (given or {}).items() if k in kind.__dataclass_fields__})
-
-
-def _read(config: Any) -> dict[str, Any]:
-    if isinstance(config, dict):
-        return config
-    if Path(config).is_file():
-        return json.loads(Path(config).read_text())
-    return json.loads(base64.urlsafe_b64decode(config))
-
-
 class Config:
+    """The effective values: what the config says, and DeepSpeed's defaults for the rest."""
+
     def __init__(
-        self, config: dict[str, Any] | str | os.PathLike[str], *, world_size: int, args: Any = None
+        self,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None,
+        *,
+        world_size: int,
+        args: Any = None,
     ) -> None:
-        given = _read(config)
-        total = given.get("train_batch_size")
-        micro = given.get("train_micro_batch_size_per_gpu")
-        steps = given.get("gradient_accumulation_steps")
-        if total is None:
-            total = micro * (steps or 1) * world_size
-        if micro is None:
-            micro = total // (steps or 1) // world_size
-        if steps is None:
-            steps = total // micro // world_size
-        self.train_batch_size, self.train_micro_batch_size_per_gpu = total, micro
-        self.gradient_accumulation_steps = steps
-        self.gradient_clipping = float(given.get("gradient_clipping", 1.0))
-        zero = given.get("zero_optimization", {})
-        self.zero_stage = int(zero.get("stage", 0))
-        optimizer, scheduler = given.get("optimizer"), given.get("scheduler")
-        self.optimizer_name = optimizer["type"] if optimizer else None
-        self.optimizer_params = dict(optimizer.get("params", {})) if optimizer else {}
-        self.optimizer_class, self.optimizer_arguments = _optimizer(
-            self.optimizer_name, self.optimizer_params
-        )
-        self.given = given
+        """`config` is a dict, the path of a file, the text of one, or that in base64; None: what
+        ``args.deepspeed_config`` names. Errors: InvalidArgument, naming the key by its path."""
+        if config is None:
+            config = getattr(args, "deepspeed_config", None)
+        if config is None:
+            raise InvalidArgument(
+                "there is no config: give config=, or name a file with --deepspeed_config"
+            )
+        text, name = _text_of(config)
+        read = _read(text, name, world_size)
+        self.given: dict[str, Any] = read["given"]  #: the config, as it was written
+        self.notes: list[str] = read["notes"]  #: a line for each key that changes nothing here
+        self._settings: dict[str, dict[str, Any]] = read["settings"]
+        self._handed: dict[str, dict[str, Any]] = read["handed"]
+        self._take_batches(world_size)
+        self._take_types()
+        self._take_optimizer()
+        self._take_places()
+        self._take_reports()
+
+    def _of(self, setting: str) -> Any:
+        """A setting of the engine's; None: the config has no say in it."""
+        return self._settings.get(setting, {"value": None})["value"]
+
+    def value(self, path: str) -> Any:
+        """What a key that the script's side honours is, by DeepSpeed's path; KeyError for others."""
+        return self._handed[path]["value"]
+
+    def _take_batches(self, world_size: int) -> None:
         self.world_size = world_size
-        self.check_grad_overflow = True
-        self.tag_validation = given.get("checkpoint", {}).get("tag_validation", "Warn").upper()
-        self.use_node_local_storage = False
-        self.scheduler_name = scheduler["type"] if scheduler else None
-        self.scheduler_params = dict(scheduler.get("params", {})) if scheduler else {}
-        self.bf16_enabled = bool(given.get("bf16", {}).get("enabled", False))
-        fp16 = given.get("fp16", {})
-        self.fp16 = _known(Fp16, fp16) if fp16.get("enabled") else None
-        self.offload_optimizer = (
-            _known(Offload, zero["offload_optimizer"]) if "offload_optimizer" in zero else None
+        self.train_micro_batch_size_per_gpu: int = self._of("batch")
+        self.gradient_accumulation_steps: int = self._of("accumulate")
+        self.train_batch_size: int = (
+            self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * world_size
         )
-        self.offload_param = (
-            _known(Offload, zero["offload_param"]) if "offload_param" in zero else None
-        )
-        self.steps_per_print = given.get("steps_per_print")
-        self.wall_clock_breakdown = bool(given.get("wall_clock_breakdown", False))
-        self.memory_breakdown = bool(given.get("memory_breakdown", False))
-        self.dump_state = bool(given.get("dump_state", False))
-        self.communication_data_type = given.get("communication_data_type")
-        self.dataloader_drop_last = bool(given.get("dataloader_drop_last", False))
-        self.monitor = Monitor(
-            _known(File, given.get("tensorboard")),
-            _known(File, given.get("csv_monitor")),
-            _known(Wandb, given.get("wandb")),
-        )
-        self.aio = given.get("aio", {})
-        self.engine_arguments: dict[str, Any] = {}
-        if self.offload_optimizer is not None and self.offload_optimizer.device == "nvme":
-            self.engine_arguments["placement"] = f"nvme:{self.offload_optimizer.nvme_path}"
-        self.notes: list[str] = []
+        self.gradient_clipping = float(self._of("clip"))
+        self.dataloader_drop_last: bool = self.value("dataloader_drop_last")
+
+    def _take_types(self) -> None:
+        self.zero_stage: int = self._of("zero_stage")
+        self.bf16_enabled: bool = self._of("dtype") == "bf16"
+        section = "bf16" if self.given.get("bf16") is not None else "bfloat16"
+        #: A model in bf16 leaves out steps whose gradients are not finite.
+        self.check_grad_overflow: bool = self.value(f"{section}.check_grad_overflow")
+        self.communication_data_type: str | None = self._of("reduce_dtype")  #: "fp32", "bf16", ..
+        self.fp16: Fp16 | None = None
+        if self._of("dtype") == "fp16":
+            self.fp16 = Fp16(
+                loss_scale=float(self._of("loss_scale")),
+                initial_scale_power=self._of("initial_scale_power"),
+                loss_scale_window=self._of("loss_scale_window"),
+                hysteresis=self._of("hysteresis"),
+                consecutive_hysteresis=self._of("consecutive_hysteresis"),
+                min_loss_scale=self._of("min_loss_scale"),
+                auto_cast=self.value("fp16.auto_cast"),
+            )
+
+    def _take_optimizer(self) -> None:
+        self.optimizer_name, self.optimizer_params = self._section("optimizer")
+        self.scheduler_name, self.scheduler_params = self._section("scheduler")
+        if (self.optimizer_name or "").lower() in _DEEPSPEED_OPTIMIZERS:
+            self.optimizer_name = (self.optimizer_name or "").lower()
+        #: The class in ziggurat.torch that the config's optimizer is, and its arguments with
+        #: DeepSpeed's defaults.
+        self.optimizer_class: str | None = None
+        self.optimizer_arguments: dict[str, Any] = {}
+        if self.optimizer_name is None:
+            return
+        self.optimizer_class, own = _CLASSES[self._of("optimizer")]
+        for name in ("lr", "weight_decay", "maximize", *own):
+            value = self._argument(name)
+            self.optimizer_arguments[name] = tuple(value) if name == "betas" else value
+
+    def _section(self, name: str) -> tuple[str | None, dict[str, Any]]:
+        section = self.given.get(name) or {}
+        kind = section.get("type")
+        return kind, dict(section.get("params") or {}) if kind is not None else {}
+
+    def _argument(self, name: str) -> Any:
+        if name == "momentum":
+            return self._of("betas")[0]
+        setting = self._of(name)
+        return self.value(f"optimizer.params.{name}") if setting is None else setting
+
+    def _take_places(self) -> None:
+        self.offload_optimizer = self._offload("offload_optimizer")
+        self.offload_param = self._offload("offload_param")
+        self.aio = {key: self.value(f"aio.{key}") for key in _AIO}
+        #: Keyword arguments of ziggurat.torch's optimizers.
+        self.engine_arguments: dict[str, Any] = {
+            name: self._of(name) for name in OWN_KEYS if self._of(name) is not None
+        }
+
+    def _offload(self, section: str) -> Offload | None:
+        path = f"zero_optimization.{section}"
+        device = self.value(f"{path}.device")
+        if device is None:
+            return None
+        nvme_path = self.value(f"{path}.nvme_path")
+        return Offload(device, nvme_path, self.value(f"{path}.pin_memory"))
+
+    def _take_reports(self) -> None:
+        self.steps_per_print: float | None = self.value("steps_per_print")  #: None: never
+        counted: bool = self.value("flops_profiler.enabled")
+        self.wall_clock_breakdown: bool = self.value("wall_clock_breakdown") or counted
+        self.memory_breakdown: bool = self.value("memory_breakdown")
+        self.dump_state: bool = self.value("dump_state")
+        self.tag_validation: str = self.value("checkpoint.tag_validation").upper()
+        self.use_node_local_storage: bool = self.value("checkpoint.use_node_local_storage")
+        files = {
+            name: FileMonitor(**self._all_of(name, "enabled", "output_path", "job_name"))
+            for name in ("tensorboard", "csv_monitor")
+        }
+        wandb = Wandb(**self._all_of("wandb", "enabled", "group", "team", "project"))
+        self.monitor = Monitor(**files, wandb=wandb)
+
+    def _all_of(self, section: str, *keys: str) -> dict[str, Any]:
+        return {key: self.value(f"{section}.{key}") for key in keys}
+
+
+_AIO = (
+    "block_size",
+    "queue_depth",
+    "intra_op_parallelism",
+    "single_submit",
+    "overlap_events",
+    "use_gds",
+)
+
+
+def _text_of(config: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[str, str]:
+    """The text, and what messages call it."""
+    if isinstance(config, Mapping):
+        try:
+            return json.dumps(config, default=os.fspath), "config"
+        except TypeError as error:
+            raise InvalidArgument(f"config has a value that JSON has not: {error}") from error
+    where = os.fspath(config)
+    if os.path.exists(where):
+        return Path(where).read_text(encoding="utf-8"), where
+    if where.lstrip().startswith("{"):
+        return where, "config"
+    try:
+        return base64.urlsafe_b64decode(where).decode("utf-8"), "config"
+    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+        raise InvalidArgument(
+            f'config="{where[:200]}" is no file that is there, and neither JSON nor JSON in base64'
+        ) from error
+
+
+@functools.cache
+def _call() -> Any:
+    function = library().ziggurat_deepspeed_config
+    size = ctypes.c_uint64
+    function.argtypes = [ctypes.c_char_p] * 4 + [size, ctypes.POINTER(size)]
+    function.restype = ctypes.c_int32
+    return function
+
+
+def _read(text: str, name: str, world_size: int) -> dict[str, Any]:
+    context = json.dumps({"world_size": world_size, "settings": OWN_KEYS})
+    given = [part.encode() for part in (text, name, context)]
+    needed = ctypes.c_uint64()
+    answer = ctypes.create_string_buffer(64 << 10)
+    while True:
+        if _call()(*given, answer, len(answer), ctypes.byref(needed)) != 0:
+            raise InvalidArgument(library().ziggurat_last_error().decode(errors="replace"))
+        if needed.value <= len(answer):
+            read: dict[str, Any] = json.loads(answer.value)
+            return read
+        answer = ctypes.create_string_buffer(needed.value)

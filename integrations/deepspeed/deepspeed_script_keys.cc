@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/deepspeed/deepspeed_script_keys.cc: the keys that mean something else where a script
+// of its own trains: what the script's side honours, and what is otherwise said of the rest.
+#include "integrations/deepspeed/deepspeed_keys.h"
+
+namespace ziggurat {
+namespace {
+
+using enum DeepSpeedKey::Use;
+
+constexpr std::string_view kWholeParams =
+    "changes nothing: parameters stay whole on the device for now";
+constexpr std::string_view kBudgets = "changes nothing: buffers come out of `host_memory`";
+constexpr std::string_view kNotMeasured = "changes nothing: it is not measured here";
+constexpr std::string_view kScripts = "changes nothing: it is the script's own to do";
+constexpr std::string_view kAlways = "changes nothing: it is done so always";
+constexpr std::string_view kExact =
+    "changes nothing: gradients are not quantized, which is more exact than asked";
+constexpr std::string_view kRecomputed =
+    "changes nothing: checkpointed activations are made again, as torch.utils.checkpoint does";
+constexpr std::string_view kOwnIo =
+    "changes nothing: the engine's own I/O finds it; `ziggurat bench io` shows what the drive "
+    "gives";
+constexpr std::string_view kSavedSo = "changes nothing: checkpoints are written in one way";
+constexpr std::string_view kAsWhole =
+    "changes nothing: every gradient is exchanged as one, cut where the engine cuts it";
+
+constexpr DeepSpeedKey kScript[] = {
+    // What the script's side honours.
+    {"steps_per_print", kNumber, "null"},
+    {"wall_clock_breakdown", kSwitch, "false"},
+    {"memory_breakdown", kSwitch, "false"},
+    {"dump_state", kSwitch, "false"},
+    {"dataloader_drop_last", kSwitch, "false"},
+    {"flops_profiler.enabled", kSwitch, "false",
+     "is as `wall_clock_breakdown`: true; operations are not counted"},
+    {"tensorboard.enabled", kSwitch, "false"},
+    {"tensorboard.output_path", kText, "\"\""},
+    {"tensorboard.job_name", kText, "\"DeepSpeedJobName\""},
+    {"csv_monitor.enabled", kSwitch, "false"},
+    {"csv_monitor.output_path", kText, "\"\""},
+    {"csv_monitor.job_name", kText, "\"DeepSpeedJobName\""},
+    {"wandb.enabled", kSwitch, "false"},
+    {"wandb.group", kText, "null"},
+    {"wandb.team", kText, "null"},
+    {"wandb.project", kText, "\"deepspeed\""},
+    {"checkpoint.tag_validation", kText, "\"Warn\""},
+    {"checkpoint.use_node_local_storage", kSwitch, "false"},
+    {"fp16.auto_cast", kSwitch, "false"},
+    {"bf16.check_grad_overflow", kSwitch, "true"},
+    {"bfloat16.check_grad_overflow", kSwitch, "true"},
+    {"optimizer.params.nesterov", kSwitch, "false"},
+    {"optimizer.params.maximize", kSwitch, "false"},
+    {"optimizer.params.dampening", kNumber, "0"},
+    {"optimizer.params.lr_decay", kNumber, "0"},
+    {"optimizer.params.initial_accumulator_value", kNumber, "0"},
+    {"zero_optimization.offload_param.pin_memory", kSwitch, "true",
+     "changes nothing: copies of what is on an accelerator are pinned always"},
+    {"zero_optimization.offload_optimizer.pin_memory", kSwitch, "true",
+     "changes nothing: copies of what is on an accelerator are pinned always"},
+    {"aio.block_size", kWhole, "1048576", kOwnIo},
+    {"aio.queue_depth", kWhole, "8", kOwnIo},
+    {"aio.intra_op_parallelism", kWhole, "1", kOwnIo},
+    {"aio.single_submit", kSwitch, "false", kOwnIo},
+    {"aio.overlap_events", kSwitch, "true", kOwnIo},
+    {"aio.use_gds", kSwitch, "false",
+     "changes nothing: there is no path from drive to GPU yet, and state is updated on the CPU"},
+    // What is said otherwise.
+    {"aio.thread_count", kNoted, "",
+     "changes nothing, here or in DeepSpeed, which reads `intra_op_parallelism`"},
+    {"log_level", kNoted, "", kScripts},
+    {"timers", kNoted, "", kNotMeasured},
+    {"vocabulary_size", kNoted, "", kNotMeasured},
+    {"comms_logger", kNoted, "", kNotMeasured},
+    {"flops_profiler.recompute_fwd_factor", kNoted, "", kNotMeasured},
+    {"flops_profiler.profile_step", kNoted, "", kNotMeasured},
+    {"flops_profiler.module_depth", kNoted, "", kNotMeasured},
+    {"flops_profiler.top_modules", kNoted, "", kNotMeasured},
+    {"flops_profiler.detailed", kNoted, "", kNotMeasured},
+    {"flops_profiler.output_file", kNoted, "", kNotMeasured},
+    {"comet", kNoted, "",
+     "changes nothing: there are `tensorboard`, `csv_monitor` and `wandb` in place of it"},
+    {"pipeline", kNoted, "", "changes nothing: the model is one stage"},
+    {"compile", kNoted, "", "changes nothing: call torch.compile() in the script"},
+    {"datastates_ckpt", kNoted, "", kSavedSo},
+    {"checkpoint.load_universal", kOnlyAs, "false", "such checkpoints are not read yet"},
+    {"checkpoint.parallel_write.pipeline_stage", kNoted, "", kSavedSo},
+    {"checkpoint.checkpoint_serialization", kNoted, "", kSavedSo},
+    {"checkpoint.writer", kNoted, "", kSavedSo},
+    {"allgather_size", kNoted, "", kWholeParams},
+    {"tensor_parallel.autotp_size", kOnlyAs, "[0, 1]",
+     "layers are not divided in a script's model; leave it out"},
+    {"torch_autocast.enabled", kOnlyAs, "false",
+     "wrap the script's forward in torch.autocast() in place of it"},
+    {"zero_optimization.reduce_bucket_size", kAs, "reduce_bucket_size", kAsWhole},
+    {"zero_optimization.prefetch_bucket_size", kAs, "prefetch_bucket_size", kWholeParams},
+    {"zero_optimization.max_live_parameters", kAs, "max_live_parameters", kWholeParams},
+    {"zero_optimization.max_reuse_distance", kAs, "max_reuse_distance", kWholeParams},
+    {"zero_optimization.param_persistence_threshold", kAs, "param_persistence_threshold",
+     kWholeParams},
+    {"zero_optimization.model_persistence_threshold", kNoted, "", kWholeParams},
+    {"zero_optimization.zero_hpz_partition_size", kNoted, "", kWholeParams},
+    {"zero_optimization.zero_quantized_weights", kNoted, "", kWholeParams},
+    {"zero_optimization.zero_quantized_nontrainable_weights", kNoted, "", kWholeParams},
+    {"zero_optimization.zero_quantized_gradients", kNoted, "", kExact},
+    {"zero_optimization.allgather_bucket_size", kNoted, "", kWholeParams},
+    {"zero_optimization.allgather_sequential", kNoted, "", kWholeParams},
+    {"zero_optimization.use_all_reduce_for_fetch_params", kNoted, "", kWholeParams},
+    {"zero_optimization.module_granularity_threshold", kNoted, "", kWholeParams},
+    {"zero_optimization.leaf_module", kNoted, "", kWholeParams},
+    {"zero_optimization.memory_efficient_linear", kNoted, "", kWholeParams},
+    {"zero_optimization.log_trace_cache_warnings", kNoted, "", kWholeParams},
+    {"zero_optimization.gather_16bit_weights_on_model_save", kNoted, "",
+     "changes nothing: weights are saved whole always"},
+    {"zero_optimization.gather_fp16_weights_on_model_save", kNoted, "",
+     "changes nothing: weights are saved whole always"},
+    {"zero_optimization.sub_group_size", kNoted, "",
+     "changes nothing: the engine moves each parameter's state in chunks of its own"},
+    {"zero_optimization.offload_param.buffer_count", kNoted, "", kWholeParams},
+    {"zero_optimization.offload_param.buffer_size", kNoted, "", kWholeParams},
+    {"zero_optimization.offload_param.max_in_cpu", kNoted, "", kWholeParams},
+    {"zero_optimization.offload_optimizer.buffer_count", kNoted, "", kBudgets},
+    {"zero_optimization.offload_optimizer.ratio", kNoted, "",
+     "changes nothing: all of the state is off the device"},
+    {"zero_optimization.offload_optimizer.super_offload", kNoted, "", kAlways},
+    {"activation_checkpointing.partition_activations", kNoted, "", kRecomputed},
+    {"activation_checkpointing.cpu_checkpointing", kNoted, "", kRecomputed},
+    {"activation_checkpointing.contiguous_memory_optimization", kNoted, "", kRecomputed},
+    {"activation_checkpointing.number_checkpoints", kNoted, "", kRecomputed},
+    {"activation_checkpointing.synchronize_checkpoint_boundary", kNoted, "", kRecomputed},
+    {"activation_checkpointing.profile", kNoted, "", kNotMeasured},
+};
+
+constexpr std::string_view kSections[] = {
+    "tensorboard",   "csv_monitor", "wandb", "checkpoint", "checkpoint.parallel_write",
+    "flops_profiler"};
+
+}  // namespace
+
+std::span<const DeepSpeedKey> deepspeed_script_keys() { return kScript; }
+
+std::span<const std::string_view> deepspeed_script_sections() { return kSections; }
+
+}  // namespace ziggurat

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/deepspeed/translation_script.cc: what several keys decide together where a script of
+// its own trains: where its state is, and what DeepSpeed would have it honour.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "integrations/deepspeed/translation.h"
+
+namespace ziggurat {
+namespace {
+
+using nlohmann::json;
+
+struct Schedule {
+  std::string_view name;
+  std::array<std::string_view, 2> needs;  ///< parameters without a default
+};
+constexpr std::array kSchedules{
+    Schedule{"LRRangeTest", {}}, Schedule{"OneCycle", {"cycle_min_lr", "cycle_max_lr"}},
+    Schedule{"WarmupLR", {}}, Schedule{"WarmupDecayLR", {"total_num_steps"}},
+    Schedule{"WarmupCosineLR", {"total_num_steps"}}};
+
+constexpr const char* kOptimizerDevice = "zero_optimization.offload_optimizer.device";
+
+}  // namespace
+
+void Translation::complete_for_script() {
+  set_batches();
+  set_optimizer();
+  if (const auto rate = kept_.find("optimizer.params.lr"); rate != kept_.end())
+    add("lr", rate->second.value, rate->second.path);
+  check_script_schedule();
+  set_script_placement();
+  note_whole_params();
+  set_types();
+  check_loss_scale();
+  assume_all(deepspeed_defaults());
+  hand_defaults();
+}
+
+/// The script's side makes it from the file's own values; what no schedule can do without is
+/// refused.
+void Translation::check_script_schedule() {
+  const auto type = kept_.find("scheduler.type");
+  if (type == kept_.end())
+    return leave_out_section("scheduler.params.", "changes nothing: \"scheduler.type\" is missing");
+  const std::string name =
+      type->second.value.is_string() ? type->second.value.get<std::string>() : "";
+  const auto* found = std::ranges::find(kSchedules, name, &Schedule::name);
+  if (found == kSchedules.end()) {
+    refuse(type->second.path,
+           fmt::format("is {}: there are LRRangeTest, OneCycle, WarmupLR, WarmupDecayLR and "
+                       "WarmupCosineLR; give another one to initialize() as lr_scheduler",
+                       type->second.value.dump()));
+  }
+  add("schedule", name, type->second.path);
+  for (const std::string_view needed : found->needs) {
+    if (!needed.empty() && given(needed) == nullptr)
+      refuse(fmt::format("scheduler.params.{}", needed),
+             fmt::format("is missing: {} needs it", name));
+  }
+  if (const auto peak = kept_.find("scheduler.params.warmup_max_lr"); peak != kept_.end())
+    add("warmup_max_lr", peak->second.value, peak->second.path);
+}
+
+/// State is never on the device: in host memory, or in a directory on NVMe.
+void Translation::set_script_placement() {
+  for (const std::string section : {"offload_optimizer", "offload_param"}) {
+    const std::string prefix = "zero_optimization." + section;
+    const auto device = kept_.find(section);
+    const auto path = kept_.find(prefix + ".nvme_path");
+    const bool on_nvme = device != kept_.end() && device->second.value == "nvme";
+    if (path != kept_.end() && !path->second.value.is_string())
+      refuse(path->second.path, "must be a string: a directory");
+    if (path != kept_.end() && !on_nvme)
+      note(path->second.path, "changes nothing: nothing of it is on NVMe");
+    const auto handed = [&](const char* key, const auto& found) {
+      result_.handed.push_back({prefix + key, found == kept_.end() ? json() : found->second.value,
+                                prefix + key, found == kept_.end()});
+    };
+    handed(".device", device);
+    handed(".nvme_path", path);
+  }
+  const auto device = kept_.find("offload_optimizer");
+  if (device == kept_.end() || device->second.value == "none") {
+    if (given("placement") == nullptr)
+      note(kOptimizerDevice, "is not cpu or nvme: optimizer state is in host memory all the same");
+    return assume("placement", "host", kOptimizerDevice);
+  }
+  if (device->second.value == "cpu") return add("placement", "host", device->second.path);
+  const auto path = kept_.find("zero_optimization.offload_optimizer.nvme_path");
+  if (path == kept_.end() || path->second.value == "")
+    refuse("zero_optimization.offload_optimizer.nvme_path",
+           "is missing: the device is nvme: give a directory on it");
+  add("placement", "nvme:" + path->second.value.get<std::string>(), device->second.path);
+}
+
+/// One line for all that a config asks of parameters.
+void Translation::note_whole_params() {
+  const ConfigSetting* stage = given("zero_stage");
+  const auto device = kept_.find("offload_param");
+  const bool third = stage != nullptr && stage->value == 3;
+  const bool offloaded = device != kept_.end() && device->second.value != "none";
+  if (!third && !offloaded) return;
+  const std::string& path = third ? stage->path : device->second.path;
+  const std::string also = third && offloaded ? fmt::format(", and \"offload_param\" {}",
+                                                            device->second.value.get<std::string>())
+                                              : "";
+  note(path, fmt::format("is {}{}: parameters stay whole on the device for now; optimizer state is "
+                         "divided among the ranks",
+                         third ? "3" : device->second.value.get<std::string>(), also));
+}
+
+/// What DeepSpeed's own checks refuse; those of a dynamic scale only where there is one.
+void Translation::check_loss_scale() {
+  const ConfigSetting* scale = given("loss_scale");
+  if (scale == nullptr) return;
+  if (!scale->value.is_number() || scale->value < 0)
+    refuse(scale->path,
+           fmt::format("is {}: give a number from 0; 0 is a dynamic scale", scale->value.dump()));
+  for (const char* name :
+       {"initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}) {
+    const ConfigSetting* setting = given(name);
+    const bool positive = std::string_view(name).starts_with("loss") || *name == 'm';
+    if (!setting->value.is_number_integer() ||
+        (scale->value == 0 && positive && setting->value < 1)) {
+      refuse(setting->path, fmt::format("is {}: give a whole number{}", setting->value.dump(),
+                                        positive ? " from 1" : ""));
+    }
+  }
+  const ConfigSetting* consecutive = given("consecutive_hysteresis");
+  static_cast<void>(truth(consecutive->path, consecutive->value));
+}
+
+/// What the file says nothing of has DeepSpeed's default.
+void Translation::hand_defaults() {
+  using enum DeepSpeedKey::Use;
+  for (const DeepSpeedKey& key : deepspeed_script_keys()) {
+    const bool is_handed =
+        key.use == kSwitch || key.use == kWhole || key.use == kNumber || key.use == kText;
+    const std::string path(key.path);
+    if (is_handed &&
+        std::ranges::find(result_.handed, path, &ConfigSetting::name) == result_.handed.end())
+      result_.handed.push_back({path, json::parse(key.ours), path, /*assumed=*/true});
+  }
+}
+
+}  // namespace ziggurat
