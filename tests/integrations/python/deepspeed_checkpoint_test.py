@@ -5,6 +5,7 @@ Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import subprocess
@@ -22,8 +23,9 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
-from ziggurat.deepspeed import _files, _swap
+from ziggurat.deepspeed import _checkpoint, _files, _swap
 from ziggurat.deepspeed._meeting import Meeting
+from ziggurat.deepspeed.utils import zero_to_fp32
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 8,
@@ -215,9 +217,10 @@ def meeting(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(Meeting, "_store", lambda self: store)
 
-    def of(number: int) -> Meeting:
+    def of(number: int, word: str = "") -> Meeting:
         rank.number = number
-        return Meeting("one", "save_checkpoint()", datetime.timedelta(seconds=0.2))
+        patience = datetime.timedelta(seconds=0.2)
+        return Meeting("one", "save_checkpoint()", word, patience)
 
     return of
 
@@ -226,18 +229,17 @@ def test_rank_0_waits_for_the_parts_of_all_and_they_for_its_end(meeting):
     done = []
 
     def other() -> None:
-        there = meeting(1)
-        done.append("part 1")
-        there.end()
+        with meeting(1, "other tag"):
+            done.append("part 1")
         done.append("end 1")
 
-    here = meeting(0)
-    thread = threading.Thread(target=other)
-    thread.start()
-    here.wait_for_others()
-    assert done == ["part 1"]
-    done.append("latest")
-    here.end()
+    with meeting(0) as here:
+        thread = threading.Thread(target=other)
+        thread.start()
+        here.wait_for_others()
+        assert done == ["part 1"]
+        assert here.words() == {1: "other tag"}
+        done.append("latest")
     thread.join()
     assert done == ["part 1", "latest", "end 1"]
 
@@ -245,6 +247,51 @@ def test_rank_0_waits_for_the_parts_of_all_and_they_for_its_end(meeting):
 def test_a_save_on_rank_0_alone_is_an_error_that_names_the_others(meeting):
     with pytest.raises(ziggurat.InvalidArgument, match=r"was not called by rank 1 .*all ranks"):
         meeting(0).wait_for_others()
+
+
+def test_a_rank_that_fails_in_a_save_is_named(meeting):
+    def other() -> None:
+        with contextlib.suppress(OSError), meeting(1):
+            raise OSError("no space left")
+
+    here = meeting(0)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    with pytest.raises(ziggurat.Unavailable, match="rank 1: OSError: no space left"):
+        here.wait_for_others()
+
+
+def test_tags_that_differ_are_said_or_refused(capsys, monkeypatch):
+    monkeypatch.setattr(deepspeed.logger.handlers[0], "stream", sys.stderr)
+    words = {1: "a", 2: "b"}
+    _checkpoint._look_at_tags("IGNORE", "a", words)
+    assert capsys.readouterr().err == ""
+    _checkpoint._look_at_tags("WARN", "a", words)
+    assert '"b" on rank 2' in capsys.readouterr().err
+    with pytest.raises(ziggurat.InvalidArgument, match='"b" on rank 2'):
+        _checkpoint._look_at_tags("FAIL", "a", words)
+
+
+def test_masters_come_out_of_a_checkpoint_without_an_engine(tmp_path):
+    engine = made()
+    engine.module[2].bias.requires_grad_(False)
+    train(engine, 0, 2)
+    engine.save_checkpoint(tmp_path, client_state={"epoch": 1})
+    names = dict(engine.module.named_parameters())
+    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert found.keys() == names.keys()
+    for name, value in found.items():
+        assert torch.equal(value, deepspeed.utils.safe_get_full_fp32_param(names[name]))
+    model = zero_to_fp32.load_state_dict_from_zero_checkpoint(small_model(), tmp_path)
+    assert torch.equal(model[2].weight, found["2.weight"])
+    trained = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
+        tmp_path, exclude_frozen_parameters=True
+    )
+    assert found.keys() - trained.keys() == {"2.bias"}
+    zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(tmp_path, tmp_path / "out")
+    written = torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(written[name], found[name]) for name in found)
 
 
 if __name__ == "__main__":

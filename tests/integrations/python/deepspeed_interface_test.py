@@ -109,6 +109,19 @@ def test_a_scheduler_for_the_scripts_optimizer_steers_the_engines(tmp_path):
     assert engine.get_lr() == [1.25e-3, 2.5e-3]
 
 
+def test_groups_of_parameters_keep_their_settings_and_get_names():
+    model = small_model()
+    groups = [
+        {"params": (p for p in model.parameters() if p.dim() > 1), "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "lr": 2e-2},
+    ]
+    optimizer = deepspeed.initialize(model=model, model_parameters=groups, config=BASE | ADAMW)[1]
+    matrices, vectors = optimizer.param_groups
+    assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.1, 0.0)
+    assert (matrices["lr"], vectors["lr"]) == (1e-2, 2e-2)
+    assert matrices["param_names"] == ["0.weight", "2.weight", "5.weight"]
+
+
 def test_a_scheduler_may_be_a_function_of_the_optimizer():
     engine = deepspeed.initialize(
         model=small_model(),
@@ -210,7 +223,47 @@ def test_a_fixed_loss_scale_stays():
     assert (engine.cur_scale, engine.loss_scale(), engine.skipped_steps) == (128.0, 128.0, 1)
 
 
+def test_a_backward_of_the_scripts_own_needs_the_loss_scale():
+    fp16 = {"enabled": True, "initial_scale_power": 8}
+    more = {"fp16": fp16, "gradient_accumulation_steps": 2}
+    engine = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | more)[0]
+    expected = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | more)[0]
+    for step in range(4):
+        engine.scale(loss_of(engine, batch(step))).backward()
+        engine.step()
+    train(expected, 4)
+    # The loss is divided by 2 here behind backward, where all of fp16's numbers are halved exactly.
+    assert same(bits(engine), bits(expected))
+    assert engine.get_global_grad_norm() == expected.get_global_grad_norm()
+    for step in range(2):
+        loss_of(engine, batch(step)).backward()
+        if step == 0:
+            engine.step()
+    with pytest.raises(ziggurat.InvalidArgument, match=r"engine\.scale"):
+        engine.step()
+
+
 # Micro-steps and sizes
+
+
+def test_a_backward_of_the_scripts_own_counts_as_the_engines():
+    accumulates = {"gradient_accumulation_steps": 2}
+    engine = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | accumulates)[0]
+    expected = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | accumulates)[0]
+    for step in range(4):
+        loss_of(engine, batch(step)).backward()
+        engine.step()
+    train(expected, 4)
+    assert same(bits(engine), bits(expected))
+
+
+def test_bf16_takes_any_gradient_where_it_is_told_to():
+    bf16 = {"enabled": True, "check_grad_overflow": False}
+    engine = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | {"bf16": bf16})[0]
+    engine.backward(loss_of(engine, batch(0)) * float("nan"))
+    engine.step()
+    assert (engine.was_step_applied(), engine.skipped_steps) == (True, 0)
+    assert all(param.isnan().any() for param in engine.parameters())
 
 
 def test_the_script_may_say_where_the_boundary_is():

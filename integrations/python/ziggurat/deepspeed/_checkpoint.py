@@ -35,17 +35,23 @@ def save(
 ) -> None:
     tag = _tag(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
     folder = Path(save_dir) / tag
-    folder.mkdir(parents=True, exist_ok=True)
-    meeting = Meeting(f"save {folder} at step {engine.global_steps}", "save_checkpoint()")
-    if engine.optimizer is not None:
-        _files.write_state(_part(engine, folder), engine.optimizer)
-    if engine.global_rank == 0:
-        state = _module_state(engine, client_state, exclude_frozen_parameters)
-        _files.write(folder / _MODULE, state)
-        meeting.wait_for_others()
-        if save_latest:
+    engine.saves += 1
+    # With storage of its own, every host has a module.
+    local = engine._config.use_node_local_storage
+    is_writer = (engine.local_rank if local else engine.global_rank) == 0
+    with Meeting(f"save {engine.saves}", "save_checkpoint()", word=tag) as meeting:
+        folder.mkdir(parents=True, exist_ok=True)
+        if engine.optimizer is not None:
+            names = {param: name for name, param in engine.module.named_parameters()}
+            _files.write_state(_part(engine, folder), engine.optimizer, names)
+        if is_writer:
+            state = _module_state(engine, client_state, exclude_frozen_parameters)
+            _files.write(folder / _MODULE, state)
+        if engine.global_rank == 0:
+            meeting.wait_for_others()
+            _look_at_tags(engine._config.tag_validation, tag, meeting.words())
+        if is_writer and save_latest:
             _files.write(Path(save_dir) / "latest", tag)
-    meeting.end()
     say(f"saved {folder}")
 
 
@@ -53,6 +59,20 @@ def _tag(save_dir: str | Path, tag: str) -> str:
     if not str(save_dir) or not tag:
         raise InvalidArgument(f'save_checkpoint(): save_dir="{save_dir}", tag="{tag}": name both')
     return tag
+
+
+def _look_at_tags(validation: str, tag: str, words: dict[int, str]) -> None:
+    """As ``checkpoint.tag_validation`` says: "WARN", "FAIL" or "IGNORE"."""
+    others = [f'"{word}" on rank {rank}' for rank, word in sorted(words.items()) if word != tag]
+    if not others or validation == "IGNORE":
+        return
+    message = (
+        f'save_checkpoint(): tag="{tag}" on rank 0, {", ".join(others)}: the parts lie in several '
+        "folders, and none can be loaded: give the same tag on all ranks"
+    )
+    if validation == "FAIL":
+        raise InvalidArgument(message)
+    say(message)
 
 
 def _part(engine: Any, folder: Path) -> Path:
@@ -73,6 +93,7 @@ def _module_state(
             "global_samples": engine.global_samples,
             "skipped_steps": engine.skipped_steps,
             "world_size": engine.world_size,
+            "frozen": [n for n, p in engine.module.named_parameters() if not p.requires_grad],
             "client_state": client_state,
         },
     }
@@ -132,7 +153,9 @@ def _load_the_rest(
                 f"this checkpoint, and there are {engine.world_size}: start as many, or give "
                 "load_optimizer_states=False"
             )
-        engine.optimizer.load_state_dict(_files.read_state(part))
+        read = _files.read_state(part)
+        del read["names"]
+        engine.optimizer.load_state_dict(read)
         if engine.client_optimizer is not None and engine.client_optimizer is not engine.optimizer:
             _optimizers.share_groups(engine.optimizer, engine.client_optimizer)
         engine._scale.load_state_dict(state["loss_scale"])

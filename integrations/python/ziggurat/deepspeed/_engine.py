@@ -24,7 +24,7 @@ from ziggurat.deepspeed._settings import Settings
 from ziggurat.deepspeed._swap import RunDirectory
 from ziggurat.deepspeed.accelerator import get_accelerator
 
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class DeepSpeedEngine(Settings, torch.nn.Module):
@@ -62,6 +62,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._norm: float | None = None
         self._boundary: bool | None = None  # as the script says, if it does
         self._inside_no_sync = False
+        self._backwards = 0  # of the engine's own, since the newest step
+        self._is_scaled = False  # by scale(), since then
+        self.saves = 0  #: calls of save_checkpoint()
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
         self._collate_fn = collate_fn
@@ -82,7 +85,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         dtype = torch.float16 if self.fp16_enabled() else dtype
         if dtype is not None:
             for param in self.module.parameters():
-                if param.dtype in _FLOATS:
+                if param.dtype in _DTYPES.values():
                     param.data = param.data.to(dtype)
         self.module.to(self.device)
         if self.dp_world_size > 1:
@@ -98,10 +101,11 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         where = self._where()
         trained = list(self.module.parameters() if params is None else params)
         if given is None:
-            made = _optimizers.named(self._config, trained, where)
+            groups = _optimizers.groups_of(trained, self.module)
+            made = _optimizers.named(self._config, groups, where)
         else:
             client = given if isinstance(given, torch.optim.Optimizer) else given(trained)
-            made = _optimizers.in_place_of(client, where)
+            made = _optimizers.in_place_of(client, self.module, where)
             self.client_optimizer = client
         if made is not None:
             made._scale = self._scale
@@ -118,6 +122,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             where["placement"] = f"nvme:{self._directory.path}/state"
         if self.dp_world_size > 1:
             where["group"] = self._group or torch.distributed.group.WORLD
+            if self._config.communication_data_type is not None:
+                where["reduce_dtype"] = _DTYPES[self._config.communication_data_type]
         if self.zero_optimization_partition_weights():
             # Scripts for stage 3 gather parameters before they read them: only they can be relied
             # on to wait for values that the engine is still writing under the next forward.
@@ -152,12 +158,36 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
                 "backward(): loss must be a scalar tensor that has a graph: call output.backward() "
                 "for gradients of other outputs"
             )
+        self._backwards += 1
         if scale_wrt_gas:
             loss = loss / self.gradient_accumulation_steps()
-        scaled = loss if self.cur_scale == 1.0 else loss.float() * self.cur_scale
+        scaled = self._scaled(loss)
         with self._report.part("backward"), self._reduced_at_boundary():
             torch.autograd.backward(scaled, retain_graph=retain_graph)
         return loss
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return loss if self.cur_scale == 1.0 else loss.float() * self.cur_scale
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """For scripts that call ``engine.scale(loss).backward()`` in place of ``backward(loss)``:
+        the loss with fp16's scale. The micro-steps divide their gradients in ``step()``."""
+        self._is_scaled = True
+        return self._scaled(loss)
+
+    def _divisor(self) -> float:
+        """What the gradients of this step are to be divided by.
+
+        Errors: InvalidArgument where the script's own backward lacks the loss's scale.
+        """
+        if self._backwards:
+            return self.cur_scale
+        if self.fp16_enabled() and not self._is_scaled:
+            raise InvalidArgument(
+                "step(): with fp16, loss.backward() lacks the loss scale: call "
+                "engine.backward(loss), or engine.scale(loss).backward()"
+            )
+        return self.cur_scale * self.gradient_accumulation_steps()
 
     def _reduced_at_boundary(self) -> contextlib.AbstractContextManager[Any]:
         alone = self.dp_world_size == 1
@@ -202,18 +232,20 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
 
     def _take_step(self, lr_kwargs: dict[str, Any] | None) -> None:
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
-        norm = _gradients.norm_of(params) / self.cur_scale
-        overflow = not math.isfinite(norm)
+        divisor = self._divisor()
+        norm = _gradients.norm_of(params) / divisor
+        overflow = not math.isfinite(norm) and not self._takes_any()
         self._norm = math.inf if overflow else norm
         if overflow:
             self.skipped_steps += 1
         else:
-            factor = _gradients.factor_of(norm, self.gradient_clipping(), self.cur_scale)
+            factor = _gradients.factor_of(norm, self.gradient_clipping(), divisor)
             _gradients.multiply(params, factor)
             self.optimizer.step()
             if self.client_optimizer is not None:
                 # PyTorch's schedulers warn where the optimizer that they know makes no step.
                 self.client_optimizer._opt_called = True  # type: ignore[attr-defined]
+        self._backwards, self._is_scaled = 0, False
         self.optimizer.overflow = overflow
         self.optimizer.zero_grad(set_to_none=True)
         self._scale.update(overflow)
@@ -222,6 +254,10 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             self.lr_scheduler.step(**(lr_kwargs or {}))
         self.global_steps += 1
         self.global_samples += self.train_batch_size()
+
+    def _takes_any(self) -> bool:
+        """Whether a step is made whatever its gradients are."""
+        return self.bfloat16_enabled() and not self._config.check_grad_overflow
 
     def was_step_applied(self) -> bool:
         """Whether the newest ``step()`` changed parameters."""
@@ -241,6 +277,12 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
                 f"{who}: the engine has no optimizer: give one to initialize(), or name one in the "
                 "configuration"
             )
+
+    def compile(
+        self, backend: Any = "inductor", compile_kwargs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """``torch.compile`` of the module; what else DeepSpeed takes changes nothing."""
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
 
     def deepspeed_io(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,10 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def write_state(folder: Path, optimizer: EngineOptimizer) -> None:
-    """The optimizer's groups and state, some parameters to a file."""
+def write_state(
+    folder: Path, optimizer: EngineOptimizer, names: Mapping[torch.Tensor, str]
+) -> None:
+    """The optimizer's groups and state, some parameters to a file; `names` are the module's."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -55,8 +58,13 @@ def write_state(folder: Path, optimizer: EngineOptimizer) -> None:
             write(new / f"state_{chunks}.pt", chunk)
             chunk, size_bytes, chunks = {}, 0, chunks + 1
     write(new / f"state_{chunks}.pt", chunk)
-    groups = Groups(optimizer).state_dict()["param_groups"]
-    write(new / "groups.pt", {"format": _FORMAT, "param_groups": groups, "chunks": chunks + 1})
+    groups = {
+        "format": _FORMAT,
+        "param_groups": Groups(optimizer).state_dict()["param_groups"],
+        "names": [names.get(param, "") for _, param, _ in optimizer._named()],
+        "chunks": chunks + 1,
+    }
+    write(new / "groups.pt", groups)
     shutil.rmtree(folder, ignore_errors=True)  # of a checkpoint with this tag that is replaced
     new.rename(folder)
     sync_folder(folder.parent)
@@ -69,4 +77,4 @@ def read_state(folder: Path) -> dict[str, Any]:
     for chunk in range(groups["chunks"]):
         # Plain data and tensors only: this file runs no code.
         state |= torch.load(folder / f"state_{chunk}.pt", weights_only=True, mmap=True)
-    return {"state": state, "param_groups": groups["param_groups"]}
+    return {"state": state, "param_groups": groups["param_groups"], "names": groups["names"]}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -10,22 +11,20 @@ import torch
 
 def norm_of(params: Iterable[torch.Tensor]) -> float:
     """The 2-norm of all gradients, in fp32; infinite or NaN where one of their elements is."""
-    norms = [
-        torch.linalg.vector_norm(param.grad, dtype=torch.float32)
-        for param in params
-        if param.grad is not None
-    ]
-    if not norms:
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
         return 0.0
-    return float(
-        torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
-    )
+    # All at once: where gradients are divided among ranks it is one exchange.
+    norms = torch._foreach_norm(grads, 2.0, dtype=torch.float32)
+    together = torch.stack([norm.to(norms[0].device) for norm in norms])
+    return float(torch.linalg.vector_norm(together))
 
 
 def factor_of(norm: float, clipping: float, scale: float) -> float:
     """What the gradients are multiplied by, whose norm without the loss's `scale` is `norm`."""
     # The small number is DeepSpeed's: a norm that equals the limit is clipped by a millionth.
-    excess = (norm + 1e-6) / clipping if clipping > 0 else 1.0
+    is_clipped = clipping > 0 and math.isfinite(norm)
+    excess = (norm + 1e-6) / clipping if is_clipped else 1.0
     return 1.0 / (scale * max(excess, 1.0))
 
 

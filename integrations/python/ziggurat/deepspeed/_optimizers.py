@@ -51,7 +51,24 @@ def _in_engine(kind: type[EngineOptimizer]) -> Any:
     return type(kind.__name__, (_InEngine, kind), {})
 
 
-def named(config: Config, trained: Iterable[Any], where: dict[str, Any]) -> Any:
+def groups_of(params: Iterable[Any], module: torch.nn.Module) -> list[dict[str, Any]]:
+    """What a script gives as ``model_parameters``, as groups that have the module's names."""
+    listed = list(params)
+    if listed and isinstance(listed[0], tuple):
+        listed = [param for _, param in listed]
+    groups = listed if listed and isinstance(listed[0], dict) else [{"params": listed}]
+    names = {param: name for name, param in module.named_parameters()}
+    return [_with_names(group, names) for group in groups]
+
+
+def _with_names(group: dict[str, Any], names: dict[Any, str]) -> dict[str, Any]:
+    params = group["params"]
+    params = [params] if isinstance(params, torch.Tensor) else list(params)
+    called = [names.get(param, f"(none) {i}") for i, param in enumerate(params)]
+    return group | {"params": params, "param_names": called}
+
+
+def named(config: Config, trained: list[dict[str, Any]], where: dict[str, Any]) -> Any:
     """The optimizer that the configuration names; None where it names none."""
     if config.optimizer_class is None:
         return None
@@ -59,7 +76,9 @@ def named(config: Config, trained: Iterable[Any], where: dict[str, Any]) -> Any:
     return _in_engine(kind)(trained, **config.optimizer_arguments, **where)
 
 
-def in_place_of(client: torch.optim.Optimizer, where: dict[str, Any]) -> Any:
+def in_place_of(
+    client: torch.optim.Optimizer, module: torch.nn.Module, where: dict[str, Any]
+) -> Any:
     """Ours with the groups and settings of `client`, whose groups it shares from now on.
 
     A scheduler that the script made for `client` goes on steering it. An optimizer of
@@ -78,7 +97,7 @@ def in_place_of(client: torch.optim.Optimizer, where: dict[str, Any]) -> Any:
     client.param_groups[:] = [group for group in client.param_groups if group["params"]]
     left_out = (*_NO_MEANING, *_OFF)
     groups = [{k: group[k] for k in group if k not in left_out} for group in client.param_groups]
-    ours = _in_engine(kind)(groups, **where)
+    ours = _in_engine(kind)(groups_of(groups, module), **where)
     if any(float(state.get("step", 1)) > 0 for state in client.state.values() if state):
         ours.load_state_dict(client.state_dict())
     share_groups(ours, client)

@@ -7,11 +7,10 @@ import contextlib
 import json
 from typing import Any
 
-from ziggurat._memory import free_bytes, size_text
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._monitor import Event, Monitor
 from ziggurat.deepspeed._timers import PARTS, Timers
-from ziggurat.deepspeed.accelerator import get_accelerator
+from ziggurat.deepspeed.runtime.utils import see_memory_usage
 
 
 class Report:
@@ -49,12 +48,7 @@ class Report:
             say(f"step {engine.global_steps}: lr {rates}, {engine.skipped_steps} left out")
         if self._timers.enabled:
             say(f"step {engine.global_steps}: " + _times(self._since_step))
-        if engine.memory_breakdown():
-            accelerator = get_accelerator()
-            used = size_text(accelerator.memory_allocated())
-            most = size_text(accelerator.max_memory_allocated())
-            free = size_text(free_bytes())
-            say(f"memory: {used} on the device, {most} at most; {free} free on the host")
+        see_memory_usage("memory", force=engine.memory_breakdown())
         if self.monitor.enabled:
             self.monitor.write_events(self._events())
 

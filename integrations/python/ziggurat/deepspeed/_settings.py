@@ -109,7 +109,7 @@ class Settings:
     def scheduler_params(self) -> dict[str, Any]:
         return self._config.scheduler_params
 
-    def steps_per_print(self) -> int | None:
+    def steps_per_print(self) -> float | None:
         return self._config.steps_per_print
 
     def wall_clock_breakdown(self) -> bool:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fp32 weights of a checkpoint, without an engine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat.deepspeed import _files
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint",
+    "load_state_dict_from_zero_checkpoint",
+]
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: str | Path,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+    lazy_mode: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The module's ``state_dict()`` in fp32: the optimizer's masters, and what has none.
+
+    Values are the files' own memory, read when they are used, so `lazy_mode` changes nothing.
+    Errors: InvalidArgument where there is no checkpoint of ours.
+    """
+    folder = Path(checkpoint_dir) / (_newest(checkpoint_dir) if tag is None else str(tag))
+    path = folder / "mp_rank_00_model_states.pt"
+    if not path.is_file():
+        raise InvalidArgument(f"{path} is not there: give the folder that holds `latest`, or a tag")
+    # A client_state may hold any object: open only checkpoints that you trust.
+    saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    masters = _masters(folder)
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in saved["module"].items():
+        if name in masters:
+            weights[name] = masters[name]
+        elif not exclude_frozen_parameters or name not in saved["ziggurat"]["frozen"]:
+            weights[name] = value.float() if value.is_floating_point() else value
+    return weights
+
+
+def load_state_dict_from_zero_checkpoint(
+    model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None
+) -> torch.nn.Module:
+    """`model`, on the CPU and in fp32, with these weights."""
+    model = model.cpu().float()
+    model.load_state_dict(
+        get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False
+    )
+    return model
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: str | Path,
+    output_dir: str | Path,
+    tag: str | None = None,
+    exclude_frozen_parameters: bool = False,
+    **_: Any,
+) -> None:
+    """Writes them to ``output_dir/pytorch_model.bin``."""
+    weights = get_fp32_state_dict_from_zero_checkpoint(
+        checkpoint_dir, tag, exclude_frozen_parameters
+    )
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    _files.write(Path(output_dir) / "pytorch_model.bin", weights)
+
+
+def _newest(checkpoint_dir: str | Path) -> str:
+    latest = Path(checkpoint_dir) / "latest"
+    if not latest.is_file():
+        raise InvalidArgument(f"{latest} is not there: give a tag")
+    return latest.read_text().strip()
+
+
+def _masters(folder: Path) -> dict[str, torch.Tensor]:
+    """By the module's names."""
+    parts = [part for part in folder.glob("ziggurat_rank_*_optimizer") if part.is_dir()]
+    if len(parts) > 1 or any(not re.search(r"_of_1_", part.name) for part in parts):
+        raise Unimplemented(
+            f"{folder} has the state of several ranks, whose masters are not put together yet: "
+            "load it into an engine with as many ranks, and call save_16bit_model()"
+        )
+    found: dict[str, torch.Tensor] = {}
+    for part in parts:
+        read = _files.read_state(part)
+        for index, state in read["state"].items():
+            if "master" in state:
+                found[read["names"][index]] = state["master"]
+    return found
