@@ -23,7 +23,7 @@ except ImportError as missing:
 
 import ziggurat
 import ziggurat.deepspeed as deepspeed
-from ziggurat.deepspeed import _checkpoint, _files, _swap
+from ziggurat.deepspeed import _checkpoint, _files, _meeting, _swap
 from ziggurat.deepspeed._meeting import Meeting
 from ziggurat.deepspeed.utils import zero_to_fp32
 
@@ -126,6 +126,8 @@ def test_a_tag_that_is_there_is_replaced(tmp_path):
     other = made()
     other.load_checkpoint(tmp_path)
     assert other.global_steps == 2
+    files = {file.name for file in (tmp_path / "newest").iterdir()}
+    assert files == {"mp_rank_00_model_states.pt", "ziggurat_state_2_0_of_1_0.pt"}
 
 
 def test_state_goes_to_files_of_some_parameters_each(tmp_path, monkeypatch):
@@ -133,15 +135,14 @@ def test_state_goes_to_files_of_some_parameters_each(tmp_path, monkeypatch):
     engine = made()
     train(engine, 0, 2)
     engine.save_checkpoint(tmp_path, tag="here")
-    part = tmp_path / "here" / "ziggurat_rank_0_of_1_optimizer"
-    assert len(list(part.glob("state_*.pt"))) > 1
-    expected = engine.optimizer.state_dict()
-    read = _files.read_state(part)
-    assert read["param_groups"] == expected["param_groups"]
-    assert read["state"].keys() == expected["state"].keys()
-    for index, state in expected["state"].items():
+    files = sorted(file.name for file in (tmp_path / "here").glob("ziggurat_state_*.pt"))
+    assert len(files) > 1
+    expected = engine.optimizer.state_dict()["state"]
+    read = _files.read_state(tmp_path / "here", files)
+    assert read.keys() == expected.keys()
+    for index, state in expected.items():
         for name, value in state.items():
-            assert torch.equal(read["state"][index][name], value)
+            assert torch.equal(read[index][name], value)
 
 
 def test_a_checkpoint_of_others_gives_its_module(tmp_path):
@@ -217,49 +218,54 @@ def meeting(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(Meeting, "_store", lambda self: store)
 
+    monkeypatch.setattr(_meeting, "_PATIENCE", datetime.timedelta(seconds=0.2))
+
     def of(number: int, word: str = "") -> Meeting:
         rank.number = number
-        patience = datetime.timedelta(seconds=0.2)
-        return Meeting("one", "save_checkpoint()", word, patience)
+        return Meeting("one", "save_checkpoint()", word)
 
     return of
 
 
-def test_rank_0_waits_for_the_parts_of_all_and_they_for_its_end(meeting):
+def test_rank_0_waits_for_the_work_of_all_and_they_for_its_end(meeting):
     done = []
 
     def other() -> None:
-        with meeting(1, "other tag"):
+        with meeting(1, "tag of 1") as there:
+            assert there.claim(1)
             done.append("part 1")
+            there.end("files of 1")
+            there.result_of(0)
         done.append("end 1")
 
     with meeting(0) as here:
         thread = threading.Thread(target=other)
         thread.start()
-        here.wait_for_others()
+        assert here.word_of(1) == "tag of 1"
+        assert here.result_of(1) == "files of 1"
         assert done == ["part 1"]
-        assert here.words() == {1: "other tag"}
+        assert not here.claim(1)
         done.append("latest")
+        here.end("")
     thread.join()
     assert done == ["part 1", "latest", "end 1"]
 
 
-def test_a_save_on_rank_0_alone_is_an_error_that_names_the_others(meeting):
-    with pytest.raises(ziggurat.InvalidArgument, match=r"was not called by rank 1 .*all ranks"):
-        meeting(0).wait_for_others()
+def test_rank_0_does_the_work_of_one_that_does_not_come_and_it_learns_so_when_it_does(meeting):
+    with meeting(0) as here:
+        assert here.word_of(1) is None
+        assert here.claim(1)
+        here.end("")
+    with meeting(1) as there:
+        assert not there.claim(1)
+        assert there.result_of(0) == ""
 
 
 def test_a_rank_that_fails_in_a_save_is_named(meeting):
-    def other() -> None:
-        with contextlib.suppress(OSError), meeting(1):
-            raise OSError("no space left")
-
-    here = meeting(0)
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    with contextlib.suppress(OSError), meeting(1):
+        raise OSError("no space left")
     with pytest.raises(ziggurat.Unavailable, match="rank 1: OSError: no space left"):
-        here.wait_for_others()
+        meeting(0).result_of(1)
 
 
 def test_tags_that_differ_are_said_or_refused(capsys, monkeypatch):

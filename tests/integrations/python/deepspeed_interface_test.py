@@ -410,6 +410,19 @@ def test_stage_3_scripts_read_and_write_whole_parameters(tmp_path):
     engine.destroy()
 
 
+def test_models_are_made_in_the_type_that_they_are_trained_in():
+    for arguments, dtype in (
+        ({"config_dict_or_path": BASE | BF16}, torch.bfloat16),
+        ({"config": BASE | {"fp16": {"enabled": True}}}, torch.float16),
+        ({"config_dict_or_path": BASE | BF16, "dtype": torch.float32}, torch.float32),
+        ({"config_dict_or_path": BASE | BF16, "enabled": False}, torch.float32),
+        ({}, torch.float32),
+    ):
+        with deepspeed.zero.Init(**arguments):
+            assert torch.nn.Linear(2, 2).weight.dtype == dtype
+        assert torch.nn.Linear(2, 2).weight.dtype == torch.float32
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_masters_and_moments_are_read_and_set(steps):
     utils = deepspeed.utils

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints with DeepSpeed's calls and folders, in a format of our own.
 
-    save_dir/latest                               the newest tag
-    save_dir/TAG/mp_rank_00_model_states.pt       module, scheduler, counters, client_state (rank 0)
-    save_dir/TAG/ziggurat_rank_0_of_1_optimizer/  the state that a rank has: every rank its own
+    save_dir/latest                           the newest tag
+    save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, the groups of
+                                              the optimizer, and the names of its state's files
+    save_dir/TAG/ziggurat_state_...pt         the state of some parameters, as torch.optim has it
 
-``latest`` names a checkpoint once every rank has written its part.
+Ranks divide the state's files among them; no file belongs to a rank. That of the module is written
+when all others are there, so it is what makes a checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from typing import Any
 import torch
 
 from ziggurat._native import InvalidArgument
+from ziggurat._state import Groups
 from ziggurat.deepspeed import _files, _optimizers
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._meeting import Meeting
 
 _MODULE = "mp_rank_00_model_states.pt"
-_OWN = ("module", "lr_scheduler", "loss_scale", "ziggurat")
+_STATE = "ziggurat_state"
+_FORMAT = 1
 
 
 def save(
@@ -35,24 +40,57 @@ def save(
 ) -> None:
     tag = _tag(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
     folder = Path(save_dir) / tag
-    engine.saves += 1
-    # With storage of its own, every host has a module.
-    local = engine._config.use_node_local_storage
-    is_writer = (engine.local_rank if local else engine.global_rank) == 0
-    with Meeting(f"save {engine.saves}", "save_checkpoint()", word=tag) as meeting:
+    step = engine.global_steps
+    engine.saves[step] += 1
+    with Meeting(f"save {engine.saves[step]} at step {step}", "save_checkpoint()", tag) as meeting:
         folder.mkdir(parents=True, exist_ok=True)
-        if engine.optimizer is not None:
-            names = {param: name for name, param in engine.module.named_parameters()}
-            _files.write_state(_part(engine, folder), engine.optimizer, names)
+        # With storage of its own, the first rank of every host has all.
+        if engine._config.use_node_local_storage:
+            is_writer = engine.local_rank == 0
+            files = _write_share(engine, folder, 0, 1) if is_writer else []
+        else:
+            is_writer = engine.global_rank == 0
+            files = _write_shares(engine, folder, tag, meeting)
         if is_writer:
             state = _module_state(engine, client_state, exclude_frozen_parameters)
+            state["ziggurat"]["files"] = files
             _files.write(folder / _MODULE, state)
+            for file in folder.glob(f"{_STATE}_*.pt"):  # of what had this tag before
+                if file.name not in files:
+                    file.unlink()
+            if save_latest:
+                _files.write(Path(save_dir) / "latest", tag)
         if engine.global_rank == 0:
-            meeting.wait_for_others()
-            _look_at_tags(engine._config.tag_validation, tag, meeting.words())
-        if is_writer and save_latest:
-            _files.write(Path(save_dir) / "latest", tag)
+            meeting.end("")
+        else:
+            meeting.result_of(0)
     say(f"saved {folder}")
+
+
+def _write_shares(engine: Any, folder: Path, tag: str, meeting: Meeting) -> list[str]:
+    """Every rank its own; on rank 0 the files of all, and those of a rank that does not come."""
+    ranks, own = engine.world_size, engine.global_rank
+    files = _write_share(engine, folder, own, ranks) if meeting.claim(own) else []
+    if own != 0:
+        meeting.end(json.dumps(files))
+        return []
+    tags: dict[int, str] = {}
+    for rank in meeting.others:
+        word = meeting.word_of(rank)
+        if word is not None or not meeting.claim(rank):
+            tags[rank] = tag if word is None else word
+            files += json.loads(meeting.result_of(rank))
+        else:
+            files += _write_share(engine, folder, rank, ranks)
+    _look_at_tags(engine._config.tag_validation, tag, tags)
+    return files
+
+
+def _write_share(engine: Any, folder: Path, share: int, shares: int) -> list[str]:
+    if engine.optimizer is None:
+        return []
+    stem = f"{_STATE}_{engine.global_steps}"
+    return _files.write_share(folder, stem, engine.optimizer, share, shares)
 
 
 def _tag(save_dir: str | Path, tag: str) -> str:
@@ -75,29 +113,33 @@ def _look_at_tags(validation: str, tag: str, words: dict[int, str]) -> None:
     say(message)
 
 
-def _part(engine: Any, folder: Path) -> Path:
-    return folder / f"ziggurat_rank_{engine.global_rank}_of_{engine.world_size}_optimizer"
-
-
 def _module_state(
     engine: Any, client_state: dict[str, Any], exclude_frozen_parameters: bool
 ) -> dict[str, Any]:
-    scheduler = engine.lr_scheduler
+    scheduler, optimizer = engine.lr_scheduler, engine.optimizer
+    names = {param: name for name, param in engine.module.named_parameters()}
+    trained = [] if optimizer is None else [param for _, param, _ in optimizer._named()]
     own = {
         "module": engine.module_state_dict(exclude_frozen_parameters=exclude_frozen_parameters),
         "lr_scheduler": None if scheduler is None else scheduler.state_dict(),
         "loss_scale": engine._scale.state_dict(),
         "ziggurat": {
-            "format": 1,
+            "format": _FORMAT,
             "global_steps": engine.global_steps,
             "global_samples": engine.global_samples,
             "skipped_steps": engine.skipped_steps,
             "world_size": engine.world_size,
             "frozen": [n for n, p in engine.module.named_parameters() if not p.requires_grad],
             "client_state": client_state,
+            "param_groups": [] if optimizer is None else _groups_of(optimizer),
+            "names": [names.get(param, "") for param in trained],
         },
     }
     return {**client_state, **own}  # where scripts that open the file themselves look
+
+
+def _groups_of(optimizer: Any) -> Any:
+    return Groups(optimizer).state_dict()["param_groups"]
 
 
 def load(
@@ -146,16 +188,8 @@ def _load_the_rest(
 ) -> None:
     own = state["ziggurat"]
     if optimizer_states and engine.optimizer is not None:
-        part = _part(engine, folder)
-        if not part.is_dir():
-            raise InvalidArgument(
-                f"load_checkpoint(): {part} is not there: {own['world_size']} ranks have saved "
-                f"this checkpoint, and there are {engine.world_size}: start as many, or give "
-                "load_optimizer_states=False"
-            )
-        read = _files.read_state(part)
-        del read["names"]
-        engine.optimizer.load_state_dict(read)
+        state_of = _files.read_state(folder, own["files"])
+        engine.optimizer.load_state_dict({"state": state_of, "param_groups": own["param_groups"]})
         if engine.client_optimizer is not None and engine.client_optimizer is not engine.optimizer:
             _optimizers.share_groups(engine.optimizer, engine.client_optimizer)
         engine._scale.load_state_dict(state["loss_scale"])

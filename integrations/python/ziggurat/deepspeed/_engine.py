@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from ziggurat.deepspeed import _checkpoint, _gradients, _optimizers, _owners
 from ziggurat.deepspeed._config import Config
 from ziggurat.deepspeed._data import DeepSpeedDataLoader, loader_of
 from ziggurat.deepspeed._loss_scale import loss_scale_of
+from ziggurat.deepspeed._model_dtype import DTYPES, cast, dtype_of
 from ziggurat.deepspeed._report import Report
 from ziggurat.deepspeed._schedulers import scheduler_of
 from ziggurat.deepspeed._settings import Settings
 from ziggurat.deepspeed._swap import RunDirectory
 from ziggurat.deepspeed.accelerator import get_accelerator
-
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class DeepSpeedEngine(Settings, torch.nn.Module):
@@ -64,7 +64,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._inside_no_sync = False
         self._backwards = 0  # of the engine's own, since the newest step
         self._is_scaled = False  # by scale(), since then
-        self.saves = 0  #: calls of save_checkpoint()
+        self.saves: Counter[int] = Counter()  #: calls of save_checkpoint() at each global step
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
         self._collate_fn = collate_fn
@@ -81,12 +81,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
 
     def _prepare_module(self) -> None:
         """Parameters of the configuration's type, on this rank's device, with rank 0's values."""
-        dtype = torch.bfloat16 if self.bfloat16_enabled() else None
-        dtype = torch.float16 if self.fp16_enabled() else dtype
-        if dtype is not None:
-            for param in self.module.parameters():
-                if param.dtype in _DTYPES.values():
-                    param.data = param.data.to(dtype)
+        cast(self.module, dtype_of(self._config))
         self.module.to(self.device)
         if self.dp_world_size > 1:
             source = 0 if self._group is None else torch.distributed.get_global_rank(self._group, 0)
@@ -123,7 +118,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         if self.dp_world_size > 1:
             where["group"] = self._group or torch.distributed.group.WORLD
             if self._config.communication_data_type is not None:
-                where["reduce_dtype"] = _DTYPES[self._config.communication_data_type]
+                where["reduce_dtype"] = DTYPES[self._config.communication_data_type]
         if self.zero_optimization_partition_weights():
             # Scripts for stage 3 gather parameters before they read them: only they can be relied
             # on to wait for values that the engine is still writing under the next forward.
@@ -326,7 +321,8 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     ) -> bool:
         """Writes what ``load_checkpoint()`` goes on from; `client_state` is the script's own.
 
-        All ranks call it, with the same tag. Errors: InvalidArgument where one does not.
+        Ranks that call it, with the same tag, divide the work; rank 0 does that of those which do
+        not. As many or other ranks go on from it. Errors: Unavailable where a rank failed in it.
         """
         _checkpoint.save(
             self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters

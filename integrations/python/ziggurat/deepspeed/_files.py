@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ziggurat._optimizer import EngineOptimizer
-from ziggurat._state import Groups
 
 _CHUNK_BYTES = 1 << 30  # of state in memory at a time; the whole may be larger than memory
-_FORMAT = 1
 
 
 def write(path: Path, content: Any) -> None:
@@ -29,52 +26,44 @@ def write(path: Path, content: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
 
 
-def write_state(
-    folder: Path, optimizer: EngineOptimizer, names: Mapping[torch.Tensor, str]
-) -> None:
-    """The optimizer's groups and state, some parameters to a file; `names` are the module's."""
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+def write_share(
+    folder: Path, stem: str, optimizer: EngineOptimizer, share: int, shares: int
+) -> list[str]:
+    """The whole state of every `shares`-th parameter, from the one with number `share` on, some to
+    a file, whose names are returned. They hold {number: state}."""
+    written: list[str] = []
     chunk: dict[int, Any] = {}
-    size_bytes = chunks = 0
+    size_bytes = 0
+
+    def flush() -> None:
+        name = f"{stem}_{share}_of_{shares}_{len(written)}.pt"
+        write(folder / name, chunk)
+        written.append(name)
+
     for index, (_, param, _) in enumerate(optimizer._named()):
-        state = optimizer.state_of(param)
+        state = optimizer.state_of(param) if index % shares == share else {}
         if state:
             chunk[index] = state
             size_bytes += sum(value.nbytes for value in state.values())
         if size_bytes >= _CHUNK_BYTES:
-            write(new / f"state_{chunks}.pt", chunk)
-            chunk, size_bytes, chunks = {}, 0, chunks + 1
-    write(new / f"state_{chunks}.pt", chunk)
-    groups = {
-        "format": _FORMAT,
-        "param_groups": Groups(optimizer).state_dict()["param_groups"],
-        "names": [names.get(param, "") for _, param, _ in optimizer._named()],
-        "chunks": chunks + 1,
-    }
-    write(new / "groups.pt", groups)
-    shutil.rmtree(folder, ignore_errors=True)  # of a checkpoint with this tag that is replaced
-    new.rename(folder)
-    sync_folder(folder.parent)
+            flush()
+            chunk, size_bytes = {}, 0
+    if chunk:
+        flush()
+    return written
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """What ``load_state_dict()`` takes. Tensors are the file's pages, read when they are used."""
-    groups = torch.load(folder / "groups.pt", weights_only=True)
+def read_state(folder: Path, names: Sequence[str]) -> dict[int, Any]:
+    """What files hold together. Tensors are the files' pages, read when they are used."""
     state: dict[int, Any] = {}
-    for chunk in range(groups["chunks"]):
-        # Plain data and tensors only: this file runs no code.
-        state |= torch.load(folder / f"state_{chunk}.pt", weights_only=True, mmap=True)
-    return {"state": state, "param_groups": groups["param_groups"], "names": groups["names"]}
+    for name in names:
+        # Plain data and tensors only: these files run no code.
+        state |= torch.load(folder / name, weights_only=True, mmap=True)
+    return state

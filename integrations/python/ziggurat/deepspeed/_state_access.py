@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
@@ -23,20 +24,17 @@ __all__ = [
     "safe_update_full_grad_vectorized",
 ]
 
+# What was set before the optimizer's first step, which has no state to read until then.
+_set_before: Any = WeakTensorKeyDictionary()
+
 
 def safe_get_full_fp32_param(param: torch.Tensor) -> torch.Tensor | None:
     """The fp32 master, a copy on the CPU; None for a parameter that no optimizer has."""
     optimizer = _of(param)
     if optimizer is None:
         return None
-    if param.dtype != torch.float32:
-        place = optimizer._place.get(param)
-        if place is not None:
-            opened, index = place
-            return opened.master(index)
-        if "master" in (loaded := optimizer._to_load.get(param, {})):
-            return torch.clone(loaded["master"])
-    return param.detach().to("cpu", torch.float32, copy=True)
+    master = _state(optimizer, param).get("master")
+    return param.detach().to("cpu", torch.float32, copy=True) if master is None else master
 
 
 def safe_set_full_fp32_param(param: torch.Tensor, value: torch.Tensor) -> None:
@@ -110,24 +108,26 @@ def _moments(optimizer: EngineOptimizer, param: torch.Tensor, key: str) -> dict[
         raise InvalidArgument(
             f'optim_state_key="{key}": {type(optimizer).__name__} has {", ".join(known)}'
         )
-    place = optimizer._place.get(param)
-    if place is not None:
-        return {name: place[0].read_state(place[1], name) for name in known}
     begin = optimizer._settings.get("initial_accumulator", 0.0)
     begun = {name: torch.full(param.shape, begin, dtype=torch.float32) for name in known}
-    loaded = optimizer._to_load.get(param, begun)
-    return {name: loaded[name].clone() for name in known}
+    state = _state(optimizer, param)
+    return begun | {name: state[name] for name in known if name in state}
+
+
+def _state(optimizer: EngineOptimizer, param: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Copies. Empty before the first step, but for what was set."""
+    state = optimizer.state_of(param) or _set_before.get(param, {})
+    return {name: value.clone() for name, value in state.items()}
 
 
 def _give(optimizer: EngineOptimizer, param: torch.Tensor, changed: dict[str, Any]) -> None:
     """The state that there is with what is `changed`; all else of the optimizer stays."""
-    optimizer.open()
-    opened, index = optimizer._place[param]
     entry = _moments(optimizer, param, MOMENTS[optimizer._kind][0])
-    entry["step"] = torch.tensor(float(opened.engine.steps_of(index)))
-    if param.dtype != torch.float32:
-        entry["master"] = opened.master(index)
-    optimizer._give(opened, {param: entry | changed}, fresh=True)
+    entry |= {"step": torch.tensor(0.0)} | _state(optimizer, param) | changed
+    optimizer.open()
+    for opened in optimizer._opened:
+        optimizer._give(opened, {param: entry}, fresh=True)
+    _set_before[param] = entry
 
 
 def _rounded(master: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts for ZeRO stage 3 call. Parameters are whole on every rank, so it is little.
 
-``Init`` makes a model as it is; ``GatheredParameters`` waits until parameters are those of the
-newest step, and gives what one rank changes to all.
+``Init`` makes a model in the type that it is trained in; ``GatheredParameters`` waits until
+parameters are those of the newest step, and gives what one rank changes to all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ziggurat.deepspeed._config import Config
+from ziggurat.deepspeed._model_dtype import dtype_of
 from ziggurat.deepspeed._owners import owner_of
 
 __all__ = [
@@ -24,17 +26,37 @@ __all__ = [
 
 
 class Init(contextlib.AbstractContextManager["Init"]):
-    """Modules made inside are whole; ``initialize()`` gives them type and device.
+    """Modules made inside are whole, and in `dtype`, or the type that the configuration trains in.
 
-    With `module`, one that is there already: it is left as it is too. All other arguments are of
-    partitioning, and change nothing.
+    With `module`, one that is there already, which stays as it is until ``initialize()``. All other
+    arguments are of partitioning, and change nothing.
     """
 
-    def __init__(self, module: torch.nn.Module | None = None, *_: Any, **__: Any) -> None:
-        self.module = module
+    def __init__(
+        self,
+        module: torch.nn.Module | None = None,
+        *_: Any,
+        config_dict_or_path: Any = None,
+        config: Any = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        **__: Any,
+    ) -> None:
+        given = config if config_dict_or_path is None else config_dict_or_path
+        if dtype is None and given is not None:
+            several = torch.distributed.is_initialized()
+            ranks = torch.distributed.get_world_size() if several else 1
+            dtype = dtype_of(Config(given, world_size=ranks))
+        self._dtype = dtype if enabled and module is None else None
+        self._before = torch.get_default_dtype()
+
+    def __enter__(self) -> Init:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype or self._before)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        torch.set_default_dtype(self._before)
 
 
 @contextlib.contextmanager

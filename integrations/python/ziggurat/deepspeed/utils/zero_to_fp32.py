@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ziggurat._native import InvalidArgument, Unimplemented
+from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed import _files
 
 __all__ = [
@@ -36,12 +35,14 @@ def get_fp32_state_dict_from_zero_checkpoint(
         raise InvalidArgument(f"{path} is not there: give the folder that holds `latest`, or a tag")
     # A client_state may hold any object: open only checkpoints that you trust.
     saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-    masters = _masters(folder)
+    own = saved["ziggurat"]
+    state = _files.read_state(folder, own["files"])
+    masters = {own["names"][i]: one["master"] for i, one in state.items() if "master" in one}
     weights: dict[str, torch.Tensor] = {}
     for name, value in saved["module"].items():
         if name in masters:
             weights[name] = masters[name]
-        elif not exclude_frozen_parameters or name not in saved["ziggurat"]["frozen"]:
+        elif not exclude_frozen_parameters or name not in own["frozen"]:
             weights[name] = value.float() if value.is_floating_point() else value
     return weights
 
@@ -77,20 +78,3 @@ def _newest(checkpoint_dir: str | Path) -> str:
     if not latest.is_file():
         raise InvalidArgument(f"{latest} is not there: give a tag")
     return latest.read_text().strip()
-
-
-def _masters(folder: Path) -> dict[str, torch.Tensor]:
-    """By the module's names."""
-    parts = [part for part in folder.glob("ziggurat_rank_*_optimizer") if part.is_dir()]
-    if len(parts) > 1 or any(not re.search(r"_of_1_", part.name) for part in parts):
-        raise Unimplemented(
-            f"{folder} has the state of several ranks, whose masters are not put together yet: "
-            "load it into an engine with as many ranks, and call save_16bit_model()"
-        )
-    found: dict[str, torch.Tensor] = {}
-    for part in parts:
-        read = _files.read_state(part)
-        for index, state in read["state"].items():
-            if "master" in state:
-                found[read["names"][index]] = state["master"]
-    return found
