@@ -2,8 +2,8 @@
 """Checkpoints with DeepSpeed's calls and folders, in a format of our own.
 
     save_dir/latest                           the newest tag
-    save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, the groups of
-                                              the optimizer, and the names of its state's files
+    save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, optimizer's
+                                              groups, and the names of its state's files
     save_dir/TAG/ziggurat_state_...pt         the state of some parameters, as torch.optim has it
 
 Ranks divide the state's files among them; no file belongs to a rank. That of the module is written

@@ -9,6 +9,7 @@ that has begun is waited for as long as it takes; where one fails, all that wait
 from __future__ import annotations
 
 import datetime
+import time
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from ziggurat._native import Unavailable
 
 _PATIENCE = datetime.timedelta(seconds=10)  # for a rank to begin what rank 0 has begun
 _WORK = datetime.timedelta(hours=6)  # for one that has begun: a large state on a slow disk
+_PAUSE = 0.02  # seconds between two looks: the store's own wait prints a warning when it ends
 _FAILED = "failed: "
 
 
@@ -62,10 +64,11 @@ class Meeting:
         return result
 
     def _waited(self, what: str, rank: int, patience: datetime.timedelta) -> bool:
-        try:
-            self._store().wait([self._key(what, rank)], patience)
-        except RuntimeError:  # the store's word for a time that has passed
-            return False
+        until = time.monotonic() + patience.total_seconds()
+        while not self._store().check([self._key(what, rank)]):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE)
         return True
 
     def _heard(self, what: str, rank: int) -> str:
