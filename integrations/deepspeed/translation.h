@@ -17,6 +17,9 @@
 
 namespace ziggurat {
 
+/// A string without its quotes, else the value's JSON; in small letters.
+std::string lowered(const nlohmann::json& value);
+
 class Translation {
  public:
   Translation(const std::string& file, const ConfigContext& context)
@@ -69,6 +72,7 @@ class Translation {
   void set_script_placement();
   void note_whole_params();
   void check_loss_scale();
+  void check_tag_validation();
   void hand_defaults();
 
   const std::string& file_;

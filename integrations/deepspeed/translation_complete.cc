@@ -21,13 +21,6 @@ constexpr const char* kTrain = "train_batch_size";
 constexpr const char* kMicro = "train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulation = "gradient_accumulation_steps";
 
-std::string lowered(const json& value) {
-  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-  std::ranges::transform(text, text.begin(),
-                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
 /// Ours; "" for one that there is not. DeepSpeed's Adam decouples weight decay unless told
 /// otherwise.
 std::string optimizer_name(const std::string& type, bool decoupled) {
@@ -60,6 +53,13 @@ std::string type_name(std::string text) {
 }
 
 }  // namespace
+
+std::string lowered(const json& value) {
+  std::string text = value.is_string() ? value.get<std::string>() : value.dump();
+  std::ranges::transform(text, text.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
 
 std::int64_t Translation::data_ranks() const {
   const std::int64_t ranks =

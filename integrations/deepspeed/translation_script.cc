@@ -36,6 +36,7 @@ void Translation::complete_for_script() {
   note_whole_params();
   set_types();
   check_loss_scale();
+  check_tag_validation();
   assume_all(deepspeed_defaults());
   hand_defaults();
 }
@@ -132,6 +133,15 @@ void Translation::check_loss_scale() {
   }
   const ConfigSetting* consecutive = given("consecutive_hysteresis");
   static_cast<void>(truth(consecutive->path, consecutive->value));
+}
+
+void Translation::check_tag_validation() {
+  for (const ConfigSetting& handed : result_.handed) {
+    if (handed.name != "checkpoint.tag_validation") continue;
+    const std::string word = lowered(handed.value);
+    if (word != "warn" && word != "ignore" && word != "fail")
+      refuse(handed.path, fmt::format("is {}: give Warn, Ignore or Fail", handed.value.dump()));
+  }
 }
 
 /// What the file says nothing of has DeepSpeed's default.

@@ -181,6 +181,8 @@ class Config:
         self.offload_optimizer = self._offload("offload_optimizer")
         self.offload_param = self._offload("offload_param")
         self.aio = {key: self.value(f"aio.{key}") for key in _AIO}
+        #: Elements; read and judged, but parameters are whole here and gradients cut otherwise.
+        self.zero_sizes: dict[str, int] = {key: self._of(key) for key in _SIZES}
         #: Keyword arguments of ziggurat.torch's optimizers.
         self.engine_arguments: dict[str, Any] = {
             name: self._of(name) for name in OWN_KEYS if self._of(name) is not None
@@ -213,6 +215,13 @@ class Config:
         return {key: self.value(f"{section}.{key}") for key in keys}
 
 
+_SIZES = (
+    "reduce_bucket_size",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "max_live_parameters",
+    "max_reuse_distance",
+)
 _AIO = (
     "block_size",
     "queue_depth",
