@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ziggurat.deepspeed takes for a config, what it refuses, names, and gives the engine; and what
-fills in "auto". Values and refusals beside DeepSpeed's own.
+"""What ziggurat.deepspeed takes for a config, refuses, names and gives the engine; and what fills in
+"auto". Values and refusals beside DeepSpeed's own.
 
 Run by pytest; as a script it exits with 77 where PyTorch, DeepSpeed, transformers, accelerate or
 pytest is missing.
@@ -118,7 +118,11 @@ def test_auto_that_nobody_fills_in_is_deepspeeds_default_where_it_drops_it():
         "fp16": {"enabled": "auto", "loss_scale": 8},
         "bf16": {"enabled": "auto"},
         "tensorboard": {"enabled": "auto", "job_name": "auto"},
-        "zero_optimization": {"stage": "auto", "reduce_bucket_size": "auto", "sub_group_size": "auto"},
+        "zero_optimization": {
+            "stage": "auto",
+            "reduce_bucket_size": "auto",
+            "sub_group_size": "auto",
+        },
     }
     (found,) = deepspeeds([{"config": config, "world_size": 1}])
     assert_alike("auto", config, found)
@@ -237,7 +241,10 @@ def test_what_the_engine_is_given_follows_from_offload():
         "threads": 3,
         "state_format": "split",
     }
-    missing = {"train_batch_size": 1, "zero_optimization": {"offload_optimizer": {"device": "nvme"}}}
+    missing = {
+        "train_batch_size": 1,
+        "zero_optimization": {"offload_optimizer": {"device": "nvme"}},
+    }
     assert '"zero_optimization.offload_optimizer.nvme_path" is missing' in refusal(missing)
 
 
@@ -262,7 +269,11 @@ def test_an_optimizer_has_deepspeeds_defaults_by_our_class():
 
 def test_filling_in_says_everything_that_contradicts_the_trainer(tmp_path):
     args = arguments(tmp_path)
-    config = {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.5, "train_batch_size": "auto"}
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_clipping": 0.5,
+        "train_batch_size": "auto",
+    }
     with pytest.raises(InvalidArgument) as refused:
         fill_auto(config, args)
     for words in ('"train_micro_batch_size_per_gpu" is 8', "max_grad_norm is 0.7", 'say "auto"'):
@@ -289,7 +300,9 @@ def test_a_file_and_settings_beside_it_are_refused_as_accelerate_does(monkeypatc
         "deepspeed_config": {"deepspeed_config_file": "16_stage1.json", "zero_stage": 3},
     }
     monkeypatch.chdir(FOLDER)
-    with pytest.raises(InvalidArgument, match="zero_stage, mixed_precision: say these in that file"):
+    with pytest.raises(
+        InvalidArgument, match="zero_stage, mixed_precision: say these in that file"
+    ):
         ours_of_accelerate(settings, 1)
     with pytest.raises(ValueError, match="will be ignored"):
         by_accelerate(settings, monkeypatch, 1)

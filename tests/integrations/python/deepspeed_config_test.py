@@ -158,5 +158,6 @@ def test_a_yaml_file_of_accelerates_is_read_as_accelerate_does(file, ranks, monk
     (found,) = deepspeeds([{"config": filled, "world_size": ranks}])
     assert_alike(file, filled, found, ranks)
 
+
 if __name__ == "__main__":
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of DeepSpeed's configs share: its own reading, Transformers', Accelerate's and ours."""
+"""What the tests of configs share: DeepSpeed's reading, Transformers', Accelerate's and ours."""
 
 import dataclasses
 import json
@@ -83,7 +83,9 @@ def by_accelerate(yaml, monkeypatch, ranks):
         monkeypatch.setenv(name, text)
     plugin = accelerate.utils.DeepSpeedPlugin()
     plugin.set_mixed_precision(yaml.get("mixed_precision", "no"))
-    plugin.fill_match("gradient_accumulation_steps", must_match=False, gradient_accumulation_steps=2)
+    plugin.fill_match(
+        "gradient_accumulation_steps", must_match=False, gradient_accumulation_steps=2
+    )
     steps = plugin.get_value("gradient_accumulation_steps")
     plugin.deepspeed_config_process(
         must_match=False,
@@ -179,7 +181,7 @@ def values_of(config):
 
 
 def never_printed(config):
-    """Infinity, as Accelerate writes it, is no number of steps: DeepSpeed never prints, nor do we."""
+    """Infinity, as Accelerate writes it: DeepSpeed never prints, nor do we."""
     return config.get("steps_per_print") == float("inf")
 
 

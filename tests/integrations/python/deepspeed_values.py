@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What DeepSpeed itself makes of configs: `python deepspeed_values.py < JOBS`, a line of JSON each.
 
-A job is {"config": {..}, "world_size": 1, "run": true}. The values are those of DeepSpeedConfig, and
-with "run" those of the engine that deepspeed.initialize() makes of a small model on the CPU, one
-process. What DeepSpeed refuses is {"refused": "why"}.
+A job is {"config": {..}, "world_size": 1, "run": true}. The values are those of DeepSpeedConfig,
+and with "run" those of the engine that deepspeed.initialize() makes of a small model on the CPU, one process.
+What DeepSpeed refuses is {"refused": "why"}.
 """
 
 import contextlib

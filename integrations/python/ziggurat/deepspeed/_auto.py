@@ -78,7 +78,7 @@ class _Filled:
         """The config. Errors: InvalidArgument with all that contradicts the trainer."""
         if self._mismatches:
             raise InvalidArgument(
-                f'config and trainer disagree: {"; ".join(self._mismatches)}: make them alike, or '
+                f"config and trainer disagree: {'; '.join(self._mismatches)}: make them alike, or "
                 'say "auto" in the config'
             )
         return self.config
@@ -247,7 +247,7 @@ def _set_precision(config: dict[str, Any], precision: str) -> None:
     other = "bf16" if precision == "fp16" else "fp16"
     if precision != "no" and config.get(other, {}).get("enabled") is True:
         raise InvalidArgument(
-            f'mixed_precision is {precision}, and the config enables {other}: make them alike, or '
+            f"mixed_precision is {precision}, and the config enables {other}: make them alike, or "
             'say "auto" in the config'
         )
     for name in ("fp16", "bf16"):
@@ -256,7 +256,7 @@ def _set_precision(config: dict[str, Any], precision: str) -> None:
 
 def _yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
     except ImportError as error:
         raise InvalidArgument(
             f"{os.fspath(path)}: PyYAML is needed to read it: pip install pyyaml, or give what it "

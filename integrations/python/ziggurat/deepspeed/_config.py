@@ -118,7 +118,7 @@ class Config:
         return self._settings.get(setting, {"value": None})["value"]
 
     def value(self, path: str) -> Any:
-        """What a key that the script's side honours is, by DeepSpeed's path; KeyError for others."""
+        """A key that the script's side honours, by DeepSpeed's path; KeyError for others."""
         return self._handed[path]["value"]
 
     def _take_batches(self, world_size: int) -> None:
