@@ -65,7 +65,13 @@ constexpr DeepSpeedKey kScript[] = {
     {"aio.overlap_events", kSwitch, "true", kOwnIo},
     {"aio.use_gds", kSwitch, "false",
      "changes nothing: there is no path from drive to GPU yet, and state is updated on the CPU"},
+    {"scheduler.params.last_batch_iteration", kWhole, "-1"},
     // What is said otherwise.
+    {"zero_optimization.mics_shard_size", kRemoved, "",
+     "DeepSpeed has removed it and refuses it; leave it out"},
+    {"zero_optimization.elastic_checkpoint", kNoted, "", kSavedSo},
+    {"optimizer.params.capturable", kNoted, "", kAlways},
+    {"optimizer.params.differentiable", kOnlyAs, "false", "it is not built; leave it out"},
     {"aio.thread_count", kNoted, "",
      "changes nothing, here or in DeepSpeed, which reads `intra_op_parallelism`"},
     {"log_level", kNoted, "", kScripts},

@@ -26,8 +26,9 @@ json as_whole(const json& value) {
   return static_cast<std::int64_t>(number);
 }
 
-/// The one value, or one of a list.
+/// The one value, or one of a list; {"enabled": false} is whatever is not enabled.
 bool allows(const json& fine, const json& value) {
+  if (fine.is_object()) return value.is_object() && value.value("enabled", json(false)) == false;
   if (!fine.is_array()) return value == fine;
   return std::ranges::find(fine, value) != fine.end();
 }

@@ -75,7 +75,9 @@ void Translation::set_script_placement() {
     const bool on_nvme = device != kept_.end() && device->second.value == "nvme";
     if (path != kept_.end() && !path->second.value.is_string())
       refuse(path->second.path, "must be a string: a directory");
-    if (path != kept_.end() && !on_nvme)
+    if (path != kept_.end() && section == "offload_param")
+      note(path->second.path, "changes nothing: parameters stay whole on the device for now");
+    else if (path != kept_.end() && !on_nvme)
       note(path->second.path, "changes nothing: nothing of it is on NVMe");
     const auto handed = [&](const char* key, const auto& found) {
       result_.handed.push_back({prefix + key, found == kept_.end() ? json() : found->second.value,

@@ -32,7 +32,7 @@ except ImportError as missing:
     sys.exit(77)
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed._auto import fill_auto
+from ziggurat.deepspeed.auto import fill_auto
 from ziggurat.deepspeed._config import Config
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import accelerate
 import transformers
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
-from ziggurat.deepspeed._auto import from_accelerate
+from ziggurat.deepspeed.auto import from_accelerate
 from ziggurat.deepspeed._config import Config
 
 HERE = Path(__file__).resolve().parent
