@@ -31,6 +31,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+import ziggurat.deepspeed as deepspeed
 from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed.auto import fill_auto
 from ziggurat.deepspeed._config import Config
@@ -56,10 +57,6 @@ REFUSED_ON_A_CPU = {"10_stage3_params_on_nvme_gds": '"aio.use_gds" changes nothi
 # DeepSpeed's engine has no fp16 on a CPU: its values are those of its config, and the optimizer and
 # the schedule those of its engine with fp16 off.
 FP16 = ("05_stage3_fp16_template", "15_stage2_cpu_offload_as_it_was")
-
-
-def name_of(path):
-    return path.stem
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +117,15 @@ def theirs(configs):
     return found
 
 
+ENGINE_ANSWERS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "dump_state",
+)
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -147,6 +153,42 @@ def test_effective_values_are_deepspeeds(name, configs, theirs):
     else:
         assert "refused" not in found, found
         assert_alike(name, configs[name], found)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in (*REFUSED_BY_BOTH, *REFUSED_BY_OURS)]
+)
+def test_the_engine_of_initialize_answers_as_deepspeeds(name, configs, theirs, tmp_path):
+    """fp16 trains here without a GPU; state on NVMe is in a folder of this test."""
+    config, found = json.loads(json.dumps(configs[name])), theirs[name]
+    for section in ("offload_optimizer", "offload_param"):
+        offload = config["zero_optimization"].get(section, {})
+        if offload.get("nvme_path"):
+            offload["nvme_path"] = str(tmp_path)
+    model = torch.nn.Linear(8, 8)
+    client = None if "optimizer" in config else torch.optim.AdamW(model.parameters())
+    engine, optimizer, _, scheduler = deepspeed.initialize(
+        model=model,
+        model_parameters=None if client else model.parameters(),
+        optimizer=client,
+        config=config,
+    )
+    if "refused" in found:
+        assert name in REFUSED_ON_A_CPU
+        return
+    for key in ENGINE_ANSWERS:
+        mine = getattr(engine, key)()
+        assert mine == found[key] or (key, mine) == ("steps_per_print", None), (name, key)
+    assert engine.fp16_enabled() == (found["fp16"] is not None)
+    assert engine.zero_optimization_stage() == found["zero_stage"]
+    assert engine.bfloat16_enabled() == found["bf16_enabled"]
+    if "optimizer" in found:
+        group = optimizer.param_groups[0]
+        assert list(group["betas"]) == found["optimizer"]["betas"]
+        assert group["weight_decay"] == found["optimizer"]["weight_decay"]
+    if "scheduler" in found:
+        assert type(scheduler).__name__ == found["scheduler"]["class"]
+    engine.destroy()
 
 
 @pytest.mark.parametrize(("file", "ranks"), [("16_names_a_file.yaml", 2), ("16_inline.yaml", 8)])

@@ -205,7 +205,9 @@ def all_keys() -> dict[str, Any]:
         torch.optim.Adagrad,
     )
     schedules = [getattr(lr_schedules, name) for name in SCHEDULES]
-    found = {path: VALUES.get(path, TURNED_ON if path in WHOLE else True) for path in read_by_name()}
+    found = {
+        path: VALUES.get(path, TURNED_ON if path in WHOLE else True) for path in read_by_name()
+    }
     switches = [f"optimizer.params.{name}" for name in ("torch_adam", "adam_w_mode")]
     defaults = by_models() | arguments("optimizer.params", *optimizers)
     defaults |= arguments("scheduler.params", *schedules) | dict.fromkeys(switches, False)
