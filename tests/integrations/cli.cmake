@@ -1,5 +1,5 @@
 # The command `ziggurat`: parts of it in the test's process, the whole of it as a child.
-ziggurat_test(deepspeed_config_test SOURCES deepspeed_config_test.cc USES ziggurat::deepspeed)
+ziggurat_test(deepspeed_config_test SOURCES deepspeed_config_test.cc deepspeed_script_test.cc USES ziggurat::deepspeed)
 if(TARGET ziggurat)
   ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
   ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """libziggurat.so shows the functions of ziggurat.h and nothing else, and Python knows each of them.
 
-symbols_test.py HEADER PYTHON-MODULE LIBRARY NM
+symbols_test.py HEADER LIBRARY NM PYTHON-MODULE...
 """
 
 import re
@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-header, module, library, nm = sys.argv[1:]
+header, library, nm, *modules = sys.argv[1:]
 
 declared = set(re.findall(r"ZIGGURAT_API\s[^;(]*?\b(ziggurat_\w+)\(", Path(header).read_text()))
 listing = subprocess.run([nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True)
 shown = {line.split()[-1] for line in listing.stdout.splitlines()}
-known = set(re.findall(r"\b(ziggurat_\w+)", Path(module).read_text()))
+known = {name for module in modules for name in re.findall(r"\b(ziggurat_\w+)", Path(module).read_text())}
 
 problems = []
 for what, names in [
