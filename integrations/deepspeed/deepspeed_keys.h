@@ -40,6 +40,7 @@ struct DeepSpeedKey {
     kSumType,    ///< what gradients travel as
     kEnabled,    ///< a type's switch
     kParamType,  ///< the type again: another is refused
+    kInBf16,     ///< what of the state is in bf16: all of it, or none
   };
   std::string_view path;
   Use use;

@@ -67,6 +67,8 @@ constexpr DeepSpeedKey kScript[] = {
      "changes nothing: there is no path from drive to GPU yet, and state is updated on the CPU"},
     {"scheduler.params.last_batch_iteration", kWhole, "-1"},
     // What is said otherwise.
+    {"bf16.bf16_master_weights_and_grads", kInBf16, "state_format"},
+    {"bf16.bf16_optimizer_states", kInBf16, "state_format"},
     {"zero_optimization.mics_shard_size", kRemoved, "",
      "DeepSpeed has removed it and refuses it; leave it out"},
     {"zero_optimization.elastic_checkpoint", kNoted, "", kSavedSo},

@@ -166,6 +166,7 @@ void Translation::take(const DeepSpeedKey& key, const std::string& path, const j
     case kPeakRate:
     case kNvmePath:
     case kParamType:
+    case kInBf16:
     case kSumType: kept_[std::string(key.path)] = {as_whole(value), path}; return;
   }
 }

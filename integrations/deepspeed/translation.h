@@ -71,6 +71,7 @@ class Translation {
   void check_script_schedule();
   void set_script_placement();
   void note_whole_params();
+  void set_state_format();
   void check_loss_scale();
   void check_tag_validation();
   void hand_defaults();

@@ -35,6 +35,7 @@ void Translation::complete_for_script() {
   set_script_placement();
   note_whole_params();
   set_types();
+  set_state_format();
   check_loss_scale();
   check_tag_validation();
   assume_all(deepspeed_defaults());
@@ -114,6 +115,30 @@ void Translation::note_whole_params() {
   note(path, fmt::format("is {}{}: parameters stay whole on the device for now; optimizer state is "
                          "divided among the ranks",
                          third ? "3" : device->second.value.get<std::string>(), also));
+}
+
+/// Masters and moments both in bf16 are a format of ours; one without the other is none.
+void Translation::set_state_format() {
+  const char* const kMasters = "bf16.bf16_master_weights_and_grads";
+  const char* const kMoments = "bf16.bf16_optimizer_states";
+  const auto asked = [&](const char* path) {
+    const auto kept = kept_.find(path);
+    return kept != kept_.end() && truth(path, kept->second.value);
+  };
+  const bool masters = asked(kMasters);
+  const bool moments = asked(kMoments);
+  if (masters != moments) {
+    refuse(masters ? kMasters : kMoments,
+           fmt::format("is true, and \"{}\" is not: give both, or neither and `state_format`",
+                       masters ? kMoments : kMasters));
+  }
+  if (!masters) return;
+  const ConfigSetting* dtype = given("dtype");
+  const ConfigSetting* stage = given("zero_stage");
+  if (dtype->value != "bf16" || stage == nullptr || stage->value == 0)
+    refuse(kMasters, "is true: it is for \"bf16.enabled\" and a stage from 1, as in DeepSpeed");
+  add("state_format", "bf16", kMasters);
+  note(kMasters, "is true: state is in bf16; gradients are summed, and state updated, in fp32");
 }
 
 /// What DeepSpeed's own checks refuse; those of a dynamic scale only where there is one.

@@ -248,6 +248,21 @@ def test_what_the_engine_is_given_follows_from_offload():
     assert '"zero_optimization.offload_optimizer.nvme_path" is missing' in refusal(missing)
 
 
+def test_state_in_bf16_is_a_format_of_ours():
+    both = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    config = {"train_batch_size": 1, "bf16": both, "zero_optimization": {"stage": 1}}
+    assert Config(config, world_size=1).engine_arguments["state_format"] == "bf16"
+    one = {**config, "bf16": {**both, "bf16_optimizer_states": False}}
+    assert '"bf16.bf16_optimizer_states" is not: give both' in refusal(one)
+    # DeepSpeed refuses these two.
+    other = {**config, "bf16": {**both, "bf16_master_weights_and_grads": False}}
+    assert '"bf16.bf16_master_weights_and_grads" is not: give both' in refusal(other)
+    first = {"train_batch_size": 1, "bf16": both}
+    assert "a stage from 1, as in DeepSpeed" in refusal(first)
+    answers = deepspeeds([{"config": c, "world_size": 1} for c in (config, other, first)])
+    assert ["refused" in found for found in answers] == [False, True, True]
+
+
 def test_an_optimizer_has_deepspeeds_defaults_by_our_class():
     def made(kind, **params):
         section = {"type": kind, "params": params}

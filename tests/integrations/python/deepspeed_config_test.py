@@ -50,7 +50,7 @@ REFUSED_BY_BOTH = {
 # What DeepSpeed takes and ours does not: it would change what is trained, and is not built.
 REFUSED_BY_OURS = {
     "13_stage2_zenflow": '"zero_optimization.zenflow"',
-    "14_stage3_state_in_bf16": '"bf16.bf16_master_weights_and_grads" is true',
+    "14_stage3_state_in_bf16": '"torch_autocast.enabled" is true',
 }
 # DeepSpeed has this for CUDA alone; ours says that it changes nothing.
 REFUSED_ON_A_CPU = {"10_stage3_params_on_nvme_gds": '"aio.use_gds" changes nothing'}

@@ -30,6 +30,20 @@ BEGIN, END = "<!-- keys begin -->\n", "<!-- keys end -->\n"
 # What has to stand beside a key for it to have a meaning, by how its path begins.
 BESIDE = [
     ("fp16.", {"fp16": {"enabled": True}}),
+    (
+        "bf16.bf16_m",
+        {
+            "bf16": {"enabled": True, "bf16_optimizer_states": True},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        },
+    ),
+    (
+        "bf16.bf16_o",
+        {
+            "bf16": {"enabled": True, "bf16_master_weights_and_grads": True},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        },
+    ),
     ("bf16.", {"bf16": {"enabled": True}}),
     ("optimizer.params.momentum", {"optimizer": {"type": "SGD"}}),
     ("optimizer.params.dampening", {"optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}),
