@@ -19,6 +19,8 @@ namespace ziggurat {
 
 /// A string without its quotes, else the value's JSON; in small letters.
 std::string lowered(const nlohmann::json& value);
+/// Ours for DeepSpeed's other words for types: "torch.float16", "half".
+std::string type_name(std::string text);
 
 class Translation {
  public:
@@ -74,6 +76,7 @@ class Translation {
   void set_state_format();
   void check_loss_scale();
   void check_tag_validation();
+  void check_autocast();
   void hand_defaults();
 
   const std::string& file_;

@@ -44,15 +44,14 @@ std::string optimizer_name(const std::string& type, bool decoupled) {
 
 bool is_type(const std::string& name) { return name == "fp32" || name == "bf16" || name == "fp16"; }
 
-/// DeepSpeed's other words for types: "torch.float16", "half".
+}  // namespace
+
 std::string type_name(std::string text) {
   if (text.starts_with("torch.")) text.erase(0, 6);
   if (text == "float16" || text == "half") return "fp16";
   if (text == "bfloat16") return "bf16";
   return text == "float32" || text == "float" ? "fp32" : text;
 }
-
-}  // namespace
 
 std::string lowered(const json& value) {
   std::string text = value.is_string() ? value.get<std::string>() : value.dump();

@@ -38,6 +38,7 @@ void Translation::complete_for_script() {
   set_state_format();
   check_loss_scale();
   check_tag_validation();
+  check_autocast();
   assume_all(deepspeed_defaults());
   hand_defaults();
 }
@@ -168,6 +169,20 @@ void Translation::check_tag_validation() {
     const std::string word = lowered(handed.value);
     if (word != "warn" && word != "ignore" && word != "fail")
       refuse(handed.path, fmt::format("is {}: give Warn, Ignore or Fail", handed.value.dump()));
+  }
+}
+
+/// fp16 would need a loss scale of its own, and without a type PyTorch takes fp16 on a GPU.
+void Translation::check_autocast() {
+  json enabled = false;
+  json dtype;
+  for (const ConfigSetting& handed : result_.handed) {
+    if (handed.name == "torch_autocast.enabled") enabled = handed.value;
+    if (handed.name == "torch_autocast.dtype") dtype = handed.value;
+  }
+  if (enabled == true && type_name(lowered(dtype)) != "bf16") {
+    refuse("torch_autocast.dtype",
+           fmt::format("is {}: give bfloat16, or enable fp16 in place of it", dtype.dump()));
   }
 }
 

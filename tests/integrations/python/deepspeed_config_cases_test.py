@@ -31,6 +31,7 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+import ziggurat.deepspeed as deepspeed
 from ziggurat._native import InvalidArgument
 from ziggurat.deepspeed.auto import fill_auto
 from ziggurat.deepspeed._config import Config
@@ -261,6 +262,25 @@ def test_state_in_bf16_is_a_format_of_ours():
     assert "a stage from 1, as in DeepSpeed" in refusal(first)
     answers = deepspeeds([{"config": c, "world_size": 1} for c in (config, other, first)])
     assert ["refused" in found for found in answers] == [False, True, True]
+
+
+def test_autocast_is_around_the_forward():
+    def output(**more):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Softmax(-1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        config = {"train_batch_size": 1, **more}
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        return engine.module, engine(torch.ones(2, 4))
+
+    model, cast = output(torch_autocast={"enabled": True, "dtype": "bfloat16"})
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(cast, model(torch.ones(2, 4)))
+    assert not torch.equal(cast, output()[1])
+    for dtype in ("float16", None):
+        section = {"enabled": True, **({"dtype": dtype} if dtype else {})}
+        refused = refusal({"train_batch_size": 1, "torch_autocast": section})
+        assert '"torch_autocast.dtype" is' in refused and "give bfloat16" in refused
 
 
 def test_an_optimizer_has_deepspeeds_defaults_by_our_class():

@@ -65,6 +65,7 @@ BESIDE = [
         "zero_optimization.offload_param.nvme_path",
         {"zero_optimization": {"offload_param": {"device": "nvme"}}},
     ),
+    ("torch_autocast.enabled", {"torch_autocast": {"dtype": "bfloat16"}}),
     # What is said where state is in host memory is no news of another key.
     ("", {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}),
 ]

@@ -158,6 +158,7 @@ def values_of(config):
         "scheduler_name",
         "scheduler_params",
         "bf16_enabled",
+        "torch_autocast",
         "check_grad_overflow",
         "communication_data_type",
         "fp16",

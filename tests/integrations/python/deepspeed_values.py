@@ -80,6 +80,7 @@ def values_of(read: Any) -> dict[str, Any]:
         "scheduler_params": read.scheduler_params or {},
         "zero_stage": int(zero.stage),
         "bf16_enabled": read.bfloat16_config.enabled,
+        "torch_autocast": TYPES[read.torch_autocast_dtype if read.torch_autocast_enabled else None],
         "check_grad_overflow": read.bfloat16_config.check_grad_overflow,
         "communication_data_type": TYPES[read.communication_data_type],
         "fp16": scale,

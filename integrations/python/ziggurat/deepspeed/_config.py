@@ -137,6 +137,8 @@ class Config:
         section = "bf16" if self.given.get("bf16") is not None else "bfloat16"
         #: A model in bf16 leaves out steps whose gradients are not finite.
         self.check_grad_overflow: bool = self.value(f"{section}.check_grad_overflow")
+        #: The forward's autocast; None: none.
+        self.torch_autocast: str | None = "bf16" if self.value("torch_autocast.enabled") else None
         self.communication_data_type: str | None = self._of("reduce_dtype")  #: "fp32", "bf16", ..
         self.fp16: Fp16 | None = None
         if self._of("dtype") == "fp16":

@@ -137,8 +137,16 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self.fp16_auto_cast():
             inputs = tree_map(_as_half, inputs)
-        with self._report.part("forward"):
+        with self._report.part("forward"), self._autocast():
             return self.module(*inputs, **named)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        dtype = self._config.torch_autocast
+        if dtype is None:
+            return contextlib.nullcontext()
+        around: contextlib.AbstractContextManager[Any]
+        around = torch.autocast(self.device.type, dtype=DTYPES[dtype])
+        return around
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
