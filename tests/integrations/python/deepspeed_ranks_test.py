@@ -68,8 +68,7 @@ def same(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("drive", [False, True])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(("drive", "bf16"), [(False, False), (True, True)])
 def test_two_ranks_are_one_with_both_batches(tmp_path, drive, bf16):
     more = (on_drive(tmp_path) if drive else {}) | (BF16 if bf16 else {})
 
@@ -142,8 +141,7 @@ def test_each_rank_has_its_share_of_the_data():
     assert sorted([*one.tolist(), *other.tolist()]) == list(range(24))
 
 
-@pytest.mark.parametrize("saved_by", [[0, 1], [0]])
-@pytest.mark.parametrize("drive", [False, True])
+@pytest.mark.parametrize(("drive", "saved_by"), [(False, [0]), (True, [0, 1])])
 def test_a_job_goes_on_with_the_same_bits(tmp_path, drive, saved_by):
     """Saved by both ranks, or by rank 0 alone."""
     more = BF16 | (on_drive(tmp_path / "drive") if drive else {})
