@@ -400,18 +400,23 @@ class EngineOptimizer(StateDicts):
             opened.wait()
 
     def close(self) -> None:
-        """Waits until every step is durable, and lets the engine go; also at exit, unwaited."""
+        """Waits until every step is durable, and lets the engine go; also at exit, unwaited.
+
+        Among ranks it waits for all of them, which may still read this one's state."""
+        if self._closed:
+            return
         if self._resume is not None:
             self._resume.before_step()
         self.synchronize()
-        for opened in self._opened:
-            if self._path is not None:
+        if self._path is not None:
+            for opened in self._opened:
                 opened.engine.make_durable()
+        self._sharing.close()
+        for opened in self._opened:
             opened.close()
         self._opened.clear()
         self._opened_with.clear()
         self._hooks.detach()
-        self._sharing.close()
         if self._waits is not None:
             self._waits.detach()
         self._closed = True

@@ -33,6 +33,7 @@ from ziggurat._native import (
 
 _PATIENCE = timedelta(minutes=30)  # with a rank that does not come, as torch.distributed has
 _ASKS_FOR = 3.0  # seconds: a rank that has ended is known at once
+_PARTS_WITHIN = 60.0
 _OF_A_PEER = re.compile("gloo|NCCL|peer", re.IGNORECASE)  # what such a call of PyTorch's says
 _ALIGNMENT = 64  # elements: a slice begins where a cache line can
 
@@ -182,18 +183,25 @@ class Ranks:
 
     def who_ended(self) -> str:
         """After a failure: which rank has ended. Empty: none is known to have."""
+        return self._meet(_ASKS_FOR)
+
+    def part(self) -> None:
+        """Before this rank's engine is closed, of which others may be reading."""
+        self._meet(_PARTS_WITHIN)
+
+    def _meet(self, seconds: float) -> str:
+        """Waits for all ranks, but no longer; why they do not come, where that is known."""
         known: list[str] = []
 
-        def ask() -> None:
+        def meet() -> None:
             try:
                 self._control.barrier()
             except ZigguratError as error:
                 known.append(str(error))
 
-        # Where all ranks live the barrier waits for them, and nobody should wait for it.
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(_ASKS_FOR)
+        meeting = threading.Thread(target=meet, daemon=True)
+        meeting.start()
+        meeting.join(seconds)
         return "".join(known)
 
     def gathered(self, values: Sequence[float]) -> torch.Tensor:

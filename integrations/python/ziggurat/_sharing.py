@@ -151,6 +151,7 @@ class Divided(Alone):
 
     def close(self) -> None:
         self.feeder.detach()
+        self.ranks.part()
 
 
 class Sharded(Alone):

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of optimizers among ranks: read, saved and loaded, by all ranks or by one.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import copy
+import sys
+
+try:
+    import pytest
+    import torch
+    import torch.distributed as dist
+    from rank_runs import on_ranks
+    from small_models import small_model
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import ziggurat.torch
+
+
+def train(rank, model, optimizer, first=0, steps=3):
+    for step in range(first, first + steps):
+        tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(7 * step + rank))
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :8]).float(), tokens[:, 8])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if hasattr(optimizer, "synchronize"):
+        optimizer.synchronize()
+
+
+def ours(model, dtype=None, **where):
+    return ziggurat.torch.AdamW(model.parameters(), lr=1e-3, group=dist.group.WORLD, **where)
+
+
+def params(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def alike(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_dict_is_whole_and_one_rank_alone_may_ask_for_it(dtype, tmp_path):
+    def run(rank):
+        model = small_model(dtype)
+        optimizer = ours(model, placement=f"nvme:{tmp_path}/{dtype}")
+        train(rank, model, optimizer)
+        # The other ranks are in a barrier, which is not ours.
+        state = optimizer.state_dict() if rank == 1 else None
+        dist.barrier()
+        every = optimizer.state_dict()
+        optimizer.close()
+        return state, every, [tuple(p.shape) for p in model.parameters()]
+
+    (_, first, shapes), (alone, second, _) = on_ranks(2, run)
+    for state in (first, second, alone):
+        assert [tuple(s["exp_avg"].shape) for s in state["state"].values()] == shapes
+        for entry, other in zip(state["state"].values(), first["state"].values(), strict=True):
+            assert entry.keys() == other.keys()
+            assert all(torch.equal(entry[key], other[key]) for key in entry)
+            assert entry["step"] == 3 and entry["exp_avg_sq"].abs().max() > 0
+            assert ("master" in entry) == (dtype != torch.float32)
+
+
+def test_torchs_optimizer_goes_on_from_it_and_ours_from_torchs():
+    def run(rank):
+        model, other = small_model(), small_model()
+        optimizer = ours(model)
+        train(rank, model, optimizer)
+        other.load_state_dict(model.state_dict())
+        ddp = DistributedDataParallel(other)
+        torchs = torch.optim.AdamW(other.parameters(), lr=1e-3)
+        torchs.load_state_dict(optimizer.state_dict())
+        train(rank, ddp, torchs, first=3)
+        saved, weights = copy.deepcopy(torchs.state_dict()), params(other)
+        train(rank, model, optimizer, first=3)
+        again = small_model()
+        again.load_state_dict(other.state_dict())
+        third = ours(again)
+        third.load_state_dict(saved)
+        train(rank, ddp, torchs, first=6)
+        train(rank, again, third, first=6)
+        return weights, params(model), params(other), params(again)
+
+    for theirs, own, later, own_later in on_ranks(2, run):
+        for a, b in zip((*theirs, *later), (*own, *own_later), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+def test_another_number_of_ranks_goes_on_from_a_state_dict():
+    def begin(rank):
+        model = small_model(torch.bfloat16)
+        optimizer = ours(model)
+        train(0, model, optimizer)  # the same batches on all ranks, so on any number of them
+        state = optimizer.state_dict()
+        weights = params(model)
+        train(0, model, optimizer, first=3)
+        return state, weights, params(model)
+
+    state, weights, after = on_ranks(2, begin)[0]
+
+    def go_on(rank):
+        model = small_model(torch.bfloat16)
+        with torch.no_grad():
+            for param, saved in zip(model.parameters(), weights, strict=True):
+                param.copy_(saved)
+        optimizer = ours(model)
+        optimizer.load_state_dict(state)
+        assert alike_state(optimizer.state_dict(), state)  # before a step it is what was loaded
+        train(0, model, optimizer, first=3)
+        return params(model)
+
+    for world in (1, 4):
+        for result in on_ranks(world, go_on):
+            # Two or four equal gradients have the mean of one, exactly.
+            assert alike(result, after)
+
+
+def alike_state(one, other):
+    pairs = zip(one["state"].values(), other["state"].values(), strict=True)
+    return all(torch.equal(a[key], b[key]) for a, b in pairs for key in b)
+
+
+def test_fsdp2s_state_is_dtensors_that_come_back():
+    def run(rank):
+        def made():
+            model = small_model()
+            for layer in (model[0], model[2], model[5]):
+                fully_shard(layer)
+            fully_shard(model)
+            return model, ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+
+        model, optimizer = made()
+        train(rank, model, optimizer)
+        state = optimizer.state_dict()
+        kinds = {type(entry["exp_avg"]) for entry in state["state"].values()}
+        model_state = {name: p.clone() for name, p in model.state_dict().items()}
+        train(rank, model, optimizer, first=3)
+        whole = [p.full_tensor() for p in model.parameters()]
+        again, other = made()
+        again.load_state_dict(model_state)
+        other.load_state_dict(state)
+        train(rank, again, other, first=3)
+        return kinds == {DTensor}, whole, [p.full_tensor() for p in again.parameters()]
+
+    for dtensors, whole, again in on_ranks(3, run):
+        assert dtensors
+        assert alike(whole, again)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))
