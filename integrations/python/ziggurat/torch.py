@@ -28,6 +28,16 @@ All of them take, beside what PyTorch's have:
     What ``state_dict()`` has: "full", every parameter's state, as PyTorch's; or "store", the store's
     place and generation, which take no space and can be loaded while the store is at that
     generation.
+``model``
+    What computes: each of its modules waits for its own new parameters; as DistributedDataParallel
+    or with FSDP2's units it also says how ranks exchange gradients.
+``group``
+    Ranks of ``torch.distributed`` that train one model without either of those: gradients are
+    averaged over them in backward, but for what is within ``optimizer.no_sync()``, in
+    ``reduce_dtype`` or the parameters' own type. Each rank keeps a slice of the state.
+``exchange``
+    What carries tensors between ranks: "torch", or "ziggurat", the engine's own connections.
+    Results are the same to the last bit.
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.

@@ -19,6 +19,7 @@ except ImportError as missing:
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import ziggurat
 import ziggurat.torch
@@ -82,6 +83,53 @@ def test_ranks_may_use_other_parameters_than_each_other(world):
             close(own, plain)
         untouched = Branches().branches[3].weight
         assert torch.equal(ours[0][1][6], untouched) and torch.equal(ours[1][1][6], untouched)
+
+
+class Recomputed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, values, _):
+        values = values.clone().requires_grad_()
+        for block in self.blocks:
+            values = torch.relu(checkpoint(block, values, use_reentrant=True))
+        return values
+
+
+def test_reentrant_checkpointing():
+    def run(rank):
+        plain, ours, own, told = (Recomputed() for _ in range(4))
+        ddp = DistributedDataParallel(plain, static_graph=True)
+        wrapped = DistributedDataParallel(ours, static_graph=True)
+        group = dist.group.WORLD
+        results = [
+            branched(rank, ddp, plain, torch.optim.AdamW(plain.parameters(), lr=1e-2)),
+            branched(
+                rank,
+                wrapped,
+                ours,
+                ziggurat.torch.AdamW(ours.parameters(), lr=1e-2, model=wrapped),
+            ),
+            branched(rank, own, own, ziggurat.torch.AdamW(own.parameters(), lr=1e-2, group=group)),
+        ]
+        optimizer = ziggurat.torch.AdamW(told.parameters(), lr=1e-2, group=group)
+        sent = []
+        send = optimizer._sharing.feeder.exchange.send
+        optimizer._sharing.feeder.exchange.send = lambda *given: (sent.append(1), send(*given))
+        for step in range(4):
+            optimizer.backward(told(batch(rank, step), 0).square().mean())
+            torch.nn.utils.clip_grad_norm_(told.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        return results, [p.detach().clone() for p in told.parameters()], len(sent)
+
+    for (plain, *ours), told, sent in on_ranks(2, run):
+        for own in ours:
+            close(own, plain)
+        assert all(torch.equal(a, b) for a, b in zip(told, ours[1][1], strict=True))
+        assert sent == 4  # one bucket a step, however many backwards are in it
 
 
 def frozen_and_thawed(rank, model, inner, optimizer):

@@ -166,7 +166,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
             loss = loss / self.gradient_accumulation_steps()
         scaled = self._scaled(loss)
         with self._report.part("backward"), self._reduced_at_boundary():
-            torch.autograd.backward(scaled, retain_graph=retain_graph)
+            self.optimizer.backward(scaled, retain_graph=retain_graph)
         return loss
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
