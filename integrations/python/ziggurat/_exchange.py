@@ -67,7 +67,7 @@ class Bucket:
             place.mul_(part.scale)
 
     def sums(self, rows: torch.Tensor, rank: int) -> list[torch.Tensor | None]:
-        """Each parameter's slice of the sum of `rows`, in fp32; None where no rank had a gradient."""
+        """Each parameter's slice of the sum of `rows`, in fp32; None: no rank had a gradient."""
         if self._sums is None or any(slice_() is not None for slice_ in self._given):
             self._sums = torch.empty(self.row, dtype=torch.float32, device=rows.device)
         _sum(rows, self._sums)
@@ -90,7 +90,9 @@ def _sum(rows: torch.Tensor, total: torch.Tensor) -> None:
 
 
 def in_buckets(
-    sized: Iterable[tuple[Slot, torch.Tensor]], ranks: int, wire: Callable[[torch.Tensor], torch.dtype]
+    sized: Iterable[tuple[Slot, torch.Tensor]],
+    ranks: int,
+    wire: Callable[[torch.Tensor], torch.dtype],
 ) -> list[Bucket]:
     """Of one type each, and about BUCKET_BYTES, in the order that is given."""
     open_of: dict[torch.dtype, list[tuple[Slot, int]]] = {}
@@ -190,7 +192,7 @@ class GradientExchange:
     def _find_norms(self, contents: Sequence[SharedContent], order: float) -> None:
         own = [content.own() for content in contents]
         local = [
-            0.0 if part is None or part.numel() == 0 else float(torch.linalg.vector_norm(part, order))
+            float(torch.linalg.vector_norm(part, order)) if part is not None and len(part) else 0.0
             for part in own
         ]
         if math.isinf(order):

@@ -20,7 +20,7 @@ from ziggurat._shared_content import SharedContent
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(call)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def _shared(param: torch.Tensor) -> SharedContent | None:
@@ -271,7 +271,7 @@ class DdpFeeder(Feeder):
 
 
 def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> None:
-    """Before backward adds to the parameter's grad: what DDP finds there it takes for this rank's."""
+    """Before backward adds to the grad: what DDP finds there it takes for this rank's."""
     feeder = owner()
     if feeder is None:
         return
@@ -282,9 +282,7 @@ def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> 
         param.grad = None
 
 
-def ddp_hook(
-    owner: weakref.ref[DdpFeeder], bucket: Any
-) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(owner: weakref.ref[DdpFeeder], bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """DistributedDataParallel's communication hook."""
     feeder = owner()
     if feeder is None:

@@ -160,9 +160,7 @@ class Engine:
             given.values = memory(param.dtype, param.address, param.count)
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
-        call(
-            "ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle)
-        )
+        call("ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle))
         self.handle = handle.value
         self._ended = weakref.finalize(
             self, _end, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept

@@ -184,7 +184,10 @@ class Opened:
             place.finish_writing()
         self._look_at_params()
         lent = {
-            index: (self._in_host_memory(index, gradient.tensor), self.parts[index].memory().detach())
+            index: (
+                self._in_host_memory(index, gradient.tensor),
+                self.parts[index].memory().detach(),
+            )
             for index, gradient in enumerate(gradients)
             if gradient is not None
         }

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ziggurat._device import workers_beside
-from ziggurat._feeders import BackwardFeeder, DdpFeeder, ddp_hook
+from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot
 from ziggurat._native import (
@@ -29,8 +26,7 @@ from ziggurat._native import (
 )
 from ziggurat._opened import Opened
 from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
-from ziggurat._ranks import Ranks
-from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_meshes, several_ranks
+from ziggurat._sharing import Alone, several_ranks
 from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
@@ -51,7 +47,7 @@ def from_zero(**arguments: float) -> None:
             raise InvalidArgument(f"{name}={value}: give 0 or more")
 
 
-class EngineOptimizer(StateDicts):
+class EngineOptimizer(AmongRanks, StateDicts):
     """A ``torch.optim.Optimizer`` whose state an engine has."""
 
     _kind: str
@@ -114,55 +110,6 @@ class EngineOptimizer(StateDicts):
             if several_ranks():
                 self._watch_for_ddp(model)
 
-    def _divide(self, ddp: Any, group: Any, reduce_dtype: torch.dtype | None) -> None:
-        """At construction: which ranks there are, and what each has."""
-        mesh = group_of_meshes(self._order)
-        if mesh is not None:
-            self._sharing = Sharded(self._ranks(mesh))
-        elif ddp is not None:
-            self.attach_ddp(ddp)
-        elif group is not None and dist.get_world_size(group) > 1:
-            ranks = self._ranks(group)
-            feeder = BackwardFeeder(ranks, self._param_of, self._slots, reduce_dtype)
-            self._sharing = Divided(ranks, feeder, self._updated)
-            self._hooks.content = feeder.content
-
-    def _ranks(self, group: Any) -> Ranks:
-        return Ranks(group, self._workers(self._order), self._exchange)
-
-    def _workers(self, params: Iterable[torch.Tensor]) -> int:
-        return self._threads or workers_beside(list(params))
-
-    def attach_ddp(self, model: DistributedDataParallel) -> None:
-        """Exchanges gradients as `model`'s backward has them; for a model that was wrapped after
-        the optimizer was made, before its first backward. Another that was is given to the
-        constructor: ``model=model``."""
-        if dist.get_world_size(model.process_group) == 1:
-            return
-        if self._opened:
-            raise InvalidArgument(
-                "the optimizer has a state for this process alone: wrap the model in "
-                "DistributedDataParallel before the first step, and before Resume"
-            )
-        ranks = self._ranks(model.process_group)
-        feeder = DdpFeeder(ranks, self._param_of, self._slots, self._hooks.slot)
-        self._hooks.lending = False
-        self._sharing = Divided(ranks, feeder, self._updated)
-        self._sharing.attach(self._slots())
-        model.register_comm_hook(weakref.ref(feeder), ddp_hook)
-
-    def _watch_for_ddp(self, model: torch.nn.Module) -> None:
-        """Accelerate and Trainer wrap the model after the optimizer was made."""
-        this = weakref.ref(self)
-
-        def attach(*_: Any) -> None:
-            handle.remove()
-            optimizer, ddp = this(), active_ddp()
-            if optimizer is not None and ddp is not None and type(optimizer._sharing) is Alone:
-                optimizer.attach_ddp(ddp)
-
-        handle = model.register_forward_pre_hook(attach)
-
     def _param_of(self, slot: Slot) -> torch.Tensor:
         return self._order[slot.index]
 
@@ -173,7 +120,7 @@ class EngineOptimizer(StateDicts):
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """As the model has them, whose forward waits for them in this order."""
-        place = {param: i for i, param in enumerate(self._names)}
+        place: dict[torch.Tensor, int] = {param: i for i, param in enumerate(self._names)}
         return sorted(params, key=lambda param: place.get(param, len(place)))
 
     def _updated(self, param: torch.Tensor) -> None:
@@ -181,20 +128,6 @@ class EngineOptimizer(StateDicts):
         opened = self._opened_with.get(param)
         if opened is not None and (index := opened.index(param)) is not None:
             opened.engine.wait(index)
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Among the ranks of ``group``: backwards inside only add to this rank's gradients."""
-        feeder = self._sharing.feeder
-        with feeder.no_sync() if isinstance(feeder, BackwardFeeder) else contextlib.nullcontext():
-            yield
-
-    def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
-        """``loss.backward()``; with reentrant checkpointing among ranks fewer bytes are sent."""
-        feeder = self._sharing.feeder
-        alone = contextlib.nullcontext()
-        with feeder.whole_backward() if isinstance(feeder, BackwardFeeder) else alone:
-            loss.backward(**arguments)
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
@@ -293,14 +226,15 @@ class EngineOptimizer(StateDicts):
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""
-        if fits_host(self._state_bytes(param for _, param, _ in new), self._path):
+        needed_bytes = self._state_bytes(param for _, param, _ in new)
+        if self._sharing.all_of(fits_host(needed_bytes, self._path)):
             try:
                 opened = self._open(new, None)
                 self._tier = self.placement = "host"
                 self._path = None
                 return opened
             except ResourceExhausted as error:  # a budget that was given, or a limit of the process
-                if self._path is None:
+                if self._path is None or self._sharing.ranks is not None:
                     raise
                 say(f"nvme:{self._path}", f"host memory was refused: {error}")
         opened = self._open(new, self._path)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,7 +72,7 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
         f"the state takes {size_text(needed_bytes)}, and may take half of the {size_text(free)} of "
         "memory that are free"
     )
-    fits = needed_bytes <= free * _SHARE
+    fits = needed_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free * _SHARE
     if not fits and path is None:
         raise InvalidArgument(
             f'placement="auto": {why}: give "auto:/path" with a directory on a drive, or "host" to '
@@ -83,7 +84,8 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
 
 def memory_beside_drive(state_bytes: int) -> int | None:
     """Host memory for a state on a drive; None: the least that works, as the engine finds it."""
-    room = min(state_bytes + _WORK_BYTES, int(free_bytes() * _KEPT_SHARE))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine, as launchers tell
+    room = min(state_bytes + _WORK_BYTES, int(free_bytes() * _KEPT_SHARE / ranks))
     return room if room > _WORK_BYTES else None
 
 

@@ -22,7 +22,7 @@ class _Exchange(Protocol):
 
 
 class SharedContent(Content):
-    """``slice * slice_scale``, in fp32, flat; until the next exchange ``part`` is of this rank alone.
+    """``slice * slice_scale``, in fp32, flat; ``part`` is this rank's alone, and not sent yet.
 
     ``whole`` is in place of the slice where somebody wrote the gradient's values.
     """

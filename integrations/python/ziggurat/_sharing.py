@@ -66,6 +66,10 @@ class Alone:
                 "optimizer.attach_ddp(model) before the first backward"
             )
 
+    def all_of(self, holds: bool) -> bool:
+        """Whether it holds on every rank."""
+        return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
+
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
         """The engine of `params` has been opened."""
 
@@ -74,6 +78,13 @@ class Alone:
 
     def publish(self, updated: Sequence[torch.Tensor], beside: bool) -> None:
         """`updated` are being written; `beside` what the caller does next, or before it returns."""
+
+    def checksum(self, params: Iterable[torch.Tensor]) -> int:
+        checksum = 0
+        for param in params:
+            flat = self.values(param).reshape(-1).view(torch.uint8).cpu()
+            checksum = zlib.crc32(flat.numpy().data, checksum)
+        return checksum
 
     def wait(self, param: torch.Tensor) -> None:
         """Returns when all of `param` is that of the newest step, but for this rank's part."""
@@ -84,6 +95,10 @@ class Alone:
     def whole_state(self, opened: Opened, param: torch.Tensor, name: str) -> torch.Tensor:
         """State `name` of all of `param`, in fp32."""
         return opened.read_state(param, name)
+
+    def values(self, param: torch.Tensor) -> torch.Tensor:
+        """What this process has of it."""
+        return param.detach()
 
     def close(self) -> None:
         pass
@@ -107,11 +122,7 @@ class Divided(Alone):
         return Slice(param, self.ranks)
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
-        checksum = 0
-        for param in params:
-            flat = param.detach().reshape(-1).view(torch.uint8).cpu()
-            checksum = zlib.crc32(flat.numpy().data, checksum)
-        every = self.ranks.gathered([checksum])[:, 0].tolist()
+        every = self.ranks.gathered([self.checksum(params)])[:, 0].tolist()
         if len(set(every)) > 1:
             other = next(rank for rank, sum_ in enumerate(every) if sum_ != every[0])
             raise InvalidArgument(
@@ -173,6 +184,9 @@ class Sharded(Alone):
         if not is_dtensor(param):
             return values
         return like(param, values.view(local_of(param).shape))
+
+    def values(self, param: torch.Tensor) -> torch.Tensor:
+        return self.part(param).memory().detach()
 
 
 def several_ranks() -> bool:

@@ -8,7 +8,6 @@ next step, as a whole: a process that is killed before leaves the generation tha
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -131,14 +130,15 @@ class StateDicts(torch.optim.Optimizer):
         if needed > (free := free_bytes()):
             raise ResourceExhausted(
                 f"state_dict(): the whole state takes {size_text(needed)} of memory beside the "
-                f"optimizer's own, and {size_text(free)} are free: with placement=\"nvme:/path\", "
+                f'optimizer\'s own, and {size_text(free)} are free: with placement="nvme:/path", '
                 'state="store" saves the store\'s name instead'
             )
 
     def reference(self) -> dict[str, Any]:
         """A state dict that names the store, its generation and a checksum of the parameters.
 
-        ``load_state_dict()`` goes on from it as long as the store is at that generation.
+        ``load_state_dict()`` goes on from it as long as the store is at that generation. A call of
+        all ranks, as to make the store durable is; with FSDP2 each rank's is its own.
         """
         self.synchronize()
         for opened in self._opened:
@@ -157,11 +157,7 @@ class StateDicts(torch.optim.Optimizer):
 
     def _checksum(self) -> int:
         """Of all parameters: stores of two runs may be at the same generation."""
-        checksum = 0
-        for param in self._opened_with:
-            flat = param.detach().reshape(-1).view(torch.uint8).cpu()
-            checksum = zlib.crc32(flat.numpy().data, checksum)
-        return checksum
+        return self._sharing.checksum(self._opened_with)
 
     # Loading
 

@@ -60,7 +60,7 @@ class ModuleWaits:
                 gathered = [p for p in self._units.of(module) if p in params]
                 # FSDP2 reads shards in hooks of its own, where no use of a parameter is seen.
                 self._gathered.update(gathered)
-                own = [p for p in own if not is_dtensor(p)] + gathered
+                own = [*(p for p in own if not is_dtensor(p)), *gathered]
             if compiled:
                 self._at_entry.update(own)
             # The first of all: others' hooks may make weights of parameters.

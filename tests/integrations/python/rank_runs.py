@@ -27,7 +27,9 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _be_rank(rank: int, world: int, port: int, out: int, words: str, run: Callable[[], Any]) -> None:
+def _be_rank(
+    rank: int, world: int, port: int, out: int, words: str, run: Callable[[], Any]
+) -> None:
     """In a forked child: what `run` returns goes to `out`, what is said to the file `words`."""
     status = 1
     try:

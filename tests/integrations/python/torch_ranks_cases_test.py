@@ -312,7 +312,7 @@ def test_each_rank_holds_the_state_of_its_slices_alone():
         optimizer.step()
         return optimizer.figures()["host_used_bytes"]
 
-    alone, = on_ranks(1, run)
+    (alone,) = on_ranks(1, run)
     for bytes_ in on_ranks(2, run):
         assert bytes_ == pytest.approx(alone / 2, rel=0.05)
 

@@ -169,13 +169,14 @@ def test_bits_do_not_depend_on_placement_or_on_what_carries_them(world, train, t
 def test_ddp_trains_as_it_does_with_torchs_optimizer(world, loop):
     def run(rank):
         how = _LOOPS[loop]
-        return plain_ddp(rank, **how), our_ddp(rank, **how), our_ddp(rank, view=False, **how), our_own(rank, **how)
+        ours = our_ddp(rank, **how), our_ddp(rank, view=False, **how), our_own(rank, **how)
+        return plain_ddp(rank, **how), *ours
 
     results = on_ranks(world, run)
     for plain, *ours in results:
         for own in ours:
             close(own, plain, atol=2e-6)
-    for plain, *ours in results[1:]:
+    for _, *ours in results[1:]:
         for own, first in zip(ours, results[0][1:], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(own[2], first[2], strict=True))
 

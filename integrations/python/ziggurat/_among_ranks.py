@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine's optimizer does among the ranks of a job, and how it finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ziggurat._device import workers_beside
+from ziggurat._feeders import BackwardFeeder, DdpFeeder, ddp_hook
+from ziggurat._gradient import GradientHooks
+from ziggurat._gradient_content import Slot
+from ziggurat._native import InvalidArgument
+from ziggurat._opened import Opened
+from ziggurat._ranks import Ranks
+from ziggurat._sharing import Alone, Divided, Sharded, active_ddp, group_of_meshes
+
+
+class AmongRanks:
+    """The part of an engine's optimizer that knows of other ranks."""
+
+    _hooks: GradientHooks
+    _opened: list[Opened]
+    _order: list[torch.Tensor]
+    _threads: int
+    _exchange: str
+    _sharing: Alone
+
+    def _slots(self) -> list[Slot]:
+        """Of all parameters, in the model's order."""
+        raise NotImplementedError
+
+    def _param_of(self, slot: Slot) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _updated(self, param: torch.Tensor) -> None:
+        """Returns when the engine has written what is here of `param`; any thread's."""
+        raise NotImplementedError
+
+    def _divide(self, ddp: Any, group: Any, reduce_dtype: torch.dtype | None) -> None:
+        """At construction: which ranks there are, and what each has."""
+        mesh = group_of_meshes(self._order)
+        if mesh is not None:
+            self._sharing = Sharded(self._ranks(mesh))
+        elif ddp is not None:
+            self.attach_ddp(ddp)
+        elif group is not None and dist.get_world_size(group) > 1:
+            ranks = self._ranks(group)
+            feeder = BackwardFeeder(ranks, self._param_of, self._slots, reduce_dtype)
+            self._sharing = Divided(ranks, feeder, self._updated)
+            self._hooks.content = feeder.content
+
+    def _ranks(self, group: Any) -> Ranks:
+        return Ranks(group, self._workers(self._order), self._exchange)
+
+    def _workers(self, params: Iterable[torch.Tensor]) -> int:
+        return self._threads or workers_beside(list(params))
+
+    def attach_ddp(self, model: DistributedDataParallel) -> None:
+        """Exchanges gradients as `model`'s backward has them; for a model that was wrapped after
+        the optimizer was made, before its first backward. Another that was is given to the
+        constructor: ``model=model``."""
+        if dist.get_world_size(model.process_group) == 1:
+            return
+        if self._opened:
+            raise InvalidArgument(
+                "the optimizer has a state for this process alone: wrap the model in "
+                "DistributedDataParallel before the first step, and before Resume"
+            )
+        ranks = self._ranks(model.process_group)
+        feeder = DdpFeeder(ranks, self._param_of, self._slots, self._hooks.slot)
+        self._hooks.lending = False
+        self._sharing = Divided(ranks, feeder, self._updated)
+        self._sharing.attach(self._slots())
+        model.register_comm_hook(weakref.ref(feeder), ddp_hook)
+
+    def _watch_for_ddp(self, model: torch.nn.Module) -> None:
+        """Accelerate and Trainer wrap the model after the optimizer was made."""
+        this = weakref.ref(self)
+
+        def attach(*_: Any) -> None:
+            handle.remove()
+            optimizer, ddp = this(), active_ddp()
+            if optimizer is not None and ddp is not None and type(optimizer._sharing) is Alone:
+                optimizer.attach_ddp(ddp)
+
+        handle = model.register_forward_pre_hook(attach)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Among the ranks of ``group``: backwards inside only add to this rank's gradients."""
+        feeder = self._sharing.feeder
+        with feeder.no_sync() if isinstance(feeder, BackwardFeeder) else contextlib.nullcontext():
+            yield
+
+    def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
+        """``loss.backward()``; with reentrant checkpointing among ranks fewer bytes are sent."""
+        feeder = self._sharing.feeder
+        alone = contextlib.nullcontext()
+        with feeder.whole_backward() if isinstance(feeder, BackwardFeeder) else alone:
+            loss.backward(**arguments)
