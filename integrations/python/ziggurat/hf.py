@@ -38,6 +38,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
+from ziggurat._hf_deepspeed import config_of, optimizer_of
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
@@ -68,7 +69,13 @@ def optimizer(
     `arguments` are ``placement``, ``state_format``, ``state`` and all else that ziggurat.torch's
     optimizers take; `config` has them too, as a mapping or a JSON file. New parameters are waited
     for module by module, unless ``model=None`` is given.
+
+    `config` may be one for DeepSpeed as well, or Accelerate's YAML with a DeepSpeed plugin: it is
+    read with DeepSpeed's meaning, "auto" is what `args` says, and so the optimizer is the config's
+    own if it names one. State on a drive is in a directory of ``nvme_path`` named after
+    ``args.output_dir``. The schedule is Trainer's. What contradicts `args` is refused.
     """
+    theirs = None if config is None else config_of(config, args)
     name = str(getattr(args.optim, "value", args.optim))
     if name not in _KINDS:
         raise InvalidArgument(f'optim="{name}": ziggurat.hf has {", ".join(_KINDS)}')
@@ -78,7 +85,9 @@ def optimizer(
         "eps": args.adam_epsilon,
     }
     settings = {name: settings[name] for name in used} | {"lr": args.learning_rate}
-    if isinstance(config, str | Path):
+    if theirs is not None:
+        pass  # with the model
+    elif isinstance(config, str | Path):
         settings |= json.loads(Path(config).read_text())
     else:
         settings |= config or {}
@@ -94,7 +103,11 @@ def optimizer(
         ]
         for group, weight_decay in zip(groups, (args.weight_decay, 0.0), strict=True):
             group["weight_decay"] = weight_decay
-        optimizer = _in_trainer(kind)(groups, **({"model": model} | settings | more))
+        chosen, all_settings = kind, settings
+        if theirs is not None:
+            named, own = optimizer_of(theirs, args, model)
+            chosen, all_settings = named or kind, ({} if named else settings) | own | arguments
+        optimizer = _in_trainer(chosen)(groups, **({"model": model} | all_settings | more))
         whole = settings.get("state", "full") == "full" and not args.save_only_model
         if whole and args.save_strategy != "no":
             optimizer.look_at_memory(p for _, p in trained)  # rather than at the first checkpoint

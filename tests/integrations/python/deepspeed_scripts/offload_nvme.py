@@ -35,9 +35,13 @@ def initialize(model: torch.nn.Module, seed: int) -> int:
     for name, param in model.named_parameters():
         with deepspeed.zero.GatheredParameters(param, modifier_rank=0):
             count += param.numel()
-            if torch.distributed.get_rank() == 0 and param.dim() >= 2:
+            if torch.distributed.get_rank() != 0:
+                continue
+            if param.dim() >= 2:
                 deviation = 0.02 if "down" in name or "projection" in name else 0.05
                 param.data.copy_(torch.randn(param.shape, generator=draw) * deviation)
+            elif name.endswith("bias"):
+                param.data.zero_()
     return count
 
 

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A config for DeepSpeed, or Accelerate's with a DeepSpeed plugin, for Trainer without DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ziggurat.torch
+from ziggurat._native import InvalidArgument
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat.deepspeed._config import Config
+from ziggurat.deepspeed.auto import fill_auto, from_accelerate
+
+# Sections and keys that no setting of ziggurat.torch's optimizers has the name of.
+_DEEPSPEEDS = {
+    "bf16",
+    "fp16",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "zero_optimization",
+}
+# Trainer's schedules by DeepSpeed's names.
+_SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear"}
+
+
+def config_of(given: Mapping[str, Any] | str | Path, args: Any) -> dict[str, Any] | None:
+    """`given` as a config for DeepSpeed; None: it is none."""
+    read: Any = given
+    if isinstance(given, str | Path):
+        if Path(given).suffix in (".yaml", ".yml"):
+            return from_accelerate(
+                given,
+                micro_batch_size=args.per_device_train_batch_size,
+                world_size=args.world_size,
+                gradient_accumulation_steps=args.gradient_accumulation_steps,
+            )
+        read = json.loads(Path(given).read_text(encoding="utf-8"))
+    return dict(read) if _DEEPSPEEDS & read.keys() else None
+
+
+def optimizer_of(
+    config: Mapping[str, Any], args: Any, model: torch.nn.Module
+) -> tuple[type[EngineOptimizer] | None, dict[str, Any]]:
+    """The class that the config names, if it does, and what its optimizer takes.
+
+    Where the config enables bf16 the model becomes it, as DeepSpeed has it: the fp32 masters are
+    the engine's. Errors: InvalidArgument for what contradicts Trainer's arguments, naming both.
+    """
+    filled = fill_auto(config, args, model)
+    _check_schedule(filled.pop("scheduler", None), args)
+    read = Config(filled, world_size=args.world_size)
+    if read.bf16_enabled:
+        model.bfloat16()
+    where = dict(read.engine_arguments)
+    placement = str(where.get("placement", "host"))
+    if placement.startswith("nvme:"):
+        # Runs that share the drive have directories of their own; one that goes on finds its own.
+        run = Path(os.fspath(args.output_dir)).resolve().name
+        where["placement"] = f"{placement}/ziggurat-{run}"
+    if args.process_index == 0:
+        for note in read.notes:
+            print(f"ziggurat: {note}", file=sys.stderr)
+    if read.optimizer_class is None:
+        return None, where
+    kind: type[EngineOptimizer] = getattr(ziggurat.torch, read.optimizer_class)
+    own = {k: v for k, v in read.optimizer_arguments.items() if k != "weight_decay"}
+    return kind, own | where
+
+
+def _check_schedule(scheduler: Any, args: Any) -> None:
+    """Trainer makes the schedule."""
+    kind = (scheduler or {}).get("type")
+    if kind is None:
+        return
+    wanted = _SCHEDULES.get(kind)
+    has = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if wanted is None:
+        raise InvalidArgument(
+            f"scheduler.type={kind}: Trainer makes the schedule, and has none like it: leave the "
+            "section out, and choose one with lr_scheduler_type"
+        )
+    if has != wanted:
+        raise InvalidArgument(
+            f'scheduler.type={kind} and lr_scheduler_type="{has}": Trainer makes the schedule: '
+            f'give lr_scheduler_type="{wanted}", or leave the section out'
+        )
