@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -71,12 +71,13 @@ class Lane:
 class _Named:
     """A transfer whose failure says which rank failed in which call."""
 
-    def __init__(self, ranks: Ranks, call: str, work: Any) -> None:
-        self._ranks, self._call, self._work = ranks, call, work
+    def __init__(self, ranks: Ranks, call: str, works: list[Any]) -> None:
+        self._ranks, self._call, self._works = ranks, call, works
 
     def wait(self) -> None:
         try:
-            self._work.wait()
+            for work in self._works:
+                work.wait()
         except RuntimeError as error:
             raise self._ranks.lost(self._call, error) from error
 
@@ -84,22 +85,41 @@ class _Named:
 class TorchLane(Lane):
     def __init__(self, ranks: Ranks, name: str, group: Any) -> None:
         self._ranks, self._name, self._group = ranks, name, group
+        self._calls = 0
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
-        call = f"all-to-all of {self._name}"
-        try:
-            work = dist.all_to_all_single(output, given, group=self._group, async_op=True)
-        except RuntimeError as error:
-            raise self._ranks.lost(call, error) from error
-        return _Named(self._ranks, call, work)
+        return self._begun(
+            "all-to-all",
+            lambda: [dist.all_to_all_single(output, given, group=self._group, async_op=True)],
+        )
 
     def all_gather(self, output: torch.Tensor, given: torch.Tensor) -> Work:
-        call = f"all-gather of {self._name}"
+        if given.device.type == "cpu":
+            return self._begun("all-gather", lambda: self._sent_to_each(output, given))
+        return self._begun(
+            "all-gather",
+            lambda: [dist.all_gather_into_tensor(output, given, group=self._group, async_op=True)],
+        )
+
+    def _sent_to_each(self, output: torch.Tensor, given: torch.Tensor) -> list[Any]:
+        """gloo's own all-gather makes a copy of the output in each of its threads."""
+        self._calls += 1
+        rows = output.view(self._ranks.size, -1)
+        works = []
+        for rank, member in enumerate(self._ranks.members):
+            if rank == self._ranks.rank:
+                rows[rank].copy_(given)
+                continue
+            works.append(dist.isend(given, member, group=self._group, tag=self._calls))
+            works.append(dist.irecv(rows[rank], member, group=self._group, tag=self._calls))
+        return works
+
+    def _begun(self, call: str, begin: Callable[[], list[Any]]) -> Work:
+        call = f"{call} of {self._name}"
         try:
-            work = dist.all_gather_into_tensor(output, given, group=self._group, async_op=True)
+            return _Named(self._ranks, call, begin())
         except RuntimeError as error:
             raise self._ranks.lost(call, error) from error
-        return _Named(self._ranks, call, work)
 
 
 class EngineLane(Lane):
@@ -148,7 +168,7 @@ class Ranks:
             raise InvalidArgument(f'exchange="{exchange}": give "torch" or "ziggurat"')
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self._members = dist.get_process_group_ranks(group)
+        self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
         #: For the engines, which agree on every step through it.
         self.runtime = Runtime(threads, self._meeting(group))
@@ -162,7 +182,7 @@ class Ranks:
         if self.rank == 0:
             address = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
             told = [(f"{address}:{_free_port()}", secrets.token_hex(16))]
-        dist.broadcast_object_list(told, src=self._members[0], group=group)
+        dist.broadcast_object_list(told, src=self.members[0], group=group)
         rendezvous, secret = told[0]
         return native.Ranks(
             self.rank, self.size, rendezvous, secret, call_timeout_s=_PATIENCE.total_seconds()
@@ -173,7 +193,7 @@ class Ranks:
         if self._by_engine:
             return EngineLane(self, name)
         # A group of its own: its calls may come from another thread than the training loop's.
-        group = dist.new_group(self._members, timeout=_PATIENCE, use_local_synchronization=True)
+        group = dist.new_group(self.members, timeout=_PATIENCE, use_local_synchronization=True)
         return TorchLane(self, name, group)
 
     def lost(self, call: str, error: Exception) -> Unavailable:
