@@ -16,7 +16,7 @@ import ziggurat.torch
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat.deepspeed._config import Config
-from ziggurat.deepspeed.auto import fill_auto, from_accelerate
+from ziggurat.deepspeed.auto import fill_auto, plugin_config
 
 # Sections and keys that no setting of ziggurat.torch's optimizers has the name of.
 _DEEPSPEEDS = {
@@ -39,14 +39,13 @@ def config_of(given: Mapping[str, Any] | str | Path, args: Any) -> dict[str, Any
     read: Any = given
     if isinstance(given, str | Path):
         if Path(given).suffix in (".yaml", ".yml"):
-            return from_accelerate(
-                given,
-                micro_batch_size=args.per_device_train_batch_size,
-                world_size=args.world_size,
-                gradient_accumulation_steps=args.gradient_accumulation_steps,
-            )
+            return plugin_config(given)  # Trainer's arguments fill in what it leaves open
         read = json.loads(Path(given).read_text(encoding="utf-8"))
     return dict(read) if _DEEPSPEEDS & read.keys() else None
+
+
+def names_optimizer(config: Mapping[str, Any]) -> bool:
+    return (config.get("optimizer") or {}).get("type") is not None
 
 
 def optimizer_of(
@@ -89,6 +88,11 @@ def _check_schedule(scheduler: Any, args: Any) -> None:
         raise InvalidArgument(
             f"scheduler.type={kind}: Trainer makes the schedule, and has none like it: leave the "
             "section out, and choose one with lr_scheduler_type"
+        )
+    if kind == "WarmupLR" and (scheduler.get("params") or {}).get("warmup_type") != "linear":
+        raise InvalidArgument(
+            "scheduler.type=WarmupLR: its warm-up is logarithmic unless warmup_type is linear, and "
+            'Trainer\'s is linear: give "warmup_type": "linear", or leave the section out'
         )
     if has != wanted:
         raise InvalidArgument(

@@ -38,8 +38,8 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 
 import ziggurat.torch
-from ziggurat._hf_deepspeed import config_of, optimizer_of
-from ziggurat._native import DataLoss, InvalidArgument
+from ziggurat._hf_deepspeed import config_of, names_optimizer, optimizer_of
+from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._placement import has_store
 from ziggurat._resume import accelerators, random_states
@@ -77,6 +77,8 @@ def optimizer(
     """
     theirs = None if config is None else config_of(config, args)
     name = str(getattr(args.optim, "value", args.optim))
+    if name not in _KINDS and theirs is not None and names_optimizer(theirs):
+        name = "adamw_torch"  # the config's is used
     if name not in _KINDS:
         raise InvalidArgument(f'optim="{name}": ziggurat.hf has {", ".join(_KINDS)}')
     kind, used = _KINDS[name]
@@ -175,6 +177,7 @@ class EveryStep(TrainerCallback):
         lr_scheduler: Any = None,
         **_: Any,
     ) -> None:
+        _need_one_rank(args, "EveryStep")
         self._optimizer, self._scheduler = _unwrapped(optimizer, "EveryStep"), lr_scheduler
         self._trainer, self.awaited = state, False
         self._optimizer._resume = None
@@ -208,6 +211,14 @@ class EveryStep(TrainerCallback):
         )
         self._optimizer.engine.give_blob(memory.getvalue())
         self.awaited = False
+
+
+def _need_one_rank(args: Any, who: str) -> None:
+    if args.world_size > 1:
+        raise Unimplemented(
+            f"{who} on {args.world_size} ranks is not built yet: go on from Trainer's checkpoints, or "
+            "write the loop with ziggurat.torch.Resume"
+        )
 
 
 def train(trainer: Trainer, **arguments: Any) -> TrainOutput:
@@ -255,6 +266,7 @@ def newest_step(trainer: Trainer) -> str | None:
     also takes care of a run that has ended.
     """
     who = "newest_step()"
+    _need_one_rank(trainer.args, who)
     before = trainer.optimizer
     if before is not None and _unwrapped(before, who).engine is not None:
         _unwrapped(before, who).close()  # an open store tells only what it was opened with

@@ -95,14 +95,22 @@ def test_a_config_without_optimizer_has_trainers(tmp_path):
     assert optimizer.param_groups[0]["lr"] == arguments.learning_rate
 
 
+def test_the_configs_optimizer_counts_whatever_optim_names(tmp_path):
+    arguments = arguments_of(tmp_path, optim="adafactor")
+    factory, more = ziggurat.hf.optimizer(arguments, config=_AUTO)
+    assert isinstance(factory()(gpt2(), **more), ziggurat.torch.AdamW)
+    with pytest.raises(ziggurat.InvalidArgument, match="adafactor"):
+        ziggurat.hf.optimizer(arguments)
+
+
 def test_accelerates_file_with_a_deepspeed_plugin(tmp_path):
     file = tmp_path / "accelerate.yaml"
     file.write_text(
         "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n"
         "  zero_stage: 2\n  offload_optimizer_device: cpu\n  gradient_accumulation_steps: 2\n"
-        "  gradient_clipping: 0.5\n"
     )
-    arguments = arguments_of(tmp_path, bf16=True)
+    # What the file leaves open is as the arguments say.
+    arguments = arguments_of(tmp_path, bf16=True, optim="adamw_torch_fused", max_grad_norm=0.25)
     factory, more = ziggurat.hf.optimizer(arguments, config=file)
     optimizer = factory()(gpt2(), **more)
     assert isinstance(optimizer, ziggurat.torch.AdamW) and optimizer.placement == "host"
@@ -115,6 +123,7 @@ def test_accelerates_file_with_a_deepspeed_plugin(tmp_path):
         ({"gradient_clipping": 3.0}, "max_grad_norm"),
         ({"scheduler": {"type": "OneCycle", "params": {}}}, "lr_scheduler_type"),
         ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, 'lr_scheduler_type="linear"'),
+        ({"scheduler": {"type": "WarmupLR", "params": {}}}, "logarithmic"),
     ],
 )
 def test_what_contradicts_the_arguments_is_refused(change, words, tmp_path):

@@ -169,8 +169,7 @@ def from_accelerate(
     InvalidArgument where Accelerate would refuse.
     """
     read = _yaml(settings) if isinstance(settings, str | os.PathLike) else settings
-    filled = _Filled(_plugin_config(read))
-    _set_precision(filled.config, str(read.get("mixed_precision") or "no"))
+    filled = _Filled(plugin_config(read))
     filled.fill("fp16.enabled", read.get("mixed_precision") == "fp16")
     filled.fill("bf16.enabled", read.get("mixed_precision") in ("bf16", "fp8"))
     filled.fill("gradient_accumulation_steps", gradient_accumulation_steps)
@@ -192,6 +191,14 @@ def from_accelerate(
         # Accelerate's schedules step once for every rank.
         filled.fill("scheduler.params.total_num_steps", -(-total_num_steps // world_size))
     return filled.config
+
+
+def plugin_config(settings: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
+    """The config in Accelerate's YAML file, or in what that has, with its types; "auto" stays."""
+    read = _yaml(settings) if isinstance(settings, str | os.PathLike) else settings
+    config = _plugin_config(read)
+    _set_precision(config, str(read.get("mixed_precision") or "no"))
+    return config
 
 
 def _plugin_config(read: Mapping[str, Any]) -> dict[str, Any]:
