@@ -172,11 +172,11 @@ class RankProcesses:
         )
         return self._ranks.codes[rank] == -signal.SIGKILL
 
-    def end(self, within: float) -> Iterator[tuple[int, str | None]]:
-        """What each said that ended by then; None of one that did not."""
+    def end(self, within: float) -> Iterator[tuple[int, int | None, str]]:
+        """Each rank, what it ended with, None if it did not by then, and what it said."""
         self._ranks.wait(within)
         for rank, code in enumerate(self._ranks.codes):
-            yield rank, None if code is None else self._ranks.words(rank)
+            yield rank, code, self._ranks.words(rank)
 
     def finish(self) -> None:
         """All must succeed."""
