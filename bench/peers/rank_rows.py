@@ -28,7 +28,7 @@ class Job:
         """Waits for what is still under way, which is not to be beside the next row."""
 
     def budget_bytes(self) -> int:
-        """What was planned for the state of this rank; 0: nothing was."""
+        """What was planned of this rank's memory; 0: nothing was."""
         return 0
 
     def limits(self) -> dict[str, float]:
@@ -144,7 +144,7 @@ class Ours(Job):
             settled(self._optimizer)
 
     def budget_bytes(self) -> int:
-        return int(self._optimizer.engine.figures()["host_budget_bytes"])
+        return planned(self._optimizer)
 
 
 class DeepSpeeds(Job):
@@ -184,7 +184,7 @@ class DeepSpeeds(Job):
             settled(self._optimizer)
 
     def budget_bytes(self) -> int:
-        return int(self._optimizer.engine.figures()["host_budget_bytes"]) if self._is_ours else 0
+        return planned(self._optimizer) if self._is_ours else 0
 
 
 def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
@@ -194,6 +194,12 @@ def groups_of(params: Iterable[Any]) -> list[dict[str, Any]]:
         {"params": [p for p in every if p.dim() == 2], "weight_decay": DECAY},
         {"params": [p for p in every if p.dim() != 2], "weight_decay": 0.0},
     ]
+
+
+def planned(optimizer: Any) -> int:
+    """Of a rank's memory: for the state, for gradients, and for what ranks send each other."""
+    figures = optimizer.figures()
+    return int(figures["host_budget_bytes"] + figures["exchange_planned_bytes"])
 
 
 def settled(optimizer: Any) -> None:

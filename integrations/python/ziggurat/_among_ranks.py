@@ -30,6 +30,7 @@ class AmongRanks:
     _order: list[torch.Tensor]
     _threads: int
     _exchange: str
+    _model: torch.nn.Module | None
     _sharing: Alone
 
     def _slots(self) -> list[Slot]:
@@ -47,7 +48,7 @@ class AmongRanks:
         """At construction: which ranks there are, and what each has."""
         mesh = group_of_meshes(self._order)
         if mesh is not None:
-            self._sharing = Sharded(self._ranks(mesh))
+            self._sharing = Sharded(self._ranks(mesh), self._model)
         elif ddp is not None:
             self.attach_ddp(ddp)
         elif group is not None and dist.get_world_size(group) > 1:

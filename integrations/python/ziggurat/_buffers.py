@@ -3,25 +3,32 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 
 class Buffers:
-    """As many as were under way at once, and of the largest size asked for. One thread's."""
+    """As many as were under way at once, and of the largest size asked for."""
 
     def __init__(self) -> None:
+        self.held_bytes = 0
         self._free: list[torch.Tensor] = []
+        self._lock = threading.Lock()
 
     def take(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Flat, its values undefined, until given back."""
         size_bytes = count * dtype.itemsize
-        found = next((one for one in self._free if one.device == device), None)
-        if found is not None:
+        with self._lock:
+            found = next((one for one in self._free if one.device == device), None)
             self._free = [one for one in self._free if one is not found]
-        if found is None or found.numel() < size_bytes:
-            found = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+            if found is None or found.numel() < size_bytes:
+                self.held_bytes += size_bytes - (0 if found is None else found.numel())
+                found = None  # before its successor is there
+                found = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         return found[:size_bytes].view(dtype)
 
     def give_back(self, buffer: torch.Tensor) -> None:
         storage = torch.empty(0, dtype=torch.uint8, device=buffer.device)
-        self._free.append(storage.set_(buffer.untyped_storage()))
+        with self._lock:
+            self._free.append(storage.set_(buffer.untyped_storage()))

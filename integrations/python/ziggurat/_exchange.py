@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from ziggurat._buffers import Buffers
 from ziggurat._gradient_content import Slot, Taken
 from ziggurat._ranks import Cut, Ranks, Work
 from ziggurat._shared_content import SharedContent
 
 BUCKET_BYTES = 25 << 20  # as PyTorch's DistributedDataParallel
-_IN_FLIGHT = 2  # buckets under way: each takes twice its bytes
+IN_FLIGHT = 2  # buckets under way: each takes twice its bytes
 _PIECE = 64 * 1024  # elements
 
 
@@ -47,6 +46,10 @@ class Bucket:
         self._sums: torch.Tensor | None = None
         self._given: list[weakref.ref[torch.Tensor]] = []
 
+    @property
+    def sums_bytes(self) -> int:
+        return 0 if self._sums is None else self._sums.nbytes
+
     def fill(self, rows: torch.Tensor, i: int, part: Taken | None) -> None:
         """Puts parameter i's gradient, a slice for each rank, into `rows`."""
         cut, start = self.cuts[i], self._starts[i]
@@ -70,7 +73,7 @@ class Bucket:
         """Each parameter's slice of the sum of `rows`, in fp32; None: no rank had a gradient."""
         if self._sums is None or any(slice_() is not None for slice_ in self._given):
             self._sums = torch.empty(self.row, dtype=torch.float32, device=rows.device)
-        _sum(rows, self._sums)
+        sum_in_order(rows, self._sums)
         found: list[torch.Tensor | None] = []
         had = self._sums[self._flags :].tolist()
         for cut, start, count in zip(self.cuts, self._starts, had, strict=True):
@@ -80,13 +83,35 @@ class Bucket:
         return found
 
 
-def _sum(rows: torch.Tensor, total: torch.Tensor) -> None:
-    """In the order of rows, a piece at a time that stays in a core's cache."""
+def sum_in_order(rows: torch.Tensor, total: torch.Tensor, divisor: int = 1) -> None:
+    """In the order of rows, in fp32 or wider, a piece at a time that stays in a core's cache."""
+    wide = torch.promote_types(total.dtype, torch.float32)
+    work = None if total.dtype == wide else torch.empty(_PIECE, dtype=wide, device=total.device)
     for begin in range(0, len(total), _PIECE):
-        piece = total[begin : begin + _PIECE]
+        given = total[begin : begin + _PIECE]
+        piece = given if work is None else work[: len(given)]
         piece.copy_(rows[0, begin : begin + _PIECE])
         for row in rows[1:]:
             piece.add_(row[begin : begin + _PIECE])
+        if divisor != 1:
+            piece.div_(divisor)
+        if work is not None:
+            given.copy_(piece)
+
+
+def planned_bytes(params: Sequence[torch.Tensor], ranks: int) -> int:
+    """The most that a rank takes to exchange their gradients in buckets of BUCKET_BYTES and one
+    parameter more: the sums of its slices, in one bucket beside those before, and what is under way."""
+    if not params:
+        return 0
+    rows = sum(Cut(param.numel(), ranks).slice + 1 for param in params)
+    filled = rows * ranks - sum(param.numel() for param in params)
+    widest = max(param.element_size() for param in params)
+    bucket = BUCKET_BYTES + max(param.nbytes for param in params) + filled * widest
+    bucket = min(bucket, rows * ranks * widest)
+    least = min(param.element_size() for param in params)
+    sums_of_one = bucket // (ranks * least) * 4
+    return rows * 4 + sums_of_one + 2 * IN_FLIGHT * bucket
 
 
 def in_buckets(
@@ -131,21 +156,32 @@ class GradientExchange:
         self._contents = contents
         self._lane = ranks.lane("gradients")
         self._values = ranks.lane("gradient values")
-        self._buffers = Buffers()
         self._flying: list[tuple[Bucket, torch.Tensor, torch.Tensor, Work]] = []
+        self._buckets: weakref.WeakSet[Bucket] = weakref.WeakSet()  # that were sent
+        #: Called before the first of several is sent, to be done with the ranks' buffers.
+        self.before: Callable[[], None] = lambda: None
 
     def send(self, bucket: Bucket, parts: Sequence[Taken | None], device: torch.device) -> None:
         """The parts may change when this returns."""
-        while len(self._flying) >= _IN_FLIGHT:
+        if not self._flying:
+            self.before()
+        while len(self._flying) >= IN_FLIGHT:
             self._finish_one()
+        self._buckets.add(bucket)
         count = self.ranks.size * bucket.row
-        given = self._buffers.take(count, bucket.wire, device)
-        taken = self._buffers.take(count, bucket.wire, device)
+        given = self.ranks.buffers.take(count, bucket.wire, device)
+        taken = self.ranks.buffers.take(count, bucket.wire, device)
         rows = given.view(self.ranks.size, bucket.row)
         for i, part in enumerate(parts):
             bucket.fill(rows, i, part)
         work = self._lane.all_to_all(taken, given)
         self._flying.append((bucket, taken, given, work))
+
+    @property
+    def held_bytes(self) -> int:
+        """Of memory for gradients, and for what is sent."""
+        sums = sum(bucket.sums_bytes for bucket in self._buckets)
+        return sums + self.ranks.buffers.held_bytes
 
     def finish(self) -> None:
         """All that was sent has come back."""
@@ -155,9 +191,9 @@ class GradientExchange:
     def _finish_one(self) -> None:
         bucket, taken, given, work = self._flying.pop(0)
         work.wait()
-        self._buffers.give_back(given)
+        self.ranks.buffers.give_back(given)
         found = bucket.sums(taken.view(self.ranks.size, bucket.row), self.ranks.rank)
-        self._buffers.give_back(taken)
+        self.ranks.buffers.give_back(taken)
         for slot, own in zip(bucket.slots, found, strict=True):
             if own is not None:
                 self._received(slot, own)

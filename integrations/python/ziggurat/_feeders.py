@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ziggurat._exchange import Bucket, GradientExchange, in_buckets
+from ziggurat._exchange import Bucket, GradientExchange, in_buckets, planned_bytes
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
@@ -71,6 +72,10 @@ class Feeder:
 
     def check_sent(self) -> None:
         """At a step."""
+
+    def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
+        """The most that a rank takes to exchange the gradients of `params`."""
+        return planned_bytes(params, self.ranks.size)
 
     def detach(self) -> None:
         pass
@@ -157,6 +162,10 @@ class BackwardFeeder(Feeder):
         self._missing = [set(bucket.slots) for bucket in self._buckets]
         self._sent = 0
 
+    def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
+        wired = [torch.empty_like(p, dtype=self._wire(p), device="meta") for p in params]
+        return planned_bytes(wired, self.ranks.size)
+
     def _wire(self, param: torch.Tensor) -> torch.dtype:
         """Each rank's gradient is rounded to it once; their sum is not."""
         return self._reduce_dtype or param.dtype
@@ -204,7 +213,8 @@ class DdpFeeder(Feeder):
     ) -> None:
         super().__init__(ranks, param_of, slots)
         self._slot_of = slot_of
-        self._buckets: dict[tuple[Slot, ...], Bucket] = {}
+        self._buckets: dict[tuple[Slot, ...], list[Bucket]] = {}  # of each of DDP's
+        self._used: dict[tuple[Slot, ...], list[Bucket]] = {}  # in the backward under way
         self._arrived: dict[Slot, torch.Tensor] = {}
         self._before: dict[Slot, LentGradient] = {}
         self._unsent: set[Slot] = set()
@@ -232,11 +242,16 @@ class DdpFeeder(Feeder):
         """In backward: DDP has a bucket of gradients."""
         params, grads = bucket.parameters(), bucket.gradients()
         slots = tuple(self._known(param) for param in params)
-        own = self._buckets.get(slots)
-        if own is None:
-            counts = [param.numel() for param in params]
-            own = self._buckets[slots] = Bucket(slots, counts, grads[0].dtype, self.ranks.size)
-        self.exchange.send(own, [Taken(grad, 1.0) for grad in grads], grads[0].device)
+        # DDP's first bucket, before it knows the order of gradients, has all of them.
+        buckets = self._buckets.get(slots)
+        if buckets is None:
+            sized = zip(slots, grads, strict=True)
+            buckets = in_buckets(sized, self.ranks.size, lambda grad: grad.dtype)
+        self._used[slots] = buckets
+        taken = iter([Taken(grad, 1.0) for grad in grads])
+        for own in buckets:
+            parts = list(itertools.islice(taken, len(own.slots)))
+            self.exchange.send(own, parts, grads[0].device)
         if bucket.is_last():
             # Behind the callback that DDP is about to queue, in which it writes every grad.
             _at_end_of_backward(lambda: _at_end_of_backward(self._ended))
@@ -252,22 +267,27 @@ class DdpFeeder(Feeder):
         return slot
 
     def _received(self, slot: Slot, total: torch.Tensor) -> None:
-        self._arrived[slot] = total
+        before = self._before.get(slot)
+        content = None if before is None else before._content
+        if isinstance(content, SharedContent) and not content.consumed:
+            content.receive(total)  # at once, since both take memory
+        else:
+            self._arrived[slot] = total
 
     def _ended(self) -> None:
         self.exchange.finish()
-        for slot, total in self._arrived.items():
-            param = self._param_of(slot)
-            used = param.grad is not None  # on some rank, as DDP has found
-            before = self._before.pop(slot, None)
-            if before is not None:
-                param.grad = before
-            elif used:
-                param.grad = None
-            if used:
-                self._content(slot).receive(total)
+        used = {slot for slot in self._arrived if self._param_of(slot).grad is not None}
+        for slot in used:  # on some rank, as DDP has found
+            self._param_of(slot).grad = None
+        for slot, before in self._before.items():
+            self._param_of(slot).grad = before
+        for slot in used:
+            self._content(slot).receive(self._arrived[slot])
+        self._before.clear()
         self._arrived.clear()
         self._unsent.clear()
+        # After its first backward DDP makes others: those of before, and their memory, are let go.
+        self._buckets, self._used = self._used, {}
 
 
 def _begins_anew(owner: weakref.ref[DdpFeeder], slot: Slot, _: torch.Tensor) -> None:

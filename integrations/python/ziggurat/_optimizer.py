@@ -303,6 +303,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def figures(self) -> dict[str, float]:
         """Of what was done since the last call, for a logger: steps, bytes, seconds waited and busy.
 
+        ``exchange_bytes`` is memory for what ranks send each other and for the gradients that came,
+        ``exchange_planned_bytes`` the most that it will be.
         Counters are those of the process, which two optimizers share; what was copied from and to
         accelerators (device_down_bytes, device_up_bytes) is this optimizer's.
         """
@@ -310,6 +312,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         if engine is None:
             return {}
         now = self._opened[0].figures()
+        trained = [param for opened in self._opened for param in opened.members]
+        exchange = self._sharing.exchange_bytes(trained)
         for opened in self._opened[1:]:
             for name, value in opened.figures().items():
                 if name.startswith("device_"):  # all others are the process's
@@ -317,6 +321,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         before, self._figures = self._figures, now
         told: dict[str, float] = {"generation": engine.generation}
         told["durable_generation"] = engine.durable_generation
+        told["exchange_bytes"], told["exchange_planned_bytes"] = exchange
         for name, value in now.items():
             if name.startswith("host_"):
                 told[name] = value

@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence, Set
 import torch
 
 from ziggurat._buffers import Buffers
-from ziggurat._exchange import BUCKET_BYTES
+from ziggurat._exchange import BUCKET_BYTES, IN_FLIGHT
 from ziggurat._ranks import Cut, Ranks, Work
-
-_IN_FLIGHT = 2
 
 
 class _Flight:
@@ -58,7 +56,6 @@ class ParamGather:
         """`updated(param)` returns when the engine has written this rank's slice."""
         self._ranks = ranks
         self._lane = ranks.lane("parameters")
-        self._buffers = Buffers()
         self._updated = updated
         self._done: dict[torch.Tensor, threading.Event] = {}
         self._thread: threading.Thread | None = None
@@ -70,9 +67,9 @@ class ParamGather:
         for bucket in _buckets(params):
             for param in bucket:
                 self._updated(param)
-            if len(flying) >= _IN_FLIGHT:
+            if len(flying) >= IN_FLIGHT:
                 self._land(flying.pop(0))
-            flight = _Flight(bucket, self._ranks, self._buffers)
+            flight = _Flight(bucket, self._ranks, self._ranks.buffers)
             flight.pack()
             flight.work = self._lane.all_gather(flight.taken, flight.given)
             flying.append(flight)
@@ -84,8 +81,8 @@ class ParamGather:
         flight.work.wait()
         with torch.no_grad():
             flight.unpack(self._ranks.size)
-        self._buffers.give_back(flight.given)
-        self._buffers.give_back(flight.taken)
+        self._ranks.buffers.give_back(flight.given)
+        self._ranks.buffers.give_back(flight.taken)
         for param in flight.params:
             if param in self._done:
                 self._done[param].set()

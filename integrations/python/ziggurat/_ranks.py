@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from ziggurat import _native as native
+from ziggurat._buffers import Buffers
 from ziggurat._native import (
     Exchange,
     InvalidArgument,
@@ -85,6 +86,7 @@ class _Named:
 class TorchLane(Lane):
     def __init__(self, ranks: Ranks, name: str, group: Any) -> None:
         self._ranks, self._name, self._group = ranks, name, group
+        self._members = dist.get_process_group_ranks(group)
         self._calls = 0
 
     def all_to_all(self, output: torch.Tensor, given: torch.Tensor) -> Work:
@@ -104,14 +106,15 @@ class TorchLane(Lane):
     def _sent_to_each(self, output: torch.Tensor, given: torch.Tensor) -> list[Any]:
         """gloo's own all-gather makes a copy of the output in each of its threads."""
         self._calls += 1
-        rows = output.view(self._ranks.size, -1)
+        rows = output.view(len(self._members), -1)
         works = []
-        for rank, member in enumerate(self._ranks.members):
-            if rank == self._ranks.rank:
-                rows[rank].copy_(given)
+        for row, member in zip(rows, self._members, strict=True):
+            if member == dist.get_rank():
+                if row.data_ptr() != given.data_ptr():
+                    row.copy_(given)
                 continue
             works.append(dist.isend(given, member, group=self._group, tag=self._calls))
-            works.append(dist.irecv(rows[rank], member, group=self._group, tag=self._calls))
+            works.append(dist.irecv(row, member, group=self._group, tag=self._calls))
         return works
 
     def _begun(self, call: str, begin: Callable[[], list[Any]]) -> Work:
@@ -170,6 +173,7 @@ class Ranks:
         self.size = dist.get_world_size(group)
         self.members = dist.get_process_group_ranks(group)
         self._by_engine = exchange == "ziggurat"
+        self.buffers = Buffers()  #: for what is sent and received
         #: For the engines, which agree on every step through it.
         self.runtime = Runtime(threads, self._meeting(group))
         self._control = Exchange(self.runtime, "control")
@@ -188,12 +192,14 @@ class Ranks:
             self.rank, self.size, rendezvous, secret, call_timeout_s=_PATIENCE.total_seconds()
         )
 
-    def lane(self, name: str) -> Lane:
-        """Every rank makes the same ones in the same order."""
-        if self._by_engine:
+    def lane(self, name: str, members: Sequence[int] | None = None) -> Lane:
+        """Among `members` of the job, or all ranks. Every rank makes the same ones in the same
+        order. Some of the ranks always go through torch.distributed."""
+        members = list(members or self.members)
+        if self._by_engine and members == self.members:
             return EngineLane(self, name)
         # A group of its own: its calls may come from another thread than the training loop's.
-        group = dist.new_group(self.members, timeout=_PATIENCE, use_local_synchronization=True)
+        group = dist.new_group(members, timeout=_PATIENCE, use_local_synchronization=True)
         return TorchLane(self, name, group)
 
     def lost(self, call: str, error: Exception) -> Unavailable:

@@ -70,7 +70,8 @@ class SharedContent(Content):
         if before is None:
             self.slice, self.slice_scale = total, share
         else:
-            self.slice = (before * self.slice_scale).to(torch.float32).add_(total * share)
+            # In the new one's memory: the older is let go, a bucket after the other.
+            self.slice = total.mul_(share).add_((before * self.slice_scale).to(torch.float32))
             self.slice_scale = torch.ones((), device=self.device)
         self.whole = None
         self.norms.clear()

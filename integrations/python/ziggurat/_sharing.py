@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._dtensor import is_dtensor, like, local_of
 from ziggurat._feeders import Feeder
+from ziggurat._fsdp import FsdpCarriers
 from ziggurat._gradient_content import Slot
 from ziggurat._native import InvalidArgument, Runtime
 from ziggurat._opened import Opened, runtime_of
@@ -73,6 +74,10 @@ class Alone:
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
         """The engine of `params` has been opened."""
 
+    def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
+        """What this process has taken for `params` to exchange, and the most that it will."""
+        return 0, 0
+
     def check_gradients(self) -> None:
         """At a step."""
 
@@ -117,6 +122,7 @@ class Divided(Alone):
         self.ranks = ranks
         self.feeder = feeder
         self._gather = ParamGather(ranks, updated)
+        feeder.exchange.before = self._gather.finish
 
     def part(self, param: torch.Tensor) -> Part:
         return Slice(param, self.ranks)
@@ -133,6 +139,9 @@ class Divided(Alone):
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
         if resumed:
             self._gather.run(params)
+
+    def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
+        return self.feeder.exchange.held_bytes, self.feeder.planned_bytes(params)
 
     def check_gradients(self) -> None:
         self.feeder.check_sent()
@@ -166,12 +175,13 @@ class Divided(Alone):
 
 
 class Sharded(Alone):
-    """FSDP2's parameters are DTensors: each rank has shards, and exchanges nothing of ours."""
+    """FSDP2's parameters are DTensors: each rank has shards, which FSDP2 gathers."""
 
     ranks: Ranks
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, model: torch.nn.Module | None) -> None:
         self.ranks = ranks
+        self._carriers = None if model is None else FsdpCarriers(model, ranks)
 
     def part(self, param: torch.Tensor) -> Part:
         return Shard(param) if is_dtensor(param) else Part(param)
@@ -187,6 +197,14 @@ class Sharded(Alone):
 
     def values(self, param: torch.Tensor) -> torch.Tensor:
         return self.part(param).memory().detach()
+
+    def exchange_bytes(self, params: Sequence[torch.Tensor]) -> tuple[int, int]:
+        planned = 0 if self._carriers is None else self._carriers.largest_bytes
+        return self.ranks.buffers.held_bytes, planned
+
+    def close(self) -> None:
+        if self._carriers is not None:
+            self._carriers.close()
 
 
 def several_ranks() -> bool:

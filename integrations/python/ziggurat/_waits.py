@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_iter
 
 from ziggurat._dtensor import is_dtensor
+from ziggurat._fsdp import FsdpUnits
 
 # They do not read a parameter's values.
 _NO_VALUES = {
@@ -128,35 +129,6 @@ class ModuleWaits:
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
-
-
-class FsdpUnits:
-    """Which parameters FSDP2 gathers before a module's forward."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._read: dict[Any, list[torch.Tensor]] = {}  # by FSDP2's state of a unit
-        self._find(model, None)
-
-    def _find(self, module: torch.nn.Module, unit: Any) -> None:
-        # As fully_shard() has it: a module's, but for those of modules in it that are units too.
-        unit = _fsdp_state(module) or unit
-        if unit is not None:
-            self._read.setdefault(unit, []).extend(module.parameters(recurse=False))
-        for child in module.children():
-            self._find(child, unit)
-
-    def of(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        return self._read.get(_fsdp_state(module), [])
-
-    def prefetched(self, module: torch.nn.Module) -> list[torch.Tensor]:
-        """Of the units that ``set_modules_to_forward_prefetch()`` has named."""
-        ahead = getattr(_fsdp_state(module), "_states_to_forward_prefetch", ())
-        return [param for unit in ahead for param in self._read.get(unit, ())]
-
-
-def _fsdp_state(module: torch.nn.Module) -> Any:
-    state = getattr(module, "_get_fsdp_state", None)
-    return None if state is None else state()
 
 
 def _before_load(module: torch.nn.Module, hook: Callable[..., None]) -> Any:

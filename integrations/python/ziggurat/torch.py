@@ -37,7 +37,8 @@ All of them take, beside what PyTorch's have:
     ``reduce_dtype`` or the parameters' own type. Each rank keeps a slice of the state.
 ``exchange``
     What carries tensors between ranks: "torch", or "ziggurat", the engine's own connections.
-    Results are the same to the last bit.
+    Results are the same to the last bit. With FSDP2 on the CPU it carries what its units gather and
+    reduce, too, but for subgroups of a mesh, which go through "torch".
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.

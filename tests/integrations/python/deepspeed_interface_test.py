@@ -215,6 +215,40 @@ def test_the_loss_scale_of_fp16_moves_and_hides_itself():
     assert engine.loss_scale() == 0.0
 
 
+@pytest.mark.parametrize("window", [3, 7])
+def test_fp16_trains_as_with_torchs_grad_scaler(window):
+    """From a scale at which gradients really overflow, and with a loss that does once."""
+    fp16 = {"enabled": True, "initial_scale_power": 22, "hysteresis": 1}
+    fp16["loss_scale_window"] = window
+    adamw = {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}}
+    config = BASE | {"optimizer": adamw, "fp16": fp16, "zero_optimization": {"stage": 2}}
+    engine = deepspeed.initialize(model=small_model(), config=config)[0]
+    plain = small_model()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, growth_interval=window)
+    for step in range(40):
+        bad = float("inf") if step == 25 else 1.0
+        loss = loss_of(engine, batch(step))
+        engine.backward(loss * bad)
+        engine.step()
+
+        with torch.autocast("cpu", torch.float16):
+            expected = loss_of(plain, batch(step))
+        scaler.scale(expected * bad).backward()
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        overflow = scaler.get_scale() < before
+        if overflow or step == 0:
+            # DeepSpeed does not count the first step after an overflow.
+            scaler._growth_tracker.fill_(-1)
+        assert (engine.optimizer.overflow, engine.cur_scale) == (overflow, scaler.get_scale())
+        # PyTorch's weights are fp32, rounded for each product; ours are what a step rounded.
+        assert loss.item() == pytest.approx(expected.item(), rel=5e-3, abs=5e-3)
+    assert engine.skipped_steps >= 3 and scaler.get_scale() < 2.0**22
+
+
 def test_a_fixed_loss_scale_stays():
     fp16 = {"enabled": True, "loss_scale": 128.0}
     engine = deepspeed.initialize(model=small_model(), config=BASE | ADAMW | {"fp16": fp16})[0]

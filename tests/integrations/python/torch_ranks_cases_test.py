@@ -249,6 +249,136 @@ def test_hybrid_sharding_trains_as_torch_does():
         close(own, plain)
 
 
+def test_fsdp2_gathers_and_reduces_as_it_likes():
+    """Whatever its units do ahead, the bits are the same, and those of one sum in fp32."""
+
+    def run(rank, world, kind):
+        model = small_model().bfloat16()
+        layers = [model[0], model[2], model[5]]
+        for layer in layers:
+            fully_shard(layer)
+        fully_shard(model)
+        if kind == "ahead":
+            layers[0].set_modules_to_forward_prefetch(layers[1:])
+            layers[2].set_modules_to_backward_prefetch(layers[:2])
+        if kind == "asynchronously":
+            for unit in (*layers, model):
+                unit._set_unshard_async_op(True)
+        if kind == "by hand":
+            for layer in layers:
+                layer.set_reshard_after_forward(False)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+        grads = []
+        for step in range(3):
+            tokens = torch.randint(
+                61, (4, 9), generator=torch.Generator().manual_seed(9 * step + rank)
+            )
+            if kind == "by hand":
+                handles = [layer.unshard(async_op=True) for layer in layers]
+                [handle.wait() for handle in handles]
+            torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+            grads.append([p.grad.full_tensor() for p in model.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return grads, [p.full_tensor() for p in model.parameters()]
+
+    def mean_of_ranks(rank, world):
+        """The first step's gradients of each rank's batch alone, in one process."""
+        model, total = small_model().bfloat16(), None
+        for other in range(world):
+            tokens = torch.randint(61, (4, 9), generator=torch.Generator().manual_seed(other))
+            torch.nn.functional.cross_entropy(model(tokens[:, :8]), tokens[:, 8]).backward()
+            own = [p.grad.float() for p in model.parameters()]
+            total = own if total is None else [a + b for a, b in zip(total, own, strict=True)]
+            model.zero_grad()
+        return [(sum_ / world).bfloat16() for sum_ in total]
+
+    def all_kinds(rank):
+        kinds = ("plain", "ahead", "asynchronously", "by hand")
+        return [run(rank, 3, kind) for kind in kinds], mean_of_ranks(rank, 3)
+
+    for (first, *others), mean in on_ranks(3, all_kinds):
+        assert all(torch.equal(a, b) for a, b in zip(first[0][0], mean, strict=True))
+        for other in others:
+            for one, another in zip((*first[0], first[1]), (*other[0], other[1]), strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(one, another, strict=True))
+
+
+def test_fsdp2_keeps_what_somebody_has_it_exchange_with():
+    class Counting:
+        def __init__(self, carries):
+            self.carries, self.calls = carries, 0
+
+        def allocate(self, *size, **of):
+            return self.carries.allocate(*size, **of)
+
+        def __call__(self, *args, **how):
+            self.calls += 1
+            return self.carries(*args, **how)
+
+    def run(rank):
+        model = small_model()
+        for layer in (model[0], model[2], model[5]):
+            fully_shard(layer)
+        fully_shard(model)
+        own, ours = [
+            layer._get_fsdp_state()._fsdp_param_groups[0] for layer in (model[0], model[2])
+        ]
+        before = ours._all_gather_comm
+        counting = Counting(own._all_gather_comm)
+        model[0].set_custom_all_gather(counting)
+        optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-3, model=model)
+        model(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
+        optimizer.step()
+        replaced = ours._all_gather_comm is not before
+        optimizer.close()
+        return counting.calls, replaced, ours._all_gather_comm is before
+
+    for calls, replaced, put_back in on_ranks(2, run):
+        assert calls >= 1 and replaced and put_back
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "own", "fsdp2"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_ranks_exchange_takes_no_more_than_planned(world, wrapped, monkeypatch, tmp_path):
+    """In many buckets, and added to without no_sync()."""
+    monkeypatch.setattr("ziggurat._exchange.BUCKET_BYTES", 4096)
+    monkeypatch.setattr("ziggurat._param_gather.BUCKET_BYTES", 4096)
+
+    def run(rank):
+        model, where = small_model(), {}
+        if wrapped == "ddp":
+            called = DistributedDataParallel(model, bucket_cap_mb=4096 / 2**20)
+            where["model"] = called
+        elif wrapped == "own":
+            called, where["group"] = model, dist.group.WORLD
+        else:
+            called = model
+            for layer in (model[0], model[2], model[5]):
+                fully_shard(layer)
+            fully_shard(model)
+            where["model"] = model
+        optimizer = ziggurat.torch.AdamW(
+            model.parameters(), lr=1e-3, placement=f"nvme:{tmp_path}/state", **where
+        )
+        said = []
+        for _ in range(4):
+            for _ in range(3):
+                called(torch.full((2, 8), rank)).sum().backward()
+                said.append(optimizer.figures())
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return [(one["exchange_bytes"], one["exchange_planned_bytes"]) for one in said if one]
+
+    for said in on_ranks(world, run):
+        assert all(0 < held <= planned for held, planned in said), said
+        assert len({planned for _, planned in said}) == 1
+        # In one bucket, all of the gradients would be under way at once.
+        assert said[0][1] < 6 * sum(p.nbytes for p in small_model().parameters())
+
+
 def refused(rank, call):
     with pytest.raises(InvalidArgument) as refusal:
         call()
