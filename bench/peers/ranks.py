@@ -26,8 +26,8 @@ and `compute` in each: forward and backward alone on all ranks at once, what no 
 A rank is a process that has one core to itself. Prints, for each row, the median over the rounds of
 its seconds a step (of the slowest rank) and of its speed over the contest's rival and over
 `compute` in the same round, with the interval that holds the median at 95 % (by rank), beside the
-speed that we ask of it; each rank's peak resident and proportional memory, and what was planned for
-the state; what exchange, memory and drive alone take for a step's bytes.
+speed that we ask of it; each rank's peak resident and proportional memory, and what was planned;
+what exchange, memory and drive alone take for a step's bytes.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def report(figures: dict[str, list[list[dict[str, Any]]]]) -> None:
         text += f"; MiB of each rank: peak {each_rank(said, 'peak_bytes')}"
         text += f", proportional {each_rank(said, 'proportional_bytes')}"
         if said[0][0]["budget_bytes"]:
-            text += f", planned for the state {each_rank(said, 'budget_bytes')}"
+            text += f", planned {each_rank(said, 'budget_bytes')}"
         print(text, flush=True)
     if "compute" in figures:
         report_limits(figures["compute"])
