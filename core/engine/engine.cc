@@ -64,6 +64,7 @@ Task<> EngineImpl::close() {
   grads_.reset();
   params_.reset();
   to_device_.reset();
+  compute_.reset();
   to_host_.reset();
   storage_.reset();  // the ring goes before the memory registered with it
   channels_.reset();

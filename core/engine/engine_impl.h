@@ -243,6 +243,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<PinnedPool> pool_;
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
+  std::unique_ptr<Compute> compute_;
   CancelScope cancel_;  // when the engine has failed or is closed
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;

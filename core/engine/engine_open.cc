@@ -256,6 +256,7 @@ Task<> EngineImpl::build_floors() {
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
+  compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers);
   tasks_.emplace(runtime_.reactor);
   context_.emplace(Context{
       .reactor = runtime_.reactor,
@@ -265,6 +266,7 @@ Task<> EngineImpl::build_floors() {
       .device = device_,
       .to_device = *to_device_,
       .to_host = *to_host_,
+      .compute = *compute_,
       .pool = *pool_,
       .ranks = *channels_,
       .table = *table_,

@@ -12,6 +12,7 @@
 #include "base/runtime/metrics.h"
 #include "base/runtime/trace.h"
 #include "base/runtime/worker_pool.h"
+#include "core/compute/compute.h"
 #include "core/schedule/rank_channels.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
@@ -29,6 +30,7 @@ struct Context {
   Device& device;
   Stream& to_device;
   Stream& to_host;
+  Compute& compute;  ///< in the device's memory
   PinnedPool& pool;
   RankChannels& ranks;
   const ChunkTable& table;

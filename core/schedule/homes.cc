@@ -271,8 +271,9 @@ std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
   return tier_ == Tier::kNvme && !chunk.constant ? chunk.param_bytes() : 0;
 }
 
-Task<> GradHome::accept(ChunkId id, const std::byte* source, Need need) {
-  const std::uint64_t size_bytes = context_.table.chunk(id).param_bytes();
+Task<> GradHome::accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) {
+  const std::uint64_t size_bytes = gradient.size();
+  const auto* const source = reinterpret_cast<const std::byte*>(gradient.address());
   if (tier_ == Tier::kDevice) {
     device_[id] = co_await allocate_(size_bytes, Purpose::kGradients);
     const Stream::Copy request{.destination = device_[id].data(),

@@ -95,8 +95,8 @@ class GradHome {
                                                 AllocateDevice allocate);
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
-  /// Takes `chunk`'s gradient from `source` on the device; returns when `source` may be reused.
-  Task<> accept(ChunkId chunk, const std::byte* source, Need need);
+  /// Takes `chunk`'s gradient from `source`; returns when `source` may be reused.
+  Task<> accept(ChunkId chunk, DeviceSpan<const std::byte> source, Need need);
   /// With Tier::kTrainer, instead: the unit's gradient, without padding, in any type; the memory is
   /// the engine's until the unit is updated.
   void lend(UnitId unit, TypedSpan<const std::byte> gradient) noexcept { lent_[unit] = gradient; }

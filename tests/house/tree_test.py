@@ -20,7 +20,7 @@ from pathlib import Path
 FLOORS = [
     "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer",
     "collectives", *(f"collectives/{folder}" for folder in ("quantize", "exchange", "tcp", "mpi", "nccl", "simulated", "rendezvous")),
-    "core/sharding", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
+    "core/sharding", "core/compute", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
     "integrations/gpt", "integrations/measure", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]

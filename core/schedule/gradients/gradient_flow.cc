@@ -12,12 +12,6 @@
 #include "base/memory_exhausted.h"
 
 namespace ziggurat {
-namespace {
-
-/// Bytes of an accumulator that one job zeroes.
-constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
-
-}  // namespace
 
 GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
                            std::size_t accumulators_max, const ReductionSettings& reduction)
@@ -87,15 +81,7 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
-  // In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
-  std::vector<std::function<void()>> clears;
-  for (std::uint64_t begin = 0; begin < size_bytes; begin += kClearBytes) {
-    clears.emplace_back(
-        [data = buffer.data() + begin, count = std::min(kClearBytes, size_bytes - begin)] {
-          std::memset(data, 0, count);
-        });
-  }
-  co_await context_.run_all("clear accumulator", clears);
+  co_await context_.compute.clear(device_span(buffer).first(size_bytes));
   co_return buffer.as<float>().first(chunks.count);
 }
 
@@ -120,9 +106,10 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
     if (context_.table.chunk(id).constant) continue;
     const std::size_t in_slice =
         (id - chunks.first_chunk) % context_.table.slice_chunks(unit).size();
-    group.spawn(flow_chunk(id,
-                           buffers_[unit].data() + context_.table.chunk(id).begin * sizeof(float),
-                           need, reduction ? &reduction->reduced[in_slice] : nullptr));
+    const Chunk& chunk = context_.table.chunk(id);
+    group.spawn(
+        flow_chunk(id, device_span(buffers_[unit]).as<float>().subspan(chunk.begin, chunk.count),
+                   need, reduction ? &reduction->reduced[in_slice] : nullptr));
   }
   co_await group.wait_idle();
   // Until then the others' part in it is read from the accumulator, also where none of it is ours.
@@ -138,26 +125,38 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
   spare_returned_.set();
 }
 
-Task<> GradientFlow::flow_chunk(ChunkId id, std::byte* accumulator, Need need, Signal* reduced) {
+Task<> GradientFlow::flow_chunk(ChunkId id, DeviceSpan<float> accumulator, Need need,
+                                Signal* reduced) {
   if (reduced != nullptr) {
     co_await reduced->wait();
   } else {
     co_await round(id, accumulator);
   }
-  co_await home_.accept(id, accumulator, need);
+  const DeviceSpan<std::byte> rounded =
+      accumulator.as<std::byte>().first(context_.table.chunk(id).param_bytes());
+  co_await home_.accept(id, rounded, need);
   home_.arrived(id).set();
 }
 
-Task<> GradientFlow::round(ChunkId id, std::byte* accumulator) {
+/// Rounded in place: the chunk's 16-bit values begin where its fp32 values did.
+Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
   const Chunk& chunk = context_.table.chunk(id);
-  // Rounded in place: a tile of 16-bit values lands at half its own offset, over values already
-  // read.
-  const std::function<void()> round = [&] {
-    const auto* values = reinterpret_cast<const float*>(accumulator);
-    const TypedSpan<std::byte> rounded{context_.table.dtype(), {accumulator, chunk.param_bytes()}};
-    norm_.round(chunk.unit, chunk.begin, {values, chunk.count}, rounded);
+  const TypedDeviceSpan<std::byte> rounded{context_.table.dtype(),
+                                           accumulator.as<std::byte>().first(chunk.param_bytes())};
+  const std::span<double> squares = norm_.whole_tiles(chunk.unit, chunk.begin, chunk.count);
+  if (!squares.empty()) {
+    const Compute::Rounding whole{.values = accumulator, .out = rounded, .squares = squares};
+    co_await context_.compute.round(whole);
+    co_return;
+  }
+  // Tiles of which tensor-parallel parts share a run are summed run by run.
+  const std::span<const std::byte> values = context_.compute.host_view(accumulator.as<std::byte>());
+  const TypedSpan<std::byte> out{rounded.dtype, context_.compute.host_view(rounded.bytes)};
+  const std::function<void()> job = [&] {
+    norm_.round(chunk.unit, chunk.begin,
+                {reinterpret_cast<const float*>(values.data()), chunk.count}, out);
   };
-  co_await context_.workers.run(context_.reactor, "round gradient", round);
+  co_await context_.workers.run(context_.reactor, "round gradient", job);
 }
 
 Task<> GradientFlow::all_arrived() {

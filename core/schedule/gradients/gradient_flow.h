@@ -54,8 +54,8 @@ class GradientFlow {
 
  private:
   Task<> flow(UnitId unit, Need need, std::shared_ptr<GradientReducer::Reduction> reduction);
-  Task<> flow_chunk(ChunkId chunk, std::byte* accumulator, Need need, Signal* reduced);
-  Task<> round(ChunkId chunk, std::byte* accumulator);
+  Task<> flow_chunk(ChunkId chunk, DeviceSpan<float> accumulator, Need need, Signal* reduced);
+  Task<> round(ChunkId chunk, DeviceSpan<float> accumulator);
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
   Task<DeviceBuffer> one_more(std::uint64_t size_bytes);
 

@@ -99,6 +99,15 @@ void GradientNorm::round_tile(UnitId unit, std::uint64_t begin, std::span<const 
   if (has_parts()) tile_hashes_[tile] = hash;
 }
 
+std::span<double> GradientNorm::whole_tiles(UnitId unit, std::uint64_t begin,
+                                            std::uint64_t count) noexcept {
+  const std::uint64_t own_begin = table_.own_begin(unit);
+  const std::uint64_t own_end = own_begin + table_.unit(unit).slice_count;
+  if (has_parts() || begin < own_begin || begin + count > own_end) return {};
+  const std::size_t tile = first_tile_[unit] + (begin - own_begin) / kTileElements;
+  return sums(rank_).subspan(tile, count / kTileElements);
+}
+
 void GradientNorm::finish_message() {
   for (UnitId u = 0; u < table_.unit_count() && has_parts(); ++u) {
     const auto tiles = tile_hashes_.subspan(first_tile_[u], slice_tiles(u));

@@ -37,6 +37,10 @@ class GradientNorm {
   void round(UnitId unit, std::uint64_t begin, std::span<const float> values,
              TypedSpan<std::byte> out);
 
+  /// Where round() would put the sums of those elements; empty where it takes more than a sum of
+  /// each tile: of parts that ranks share, and of what is in another rank's slice.
+  std::span<double> whole_tiles(UnitId unit, std::uint64_t begin, std::uint64_t count) noexcept;
+
   /// This rank's gradients are all rounded: its message is whole but for the head.
   void finish_message();
   /// All ranks' messages side by side, as an all-gather wants them; and one's, its head first.

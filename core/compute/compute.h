@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/compute.h: what is done to bytes where they lie: by the CPU's workers in memory that
+// it may touch (cpu_compute.h), by kernels on a stream of a GPU (cuda_compute.h). The same bits.
+//
+// An operation begins when it is called and its Task returns when it has finished; what it reads
+// and writes is its own until then. Operations of one Compute may overlap: who needs an order
+// awaits. Spans in device memory are of the Compute's device. Reactor's thread.
+//
+// Errors of all: kUnavailable when the device is lost.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/device_span.h"
+#include "base/runtime/reactor.h"
+#include "base/runtime/worker_pool.h"
+#include "tiers/device.h"
+
+namespace ziggurat {
+
+/// The buffer's memory.
+inline DeviceSpan<std::byte> device_span(const DeviceBuffer& buffer) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(buffer.data()), buffer.size_bytes()};
+}
+
+class Compute {
+ public:
+  virtual ~Compute() = default;
+
+  /// The same memory for the CPU; empty where the CPU may not touch it.
+  virtual std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept = 0;
+
+  /// Every byte is zero. Writes `bytes` once.
+  virtual Task<> clear(DeviceSpan<std::byte> bytes) = 0;
+
+  /// Whole tiles of a gradient (kTileElements), each rounded as round_gradient() does.
+  struct Rounding {
+    DeviceSpan<const float> values;
+    TypedDeviceSpan<std::byte> out;  ///< may begin where `values` do
+    std::span<double> squares;       ///< out: of each tile, in host memory
+  };
+  /// Reads 4 bytes an element, writes its rounded size.
+  virtual Task<> round(const Rounding& rounding) = 0;
+};
+
+/// That of `device`. All must outlive it. Errors: kUnimplemented for a device that this build has
+/// no kernels for.
+std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers);
+
+}  // namespace ziggurat

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/cpu_compute.cc: jobs of the workers.
+#include "core/compute/cpu_compute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "base/runtime/async.h"
+#include "optimizer/gradient.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+/// Bytes that one job zeroes.
+constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
+
+template <class T>
+T* pointer(DeviceSpan<T> span) noexcept {
+  return reinterpret_cast<T*>(span.address());
+}
+
+}  // namespace
+
+std::span<std::byte> CpuCompute::host_view(DeviceSpan<std::byte> bytes) const noexcept {
+  return {pointer(bytes), bytes.size()};
+}
+
+/// In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
+Task<> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
+  std::vector<std::function<void()>> jobs;
+  for (std::uint64_t begin = 0; begin < bytes.size(); begin += kClearBytes) {
+    jobs.emplace_back(
+        [piece = host_view(bytes.subspan(begin, std::min(kClearBytes, bytes.size() - begin)))] {
+          std::memset(piece.data(), 0, piece.size());
+        });
+  }
+  WorkGroup group(reactor_);
+  for (const std::function<void()>& job : jobs)
+    group.spawn(workers_.run(reactor_, "clear accumulator", job));
+  co_await group.wait_idle();
+}
+
+/// One job, tile after tile: a tile of 16-bit values that lands where fp32 values began lies over
+/// such as were read already.
+Task<> CpuCompute::round(const Rounding& rounding) {
+  const std::span<const float> values(pointer(rounding.values), rounding.values.size());
+  const TypedSpan<std::byte> out{rounding.out.dtype,
+                                 {pointer(rounding.out.bytes), rounding.out.bytes.size()}};
+  const std::span<double> squares = rounding.squares;
+  const std::function<void()> job = [&] {
+    for (std::size_t tile = 0; tile < squares.size(); ++tile) {
+      const std::size_t begin = tile * kTileElements;
+      squares[tile] =
+          round_gradient(values.subspan(begin, kTileElements), out.subspan(begin, kTileElements));
+    }
+  };
+  co_await workers_.run(reactor_, "round gradient", job);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/cpu_compute.h: Compute on the CPU's workers, over a device that is emulated in host
+// memory.
+#pragma once
+
+#include "core/compute/compute.h"
+
+namespace ziggurat {
+
+class CpuCompute final : public Compute {
+ public:
+  /// Both must outlive it.
+  CpuCompute(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
+
+  std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept override;
+  Task<> clear(DeviceSpan<std::byte> bytes) override;
+  Task<> round(const Rounding& rounding) override;
+
+ private:
+  Reactor& reactor_;
+  WorkerPool& workers_;
+};
+
+}  // namespace ziggurat
