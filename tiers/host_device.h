@@ -14,9 +14,11 @@
 #include <string>
 #include <thread>
 
+#include "base/device_span.h"
 #include "base/runtime/metrics.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/trace.h"
+#include "base/typed_span.h"
 #include "tiers/device.h"
 #include "tiers/device_slab.h"
 #include "tiers/host_mapping.h"
@@ -30,6 +32,16 @@ class HostDevice final : public Device {
   /// had.
   static std::unique_ptr<HostDevice> create(Reactor& reactor, std::uint64_t capacity_bytes,
                                             Trace* trace = nullptr, Metrics* metrics = nullptr);
+
+  /// Memory of an emulated device is the host's: the same elements for the CPU.
+  template <class T>
+  static std::span<T> view(DeviceSpan<T> span) noexcept {
+    return {reinterpret_cast<T*>(span.address()), span.size()};
+  }
+  template <class Byte>
+  static TypedSpan<Byte> view(TypedDeviceSpan<Byte> span) noexcept {
+    return {span.dtype, view(span.bytes)};
+  }
 
   std::string description() const override;
   bool host_accessible() const noexcept override { return true; }

@@ -8,6 +8,7 @@
 
 #include "base/runtime/async.h"
 #include "optimizer/gradient.h"
+#include "tiers/host_device.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -16,15 +17,10 @@ namespace {
 /// Bytes that one job zeroes.
 constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
 
-template <class T>
-T* pointer(DeviceSpan<T> span) noexcept {
-  return reinterpret_cast<T*>(span.address());
-}
-
 }  // namespace
 
 std::span<std::byte> CpuCompute::host_view(DeviceSpan<std::byte> bytes) const noexcept {
-  return {pointer(bytes), bytes.size()};
+  return HostDevice::view(bytes);
 }
 
 /// In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
@@ -45,9 +41,8 @@ Task<> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
 /// One job, tile after tile: a tile of 16-bit values that lands where fp32 values began lies over
 /// such as were read already.
 Task<> CpuCompute::round(const Rounding& rounding) {
-  const std::span<const float> values(pointer(rounding.values), rounding.values.size());
-  const TypedSpan<std::byte> out{rounding.out.dtype,
-                                 {pointer(rounding.out.bytes), rounding.out.bytes.size()}};
+  const std::span<const float> values = HostDevice::view(rounding.values);
+  const TypedSpan<std::byte> out = HostDevice::view(rounding.out);
   const std::span<double> squares = rounding.squares;
   const std::function<void()> job = [&] {
     for (std::size_t tile = 0; tile < squares.size(); ++tile) {

@@ -86,10 +86,10 @@ void EngineImpl::fail(std::exception_ptr error) {
   if (!followed_from_another(error)) tell_ranks(error);
 }
 
-TypedSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
+TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
   calls_->require_acquire(unit, generation_);
   at_rest_ = false;
-  const TypedSpan<const std::byte> params = runtime_.reactor.block_on(cache_->acquire(unit));
+  const TypedDeviceSpan<const std::byte> params = runtime_.reactor.block_on(cache_->acquire(unit));
   calls_->acquired(unit, generation_);
   return params;
 }
@@ -100,28 +100,30 @@ void EngineImpl::release(UnitId unit) {
   runtime_.reactor.post([this, unit] { cache_->release(unit); });
 }
 
-std::span<float> EngineImpl::gradient(UnitId unit) {
+DeviceSpan<float> EngineImpl::gradient(UnitId unit) {
   require_not_lent("gradient()");
   calls_->require_gradient(unit);
-  const std::span<float> values = accumulator(unit);
+  const DeviceSpan<float> values = accumulator(unit);
   calls_->has_gradient(unit);
   return values;
 }
 
-std::span<float> EngineImpl::accumulator(UnitId unit) {
+DeviceSpan<float> EngineImpl::accumulator(UnitId unit) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
   return runtime_.reactor.block_on(flow_->accumulator(unit));
 }
 
-/// On the trainer's thread, which has nothing else to do meanwhile.
 void EngineImpl::clear_frozen(UnitId unit) {
   if (table_->model().units[unit].constant()) return;  // nobody looks at it
-  std::span<float> values;
+  DeviceSpan<float> values;
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
     const std::uint64_t count = param.count();
     if (param.frozen && values.empty()) values = accumulator(unit);
-    if (param.frozen) std::ranges::fill(values.subspan(begin, count), 0.0F);
+    if (param.frozen) {
+      const DeviceSpan<std::byte> frozen = values.subspan(begin, count).as<std::byte>();
+      runtime_.reactor.block_on(compute_->clear(frozen));
+    }
     begin += count;
   }
 }

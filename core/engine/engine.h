@@ -29,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "base/device_span.h"
 #include "base/dtype.h"
 #include "base/runtime/metrics.h"
 #include "base/typed_span.h"
@@ -126,13 +127,14 @@ class Engine {
 
   /// Makes `unit`'s parameters present on the device, in ModelSpec::dtype, all of this generation,
   /// and pins them there until release(). Shapes: flat, in ModelSpec's order. Nested acquires
-  /// count.
-  virtual TypedSpan<const std::byte> acquire(UnitId unit) = 0;
+  /// count. They are all there when it returns, and no work that reads them is queued any more when
+  /// release() is called. A trainer on the CPU has a HostDevice, and HostDevice::view() of them.
+  virtual TypedDeviceSpan<const std::byte> acquire(UnitId unit) = 0;
   virtual void release(UnitId unit) = 0;
 
   /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into
   /// it.
-  virtual std::span<float> gradient(UnitId unit) = 0;
+  virtual DeviceSpan<float> gradient(UnitId unit) = 0;
   /// `unit`'s gradient of this step is complete: rounds it once to the model's type and sends it on
   /// its way; the span is gone. The unit's parameters may change from now on: they are not acquired
   /// again before step(). Not needed of a unit whose parameters are all frozen

@@ -49,9 +49,9 @@ class EngineImpl final : public LentEngine {
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
 
-  TypedSpan<const std::byte> acquire(UnitId unit) override;
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit) override;
   void release(UnitId unit) override;
-  std::span<float> gradient(UnitId unit) override;
+  DeviceSpan<float> gradient(UnitId unit) override;
   void finish_gradient(UnitId unit) override;
   void prepare_step(const StepOptions& options) override;
   StepResult step(const StepOptions& options) override;
@@ -163,7 +163,7 @@ class EngineImpl final : public LentEngine {
   // engine.cc
   Task<> close();
   bool awaited_by_ranks() const;
-  std::span<float> accumulator(UnitId unit);
+  DeviceSpan<float> accumulator(UnitId unit);
   void clear_frozen(UnitId unit);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);

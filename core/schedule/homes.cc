@@ -141,9 +141,10 @@ Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
   co_await publish(id, param);
 }
 
-std::span<const std::byte> ParamHome::view(UnitId unit) const noexcept {
-  if (tier_ == Tier::kTrainer) return lent_[unit].bytes;
-  return {device_[unit].data(), device_[unit].size_bytes()};
+DeviceSpan<const std::byte> ParamHome::view(UnitId unit) const noexcept {
+  if (tier_ == Tier::kDevice) return device_span(device_[unit]);
+  const std::span<const std::byte> lent = lent_[unit].bytes;
+  return {reinterpret_cast<std::uintptr_t>(lent.data()), lent.size()};
 }
 
 Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriority priority) {

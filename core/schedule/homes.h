@@ -49,7 +49,7 @@ class ParamHome {
 
   /// The trainer uses whole units where they live: nothing is ever loaded.
   bool used_at_home() const noexcept;
-  std::span<const std::byte> view(UnitId unit) const noexcept;
+  DeviceSpan<const std::byte> view(UnitId unit) const noexcept;
   /// The trainer has moved what it lends, while no update of it is under way.
   void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
   /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.

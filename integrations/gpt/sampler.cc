@@ -124,7 +124,7 @@ std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model
     Array x = space.trainer.stream[0][0];
     Array y = space.trainer.stream[1][0];
     for (UnitId unit = 0; unit <= model.layers; ++unit) {
-      const ConstArray params = engine.acquire(unit);
+      const ConstArray params = HostDevice::view(engine.acquire(unit));
       if (unit == kEmbeddingUnit) {
         window.embed(params, tokens, x);
       } else {
@@ -138,7 +138,7 @@ std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model
       }
       engine.release(unit);
     }
-    const ConstArray params = engine.acquire(kEmbeddingUnit);
+    const ConstArray params = HostDevice::view(engine.acquire(kEmbeddingUnit));
     window.logits(params, x);
     engine.release(kEmbeddingUnit);
 

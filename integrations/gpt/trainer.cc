@@ -26,7 +26,7 @@ namespace {
 class AcquiredUnit {
  public:
   AcquiredUnit(Engine& engine, UnitId unit, DType dtype)
-      : engine_(engine), unit_(unit), params_(engine.acquire(unit)) {
+      : engine_(engine), unit_(unit), params_(HostDevice::view(engine.acquire(unit))) {
     ZIGGURAT_CHECK(params_.dtype == dtype, "the engine's parameters are {}, the trainer's model {}",
                    to_string(params_.dtype), to_string(dtype));
   }
@@ -68,7 +68,7 @@ void check_shape(const ModelConfig& model, const RunShape& shape) {
 
 class Trainer::Impl {
  public:
-  Impl(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+  Impl(Engine& engine, HostDevice& device, WorkerPool& workers, const ModelConfig& model,
        const RunShape& shape, TensorRanks* tensor)
       : engine_(engine),
         workers_(workers),
@@ -165,7 +165,8 @@ class Trainer::Impl {
     const bool backward = loss_scale != kNoGradient;
     const auto tokens = static_cast<double>(shape_.rows()) * static_cast<double>(batches.size());
     const auto scale = static_cast<float>(static_cast<double>(loss_scale) / tokens);
-    float* gradient = backward ? engine_.gradient(kEmbeddingUnit).data() : nullptr;
+    float* gradient =
+        backward ? HostDevice::view(engine_.gradient(kEmbeddingUnit)).data() : nullptr;
     double sum = 0;
     for (std::size_t k = 0; k < batches.size(); ++k) {
       const Array x = space_.stream.back()[k];
@@ -192,7 +193,7 @@ class Trainer::Impl {
     const UnitId id = block_unit(block);
     {
       const AcquiredUnit unit(engine_, id, model_.dtype);
-      const std::span<float> gradient = engine_.gradient(id);
+      const std::span<float> gradient = HostDevice::view(engine_.gradient(id));
       const auto again = [&](std::size_t k) {
         return Block::Forward{.params = unit.params(),
                               .x = space_.stream[i][k],
@@ -231,7 +232,7 @@ class Trainer::Impl {
   // The embedding's gradient needs no parameters; unit 0's accumulator has been open since the
   // head.
   void embed_backward(std::span<const Batch> batches) {
-    const std::span<float> gradient = engine_.gradient(kEmbeddingUnit);
+    const std::span<float> gradient = HostDevice::view(engine_.gradient(kEmbeddingUnit));
     if (divided_) {
       for (std::size_t k = 0; k < batches.size(); ++k)
         divided_->embed_backward(batches[k], space_.stream.back()[k], gradient.data());
@@ -277,18 +278,12 @@ void Trainer::Impl::check(std::span<const Batch> batches) const {
   }
 }
 
-Trainer::Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+Trainer::Trainer(Engine& engine, HostDevice& device, WorkerPool& workers, const ModelConfig& model,
                  const RunShape& shape, TensorRanks* tensor) {
   check_shape(model, shape);
   ZIGGURAT_CHECK(model.part == (tensor ? tensor->part() : TensorPart{}),
                  "part {} of {} of a model, and other ranks to go with it", model.part.rank,
                  model.part.ranks);
-  if (!device.host_accessible()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("device {}: this trainer computes on the CPU and cannot reach its memory",
-                    device.description()));
-  }
   impl_ = std::make_unique<Impl>(engine, device, workers, model, shape, tensor);
 }
 

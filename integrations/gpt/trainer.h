@@ -25,7 +25,7 @@
 #include "integrations/gpt/model.h"
 #include "integrations/gpt/row_share.h"
 #include "integrations/gpt/text.h"
-#include "tiers/device.h"
+#include "tiers/host_device.h"
 
 namespace ziggurat::gpt {
 
@@ -76,7 +76,7 @@ class Trainer {
   /// that is all of it. Each of them makes the same calls, with the same batches.
   /// Errors: kInvalidArgument (a shape out of range, rows that do not divide, a device whose memory
   /// the CPU cannot reach); kResourceExhausted (device budget).
-  Trainer(Engine& engine, Device& device, WorkerPool& workers, const ModelConfig& model,
+  Trainer(Engine& engine, HostDevice& device, WorkerPool& workers, const ModelConfig& model,
           const RunShape& shape, TensorRanks* tensor = nullptr);
   ~Trainer();
   Trainer(const Trainer&) = delete;

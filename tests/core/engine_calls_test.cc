@@ -77,8 +77,8 @@ TEST_P(EngineCalls, OutOfOrderAreRefusedAndTheTrainingGoesOn) {
     expect_refused([&] { engine.finish_gradient(2); }, "finish_gradient(unit 2 'unit2')", "once");
     const StepOptions options{.learning_rate = kLearningRate, .blob = {}};
     expect_refused([&] { engine.step(options); }, "unit 0 ('unit0')", "finish_gradient()");
-    const auto params = engine.acquire(0);
-    const auto gradient = engine.gradient(0);
+    const auto params = HostDevice::view(engine.acquire(0));
+    const auto gradient = HostDevice::view(engine.gradient(0));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += gradient_of(value_at(params, i), 0, i, step);
     engine.release(0);

@@ -98,8 +98,8 @@ StepResult attempt(Engine& engine, const ModelSpec& model, std::uint64_t data, f
   const StepOptions options{.learning_rate = kLearningRate, .loss_scale = scale, .blob = {}};
   engine.prepare_step(options);
   for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
-    const auto params = engine.acquire(u);
-    const auto gradient = engine.gradient(u);
+    const auto params = HostDevice::view(engine.acquire(u));
+    const auto gradient = HostDevice::view(engine.gradient(u));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += scale * gradient_of(value_at(params, i), u, i, data);
     engine.release(u);

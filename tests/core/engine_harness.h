@@ -68,8 +68,8 @@ inline void pass_step(Engine& engine, const ModelSpec& model, std::uint64_t step
     engine.release(u);
   }
   for (UnitId u = units; u-- > last_unit;) {
-    const auto params = engine.acquire(u);
-    const auto gradient = engine.gradient(u);
+    const auto params = HostDevice::view(engine.acquire(u));
+    const auto gradient = HostDevice::view(engine.gradient(u));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += loudness * gradient_of(value_at(params, i), u, i, step, rank);
     engine.release(u);
@@ -97,8 +97,8 @@ inline StepResult train_passes(Engine& engine, const ModelSpec& model, std::uint
       engine.release(u);
     }
     for (UnitId u = units; u-- > 0;) {
-      const auto params = engine.acquire(u);
-      const auto gradient = engine.gradient(u);
+      const auto params = HostDevice::view(engine.acquire(u));
+      const auto gradient = HostDevice::view(engine.gradient(u));
       for (std::size_t i = 0; i < params.count(); ++i)
         gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
       engine.release(u);
@@ -325,7 +325,7 @@ struct Rig {
 inline bool same_params(Engine& engine, const PlainTraining& plain, const ModelSpec& model) {
   bool same = true;
   for (UnitId u = 0; u < model.units.size(); ++u) {
-    const auto got = engine.acquire(u);
+    const auto got = HostDevice::view(engine.acquire(u));
     const auto expected = plain.params(u);
     same = same && got.dtype == expected.dtype && std::ranges::equal(got.bytes, expected.bytes);
     engine.release(u);

@@ -128,8 +128,8 @@ TEST(EngineQuantizedOverflow, SkipsTheStepOnAllRanks) {
     RankRig rig(*runtimes[static_cast<std::size_t>(rank)], model, config_of(world, directory));
     for (std::uint64_t step = 0; step < 3; ++step) {
       for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
-        const auto params = rig.engine->acquire(u);
-        const auto gradient = rig.engine->gradient(u);
+        const auto params = HostDevice::view(rig.engine->acquire(u));
+        const auto gradient = HostDevice::view(rig.engine->gradient(u));
         for (std::size_t i = 0; i < params.count(); ++i)
           gradient[i] += 16 * gradient_of(value_at(params, i), u, i, step, rank);
         if (step == 1 && rank == 1 && u == 2) gradient[7] = std::numeric_limits<float>::infinity();

@@ -179,8 +179,8 @@ TEST_P(EngineRanksOverflow, SkipAStepThatOverflowedOnOneOfThem) {
       const StepOptions options{.learning_rate = kLearningRate, .loss_scale = 16.0F, .blob = {}};
       rig.engine->prepare_step(options);
       for (auto u = static_cast<UnitId>(spec.units.size()); u-- > 0;) {
-        const auto params = rig.engine->acquire(u);
-        const auto gradient = rig.engine->gradient(u);
+        const auto params = HostDevice::view(rig.engine->acquire(u));
+        const auto gradient = HostDevice::view(rig.engine->gradient(u));
         for (std::size_t i = 0; i < params.count(); ++i)
           gradient[i] += 16 * gradient_of(value_at(params, i), u, i, step, rank);
         if (step == 1 && rank == 1 && u == 2) gradient[7] = std::numeric_limits<float>::infinity();
@@ -511,7 +511,7 @@ TEST(EngineRanksOrder, UnitsOutOfTheLearnedOrderAreServedWhereAllUseThemSo) {
     for (std::uint64_t step = 0; step < 4; ++step) {
       train_step(*rig.engine, model, step, kLearningRate, {}, 1.0F, rank);
       for (const UnitId u : {3U, 0U, 4U, 1U, 1U}) {
-        const auto got = rig.engine->acquire(u);
+        const auto got = HostDevice::view(rig.engine->acquire(u));
         EXPECT_TRUE(std::ranges::equal(got.bytes, at[step].params(u).bytes)) << "unit " << u;
         rig.engine->release(u);
       }

@@ -50,8 +50,8 @@ StepResult step_with(Engine& engine, const ModelSpec& model, std::uint64_t data,
   engine.prepare_step(options);
   const float scale = options.loss_scale.value_or(1.0F);
   for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
-    const auto params = engine.acquire(u);
-    const auto gradient = engine.gradient(u);
+    const auto params = HostDevice::view(engine.acquire(u));
+    const auto gradient = HostDevice::view(engine.gradient(u));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += scale * gradient_of(value_at(params, i), u, i, data);
     if (overflow && u == 2) gradient[7] = std::numeric_limits<float>::infinity();

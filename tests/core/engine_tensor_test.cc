@@ -75,8 +75,8 @@ class PartRig {
   StepResult step(std::uint64_t step, float fault = 0) {
     engine->prepare_step({.learning_rate = kLearningRate, .blob = {}});
     for (auto u = static_cast<UnitId>(model_.units.size()); u-- > 0;) {
-      const auto params = engine->acquire(u);
-      const auto gradient = engine->gradient(u);
+      const auto params = HostDevice::view(engine->acquire(u));
+      const auto gradient = HostDevice::view(engine->gradient(u));
       for (std::size_t i = 0; i < params.count(); ++i)
         gradient[i] += gradient_of(value_at(params, i), u, elements_[u][i], step, data_rank_);
       if (u == 1) gradient[shared_runs(model_.units[u])[0].begin] += fault;
@@ -90,7 +90,7 @@ class PartRig {
   bool has_params_of(const PlainTraining& plain) {
     bool same = true;
     for (UnitId u = 0; u < model_.units.size(); ++u) {
-      const auto params = engine->acquire(u);
+      const auto params = HostDevice::view(engine->acquire(u));
       for (std::size_t i = 0; i < params.count(); ++i)
         same = same && value_at(params, i) == value_at(plain.params(u), elements_[u][i]);
       engine->release(u);

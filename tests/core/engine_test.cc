@@ -145,7 +145,7 @@ TEST(Engine, UnitsUsedOutOfTheLearnedOrderAreServed) {
     train_step(*rig.engine, model, step, kLearningRate);
     plain.step(step, kLearningRate);
     for (const UnitId u : {3U, 0U, 4U, 1U, 1U}) {  // an evaluation that branches
-      const auto got = rig.engine->acquire(u);
+      const auto got = HostDevice::view(rig.engine->acquire(u));
       EXPECT_TRUE(std::ranges::equal(got.bytes, plain.params(u).bytes));
       rig.engine->release(u);
     }
@@ -156,8 +156,8 @@ TEST(Engine, NestedAcquiresKeepAUnitUntilTheLastRelease) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   Rig rig(model, small_config(directory.path()));
-  const auto first = rig.engine->acquire(0);
-  const auto second = rig.engine->acquire(0);
+  const auto first = HostDevice::view(rig.engine->acquire(0));
+  const auto second = HostDevice::view(rig.engine->acquire(0));
   EXPECT_EQ(first.bytes.data(), second.bytes.data());
   rig.engine->release(0);
   const PlainTraining plain(model, 1.0F);
@@ -176,7 +176,8 @@ TEST(Engine, ANormThatIsNotFiniteUpdatesNothingAndLeavesTheLastGeneration) {
     plain.step(0, kLearningRate);
     rig.engine->make_durable();
     for (UnitId u = 0; u < model.units.size(); ++u) {
-      rig.engine->gradient(u)[0] = u == 2 ? std::numeric_limits<float>::quiet_NaN() : 1.0F;
+      HostDevice::view(rig.engine->gradient(u))[0] =
+          u == 2 ? std::numeric_limits<float>::quiet_NaN() : 1.0F;
       rig.engine->finish_gradient(u);
     }
     const Error error =
@@ -268,7 +269,7 @@ TEST(Engine, AUnitWhoseGradientStaysOpenLeavesRoomForTheOthers) {
     for (std::uint64_t step = 0; step < 3; ++step) {
       rig.engine->gradient(4);  // tied: begun first, finished last
       for (UnitId u = 4; u-- > 0;) {
-        rig.engine->gradient(u)[0] = 1.0F;
+        HostDevice::view(rig.engine->gradient(u))[0] = 1.0F;
         rig.engine->finish_gradient(u);
       }
       rig.engine->finish_gradient(4);

@@ -67,8 +67,8 @@ void spoiled_step(Engine& engine, const ModelSpec& model, std::uint64_t step, Ba
   if (here && bad == Bad::kLossScale) options.loss_scale = 0.0F;
   engine.prepare_step(options);
   for (auto u = static_cast<UnitId>(model.units.size()); u-- > 0;) {
-    const auto params = engine.acquire(u);
-    const auto gradient = engine.gradient(u);
+    const auto params = HostDevice::view(engine.acquire(u));
+    const auto gradient = HostDevice::view(engine.gradient(u));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
     if (here && bad == Bad::kNotANumber && u == 0)

@@ -157,8 +157,8 @@ void planned_step(Engine& engine, const ModelSpec& model, const TrainerNeed& nee
     engine.gradient(u);
   }
   for (UnitId u = units; u-- > 0;) {
-    const auto params = engine.acquire(u);
-    const auto gradient = engine.gradient(u);
+    const auto params = HostDevice::view(engine.acquire(u));
+    const auto gradient = HostDevice::view(engine.gradient(u));
     for (std::size_t i = 0; i < params.count(); ++i)
       gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
     engine.release(u);

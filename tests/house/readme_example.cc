@@ -31,8 +31,8 @@ int main(int argc, char** argv) {
       engine->release(unit);
     }
     for (UnitId unit = 2; unit-- > 0;) {  // backward, of the loss sum(w * w) / 2
-      const auto params = engine->acquire(unit).as<bf16>();
-      const auto gradient = engine->gradient(unit);
+      const auto params = HostDevice::view(engine->acquire(unit)).as<bf16>();
+      const auto gradient = HostDevice::view(engine->gradient(unit));
       std::ranges::transform(params, gradient.begin(), bf16_to_float);
       engine->release(unit);
       engine->finish_gradient(unit);

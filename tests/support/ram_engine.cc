@@ -34,11 +34,11 @@ RamEngine::RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float
   }
 }
 
-TypedSpan<const std::byte> RamEngine::acquire(UnitId id) {
+TypedDeviceSpan<const std::byte> RamEngine::acquire(UnitId id) {
   Unit& unit = units_.at(id);
   ++unit.acquired;
   acquisitions_.push_back(id);
-  return {dtype_, unit.params};
+  return {dtype_, {reinterpret_cast<std::uintptr_t>(unit.params.data()), unit.params.size()}};
 }
 
 void RamEngine::release(UnitId id) {
@@ -46,12 +46,12 @@ void RamEngine::release(UnitId id) {
   --units_[id].acquired;
 }
 
-std::span<float> RamEngine::gradient(UnitId id) {
+DeviceSpan<float> RamEngine::gradient(UnitId id) {
   Unit& unit = units_.at(id);
   ZIGGURAT_CHECK(!unit.finished, "a finished gradient asked for again");
   if (!unit.open) std::fill(unit.accumulator.begin(), unit.accumulator.end(), 0.0F);
   unit.open = true;
-  return unit.accumulator;
+  return {reinterpret_cast<std::uintptr_t>(unit.accumulator.data()), unit.accumulator.size()};
 }
 
 void RamEngine::finish_gradient(UnitId id) {

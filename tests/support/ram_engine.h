@@ -22,9 +22,9 @@ class RamEngine final : public Engine {
   RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float clip_norm,
             const Initializer& initialize);
 
-  TypedSpan<const std::byte> acquire(UnitId unit) override;
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit) override;
   void release(UnitId unit) override;
-  std::span<float> gradient(UnitId unit) override;
+  DeviceSpan<float> gradient(UnitId unit) override;
   void finish_gradient(UnitId unit) override;
   StepResult step(const StepOptions& options) override;
   std::uint64_t generation() const override { return generation_; }

@@ -68,12 +68,13 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   }
 }
 
-Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
+Task<DeviceSpan<float>> GradientFlow::accumulator(UnitId unit) {
   context_.cancel.check();
   const UnitChunks& chunks = context_.table.unit(unit);
   ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
   DeviceBuffer& buffer = buffers_[unit];
-  if (stages_[unit] == Stage::kAccumulating) co_return buffer.as<float>().first(chunks.count);
+  if (stages_[unit] == Stage::kAccumulating)
+    co_return device_span(buffer).as<float>().first(chunks.count);
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
   // Until then its last gradient may not have been used yet. A trainer that acquired the unit has
@@ -82,7 +83,7 @@ Task<std::span<float>> GradientFlow::accumulator(UnitId unit) {
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
   co_await context_.compute.clear(device_span(buffer).first(size_bytes));
-  co_return buffer.as<float>().first(chunks.count);
+  co_return device_span(buffer).as<float>().first(chunks.count);
 }
 
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {

@@ -35,7 +35,7 @@ class GradientFlow {
 
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
   /// unit's gradient must not be finished in this step.
-  Task<std::span<float>> accumulator(UnitId unit);
+  Task<DeviceSpan<float>> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
   /// once. A constant unit needs no accumulator, and nothing is sent.
   void finish(UnitId unit, std::uint64_t generation);

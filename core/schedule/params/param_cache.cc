@@ -50,7 +50,7 @@ MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::strin
 
 ParamCache::~ParamCache() { context_.device.on_free({}); }
 
-Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
+Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
@@ -58,13 +58,13 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   learn(unit);
   if (gather_) {
-    Task<TypedSpan<const std::byte>> gathered = acquire_gathered(unit);
+    Task<TypedDeviceSpan<const std::byte>> gathered = acquire_gathered(unit);
     co_return co_await std::move(gathered);
   }
   if (home_.used_at_home()) {
     co_await wait_updated(unit);
     ++slot.pins;
-    co_return TypedSpan<const std::byte>{dtype, home_.view(unit).first(unpadded_bytes)};
+    co_return TypedDeviceSpan<const std::byte>{dtype, home_.view(unit).first(unpadded_bytes)};
   }
   const bool present = slot.state == State::kPresent && slot.generation == generation_;
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
@@ -80,10 +80,10 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   }
   ++slot.pins;
   prefetch();
-  co_return TypedSpan<const std::byte>{dtype, {slot.buffer.data(), unpadded_bytes}};
+  co_return TypedDeviceSpan<const std::byte>{dtype, device_span(slot.buffer).first(unpadded_bytes)};
 }
 
-Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
+Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
   Slot& slot = slots_[unit];
   const bool decided = slot.state == State::kPresent && slot.generation == generation_;
   if (!decided && !start_gather(unit, 0)) {
@@ -106,7 +106,8 @@ Task<TypedSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
   }
   const DType dtype = context_.table.dtype();
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
-  co_return TypedSpan<const std::byte>{dtype, {flight->memory, unpadded_bytes}};
+  const auto memory = reinterpret_cast<std::uintptr_t>(flight->memory);
+  co_return TypedDeviceSpan<const std::byte>{dtype, {memory, unpadded_bytes}};
 }
 
 /// Decides that `unit` is gathered next, in place of units whose next use is farther than

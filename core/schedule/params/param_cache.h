@@ -49,7 +49,7 @@ class ParamCache {
   ParamCache& operator=(const ParamCache&) = delete;
 
   /// Waits until `unit` is on the device at the current generation and pins it.
-  Task<TypedSpan<const std::byte>> acquire(UnitId unit);
+  Task<TypedDeviceSpan<const std::byte>> acquire(UnitId unit);
   void release(UnitId unit);
 
   /// Waits until `unit` stands at the current generation at home.
@@ -88,7 +88,7 @@ class ParamCache {
     Signal updated;  // home_generation == generation_
   };
 
-  Task<TypedSpan<const std::byte>> acquire_gathered(UnitId unit);
+  Task<TypedDeviceSpan<const std::byte>> acquire_gathered(UnitId unit);
   bool start_gather(UnitId unit, std::uint64_t nearer_than);
   Task<> load(UnitId unit, bool on_demand);
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
