@@ -1,351 +1,220 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/cuda_device.cc: one slab by cudaMalloc, non-blocking streams, completions posted to the
-// reactor.
-//
-// Completion is by cudaStreamAddCallback, not cudaLaunchHostFunc: the latter's function is never
-// called once the context has failed, and a copy that never completes is a hang; the former is
-// called with the error. Callbacks may not call CUDA. The current device belongs to the calling
-// thread, so every entry sets it.
+// tiers/cuda_device.cc: one block of stream-ordered memory, and the parts that make a device of it.
 #include "tiers/cuda_device.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/error.h"
-#include "base/log.h"
-#include "base/runtime/work_ended.h"
-#include "tiers/device_slab.h"
+#include "tiers/cuda_stream.h"
+#include "tiers/device_memory.h"
 
 namespace ziggurat {
 namespace {
 
 constexpr std::uint64_t kAlignment =
-    256;  // what cudaMalloc promises, and kernels' vector loads expect
+    256;  // what cudaMallocAsync promises, and kernels' vector loads expect
 
-std::string text_of(cudaError_t error) {
-  return fmt::format("{} ({})", cudaGetErrorName(error), cudaGetErrorString(error));
-}
-
-Error cuda_error(cudaError_t error, const std::string& what_failed) {
-  static_cast<void>(cudaGetLastError());     // clears what is not sticky
-  ErrorCode code = ErrorCode::kUnavailable;  // a lost device stays lost until the process ends
-  if (error == cudaErrorMemoryAllocation) code = ErrorCode::kResourceExhausted;
-  if (error == cudaErrorInvalidValue || error == cudaErrorInvalidDevice) {
-    code = ErrorCode::kInvalidArgument;
-  }
-  return Error(code, fmt::format("{}: {}", what_failed, text_of(error)), static_cast<int>(error));
-}
-
-void check(cudaError_t result, const char* what_failed) {
-  if (result != cudaSuccess) throw cuda_error(result, what_failed);
-}
-
-/// For destructors: nobody could act on it, but it is not silent.
-void report(cudaError_t result, const char* what_failed) noexcept {
-  if (result == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());
-  log().warn("{}: {}", what_failed, text_of(result));
-}
-
-std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-}
-
-std::string bus_id(int index) {
-  char text[32] = {};
-  if (cudaDeviceGetPCIBusId(text, sizeof(text), index) != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    return "?";
-  }
-  std::string id(text);
-  for (char& c : id) {
-    if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return id;
-}
-
-cudaMemcpyKind kind_of(Stream::Direction direction) noexcept {
-  switch (direction) {
-    case Stream::Direction::kToDevice: return cudaMemcpyHostToDevice;
-    case Stream::Direction::kToHost: return cudaMemcpyDeviceToHost;
-    case Stream::Direction::kOnDevice: break;
-  }
-  return cudaMemcpyDeviceToDevice;
-}
-
-/// What a stream and the completions it has under way share with the device.
-struct Context {
-  Reactor& reactor;
-  const DeviceSlab& slab;
-  int index;
-  Trace* trace;
-  Metrics* metrics;
-};
-
-class CudaStream final : public Stream {
+/// The device's bytes, from a pool that nobody else draws on. Nothing else is ever taken from it,
+/// so the budget is as hard as the block, and how it is cut is ours (device_memory.h): the driver
+/// would reuse freed memory sooner or later as events happen to have fired.
+class CudaBlock {
  public:
-  CudaStream(Context context, const std::string& name) : context_(context), name_(name) {
-    check(cudaSetDevice(context_.index), "cudaSetDevice");
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    if (context_.trace != nullptr) track_ = context_.trace->track("copies: " + name);
+  CudaBlock(std::shared_ptr<CudaContext> context, std::uint64_t size_bytes)
+      : context_(std::move(context)),
+        size_bytes_(size_bytes),
+        queue_(context_, StreamPriority::kNormal) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {.type = cudaMemLocationTypeDevice, .id = context_->index()};
+    context_->call({"cudaMemPoolCreate"}, [&] { return cudaMemPoolCreate(&pool_, &properties); });
+    try {
+      take();
+    } catch (...) {
+      destroy_pool();
+      throw;
+    }
   }
-  ~CudaStream() override {
-    report(cudaSetDevice(context_.index), "cudaSetDevice");
-    report(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    report(cudaStreamDestroy(stream_), "cudaStreamDestroy");
+  ~CudaBlock() {
+    context_->call_at_end({"cudaFreeAsync", size_bytes_},
+                          [this] { return cudaFreeAsync(base_, queue_.handle()); });
+    context_->call_at_end({"cudaStreamSynchronize"},
+                          [this] { return cudaStreamSynchronize(queue_.handle()); });
+    destroy_pool();
   }
 
-  void copy(const Copy& copy, std::function<void(std::exception_ptr)> done) override;
-  void enqueue(std::function<void()> action);
+  std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
+  /// It is freed after `event` has happened.
+  void keep_until(const Event& event) noexcept {
+    if (event.happened() || context_->lost()) return;
+    try {
+      queue_wait(*context_, queue_.handle(), *event.state());
+    } catch (const Error&) {
+      event.state()->block();  // then it is waited for here
+    }
+  }
 
  private:
-  struct Completion {
-    CudaStream* stream;
-    Copy copy;
-    Nanoseconds queued;
-    std::exception_ptr refused;  // the copy was never queued
-    std::function<void(std::exception_ptr)> done;
-  };
-  std::exception_ptr start(const Copy& copy);
-  static void CUDART_CB completed(cudaStream_t, cudaError_t status, void* user_data);
-  void finish(std::unique_ptr<Completion> completion, cudaError_t status);
+  void take() {
+    // All of it stays with the pool until the block is freed: it is ours.
+    std::uint64_t threshold = size_bytes_;
+    context_->call({"cudaMemPoolSetAttribute"}, [&] {
+      return cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &threshold);
+    });
+    context_->call({"cudaMallocFromPoolAsync", size_bytes_}, [&] {
+      return cudaMallocFromPoolAsync(&base_, size_bytes_, pool_, queue_.handle());
+    });
+    // From here on every stream may touch it.
+    context_->call({"cudaStreamSynchronize"},
+                   [&] { return cudaStreamSynchronize(queue_.handle()); });
+  }
+  void destroy_pool() noexcept {
+    context_->call_at_end({"cudaMemPoolDestroy"}, [this] { return cudaMemPoolDestroy(pool_); });
+  }
 
-  Context context_;
-  std::string name_;
-  cudaStream_t stream_ = nullptr;
-  int track_ = 0;
-  std::exception_ptr failed_;  // reactor's thread
-  Nanoseconds last_end_{0};    // callbacks of one stream come one at a time
+  std::shared_ptr<CudaContext> context_;
+  std::uint64_t size_bytes_;
+  CudaQueue queue_;
+  cudaMemPool_t pool_ = nullptr;
+  void* base_ = nullptr;
 };
 
-/// Queues the transfer; an error, if it cannot be queued.
-std::exception_ptr CudaStream::start(const Copy& copy) {
-  if (failed_) return failed_;
-  const bool to_device = copy.direction != Direction::kToHost;
-  const bool from_device = copy.direction != Direction::kToDevice;
-  if ((to_device && !context_.slab.contains(copy.destination, copy.size_bytes)) ||
-      (from_device && !context_.slab.contains(copy.source, copy.size_bytes))) {
-    return std::make_exception_ptr(
-        Error(ErrorCode::kInvalidArgument,
-              fmt::format("stream {}: a copy of {} names memory that is not the device's", name_,
-                          format_bytes(copy.size_bytes))));
-  }
-  cudaError_t result = cudaSetDevice(context_.index);
-  if (result == cudaSuccess && copy.size_bytes > 0) {
-    result = cudaMemcpyAsync(copy.destination, copy.source, copy.size_bytes,
-                             kind_of(copy.direction), stream_);
-  }
-  if (result == cudaSuccess) return nullptr;
-  return std::make_exception_ptr(
-      cuda_error(result, fmt::format("stream {}: cudaMemcpyAsync", name_)));
-}
-
-void CudaStream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
-  failed_ = start(copy);
-  context_.reactor.external_begin();
-  auto completion = std::make_unique<Completion>(
-      Completion{this, copy, monotonic_now(), failed_, std::move(done)});
-  // A refused copy is reported in its turn too: after all before it.
-  const cudaError_t result =
-      cudaStreamAddCallback(stream_, &CudaStream::completed, completion.get(), 0);
-  if (result == cudaSuccess) {
-    static_cast<void>(completion.release());  // completed() owns it
-  } else {
-    static_cast<void>(cudaGetLastError());
-    finish(std::move(completion), result);
-  }
-}
-
-void CUDART_CB CudaStream::completed(cudaStream_t, cudaError_t status, void* user_data) {
-  std::unique_ptr<Completion> completion(static_cast<Completion*>(user_data));
-  CudaStream& stream = *completion->stream;
-  stream.finish(std::move(completion), status);
-}
-
-/// On a thread of the driver's: no CUDA calls.
-void CudaStream::finish(std::unique_ptr<Completion> completion, cudaError_t status) {
-  const Copy& copy = completion->copy;
-  std::exception_ptr error = completion->refused;
-  if (!error && status != cudaSuccess) {
-    error = std::make_exception_ptr(
-        Error(ErrorCode::kUnavailable,
-              fmt::format("stream {}: the device was lost under a copy of {}: {}; "
-                          "start the process again",
-                          name_, format_bytes(copy.size_bytes), text_of(status)),
-              static_cast<int>(status)));
-  }
-  if (!error) {
-    const Nanoseconds end = monotonic_now();
-    // In-order: it cannot have begun before the one before it ended.
-    const Nanoseconds begin = std::max(completion->queued, last_end_);
-    last_end_ = end;
-    if (context_.trace != nullptr) {
-      context_.trace->span(track_, copy.direction == Direction::kToHost ? "to host" : "to device",
-                           begin, end, static_cast<std::int64_t>(copy.size_bytes));
-    }
-    if (context_.metrics != nullptr && copy.direction == Direction::kToDevice) {
-      context_.metrics->add(Counter::kHostToDeviceBytes, copy.size_bytes);
-    } else if (context_.metrics != nullptr && copy.direction == Direction::kToHost) {
-      context_.metrics->add(Counter::kDeviceToHostBytes, copy.size_bytes);
-    }
-  }
-  Reactor& reactor = context_.reactor;
-  reactor.post([&reactor, done = std::move(completion->done), error] {
-    work_ended(reactor);
-    done(error);
-  });
-}
-
-void CudaStream::enqueue(std::function<void()> action) {
-  auto owned = std::make_unique<std::function<void()>>(std::move(action));
-  check(cudaSetDevice(context_.index), "cudaSetDevice");
-  check(cudaLaunchHostFunc(
-            stream_,
-            [](void* user_data) {
-              const std::unique_ptr<std::function<void()>> call(
-                  static_cast<std::function<void()>*>(user_data));
-              (*call)();
-            },
-            owned.get()),
-        "cudaLaunchHostFunc");
-  static_cast<void>(owned.release());
-}
-
-class SlabDevice final : public CudaDevice {
+class BlockDevice final : public CudaDevice {
  public:
-  SlabDevice(Reactor& reactor, const CudaDeviceOptions& options, std::byte* base,
-             std::uint64_t size_bytes, std::string description)
-      : base_(base),
-        slab_(base, size_bytes, kAlignment),
-        context_{reactor, slab_, options.index, options.trace, options.metrics},
+  /// `block` is null where the memory is lent.
+  BlockDevice(Reactor& reactor, const CudaDeviceOptions& options, CudaParts parts,
+              std::unique_ptr<CudaBlock> block, std::uint64_t size_bytes, std::string description)
+      : reactor_(reactor),
+        trace_(options.trace),
+        metrics_(options.metrics),
+        parts_(std::move(parts)),
+        block_(std::move(block)),
+        memory_(block_ ? block_->base() : static_cast<std::byte*>(options.lent_memory), size_bytes,
+                kAlignment),
         description_(std::move(description)) {}
-  ~SlabDevice() override {
-    report(cudaSetDevice(context_.index), "cudaSetDevice");
-    report(cudaFree(base_), "cudaFree");
+  ~BlockDevice() override {
+    for (const Event& event : memory_.pending()) {
+      if (block_) {
+        block_->keep_until(event);
+      } else {
+        event.state()->block();  // the lender may do anything with it from now on
+      }
+    }
   }
 
   std::string description() const override { return description_; }
-  DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose) override {
-    std::byte* data = slab_.try_allocate(size_bytes, purpose);
-    if (data == nullptr) return {};
-    return DeviceBuffer(*this, data, size_bytes, purpose);
+  using Device::create_stream;
+  std::unique_ptr<Stream> create_stream(const std::string& name, StreamPriority priority) override {
+    const Stream::Home home{
+        .reactor = reactor_, .memory = memory_, .trace = trace_, .metrics = metrics_};
+    return std::make_unique<CudaStream>(parts_, home, name, priority);
   }
-  std::unique_ptr<Stream> create_stream(const std::string& name) override {
-    return std::make_unique<CudaStream>(context_, name);
+  std::unique_ptr<StreamRef> caller_stream(void* handle) override {
+    return std::make_unique<CudaCallerStream>(parts_.context, reactor_,
+                                              static_cast<cudaStream_t>(handle));
   }
-  Account account() const override { return slab_.account(); }
-  void on_free(std::function<void()> callback) override { slab_.on_free(std::move(callback)); }
-  std::shared_ptr<void> register_host_memory(std::span<std::byte> memory) override;
-  void enqueue(Stream& stream, std::function<void()> action) override {
-    dynamic_cast<CudaStream&>(stream).enqueue(std::move(action));
+  std::shared_ptr<HostRegistration> register_host_memory(std::span<std::byte> memory) override {
+    return parts_.host_memory->add(memory);
   }
+  CudaContext& context() noexcept override { return *parts_.context; }
 
  protected:
-  void free(std::byte* data, std::uint64_t, Purpose purpose) noexcept override {
-    slab_.free(data, purpose);
-  }
+  DeviceMemory& memory() const noexcept override { return memory_; }
+  void require_present() const override { parts_.context->require_present(); }
 
  private:
-  std::byte* base_;
-  DeviceSlab slab_;
-  Context context_;
+  Reactor& reactor_;
+  Trace* trace_;
+  Metrics* metrics_;
+  CudaParts parts_;
+  std::unique_ptr<CudaBlock> block_;
+  mutable DeviceMemory memory_;
   std::string description_;
 };
 
-std::shared_ptr<void> SlabDevice::register_host_memory(std::span<std::byte> memory) {
-  check(cudaSetDevice(context_.index), "cudaSetDevice");
-  const cudaError_t result =
-      cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable);
-  if (result != cudaSuccess) {
-    throw cuda_error(result, fmt::format("cudaHostRegister of {} of host memory (fix: "
-                                         "ulimit -l unlimited, or a "
-                                         "smaller host memory budget)",
-                                         format_bytes(memory.size())));
+void require_index(int index) {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess || count == 0) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("no CUDA device: {}",
+                            result != cudaSuccess ? cuda_text(result) : "the driver lists no GPU"),
+                static_cast<int>(result));
   }
-  return {memory.data(), [index = context_.index](void* base) {
-            report(cudaSetDevice(index), "cudaSetDevice");
-            report(cudaHostUnregister(base), "cudaHostUnregister");
-          }};
+  if (index < 0 || index >= count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("CUDA device {}: there are {}, counted from 0", index, count));
+  }
+}
+
+std::string name_of(int index) {
+  cudaDeviceProp properties{};
+  if (const cudaError_t result = cudaGetDeviceProperties(&properties, index);
+      result != cudaSuccess) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("cuda{}: cudaGetDeviceProperties: {}", index, cuda_text(result)),
+                static_cast<int>(result));
+  }
+  return properties.name;
+}
+
+void require_pools(CudaContext& context) {
+  int supported = 0;
+  context.call({"cudaDeviceGetAttribute"}, [&] {
+    return cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, context.index());
+  });
+  if (supported != 0) return;
+  throw Error(
+      ErrorCode::kUnimplemented,
+      fmt::format("{}: it has no memory pools, as some virtual GPUs: lend the device memory "
+                  "that was allocated another way, or use the host-emulated device",
+                  context.description()));
+}
+
+std::unique_ptr<CudaBlock> take_block(const std::shared_ptr<CudaContext>& context,
+                                      std::uint64_t size_bytes) {
+  require_pools(*context);
+  try {
+    return std::make_unique<CudaBlock>(context, size_bytes);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted) throw;
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    context->call({"cudaMemGetInfo"}, [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
+    throw Error(error.code(),
+                fmt::format("device memory: a budget of {} does not fit: {} of {} are free: {}. "
+                            "Give a smaller device memory budget, or end what else uses the GPU",
+                            format_bytes(size_bytes), format_bytes(free_bytes),
+                            format_bytes(total_bytes), error.what()),
+                error.native());
+  }
 }
 
 }  // namespace
 
-CudaInventory cuda_devices() {
-  CudaInventory inventory;
-  inventory.runtime_version = version_text(CUDART_VERSION);
-  int driver = 0;
-  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) {
-    inventory.driver_version = version_text(driver);
-  }
-  int count = 0;
-  if (const cudaError_t result = cudaGetDeviceCount(&count); result != cudaSuccess) {
-    static_cast<void>(cudaGetLastError());
-    inventory.why_none = text_of(result);
-    return inventory;
-  }
-  if (count == 0) inventory.why_none = "the driver lists no GPU";
-  for (int index = 0; index < count; ++index) {
-    cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
-      continue;
-    }
-    CudaInventory::Gpu gpu{index, properties.name, bus_id(index), properties.totalGlobalMem, 0};
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    if (cudaSetDevice(index) == cudaSuccess &&
-        cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess) {
-      gpu.free_bytes = free_bytes;
-    } else {
-      static_cast<void>(cudaGetLastError());
-    }
-    inventory.gpus.push_back(std::move(gpu));
-  }
-  if (inventory.gpus.empty() && inventory.why_none.empty()) {
-    inventory.why_none = "no GPU answers: is one in exclusive use, or fallen off the bus?";
-  }
-  return inventory;
-}
-
 std::unique_ptr<CudaDevice> CudaDevice::create(Reactor& reactor, const CudaDeviceOptions& options) {
-  int count = 0;
-  if (const cudaError_t result = cudaGetDeviceCount(&count); result != cudaSuccess || count == 0) {
-    static_cast<void>(cudaGetLastError());
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("no CUDA device: {}",
-                            result != cudaSuccess ? text_of(result) : "the driver lists no GPU"),
-                static_cast<int>(result));
-  }
-  if (options.index < 0 || options.index >= count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("CUDA device {}: there are {}, counted from 0", options.index, count));
-  }
+  require_index(options.index);
   const std::uint64_t size_bytes = options.capacity_bytes / kAlignment * kAlignment;
   if (size_bytes == 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 "device memory: a budget below 256 bytes holds nothing");
   }
-  check(cudaSetDevice(options.index), "cudaSetDevice");
-  cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, options.index), "cudaGetDeviceProperties");
-  void* base = nullptr;
-  if (const cudaError_t result = cudaMalloc(&base, size_bytes); result != cudaSuccess) {
-    std::size_t free_bytes = 0;
-    std::size_t total_bytes = 0;
-    static_cast<void>(cudaGetLastError());
-    static_cast<void>(cudaMemGetInfo(&free_bytes, &total_bytes));
-    throw cuda_error(
-        result, fmt::format("device memory: a budget of {} on {} ({} of {} free): cudaMalloc",
-                            format_bytes(size_bytes), properties.name, format_bytes(free_bytes),
-                            format_bytes(total_bytes)));
-  }
-  return std::make_unique<SlabDevice>(
-      reactor, options, static_cast<std::byte*>(base), size_bytes,
-      fmt::format("{} ({}): {}", properties.name, bus_id(options.index), format_bytes(size_bytes)));
+  CudaParts parts;
+  parts.context =
+      std::make_shared<CudaContext>(options.index, name_of(options.index), options.deadlines);
+  parts.host_memory = std::make_shared<CudaHostMemory>(parts.context);
+  std::unique_ptr<CudaBlock> block;
+  if (options.lent_memory == nullptr) block = take_block(parts.context, size_bytes);
+  std::string description =
+      fmt::format("{}: {}{}", parts.context->description(), format_bytes(size_bytes),
+                  block ? "" : " lent by the caller");
+  return std::make_unique<BlockDevice>(reactor, options, std::move(parts), std::move(block),
+                                       size_bytes, std::move(description));
 }
 
 }  // namespace ziggurat

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "base/runtime/reactor.h"
 #include "base/runtime/trace.h"
 #include "tiers/device.h"
+#include "tiers/driver_watch.h"
 
 namespace ziggurat {
 
@@ -23,7 +25,7 @@ struct CudaInventory {
     std::string name;
     std::string pci_bus_id;  ///< "0000:3b:00.0", as the kernel names it
     std::uint64_t memory_bytes = 0;
-    std::uint64_t free_bytes = 0;
+    std::optional<std::uint64_t> free_bytes;  ///< where NVIDIA's management library tells
   };
   std::vector<Gpu> gpus;
   std::string driver_version;   ///< newest CUDA the driver can do, "12.4"; empty: no driver
@@ -31,28 +33,48 @@ struct CudaInventory {
   std::string why_none;         ///< empty if there are GPUs
 };
 
-/// Never throws for want of a GPU.
+/// Never throws for want of a GPU. Makes no context: that would take hundreds of MiB on each GPU,
+/// those of other jobs included.
 CudaInventory cuda_devices();
 
 struct CudaDeviceOptions {
   int index = 0;                     ///< as CUDA counts (CUDA_VISIBLE_DEVICES applies)
   std::uint64_t capacity_bytes = 0;  ///< the budget: taken at creation, all of it
+  /// Memory of the GPU to use in place of the device's own: `capacity_bytes` at this address, which
+  /// nobody else touches while the device lives. Null: none.
+  void* lent_memory = nullptr;
+  DriverDeadlines deadlines = {};
   Trace* trace = nullptr;
   Metrics* metrics = nullptr;
 };
 
+class CudaContext;
+
+/// Its memory is one block of a pool of its own, taken and given back in the order of a stream:
+/// cudaMalloc and cudaFree would wait for everything that the process does on the GPU, and a
+/// collective that spins for another rank may never end that wait.
+///
+/// Loss of the GPU is final (cuda_context.h): each copy and each event under way fails once, with
+/// an error that names the device and the call; nothing is called any more, and what the GPU may
+/// still write to is neither freed nor unregistered.
 class CudaDevice : public Device {
  public:
   /// The reactor must outlive the device.
   /// Errors: kUnavailable "no CUDA device: <why>"; kInvalidArgument for an index or budget that
-  /// cannot be; kResourceExhausted if the GPU has no such memory free.
+  /// cannot be; kResourceExhausted if the GPU has no such memory free; kUnimplemented for a GPU
+  /// without memory pools.
   static std::unique_ptr<CudaDevice> create(Reactor& reactor, const CudaDeviceOptions& options);
 
   bool host_accessible() const noexcept final { return false; }
 
-  /// Queues `action` on a stream of this device, in order, on a thread of the driver's: it must not
-  /// call CUDA, nor throw.
-  virtual void enqueue(Stream& stream, std::function<void()> action) = 0;
+  /// A stream of the caller's, by the driver's handle (cudaStream_t; PyTorch: `stream.cuda_stream`;
+  /// null: the legacy default stream). Used on any thread. Its events may be awaited on the
+  /// reactor; dropping the result waits for those that it recorded. record() and wait() refuse a
+  /// stream that captures a graph (kInvalidArgument).
+  virtual std::unique_ptr<StreamRef> caller_stream(void* handle) = 0;
+
+  /// What makes every CUDA call, for those who launch kernels on this device's streams.
+  virtual CudaContext& context() noexcept = 0;
 };
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/device.cc: what all devices share: buffers that return themselves, the text of "does not
-// fit", the awaitable copy.
+// tiers/device.cc: what all devices share: buffers that return themselves, and the text of "does
+// not fit".
 #include "tiers/device.h"
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
-#include "base/runtime/async.h"
+#include "tiers/device_memory.h"
 
 namespace ziggurat {
 
@@ -31,7 +31,15 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (data_ != nullptr) device_->free(data_, size_bytes_, purpose_);
+  if (data_ != nullptr) device_->memory().free(data_, purpose_);
+}
+
+void DeviceBuffer::used_until(const Event& event) {
+  if (data_ != nullptr) device_->memory().used_until(data_, event);
+}
+
+std::vector<Event> DeviceBuffer::before_use() const {
+  return data_ == nullptr ? std::vector<Event>() : device_->memory().before_use(data_);
 }
 
 DeviceBuffer Device::allocate(std::uint64_t size_bytes, Purpose purpose) {
@@ -51,26 +59,15 @@ DeviceBuffer Device::allocate(std::uint64_t size_bytes, Purpose purpose) {
                   held.text()));
 }
 
-namespace {
-
-Task<> copy_and_wait(Reactor& reactor, Stream& stream, Stream::Copy request) {
-  Signal finished(reactor);
-  const std::function<void(std::exception_ptr)> done = [&finished](std::exception_ptr error) {
-    if (error) {
-      finished.fail(error);
-    } else {
-      finished.set();
-    }
-  };
-  stream.copy(request, done);
-  co_await finished.wait();
+DeviceBuffer Device::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
+  require_present();
+  std::byte* data = memory().try_allocate(size_bytes, purpose);
+  if (data == nullptr) return {};
+  return DeviceBuffer(*this, data, size_bytes, purpose);
 }
 
-}  // namespace
+Account Device::account() const { return memory().account(); }
 
-// Not itself a coroutine: `request` may be a temporary, and the coroutine starts later.
-Task<> copy(Reactor& reactor, Stream& stream, const Stream::Copy& request) {
-  return copy_and_wait(reactor, stream, request);
-}
+void Device::on_free(std::function<void()> callback) { memory().on_free(std::move(callback)); }
 
 }  // namespace ziggurat

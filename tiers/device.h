@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/device.h: a device's memory under a hard budget, and in-order streams that copy while the
-// device computes.
+// tiers/device.h: a device: its memory under a hard budget, and the streams that copy while it
+// computes (tiers/stream.h).
 //
 // Implementations: host_device.h (emulated in host memory: the CPU-only device) and cuda_device.h.
 // One conformance suite covers both: tests/tiers/device_conformance_test.cc.
@@ -12,13 +12,16 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
-#include "base/runtime/reactor.h"
 #include "tiers/account.h"
+#include "tiers/host_registration.h"
+#include "tiers/stream.h"
 
 namespace ziggurat {
 
 class Device;
+class DeviceMemory;
 
 /// Device memory; given back by the destructor. Move-only. Must not outlive its Device.
 class DeviceBuffer {
@@ -39,30 +42,18 @@ class DeviceBuffer {
     return {reinterpret_cast<T*>(data_), size_bytes_ / sizeof(T)};
   }
 
+  /// Who works on the buffer until `event` says so, and may give it back before: nobody who gets
+  /// its memory next touches it sooner. Copies of the device's streams say so by themselves.
+  void used_until(const Event& event);
+  /// What those who had this memory before still do with it. A kernel's stream waits for these
+  /// before it touches the buffer; copies do so by themselves.
+  std::vector<Event> before_use() const;
+
  private:
   Device* device_ = nullptr;
   std::byte* data_ = nullptr;
   std::uint64_t size_bytes_ = 0;
   Purpose purpose_ = Purpose::kStaging;
-};
-
-/// An in-order queue of copies. Copies of different streams, and compute, overlap.
-class Stream {
- public:
-  virtual ~Stream() = default;
-  enum class Direction { kToDevice, kToHost, kOnDevice };
-
-  struct Copy {
-    std::byte* destination;
-    const std::byte* source;
-    std::uint64_t size_bytes;
-    Direction direction;
-  };
-  /// Queues `copy` and returns; `done` is posted to the reactor when it and all before it have
-  /// finished (with the error, if one of them failed: a stream that failed once does no more). Host
-  /// memory must stay valid until then. Reactor's thread. Errors, by `done`: kInvalidArgument for a
-  /// device side that is not in the device's memory; kUnavailable when the device is lost.
-  virtual void copy(const Copy& copy, std::function<void(std::exception_ptr)> done) = 0;
 };
 
 class Device {
@@ -75,36 +66,44 @@ class Device {
 
   /// Allocates at least 64-byte (CUDA: 256-byte) aligned memory. Thread-safe, never blocks.
   /// Errors: kResourceExhausted with the account by purpose when the budget does not hold it;
-  /// nothing changes.
+  /// nothing changes. kUnavailable when the device is lost: its memory is never used again.
   DeviceBuffer allocate(std::uint64_t size_bytes, Purpose purpose);
   /// The same, but an empty buffer in place of the error.
-  virtual DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose) = 0;
+  DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose);
 
-  /// Tells the device that copies will touch this host memory often, so that it need not stage
-  /// them; until the result is dropped. On the host-emulated device there is nothing to tell.
-  /// Errors: kResourceExhausted if the driver cannot pin it.
-  [[nodiscard]] virtual std::shared_ptr<void> register_host_memory(std::span<std::byte> memory) {
+  /// Makes host memory one that copies may name, until the result and all copies of it under way
+  /// are gone. Whole pages, exactly what will be used: pinning takes time and memory of the driver.
+  /// Null on a device that any host memory can be copied to and from, as the host-emulated one.
+  /// Errors: kInvalidArgument if some of it is registered already; kUnimplemented where the
+  /// platform cannot; kResourceExhausted if the driver cannot pin as much; kUnavailable when the
+  /// device is lost.
+  [[nodiscard]] virtual std::shared_ptr<HostRegistration> register_host_memory(
+      std::span<std::byte> memory) {
     static_cast<void>(memory);
     return nullptr;
   }
 
   /// `name` labels its trace track. The device must outlive its streams; a stream's destructor
   /// waits for its copies.
-  virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;
+  virtual std::unique_ptr<Stream> create_stream(const std::string& name,
+                                                StreamPriority priority) = 0;
+  std::unique_ptr<Stream> create_stream(const std::string& name) {
+    return create_stream(name, StreamPriority::kHigh);
+  }
 
   /// A copy of the account (budget, used, peak, by purpose). Thread-safe.
-  virtual Account account() const = 0;
+  Account account() const;
 
   /// Called, on whatever thread freed it, after memory came back: waiters retry. Set once by the
   /// engine.
-  virtual void on_free(std::function<void()> callback) = 0;
+  void on_free(std::function<void()> callback);
 
  protected:
   friend class DeviceBuffer;
-  virtual void free(std::byte* data, std::uint64_t size_bytes, Purpose purpose) noexcept = 0;
+  /// The same at each call.
+  virtual DeviceMemory& memory() const noexcept = 0;
+  /// Errors: kUnavailable when the device is lost.
+  virtual void require_present() const {}
 };
-
-/// co_await copy(stream, {...}): queues and resumes on the reactor when done.
-Task<> copy(Reactor& reactor, Stream& stream, const Stream::Copy& request);
 
 }  // namespace ziggurat

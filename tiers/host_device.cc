@@ -11,9 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/error.h"
-#include "base/runtime/work_ended.h"
 
 namespace ziggurat {
 namespace {
@@ -54,15 +52,6 @@ void copy_bytes(std::byte* destination, const std::byte* source,
   if (size_bytes > 0) std::memcpy(destination, source, size_bytes);
 }
 
-const char* span_name(Stream::Direction direction) noexcept {
-  switch (direction) {
-    case Stream::Direction::kToDevice: return "to device";
-    case Stream::Direction::kToHost: return "to host";
-    case Stream::Direction::kOnDevice: return "on device";
-  }
-  return "copy";
-}
-
 }  // namespace
 
 std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::uint64_t capacity_bytes,
@@ -80,7 +69,7 @@ std::unique_ptr<HostDevice> HostDevice::create(Reactor& reactor, std::uint64_t c
 HostDevice::HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics)
     : reactor_(reactor),
       mapping_(std::move(mapping)),
-      slab_(mapping_.bytes().data(), mapping_.bytes().size(), kAlignment),
+      memory_(mapping_.bytes().data(), mapping_.bytes().size(), kAlignment),
       trace_(trace),
       metrics_(metrics) {}
 
@@ -89,24 +78,13 @@ std::string HostDevice::description() const {
                      mapping_.page_kind());
 }
 
-DeviceBuffer HostDevice::try_allocate(std::uint64_t size_bytes, Purpose purpose) {
-  std::byte* data = slab_.try_allocate(size_bytes, purpose);
-  if (data == nullptr) return {};
-  return DeviceBuffer(*this, data, size_bytes, purpose);
+std::unique_ptr<Stream> HostDevice::create_stream(const std::string& name, StreamPriority) {
+  const Stream::Home home{
+      .reactor = reactor_, .memory = memory_, .trace = trace_, .metrics = metrics_};
+  return std::make_unique<HostStream>(home, name);
 }
 
-void HostDevice::free(std::byte* data, std::uint64_t, Purpose purpose) noexcept {
-  slab_.free(data, purpose);
-}
-
-std::unique_ptr<Stream> HostDevice::create_stream(const std::string& name) {
-  return std::make_unique<HostStream>(reactor_, slab_, name, trace_, metrics_);
-}
-
-HostStream::HostStream(Reactor& reactor, const DeviceSlab& slab, const std::string& name,
-                       Trace* trace, Metrics* metrics)
-    : reactor_(reactor), slab_(slab), name_(name), trace_(trace), metrics_(metrics) {
-  if (trace_ != nullptr) track_ = trace_->track("copies: " + name);
+HostStream::HostStream(const Home& home, const std::string& name) : Stream(home, name) {
   thread_ = std::thread([this] { work(); });
 }
 
@@ -127,15 +105,8 @@ void HostStream::enqueue(std::function<void()> action) {
   wake_.notify_one();
 }
 
-void HostStream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
-  reactor_.external_begin();
-  // `done` travels on by moves: what it owns must not linger on the stream's thread after it has
-  // run.
-  enqueue([this, copy, done = std::move(done)]() mutable { do_copy(copy, std::move(done)); });
-}
-
 void HostStream::work() {
-  ::pthread_setname_np(::pthread_self(), ("zig-" + name_).substr(0, 15).c_str());
+  ::pthread_setname_np(::pthread_self(), ("zig-" + name()).substr(0, 15).c_str());
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
@@ -149,37 +120,23 @@ void HostStream::work() {
   }
 }
 
-void HostStream::do_copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
-  if (!failed_) failed_ = misplaced(copy);
-  if (!failed_) {
-    const TraceSpan span(trace_, track_, span_name(copy.direction),
-                         static_cast<std::int64_t>(copy.size_bytes));
-    copy_bytes(copy.destination, copy.source, copy.size_bytes);
-    if (metrics_ != nullptr && copy.direction == Direction::kToDevice) {
-      metrics_->add(Counter::kHostToDeviceBytes, copy.size_bytes);
-    } else if (metrics_ != nullptr && copy.direction == Direction::kToHost) {
-      metrics_->add(Counter::kDeviceToHostBytes, copy.size_bytes);
-    }
-  }
-  Reactor& reactor = reactor_;
-  reactor.post([&reactor, done = std::move(done), error = failed_] {
-    work_ended(reactor);
-    done(error);
-  });
+std::shared_ptr<void> HostStream::queue_copy(const Copy& copy) {
+  enqueue([copy] { copy_bytes(copy.destination, copy.source, copy.size_bytes); });
+  return nullptr;
 }
 
-/// What a GPU's driver would find out: the device side of a copy must be device memory.
-std::exception_ptr HostStream::misplaced(const Copy& copy) const {
-  const bool to_device = copy.direction != Direction::kToHost;
-  const bool from_device = copy.direction != Direction::kToDevice;
-  if ((!to_device || slab_.contains(copy.destination, copy.size_bytes)) &&
-      (!from_device || slab_.contains(copy.source, copy.size_bytes))) {
-    return nullptr;
-  }
-  return std::make_exception_ptr(
-      Error(ErrorCode::kInvalidArgument,
-            fmt::format("stream {}: a copy of {} {} names memory that is not the device's", name_,
-                        format_bytes(copy.size_bytes), span_name(copy.direction))));
+void HostStream::queue_wait(const std::shared_ptr<EventState>& event) {
+  enqueue([event] { event->block(); });
+}
+
+std::shared_ptr<EventState> HostStream::queue_record(std::exception_ptr fate) {
+  auto event = std::make_shared<EventState>(reactor(), static_cast<const Stream*>(this), fate);
+  enqueue([event] {
+    EventState::Due due;
+    event->happen(nullptr, due);
+    EventState::post(event->reactor(), std::move(due));
+  });
+  return event;
 }
 
 }  // namespace ziggurat

@@ -20,7 +20,7 @@
 #include "base/runtime/trace.h"
 #include "base/typed_span.h"
 #include "tiers/device.h"
-#include "tiers/device_slab.h"
+#include "tiers/device_memory.h"
 #include "tiers/host_mapping.h"
 
 namespace ziggurat {
@@ -45,47 +45,38 @@ class HostDevice final : public Device {
 
   std::string description() const override;
   bool host_accessible() const noexcept override { return true; }
-  DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose) override;
-  std::unique_ptr<Stream> create_stream(const std::string& name) override;
-  Account account() const override { return slab_.account(); }
-  void on_free(std::function<void()> callback) override { slab_.on_free(std::move(callback)); }
+  using Device::create_stream;
+  std::unique_ptr<Stream> create_stream(const std::string& name, StreamPriority priority) override;
 
  protected:
-  void free(std::byte* data, std::uint64_t size_bytes, Purpose purpose) noexcept override;
+  DeviceMemory& memory() const noexcept override { return memory_; }
 
  private:
   HostDevice(Reactor& reactor, HostMapping mapping, Trace* trace, Metrics* metrics);
 
   Reactor& reactor_;
   HostMapping mapping_;
-  DeviceSlab slab_;
+  mutable DeviceMemory memory_;
   Trace* trace_;
   Metrics* metrics_;
 };
 
-/// A queue and the thread that empties it.
+/// A queue and the thread that empties it. The priority is the GPU's business: threads are equal.
 class HostStream final : public Stream {
  public:
-  HostStream(Reactor& reactor, const DeviceSlab& slab, const std::string& name, Trace* trace,
-             Metrics* metrics);
+  HostStream(const Home& home, const std::string& name);
   ~HostStream() override;  ///< finishes what is queued
 
-  void copy(const Copy& copy, std::function<void(std::exception_ptr)> done) override;
   /// Queues `action` to run on the stream's thread, in order. It must not throw.
   void enqueue(std::function<void()> action);
 
+ protected:
+  std::shared_ptr<void> queue_copy(const Copy& copy) override;
+  void queue_wait(const std::shared_ptr<EventState>& event) override;
+  std::shared_ptr<EventState> queue_record(std::exception_ptr fate) override;
+
  private:
   void work();
-  void do_copy(const Copy& copy, std::function<void(std::exception_ptr)> done);
-  std::exception_ptr misplaced(const Copy& copy) const;
-
-  Reactor& reactor_;
-  const DeviceSlab& slab_;
-  std::string name_;
-  Trace* trace_;
-  int track_ = 0;
-  Metrics* metrics_;
-  std::exception_ptr failed_;  // the stream's thread only
 
   std::mutex mutex_;
   std::condition_variable wake_;

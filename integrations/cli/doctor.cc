@@ -89,9 +89,10 @@ void show_instruction_sets() {
 void show_gpus() {
   const CudaInventory inventory = cuda_devices();
   for (const CudaInventory::Gpu& gpu : inventory.gpus) {
-    say("GPU",
-        fmt::format("cuda{}: {}, {} ({} free), PCI {}", gpu.index, gpu.name,
-                    format_bytes(gpu.memory_bytes), format_bytes(gpu.free_bytes), gpu.pci_bus_id));
+    const std::string free =
+        gpu.free_bytes ? format_bytes(*gpu.free_bytes) + " free" : "how much is free is not known";
+    say("GPU", fmt::format("cuda{}: {}, {} ({}), PCI {}", gpu.index, gpu.name,
+                           format_bytes(gpu.memory_bytes), free, gpu.pci_bus_id));
   }
   if (inventory.gpus.empty()) say("GPU", in_flags(fmt::format("none: {}", inventory.why_none)));
   if (!inventory.runtime_version.empty()) {

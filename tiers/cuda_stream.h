@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/cuda_stream.h: streams of one GPU: the engine's own, and callers'. For builds with CUDA
+// only.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "tiers/cuda_host_memory.h"
+#include "tiers/cuda_waiter.h"
+#include "tiers/stream.h"
+
+namespace ziggurat {
+
+/// What the parts of a CUDA device share.
+struct CudaParts {
+  std::shared_ptr<CudaContext> context;
+  std::shared_ptr<CudaHostMemory> host_memory;
+};
+
+/// A stream of the driver's: destroyed by the destructor, unless the device is lost.
+class CudaQueue {
+ public:
+  /// Non-blocking: it does not wait for the legacy default stream, nor that for it.
+  CudaQueue(std::shared_ptr<CudaContext> context, StreamPriority priority);
+  ~CudaQueue();
+  CudaQueue(const CudaQueue&) = delete;
+  CudaQueue& operator=(const CudaQueue&) = delete;
+  cudaStream_t handle() const noexcept { return handle_; }
+
+ private:
+  std::shared_ptr<CudaContext> context_;
+  cudaStream_t handle_ = nullptr;
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(CudaParts parts, const Home& home, const std::string& name, StreamPriority priority);
+
+  void* native_handle() const noexcept override { return queue_.handle(); }
+
+ protected:
+  std::shared_ptr<void> queue_copy(const Copy& copy) override;
+  void queue_wait(const std::shared_ptr<EventState>& event) override;
+  std::shared_ptr<EventState> queue_record(std::exception_ptr fate) override;
+
+ private:
+  CudaParts parts_;
+  CudaQueue queue_;
+  CudaWaiter waiter_;  // ends before the stream does
+};
+
+/// A stream that belongs to a caller. Any thread.
+class CudaCallerStream final : public StreamRef {
+ public:
+  CudaCallerStream(std::shared_ptr<CudaContext> context, Reactor& reactor, cudaStream_t handle);
+
+  Event record() override;
+  void wait(const Event& event) override;
+
+ private:
+  void refuse_capture() const;
+
+  std::shared_ptr<CudaContext> context_;
+  cudaStream_t handle_;
+  CudaWaiter waiter_;
+};
+
+}  // namespace ziggurat

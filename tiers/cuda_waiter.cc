@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/cuda_waiter.cc: recording, and the loop that waits for the oldest event and takes along
+// those behind it that have happened meanwhile.
+#include "tiers/cuda_waiter.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <utility>
+
+namespace ziggurat {
+
+void queue_wait(CudaContext& context, cudaStream_t stream, const EventState& event) {
+  const auto* its = dynamic_cast<const CudaEvent*>(&event);
+  if (its == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: a stream cannot wait for an event of a device that is no GPU",
+                            context.description()));
+  }
+  if (its->handle() == nullptr) {
+    if (const std::exception_ptr fate = its->fate()) std::rethrow_exception(fate);
+  }
+  context.call({"cudaStreamWaitEvent"},
+               [&] { return cudaStreamWaitEvent(stream, its->handle(), cudaEventWaitDefault); });
+}
+
+CudaWaiter::CudaWaiter(std::shared_ptr<CudaContext> context, Reactor& reactor, cudaStream_t stream,
+                       Owner owner, const std::string& name)
+    : context_(std::move(context)), reactor_(reactor), stream_(stream), owner_(owner), name_(name) {
+  thread_ = std::thread([this] { work(); });
+}
+
+CudaWaiter::~CudaWaiter() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+std::shared_ptr<EventState> CudaWaiter::record(const void* queue) {
+  const std::lock_guard order(recording_);
+  const cudaEvent_t handle = context_->take_event();
+  // Owns the handle from here on.
+  auto event = std::make_shared<CudaEvent>(context_, handle, reactor_, queue, nullptr);
+  context_->call({"cudaEventRecord"}, [&] { return cudaEventRecord(handle, stream_); });
+  push(event);
+  return event;
+}
+
+std::shared_ptr<EventState> CudaWaiter::record_failure(const void* queue, std::exception_ptr fate) {
+  const std::lock_guard order(recording_);
+  auto event = std::make_shared<CudaEvent>(context_, nullptr, reactor_, queue, std::move(fate));
+  push(event);
+  return event;
+}
+
+void CudaWaiter::push(std::shared_ptr<CudaEvent> event) {
+  {
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(event));
+  }
+  wake_.notify_one();
+}
+
+void CudaWaiter::work() {
+  ::pthread_setname_np(::pthread_self(), ("zig-" + name_).substr(0, 15).c_str());
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    std::shared_ptr<CudaEvent> event = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    EventState::Due due;
+    event->happen(wait_for(*event), due);
+    lock.lock();
+    while (!queue_.empty()) {
+      event = queue_.front();
+      lock.unlock();
+      std::exception_ptr error;
+      const bool happened = has_happened(*event, error);
+      if (happened) event->happen(std::move(error), due);
+      lock.lock();
+      if (!happened) break;
+      queue_.pop_front();
+    }
+    lock.unlock();
+    event.reset();
+    EventState::post(reactor_, std::move(due));
+    lock.lock();
+  }
+}
+
+/// Blocks. An event that cannot be waited for must not let a transfer be taken for ended: the whole
+/// stream is waited for then, and if that fails too the device is given up.
+std::exception_ptr CudaWaiter::wait_for(const CudaEvent& event) {
+  std::exception_ptr error;
+  try {
+    if (event.handle() != nullptr) {
+      context_->call({"cudaEventSynchronize"},
+                     [&] { return cudaEventSynchronize(event.handle()); });
+      context_->require_present();  // a lost device's waits may return at once
+      return nullptr;
+    }
+  } catch (const Error& failed) {
+    error = std::current_exception();
+    if (owner_ == Owner::kCaller && !context_->lost()) context_->give_up(failed.what());
+  }
+  try {
+    context_->call({"cudaStreamSynchronize"}, [&] { return cudaStreamSynchronize(stream_); });
+    context_->require_present();
+  } catch (const Error& failed) {
+    if (!context_->lost()) {
+      context_->give_up(fmt::format("whether stream {}'s work has ended cannot be found out: {}",
+                                    name_, failed.what()));
+    }
+    error = std::current_exception();
+  }
+  return error;
+}
+
+/// Without blocking. Everything has, once the device is lost.
+bool CudaWaiter::has_happened(const CudaEvent& event, std::exception_ptr& error) {
+  try {
+    context_->require_present();
+    if (event.handle() == nullptr || !context_->query(event.handle())) return false;
+    context_->require_present();
+  } catch (const Error&) {
+    // An error of the query alone is for wait_for() to sort out.
+    if (!context_->lost()) return false;
+    error = std::current_exception();
+  }
+  return true;
+}
+
+}  // namespace ziggurat

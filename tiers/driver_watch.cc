@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/driver_watch.cc: a list of the calls under way, and a thread that looks at it now and then.
+#include "tiers/driver_watch.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace ziggurat {
+
+struct UnderWay {
+  const char* function;
+  std::uint64_t size_bytes;
+  Nanoseconds since;
+};
+
+DriverWatch::DriverWatch(std::string device, DriverDeadlines deadlines)
+    : device_(std::move(device)), deadlines_(deadlines) {
+  thread_ = std::thread([this] { watch(); });
+}
+
+DriverWatch::~DriverWatch() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_one();
+  thread_.join();
+}
+
+DriverWatch::Call::Call(DriverWatch& watch, const char* function, std::uint64_t size_bytes)
+    : watch_(watch) {
+  const UnderWay call{.function = function, .size_bytes = size_bytes, .since = monotonic_now()};
+  const std::lock_guard lock(watch_.mutex_);
+  entry_ = watch_.under_way_.insert(watch_.under_way_.end(), call);
+}
+
+DriverWatch::Call::~Call() {
+  const std::lock_guard lock(watch_.mutex_);
+  watch_.under_way_.erase(entry_);
+}
+
+void DriverWatch::lost(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (!lost_why_.empty()) return;
+  lost_why_ = why;
+  lost_at_ = monotonic_now();
+}
+
+void DriverWatch::watch() {
+  ::pthread_setname_np(::pthread_self(), "zig-gpu-watch");
+  // A deadline is kept to a quarter of itself.
+  const Nanoseconds pause = std::min(deadlines_.call, deadlines_.after_loss) / 4;
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, pause, [this] { return stopping_; })) {
+    const Nanoseconds now = monotonic_now();
+    for (const UnderWay& call : under_way_) {
+      Nanoseconds deadline = call.since + deadlines_.call;
+      if (!lost_why_.empty()) {
+        deadline = std::min(deadline, std::max(call.since, lost_at_) + deadlines_.after_loss);
+      }
+      if (now > deadline) end(call, now - call.since);
+    }
+  }
+}
+
+void DriverWatch::end(const UnderWay& call, Nanoseconds took) const {
+  const std::string bytes =
+      call.size_bytes == 0 ? "" : fmt::format(" of {}", format_bytes(call.size_bytes));
+  const std::string why = lost_why_.empty() ? "" : fmt::format(" ({})", lost_why_);
+  // Not by the log: a thread that is stuck may hold its lock.
+  fmt::print(stderr,
+             "ziggurat: {}: {}{} has not come back from the driver for {:.1f} s{}: the process "
+             "ends here. What is on the drives stands. Look for Xid lines in the kernel's log "
+             "(dmesg), reset the GPU or restart the machine, and start again\n",
+             device_, call.function, bytes, std::chrono::duration<double>(took).count(), why);
+  std::fflush(stderr);
+  std::_Exit(EXIT_FAILURE);
+}
+
+}  // namespace ziggurat
