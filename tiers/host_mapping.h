@@ -51,6 +51,9 @@ class HostMapping {
   HostMapping& operator=(HostMapping&& other) noexcept;
   ~HostMapping();
 
+  /// Never unmaps: somebody may write to the memory for ever.
+  void abandon() noexcept { bytes_ = {}; }
+
   std::span<std::byte> bytes() const noexcept { return bytes_; }
   /// What it turned out to be made of: "2 MiB huge pages", "transparent huge pages", "4 KiB pages".
   const std::string& page_kind() const noexcept { return page_kind_; }

@@ -162,11 +162,19 @@ PinnedPool::PinnedPool(Reactor& reactor, PinnedPoolOptions options, HostMapping 
   });
 }
 
+void PinnedPool::keep_registered(std::shared_ptr<HostRegistration> registration) {
+  const std::lock_guard lock(mutex_);
+  ZIGGURAT_CHECK(holders_.empty(), "a pool is registered before its first lease");
+  registration_ = std::move(registration);
+}
+
 PinnedPool::~PinnedPool() {
   const std::lock_guard alive(lifetime_->mutex);
   lifetime_->pool = nullptr;
   const std::lock_guard lock(mutex_);
-  ZIGGURAT_CHECK(holders_.empty(), "the pinned pool goes away while memory is lent:\n{}", table());
+  ZIGGURAT_CHECK(holders_.size() == quarantined_,
+                 "the pinned pool goes away while memory is lent:\n{}", table());
+  if (quarantined_ > 0) mapping_.abandon();
   const auto error = std::make_exception_ptr(Error(
       ErrorCode::kCancelled, "host memory: the pinned pool was closed while somebody waited"));
   for (LeaseQueue::Entry* entry : waiters_.in_order())
@@ -274,6 +282,11 @@ void PinnedPool::give_back(Lease& lease) noexcept {
     const std::lock_guard lock(mutex_);
     const Holder holder = holder_of(lease);
     if (holder.offer != 0) ended = end_offer(holder.offer);
+    if (registration_ && registration_->quarantined(lease.bytes())) {
+      holders_.at(lease.data_).name = "a lost device";
+      ++quarantined_;
+      return;
+    }
     Region& region = regions_[holder.region];
     region.arena.free(holder.offset_bytes, holder.range_bytes);
     region.with_offers.free(holder.offset_bytes, holder.range_bytes);

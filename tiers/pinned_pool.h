@@ -49,6 +49,7 @@
 #include "tiers/account.h"
 #include "tiers/arena.h"
 #include "tiers/host_mapping.h"
+#include "tiers/host_registration.h"
 #include "tiers/lease_queue.h"
 #include "tiers/node_parts.h"
 
@@ -132,6 +133,10 @@ class PinnedPool {
   ReclaimId offer(const Lease& lease, Need need, std::function<void()> give_back);
   void withdraw(ReclaimId id);
 
+  /// The mapping is registered with a device, until the pool goes away. A lease that the device was
+  /// lost under is never lent again, nor unmapped. Once, before the first lease; null: with none.
+  void keep_registered(std::shared_ptr<HostRegistration> registration);
+
   std::span<std::byte> mapping() const noexcept { return mapping_.bytes(); }
   Account account() const;
   std::uint64_t free_bytes() const;
@@ -212,6 +217,7 @@ class PinnedPool {
   Reactor& reactor_;
   PinnedPoolOptions options_;
   HostMapping mapping_;
+  std::shared_ptr<HostRegistration> registration_;  // goes before the mapping
   NodeParts parts_;
   mutable std::mutex mutex_;  // all below: leases return on any thread
   std::vector<Region> regions_;
@@ -219,6 +225,7 @@ class PinnedPool {
   LeaseQueue waiters_;                                    // of Waiter
   std::unordered_map<const std::byte*, Holder> holders_;  // by their lease's address
   std::unordered_map<ReclaimId, Offer> offers_;
+  std::size_t quarantined_ = 0;  // holders that are leases no more
   std::uint64_t offers_looked_at_ = 0;
   ReclaimId next_reclaim_ = 1;
   std::uint64_t next_serial_ = 1;

@@ -254,6 +254,7 @@ Task<> EngineImpl::build_floors() {
   options.cancel = &cancel_;
   pool_ = PinnedPool::create(runtime_.reactor, std::move(options));
   for (const auto& drive : storage_->drives) drive->register_memory(pool_->mapping());
+  pool_->keep_registered(device_.register_host_memory(pool_->mapping()));
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
   compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers);
