@@ -91,6 +91,9 @@ if(NOT ZIGGURAT_WITH_LIBAIO STREQUAL "OFF" AND TARGET ziggurat_3p_aio)
 endif()
 
 set(ZIGGURAT_HAVE_CUDA OFF)
+if(ZIGGURAT_SANITIZE AND (SKBUILD OR NOT PROJECT_IS_TOP_LEVEL))
+  set(ZIGGURAT_WITH_CUDA OFF)  # no tests, so no double
+endif()
 if(NOT ZIGGURAT_WITH_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
@@ -101,6 +104,20 @@ if(NOT ZIGGURAT_WITH_CUDA STREQUAL "OFF")
     set(ZIGGURAT_HAVE_CUDA ON)
   elseif(ZIGGURAT_WITH_CUDA STREQUAL "ON")
     message(FATAL_ERROR "ZIGGURAT_WITH_CUDA=ON, but nvcc or the static CUDA runtime was not found")
+  endif()
+endif()
+
+# ziggurat_cudart: the CUDA runtime of whoever links it. Programs get the real one; a target with the property
+# ZIGGURAT_CUDA_DOUBLE gets the double of tests/cuda_double, and so does every target under sanitizers, which the real one's
+# memory and threads would mislead. Never both, so a function that the double lacks does not link.
+if(ZIGGURAT_HAVE_CUDA)
+  add_library(ziggurat_cudart INTERFACE)
+  target_link_libraries(ziggurat_cudart INTERFACE CUDA::toolkit)
+  if(ZIGGURAT_SANITIZE)
+    target_link_libraries(ziggurat_cudart INTERFACE ziggurat_cuda_double)
+  else()
+    target_link_libraries(ziggurat_cudart INTERFACE
+      $<IF:$<BOOL:$<TARGET_PROPERTY:ZIGGURAT_CUDA_DOUBLE>>,ziggurat_cuda_double,CUDA::cudart_static>)
   endif()
 endif()
 
