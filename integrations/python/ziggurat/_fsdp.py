@@ -73,7 +73,8 @@ class FsdpCarriers:
         members = tuple(dist.get_process_group_ranks(group))
         if members not in self._carriers:
             lane = self._ranks.lane("FSDP2's shards", members)
-            self._carriers[members] = _Gather(lane), _Reduce(lane, self._ranks.buffers)
+            buffers = self._ranks.buffers
+            self._carriers[members] = _Gather(lane, buffers), _Reduce(lane, buffers)
         return self._carriers[members]
 
     def close(self) -> None:
@@ -108,14 +109,19 @@ def _unsharded_bytes(unit: Any) -> int:
     return found
 
 
-class _Gather:
-    """In place of FSDP2's all-gather."""
+class _Carrier:
+    """What FSDP2 asks of those that carry for it."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, buffers: Buffers) -> None:
         self._lane = lane
+        self._buffers = buffers
 
     def allocate(self, size: Sequence[int], **of: Any) -> torch.Tensor:
         return torch.empty(*size, **of)
+
+
+class _Gather(_Carrier):
+    """In place of FSDP2's all-gather."""
 
     def __call__(
         self,
@@ -131,15 +137,8 @@ class _Gather:
         return None
 
 
-class _Reduce:
+class _Reduce(_Carrier):
     """In place of FSDP2's reduce-scatter."""
-
-    def __init__(self, lane: Lane, buffers: Buffers) -> None:
-        self._lane = lane
-        self._buffers = buffers
-
-    def allocate(self, size: Sequence[int], **of: Any) -> torch.Tensor:
-        return torch.empty(*size, **of)
 
     def __call__(
         self,
@@ -150,15 +149,15 @@ class _Reduce:
         async_op: bool = False,
     ) -> None:
         """FSDP2 waits for it itself where there are no streams: `async_op` is never asked for."""
-        count, dtype, device = input_tensor.numel(), input_tensor.dtype, input_tensor.device
-        taken = self._buffers.take(count, dtype, device)
-        self._lane.all_to_all(taken, input_tensor).wait()
-        size = group.size()
         # set_gradient_divide_factor() makes one that scales, which gloo has not either.
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise Unimplemented(
                 f"FSDP2 asks for {op} of gradients on the CPU: sum or mean is known"
             )
+        count, dtype, device = input_tensor.numel(), input_tensor.dtype, input_tensor.device
+        taken = self._buffers.take(count, dtype, device)
+        self._lane.all_to_all(taken, input_tensor).wait()
+        size = group.size()
         sum_in_order(taken.view(size, -1), output_tensor, size if op == dist.ReduceOp.AVG else 1)
         self._buffers.give_back(taken)
 
