@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training scripts written for DeepSpeed run with one line changed, and train as they do there.
 
-Where DeepSpeed is installed each script runs under it too, on the CPU, and the curves are compared.
+Where DeepSpeed is installed the scripts run under it too, on the CPU, and the curves are compared:
+that with its optimizer on NVMe only if ZIGGURAT_SCRIPTS is "all", since DeepSpeed compiles its I/O
+for minutes first.
 Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +103,8 @@ def test_a_script_trains(script: str, runs: Runs) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no DeepSpeed here")
 @pytest.mark.parametrize("script", RANKS)
 def test_a_script_trains_as_under_deepspeed(script: str, runs: Runs) -> None:
+    if script == "offload_nvme" and os.environ.get("ZIGGURAT_SCRIPTS") != "all":
+        pytest.skip("DeepSpeed compiles its I/O for minutes: ZIGGURAT_SCRIPTS=all")
     found = difference(runs.of(script, DEEPSPEED), runs.of(script))
     assert is_alike(found), f"{script}: {found}"
 
