@@ -21,6 +21,7 @@
 #include "base/runtime/reactor.h"
 #include "base/topology/core_budget.h"
 #include "base/topology/limits.h"
+#include "base/topology/pci_link.h"
 #include "base/topology/topology.h"
 #include "collectives/exchange/peer_memory.h"
 #include "collectives/mpi/mpi_link.h"
@@ -93,6 +94,9 @@ void show_gpus() {
         gpu.free_bytes ? format_bytes(*gpu.free_bytes) + " free" : "how much is free is not known";
     say("GPU", fmt::format("cuda{}: {}, {} ({}), PCI {}", gpu.index, gpu.name,
                            format_bytes(gpu.memory_bytes), free, gpu.pci_bus_id));
+    const std::optional<PciLink> link = pci_link("", gpu.pci_bus_id);
+    const char* const narrow = link && link->narrow() ? ": copies are as much slower" : "";
+    say("GPU link", link ? link->text() + narrow : "not known");
   }
   if (inventory.gpus.empty()) say("GPU", in_flags(fmt::format("none: {}", inventory.why_none)));
   if (!inventory.runtime_version.empty()) {
