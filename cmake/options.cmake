@@ -33,13 +33,14 @@ if(ZIGGURAT_STATIC)
 endif()
 
 if(ZIGGURAT_SANITIZE)
-  add_compile_options(-fsanitize=${ZIGGURAT_SANITIZE} -fno-omit-frame-pointer)
+  # A kernel's host part is a stub of nvcc's, and nvcc does not know these.
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ZIGGURAT_SANITIZE};-fno-omit-frame-pointer>")
   add_link_options(-fsanitize=${ZIGGURAT_SANITIZE})
   if(ZIGGURAT_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options(-Wno-tsan)  # GCC warns that TSan ignores fences; Asio has some
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-tsan>)  # GCC warns that TSan ignores fences; Asio has some
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options(-Wno-mismatched-new-delete)  # GCC 12 misreads some coroutine frames
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wno-mismatched-new-delete>)  # GCC 12 misreads some coroutine frames
   endif()
   # hwloc unloads its PCI plugin, and with it the only pointer to what this library has allocated. Linked, it stays.
   if(ZIGGURAT_SANITIZE MATCHES "address")

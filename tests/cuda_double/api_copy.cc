@@ -85,7 +85,7 @@ cudaError_t stage(Machine& its, Machine::Lock& lock, CUstream_st* stream, Operat
   const std::byte* source = transfer.from.bytes();
   const std::vector<std::byte> staged(source, source + transfer.size_bytes);
   operation.accesses = {{transfer.to.range, true}};
-  operation.body = [staged, transfer] {
+  operation.body = [staged, transfer](auto&) {
     std::memcpy(transfer.to.bytes(), staged.data(), staged.size());
     return cudaSuccess;
   };
@@ -93,8 +93,8 @@ cudaError_t stage(Machine& its, Machine::Lock& lock, CUstream_st* stream, Operat
 }
 
 /// What runs when the stream comes to it.
-std::function<cudaError_t()> body_of(Machine& its, const Transfer& transfer,
-                                     const std::string& what) {
+std::function<cudaError_t(std::vector<Access>&)> body_of(Machine& its, const Transfer& transfer,
+                                                         const std::string& what) {
   const bool watch = transfer.from.pinned() && its.under_way(transfer.from.range, true) == nullptr;
   const std::size_t before = watch ? hash_of(transfer.from.bytes(), transfer.size_bytes) : 0;
   std::uint64_t poison = 0;
@@ -103,7 +103,7 @@ std::function<cudaError_t()> body_of(Machine& its, const Transfer& transfer,
     fill_with_poison(transfer.to.bytes(), transfer.size_bytes, poison);
   }
   const std::size_t poisoned = poison == 0 ? 0 : hash_of(transfer.to.bytes(), transfer.size_bytes);
-  return [&its, transfer, watch, before, poison, poisoned, what] {
+  return [&its, transfer, watch, before, poison, poisoned, what](auto&) {
     if (watch && hash_of(transfer.from.bytes(), transfer.size_bytes) != before) {
       its.find(what + ": its source changed after it was queued");
     }
@@ -175,7 +175,7 @@ cudaError_t fill(Machine& its, void* to, int value, std::size_t size_bytes, cuda
   its.submit(stream, {.what = fmt::format("{} of {} bytes", name, size_bytes),
                       .duration_ns = 2000 + size_bytes / 500,
                       .accesses = {{side.range, true}},
-                      .body = [side, value, size_bytes] {
+                      .body = [side, value, size_bytes](auto&) {
                         std::memset(side.bytes(), value, size_bytes);
                         return cudaSuccess;
                       }});

@@ -118,7 +118,7 @@ cudaError_t cudaFreeAsync(void* address, cudaStream_t handle) {
     its.submit(stream, {.what = "cudaFreeAsync",
                         .duration_ns = kNs,
                         .accesses = {{allocation->range, true}},
-                        .body = [device, allocation] {
+                        .body = [device, allocation](auto&) {
                           const std::uint64_t size = allocation->range.size_bytes();
                           if (allocation->pool != nullptr) {
                             allocation->pool->used -= size;

@@ -43,6 +43,7 @@ void Machine::reset(std::uint64_t new_seed, const Options& new_options) {
   static const int registered = std::atexit(end_with_findings);
   static_cast<void>(registered);
   seed = new_seed;
+  ++resets;
   options = new_options;
   installed = true;
   now_ns = calls = completions = trace = 0;
@@ -164,7 +165,7 @@ void Machine::complete(Lock&, const OperationRef& operation, std::uint64_t end_n
   } else if (device.sticky != cudaSuccess) {
     operation->error = device.sticky;
   } else if (operation->body) {
-    operation->error = operation->body();
+    operation->error = operation->body(operation->accesses);
     if (operation->error != cudaSuccess) {
       fail_device(operation->stream->device, operation->error);
     }

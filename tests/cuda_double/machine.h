@@ -33,8 +33,9 @@ struct Operation {
   enum class State { kQueued, kOnHost, kDone };
   std::string what{};  ///< "cudaMemcpyAsync of 64 bytes to the host"
   std::uint64_t duration_ns = 0;
-  std::vector<Access> accesses{};              ///< known when it is submitted
-  std::function<cudaError_t()> body{};         ///< an error of it is sticky; may add accesses
+  std::vector<Access> accesses{};  ///< known when it is submitted
+  /// An error of it is sticky. It appends what else it touched.
+  std::function<cudaError_t(std::vector<Access>&)> body{};
   std::function<void(cudaError_t)> on_host{};  ///< in place of a body: a callback
   bool on_host_after_error = false;            ///< cudaStreamAddCallback
   std::vector<OperationRef> after{};           ///< besides the one before it on the stream
@@ -106,6 +107,7 @@ class Machine {
   std::mutex mutex;
   Options options;
   std::uint64_t seed = 0;
+  std::uint64_t resets = 0;
   bool installed = false;  // reset() was called
   std::uint64_t now_ns = 0, calls = 0, completions = 0, trace = 0;
   std::uint64_t fail_call_at = 0, fail_completion_at = 0;

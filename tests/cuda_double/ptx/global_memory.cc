@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/cuda_double/ptx/global_memory.cc: see global_memory.h.
+#include "tests/cuda_double/ptx/global_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/cuda_double/ptx/program.h"
+
+namespace ziggurat::cuda_double::ptx {
+
+GlobalMemory::Granule& GlobalMemory::load(std::uint64_t number, std::uint64_t address) {
+  Granule& granule = granules_[number];
+  if (granule.bytes != nullptr) return granule;
+  const std::uint64_t first = number * kGranule;
+  Range valid{};
+  if (device_.memory.owns(address)) {
+    if (const Allocation* allocation = device_.memory.find(address)) {
+      valid = allocation->range;
+      granule.bytes = device_.memory.bytes(first);
+    }
+  } else {
+    // Pinned memory "can also be accessed from the device using the host pointer"
+    // (cuda_runtime_api.h:4952-4954).
+    for (const auto& [begin, pinned] : machine_.host.all()) {
+      if (!pinned.range.contains({address, address + 1})) continue;
+      valid = pinned.range;
+      granule.bytes = reinterpret_cast<std::byte*>(first);
+    }
+  }
+  granule.begin = std::max<std::uint64_t>(first, valid.begin);
+  granule.end = std::min<std::uint64_t>(first + kGranule, valid.end);
+  return granule;
+}
+
+void GlobalMemory::refuse(std::uint64_t address, std::uint32_t size_bytes) const {
+  if (address % size_bytes != 0) {
+    throw Fault(cudaErrorMisalignedAddress,
+                fmt::format("{} bytes at {:#x} are not aligned", size_bytes, address));
+  }
+  throw Fault(cudaErrorIllegalAddress, fmt::format("{} bytes at {:#x}: {}", size_bytes, address,
+                                                   device_.memory.nearest(address)));
+}
+
+void GlobalMemory::append_accesses(std::vector<Access>& accesses) const {
+  std::vector<std::uint64_t> numbers;
+  numbers.reserve(granules_.size());
+  for (const auto& [number, granule] : granules_) numbers.push_back(number);
+  std::sort(numbers.begin(), numbers.end());
+  for (const bool writes : {false, true}) {
+    Range run{};
+    const auto end_run = [&] {
+      if (run.size_bytes() > 0) accesses.push_back({run, writes});
+    };
+    for (const std::uint64_t number : numbers) {
+      const Granule& granule = granules_.at(number);
+      const Bits& bits = writes ? granule.written : granule.read;
+      for (std::uint64_t at = 0; at < kGranule; ++at) {
+        const std::uint64_t word = bits[at / 64];
+        if (word == 0 && at % 64 == 0) {
+          at += 63;
+          continue;
+        }
+        if ((word >> (at % 64) & 1) == 0) continue;
+        const std::uint64_t address = number * kGranule + at;
+        if (run.end != address) {
+          end_run();
+          run = {address, address};
+        }
+        run.end = address + 1;
+      }
+    }
+    end_run();
+  }
+}
+
+}  // namespace ziggurat::cuda_double::ptx
