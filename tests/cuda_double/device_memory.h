@@ -41,7 +41,7 @@ class DeviceMemory {
   void poison(Range range);
 
   bool owns(std::uintptr_t address) const noexcept {
-    return addresses_.contains({address, address});
+    return addresses_.contains({address, address + 1});
   }
   /// The live allocation that holds the address; null: none.
   Allocation* find(std::uintptr_t address);
