@@ -69,6 +69,22 @@ cudaError_t remember(cudaError_t error) noexcept {
   return error;
 }
 
+namespace {
+
+/// Calls that ask what there is. Every other makes the primary context of the current device, "the
+/// first time a runtime function which is not part of the error / device / version management is
+/// called" (programming guide, Initialization).
+bool makes_a_context(std::string_view name) noexcept {
+  for (const std::string_view asks :
+       {"cudaGetDevice", "cudaGetDeviceCount", "cudaGetDeviceProperties", "cudaDeviceGetAttribute",
+        "cudaDeviceGetPCIBusId", "cudaSetDevice"}) {
+    if (name == asks) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 cudaError_t admit(Machine& its, const char* name) {
   // cuda_runtime_api.h:2249 and :4087: host functions must not call CUDA.
   if (in_host_function()) {
@@ -78,6 +94,7 @@ cudaError_t admit(Machine& its, const char* name) {
   if (its.devices.empty()) return cudaErrorNoDevice;
   ++its.calls;
   DeviceState& device = current(its);
+  if (makes_a_context(name)) device.has_context = true;
   if (device.sticky != cudaSuccess) return device.sticky;
   if (its.calls != its.fail_call_at) return cudaSuccess;
   if (is_sticky(its.call_error)) its.fail_device(current_device(), its.call_error);
@@ -134,6 +151,9 @@ cudaError_t cudaSetDevice(int device) {
   return call("cudaSetDevice", [&](Machine& its, auto&) {
     if (device < 0 || device >= static_cast<int>(its.devices.size())) return cudaErrorInvalidDevice;
     current_device() = device;
+    // "This function will also immediately initialize the runtime state on the primary context"
+    // (cuda_runtime_api.h, cudaSetDevice).
+    its.devices[static_cast<std::size_t>(device)]->has_context = true;
     return its.devices[static_cast<std::size_t>(device)]->sticky;
   });
 }

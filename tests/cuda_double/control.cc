@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -91,6 +92,13 @@ std::vector<std::string> report() {
   const Machine::Lock lock(its.mutex);
   find_leaks(its);
   return std::exchange(its.findings, {});
+}
+
+int contexts() {
+  Machine& its = machine();
+  const Machine::Lock lock(its.mutex);
+  return static_cast<int>(std::count_if(its.devices.begin(), its.devices.end(),
+                                        [](const auto& device) { return device->has_context; }));
 }
 
 std::uint64_t trace_hash() {

@@ -63,6 +63,9 @@ std::uint64_t completions();
 /// take_findings(), and what is still allocated, registered, created or under way.
 [[nodiscard]] std::vector<std::string> report();
 
+/// How many devices have a context, which takes memory of them.
+int contexts();
+
 /// A hash of all operations so far in the order in which they completed. Equal seeds and equal
 /// calls from one thread give equal traces.
 std::uint64_t trace_hash();

@@ -73,6 +73,7 @@ struct DeviceState {
   Pool* pool = &default_pool;
   cudaStream_t null_stream = nullptr;
   cudaError_t sticky = cudaSuccess;
+  bool has_context = false;
 };
 
 class Machine {
