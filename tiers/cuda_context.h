@@ -48,17 +48,19 @@ class CudaContext {
     const Current current(*this);
     check(function(), what);
   }
-  /// For destructors: an error is logged. Does nothing on a lost device.
+  /// For destructors: an error is logged. Does nothing on a lost device. True if it was done.
   template <class Function>
-  void call_at_end(const Call& what, const Function& function) noexcept {
-    if (lost()) return;
+  bool call_at_end(const Call& what, const Function& function) noexcept {
+    if (lost()) return false;
     try {
       call(what, function);
+      return true;
     } catch (const Error& error) {
       warn(error);
+      return false;
     }
   }
-  /// The same for a query: false for cudaErrorNotReady.
+  /// call() of cudaEventQuery: false for cudaErrorNotReady.
   bool query(cudaEvent_t event);
 
   bool lost() const noexcept { return lost_.load(std::memory_order_acquire); }

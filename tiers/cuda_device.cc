@@ -35,17 +35,11 @@ class CudaBlock {
     try {
       take();
     } catch (...) {
-      destroy_pool();
+      release();
       throw;
     }
   }
-  ~CudaBlock() {
-    context_->call_at_end({"cudaFreeAsync", size_bytes_},
-                          [this] { return cudaFreeAsync(base_, queue_.handle()); });
-    context_->call_at_end({"cudaStreamSynchronize"},
-                          [this] { return cudaStreamSynchronize(queue_.handle()); });
-    destroy_pool();
-  }
+  ~CudaBlock() { release(); }
 
   std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
   /// It is freed after `event` has happened.
@@ -72,7 +66,20 @@ class CudaBlock {
     context_->call({"cudaStreamSynchronize"},
                    [&] { return cudaStreamSynchronize(queue_.handle()); });
   }
-  void destroy_pool() noexcept {
+  /// Each step only where the one before it was done: what cannot be given back stays with the
+  /// process.
+  void release() noexcept {
+    if (base_ != nullptr) {
+      const bool freed = context_->call_at_end({"cudaFreeAsync", size_bytes_}, [this] {
+        return cudaFreeAsync(base_, queue_.handle());
+      }) && context_->call_at_end({"cudaStreamSynchronize"}, [this] {
+        return cudaStreamSynchronize(queue_.handle());
+      });
+      if (!freed) {
+        queue_.abandon();
+        return;
+      }
+    }
     context_->call_at_end({"cudaMemPoolDestroy"}, [this] { return cudaMemPoolDestroy(pool_); });
   }
 

@@ -35,6 +35,7 @@ CudaQueue::CudaQueue(std::shared_ptr<CudaContext> context, StreamPriority priori
 }
 
 CudaQueue::~CudaQueue() {
+  if (handle_ == nullptr) return;
   context_->call_at_end({"cudaStreamDestroy"}, [this] { return cudaStreamDestroy(handle_); });
 }
 

@@ -18,7 +18,8 @@ struct CudaParts {
   std::shared_ptr<CudaHostMemory> host_memory;
 };
 
-/// A stream of the driver's: destroyed by the destructor, unless the device is lost.
+/// A stream of the driver's: destroyed by the destructor, when its work has ended; unless the
+/// device is lost.
 class CudaQueue {
  public:
   /// Non-blocking: it does not wait for the legacy default stream, nor that for it.
@@ -27,6 +28,8 @@ class CudaQueue {
   CudaQueue(const CudaQueue&) = delete;
   CudaQueue& operator=(const CudaQueue&) = delete;
   cudaStream_t handle() const noexcept { return handle_; }
+  /// Never destroys it: whether its work has ended is not known.
+  void abandon() noexcept { handle_ = nullptr; }
 
  private:
   std::shared_ptr<CudaContext> context_;

@@ -8,6 +8,8 @@
 
 #include <utility>
 
+#include "base/log.h"
+
 namespace ziggurat {
 
 void queue_wait(CudaContext& context, cudaStream_t stream, const EventState& event) {
@@ -93,32 +95,37 @@ void CudaWaiter::work() {
   }
 }
 
-/// Blocks. An event that cannot be waited for must not let a transfer be taken for ended: the whole
-/// stream is waited for then, and if that fails too the device is given up.
+/// Blocks. An error of the wait alone must not let a transfer be taken for ended: the whole stream
+/// is waited for then, or the event again where the stream is a caller's, and if that fails too the
+/// device is given up.
 std::exception_ptr CudaWaiter::wait_for(const CudaEvent& event) {
-  std::exception_ptr error;
+  const auto event_ended = [&] { return cudaEventSynchronize(event.handle()); };
+  const auto stream_ended = [&] { return cudaStreamSynchronize(stream_); };
   try {
     if (event.handle() != nullptr) {
-      context_->call({"cudaEventSynchronize"},
-                     [&] { return cudaEventSynchronize(event.handle()); });
+      context_->call({"cudaEventSynchronize"}, event_ended);
       context_->require_present();  // a lost device's waits may return at once
       return nullptr;
     }
   } catch (const Error& failed) {
-    error = std::current_exception();
-    if (owner_ == Owner::kCaller && !context_->lost()) context_->give_up(failed.what());
+    if (context_->lost()) return std::current_exception();
+    log().warn("stream {}: {}; waiting again", name_, failed.what());
   }
   try {
-    context_->call({"cudaStreamSynchronize"}, [&] { return cudaStreamSynchronize(stream_); });
+    if (owner_ == Owner::kCaller) {
+      context_->call({"cudaEventSynchronize"}, event_ended);
+    } else {
+      context_->call({"cudaStreamSynchronize"}, stream_ended);
+    }
     context_->require_present();
   } catch (const Error& failed) {
     if (!context_->lost()) {
-      context_->give_up(fmt::format("whether stream {}'s work has ended cannot be found out: {}",
-                                    name_, failed.what()));
+      context_->give_up(fmt::format(
+          "whether the work of stream {} has ended cannot be found out: {}", name_, failed.what()));
     }
-    error = std::current_exception();
+    return std::current_exception();
   }
-  return error;
+  return nullptr;
 }
 
 /// Without blocking. Everything has, once the device is lost.

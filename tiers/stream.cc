@@ -40,6 +40,21 @@ void count(Metrics* metrics, const Stream::Copy& copy) {
                copy.size_bytes);
 }
 
+/// The error of a copy that failed for a reason that does not name it.
+std::exception_ptr of_copy(const Stream::Copy& copy, const std::string& stream, const char* verb,
+                           const std::exception_ptr& why) {
+  try {
+    std::rethrow_exception(why);
+  } catch (const Error& error) {
+    return std::make_exception_ptr(
+        Error(error.code(),
+              fmt::format("stream {}: {} {}: {}", stream, to_string(copy), verb, error.what()),
+              error.native()));
+  } catch (...) {
+    return why;
+  }
+}
+
 }  // namespace
 
 std::string to_string(const Stream::Copy& copy) {
@@ -81,10 +96,9 @@ std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) 
   try {
     device_sides(copy, [&](const std::byte* side) {
       if (home_.memory.contains(side, copy.size_bytes)) return;
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("stream {}: {} names memory at {} that is not in one of the device's "
-                              "buffers",
-                              name_, to_string(copy), fmt::ptr(side)));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("memory at {} is not in one of the device's buffers", fmt::ptr(side)));
     });
     device_sides(copy, [&](const std::byte* side) {
       for (const Event& event : home_.memory.before_use(side)) wait(event);
@@ -100,9 +114,13 @@ std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) 
 void Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
   const Nanoseconds queued = monotonic_now();
   std::shared_ptr<void> kept;
-  const bool before = failed_ == nullptr;
-  if (!failed_) failed_ = start(copy, kept);
-  const bool is_queued = before && !failed_ && copy.size_bytes > 0;
+  const char* verb = "was not begun after an earlier failure";
+  if (!failed_) {
+    verb = "was refused";
+    failed_ = start(copy, kept);
+  }
+  const bool is_queued = !failed_ && copy.size_bytes > 0;
+  if (is_queued) verb = "did not finish";
   const std::shared_ptr<EventState> finished = queue_record(failed_);
   // An event may fail where the copy was queued all the same: what follows cannot be trusted.
   if (!failed_) failed_ = finished->fate();
@@ -110,7 +128,7 @@ void Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done
     device_sides(copy,
                  [&](const std::byte* side) { home_.memory.used_until(side, Event(finished)); });
   }
-  AfterEvent action = [copy, queued, track = track_, metrics = home_.metrics,
+  AfterEvent action = [copy, queued, verb, name = name_, track = track_, metrics = home_.metrics,
                        kept = std::move(kept),
                        done = std::move(done)](const EventOutcome& outcome) mutable {
     kept.reset();
@@ -118,7 +136,7 @@ void Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done
       count(metrics, copy);
       track->draw(copy, queued, outcome.at);
     }
-    done(outcome.error);
+    done(outcome.error ? of_copy(copy, name, verb, outcome.error) : nullptr);
   };
   finished->then(std::move(action));
 }
