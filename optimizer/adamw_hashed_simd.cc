@@ -53,8 +53,8 @@ struct ArrayHash {
 
   // Spelt out: GCC does not compile an implicit constructor for the target at hand.
   HWY_INLINE ArrayHash()
-      : first(hn::Load(Longs(), xxh3::kFirstLanes)),
-        second(hn::Load(Longs(), xxh3::kFirstLanes + (kStripeIsOneRegister ? 0 : 4))) {}
+      : first(hn::Load(Longs(), xxh3::kConstants.first_lanes)),
+        second(hn::Load(Longs(), xxh3::kConstants.first_lanes + (kStripeIsOneRegister ? 0 : 4))) {}
 
   /// Two registers in a row: two stripes, or the halves of one.
   HWY_INLINE void add(F low, F high, W low_key, W high_key) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_tables.cc: the codes as published, and lines through them.
+// optimizer/eight_bit_tables.cc: lines through the codes (eight_bit_codes.h).
 #include "optimizer/eight_bit_tables.h"
 
 #include <algorithm>
@@ -9,60 +9,12 @@
 #include <span>
 
 #include "base/check.h"
+#include "optimizer/eight_bit_codes.h"
 
 namespace ziggurat::internal {
 namespace {
 
-constexpr int kDecades = 7;
-
-/// The positive values below 1 and above 0, ascending: in decade i, 2^i of them (signed) or twice
-/// as many, the middles of an even cut of [0.1, 1], times 10^(i - 6). Each value is rounded to fp32
-/// where PyTorch's tensors round it.
-template <class Take>
-void for_each_fraction(EightBitCode code, Take&& take) {
-  constexpr float kLeast = 0.1f;
-  constexpr float kPowers[kDecades] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
-  for (int decade = 0; decade < kDecades; ++decade) {
-    const int count = (code == EightBitCode::kSigned ? 1 : 2) << decade;
-    const float step = (1.0f - kLeast) / static_cast<float>(count);
-    // Exact in double, rounded once; PyTorch's linspace counts from the nearer end.
-    const auto boundary = [&](int j) {
-      const double wide = step;
-      return static_cast<float>(j < (count + 1) / 2 ? static_cast<double>(kLeast) + wide * j
-                                                    : 1.0 - wide * (count - j));
-    };
-    for (int j = 0; j < count; ++j)
-      take(kPowers[decade] * ((boundary(j) + boundary(j + 1)) / 2.0f));
-  }
-}
-
-std::array<float, 256> make_values(EightBitCode code) {
-  std::array<float, 256> values{};
-  std::size_t count = 0;
-  values[count++] = 0.0f;
-  values[count++] = 1.0f;
-  for_each_fraction(code, [&](float value) {
-    values[count++] = value;
-    if (code == EightBitCode::kSigned) values[count++] = -value;
-  });
-  ZIGGURAT_CHECK(count == values.size(), "{} codes", count);
-  std::ranges::sort(values);
-  return values;
-}
-
-/// Between each magnitude and the next, from zero up: the largest float that is nearer to the lower
-/// one or as near.
-std::vector<float> make_thresholds(const std::array<float, 256>& values) {
-  std::vector<float> thresholds;
-  for (auto code = std::ranges::find(values, 0.0f); code + 1 != values.end(); ++code) {
-    const double middle = (static_cast<double>(code[0]) + static_cast<double>(code[1])) / 2;
-    auto below = static_cast<float>(middle);
-    if (static_cast<double>(below) > middle)
-      below = std::bit_cast<float>(std::bit_cast<std::uint32_t>(below) - 1);
-    thresholds.push_back(below);
-  }
-  return thresholds;
-}
+constexpr int kDecades = kEightBitDecades;
 
 std::uint32_t to_bits(float value) { return std::bit_cast<std::uint32_t>(value); }
 
@@ -162,7 +114,7 @@ void check_ranks(EightBitCode code, const EightBitTables& tables) {
 }  // namespace
 
 EightBitTables::EightBitTables(EightBitCode code)
-    : values(make_values(code)),
+    : values(eight_bit_codes(code).values),
       planes{},
       value_offset{},
       value_slope{},
@@ -171,7 +123,10 @@ EightBitTables::EightBitTables(EightBitCode code)
       rank_offset{},
       rank_slope{},
       rank_limit{},
-      thresholds(make_thresholds(values)) {
+      thresholds{} {
+  const EightBitThresholds all = make_eight_bit_thresholds(code);
+  thresholds.assign(all.values.begin(),
+                    all.values.begin() + static_cast<std::ptrdiff_t>(all.count));
   for (std::size_t i = 0; i < values.size(); ++i) {
     for (std::size_t k = 0; k < planes.size(); ++k)
       planes[k][i] = static_cast<std::uint8_t>(to_bits(values[i]) >> 8 * k);

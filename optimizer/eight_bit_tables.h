@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/eight_bit_tables.h: the 8-bit codes, and the same as straight lines, which a register
-// follows with look-ups among eight values instead of 256.
+// optimizer/eight_bit_tables.h: the 8-bit codes as straight lines, which a register follows with
+// look-ups among eight values instead of 256.
 //
 // A decade's codes are even cuts, so value and rank (the place among the magnitudes from zero up)
 // are straight lines of each other within a decade.
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "optimizer/eight_bit.h"
+#include "optimizer/eight_bit_codes.h"
 
 namespace ziggurat::internal {
 
@@ -58,7 +58,6 @@ inline constexpr std::uint32_t kSectionFactor = 154;
 
 /// Unsigned ranks are counted from 1; the last, of 1, is put on the last line's end.
 inline constexpr float kTopPlace = 255.5f;
-inline constexpr std::uint32_t kSignedZero = 127;  ///< the place of 0 among the signed codes
 
 const EightBitTables& eight_bit_tables(EightBitCode code) noexcept;
 

@@ -4,38 +4,15 @@
 #include "optimizer/gradient.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/check.h"
 #include "base/numerics/typed_value.h"
+#include "optimizer/gradient_rules.h"
 #include "optimizer/kernels.h"
+#include "optimizer/square_sum.h"
 
 namespace ziggurat {
-namespace {
-
-/// Lane i takes lane i + 8, then i + 4, i + 2, i + 1.
-double add_lanes(float (&lanes)[internal::kSumLanes]) {
-  for (std::size_t half = internal::kSumLanes / 2; half != 0; half /= 2) {
-    for (std::size_t i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
-  return static_cast<double>(lanes[0]);
-}
-
-/// Squares of what was written. fp32 sums of squares overflow from values of 1.8e19 on; double ones
-/// do not.
-double exact_sum(DType dtype, const std::byte* out, std::size_t count) {
-  double sum = 0.0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const double value = value_at(dtype, out, i);
-    sum = sum + value * value;
-  }
-  return sum;
-}
-
-}  // namespace
-
 double round_gradient(std::span<const float> accumulator, TypedSpan<std::byte> out) noexcept {
   ZIGGURAT_CHECK(out.count() == accumulator.size(), "{} values into {} places", accumulator.size(),
                  out.count());
@@ -45,11 +22,9 @@ double round_gradient(std::span<const float> accumulator, TypedSpan<std::byte> o
     float lanes[internal::kSumLanes] = {};
     std::byte* const to = out.bytes.data() + begin * size_bytes(out.dtype);
     internal::round_and_square(accumulator.data() + begin, out.dtype, to, count, lanes);
-    const double block = add_lanes(lanes);
-    sum = sum + (std::isfinite(block) ? block : exact_sum(out.dtype, to, count));
+    sum = sum + internal::block_sum(lanes, out.dtype, to, count);
   }
-  // One NaN for all: which payload an addition hands on is the compiler's choice.
-  return sum != sum ? std::numeric_limits<double>::quiet_NaN() : sum;
+  return internal::quiet_sum(sum);
 }
 
 void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept {
@@ -70,6 +45,28 @@ void round_params(std::span<const float> masters, TypedSpan<std::byte> out) noex
     }
     case DType::kFloat32: std::memcpy(out.bytes.data(), masters.data(), out.bytes.size()); return;
   }
+}
+
+void accumulate_gradient(TypedSpan<const std::byte> values, float scale,
+                         std::span<float> sums) noexcept {
+  ZIGGURAT_CHECK(values.count() == sums.size(), "{} values into {} sums", values.count(),
+                 sums.size());
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    sums[i] = internal::accumulated(sums[i], value_at(values.dtype, values.bytes.data(), i), scale);
+}
+
+void widen(TypedSpan<const std::byte> values, std::span<float> out) noexcept {
+  ZIGGURAT_CHECK(values.count() == out.size(), "{} values into {} places", values.count(),
+                 out.size());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = value_at(values.dtype, values.bytes.data(), i);
+}
+
+bool scale_gradient(TypedSpan<std::byte> values, float factor) noexcept {
+  bool finite = true;
+  for (std::size_t i = 0; i < values.count(); ++i)
+    finite &= internal::scale_at(values.dtype, values.bytes.data(), i, factor);
+  return finite;
 }
 
 float clip_coefficient(double norm, float clip_norm) noexcept {

@@ -30,6 +30,17 @@ void round_to_bf16(std::span<const float> values, std::span<bf16> out) noexcept;
 /// Parameters from masters, any count, as an update rounds them to nearest.
 void round_params(std::span<const float> masters, TypedSpan<std::byte> out) noexcept;
 
+/// sums[i] += value i * scale, in fp32; every NaN stored is 0x7fc00000.
+void accumulate_gradient(TypedSpan<const std::byte> values, float scale,
+                         std::span<float> sums) noexcept;
+
+/// Exactly; a NaN keeps its payload.
+void widen(TypedSpan<const std::byte> values, std::span<float> out) noexcept;
+
+/// values[i] *= factor, in fp32, rounded once to the type of `values`. Returns whether all that was
+/// written is finite: false is an overflow, or one that came so.
+bool scale_gradient(TypedSpan<std::byte> values, float factor) noexcept;
+
 /// torch.nn.utils.clip_grad_norm_'s coefficient: min(1, clip_norm / (norm + 1e-6)); 1 when
 /// clip_norm is 0.
 float clip_coefficient(double norm, float clip_norm) noexcept;

@@ -2,6 +2,7 @@
 // optimizer/gradient_scalar.cc: the specification of rounding a gradient and of summing its
 // squares.
 #include "base/numerics/typed_value.h"
+#include "optimizer/gradient_rules.h"
 #include "optimizer/kernels.h"
 
 namespace ziggurat::internal::scalar {
@@ -17,9 +18,7 @@ void round_and_square(const float* values, DType dtype, std::byte* out, std::siz
                       float* lanes) {
   const auto* const from = reinterpret_cast<const std::byte*>(values);
   for (std::size_t i = 0; i < count; ++i) {
-    store_value(dtype, out, i, value_at(DType::kFloat32, from, i));
-    const float widened = value_at(dtype, out, i);
-    const float square = widened * widened;
+    const float square = round_and_square_at(from, dtype, out, i);
     lanes[i % kSumLanes] = lanes[i % kSumLanes] + square;
   }
 }

@@ -6,9 +6,9 @@
 #include <bit>
 #include <cstdint>
 
-#include "base/checksum.h"
 #include "base/dtype.h"
 #include "base/numerics/rounding.h"
+#include "optimizer/xxh3.h"
 
 namespace ziggurat {
 
@@ -37,8 +37,8 @@ struct NoiseKey {
   std::uint32_t first, second;
 };
 /// The key of the model's tile number `tile` in a step with that OptimizerStep::rounding_key.
-inline NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
-  const std::uint64_t key = mix_seed(rounding_key, tile);
+constexpr NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
+  const std::uint64_t key = internal::xxh3::hash_word(rounding_key, tile);
   return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
 }
 constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/rules_inl.h: update_scalar.cc's arithmetic, in its order, on a register full of
-// elements: a rule for each optimizer. Included once per target.
+// optimizer/rules_inl.h: the arithmetic of rules.h, in its order, on a register full of elements:
+// a rule for each optimizer. Included once per target.
 #if defined(ZIGGURAT_OPTIMIZER_RULES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZIGGURAT_OPTIMIZER_RULES_INL_H_
 #undef ZIGGURAT_OPTIMIZER_RULES_INL_H_

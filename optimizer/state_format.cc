@@ -85,10 +85,6 @@ std::optional<StateFormat> parse_state_format(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-std::size_t moment_count(OptimizerKind kind) noexcept {
-  return kind == OptimizerKind::kAdamW || kind == OptimizerKind::kAdam ? 2 : 1;
-}
-
 RecordFormat record_format(OptimizerKind kind, StateFormat format) {
   std::vector<RecordFormat::Segment> segments;
   if (holds_param(format)) {

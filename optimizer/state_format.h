@@ -25,20 +25,10 @@
 #include "base/dtype.h"
 #include "base/typed_span.h"
 #include "optimizer/optimizer_step.h"
+#include "optimizer/state_kind.h"
 #include "tiers/record_format.h"
 
 namespace ziggurat {
-
-enum class StateFormat : std::uint8_t {
-  kFp32,         ///< everything in fp32
-  kBf16Moments,  ///< fp32 master, moments rounded to bf16: relative error of each at most 2^-8
-  k8Bit,         ///< fp32 master, moments block-wise in 8 bits: see optimizer/eight_bit.h
-  kSplit,        ///< the bits of kFp32, the master in two halves: bf16 parameter and residual
-  /// The bf16 parameter is the master: relative error of each value at most 2^-8. Rounded to
-  /// nearest, an update of less than 2^-9 of its parameter is lost, and so is exp_avg_sq's decay
-  /// from beta2 = 0.996 on: use Rounding::kStochastic.
-  kBf16,
-};
 
 /// "fp32", "bf16-moments", "8bit", "split", "bf16".
 std::string_view to_string(StateFormat format) noexcept;
@@ -46,30 +36,9 @@ std::string_view to_string(StateFormat format) noexcept;
 std::span<const std::string_view> state_format_names() noexcept;
 std::optional<StateFormat> parse_state_format(std::string_view name) noexcept;
 
-/// 2 for AdamW and Adam (exp_avg, exp_avg_sq), 1 for Lion (exp_avg), Adagrad (sum) and SGD
-/// (momentum_buffer): torch.optim's names.
-std::size_t moment_count(OptimizerKind kind) noexcept;
-
-/// Whether a record's first segment is the bf16 parameter itself.
-constexpr bool holds_param(StateFormat format) noexcept {
-  return format == StateFormat::kSplit || format == StateFormat::kBf16;
-}
-
-/// Whether a record's first segment is a parameter of `dtype`, bit for bit: the bf16 one that it
-/// holds, or an fp32 one, which is its own master.
-constexpr bool begins_with_param(StateFormat format, DType dtype) noexcept {
-  return dtype == (holds_param(format) ? DType::kBFloat16 : DType::kFloat32);
-}
-
 /// The segments of a record: parameter or master first, then moments, then scales.
 RecordFormat record_format(OptimizerKind kind, StateFormat format);
 
-/// What a store's records are: whose state, and how it is held.
-struct StateKind {
-  OptimizerKind optimizer = OptimizerKind::kAdamW;
-  StateFormat format = StateFormat::kFp32;
-  friend bool operator==(const StateKind&, const StateKind&) = default;
-};
 /// "adamw in 8bit".
 std::string to_string(const StateKind& state);
 inline RecordFormat record_format(const StateKind& state) {

@@ -16,22 +16,18 @@
 #include "base/numerics/typed_value.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/kernels.h"
+#include "optimizer/record_slice.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
 
+using internal::elements_of;
 using internal::kMomentsMax;
 using internal::moment_code;
+using internal::Runs;
 using internal::Slice;
-
-constexpr std::size_t tiles_of(std::size_t count) {
-  return (count + kTileElements - 1) / kTileElements;
-}
-
-std::size_t elements_of(const RecordView& view) {
-  return view.grad.bytes.empty() ? view.param.count() : view.grad.count();
-}
+using internal::tiles_of;
 
 /// The last tile of what a trainer has, which ends before the record's: padded, and cut again.
 class PaddedTile {
@@ -63,63 +59,6 @@ class PaddedTile {
       std::array<std::byte, kTileElements * sizeof(float)> param_values_{};
 };
 
-void check(StepView steps, const RecordView& view, const RecordFormat& format,
-           std::span<const DecayRun> runs) {
-  const std::size_t count = elements_of(view);
-  ZIGGURAT_CHECK(count > 0 && view.record.size() == format.record_bytes(tiles_of(count)),
-                 "{} bytes for a record of {} elements", view.record.size(), count);
-  const bool in_record = holds_param(view.format);
-  ZIGGURAT_CHECK(view.param.count() == count ||
-                     (in_record && view.param.bytes.empty() && !view.param_not_read),
-                 "{} parameters for {} elements", view.param.count(), count);
-  ZIGGURAT_CHECK(!view.param_not_read || begins_with_param(view.format, view.param.dtype),
-                 "a {} parameter is not what a record in {} begins with",
-                 to_string(view.param.dtype), to_string(view.format));
-  ZIGGURAT_CHECK(!view.masters_from_param || (!view.param_not_read && view.param.count() == count),
-                 "masters from {} parameters of {}", view.param.count(), count);
-  ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
-                 "a {} parameter beside a record that holds it in bf16",
-                 to_string(view.param.dtype));
-  ZIGGURAT_CHECK(view.format != StateFormat::kSplit || steps[0].rounding == Rounding::kNearest,
-                 "a split master rounds to nearest");
-  std::size_t covered = 0;
-  for (const DecayRun& run : runs) {
-    ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,
-                   "run [{}, {}) after a run that ended at {}", run.begin, run.end, covered);
-    ZIGGURAT_CHECK(run.group < steps.size(), "a run of group {}, and {} steps", run.group,
-                   steps.size());
-    covered = run.end;
-  }
-  ZIGGURAT_CHECK(covered == tiles_of(count) * kTileElements, "runs cover {} of {} elements",
-                 covered, count);
-}
-
-/// Walks the runs of a record from front to back.
-class Runs {
- public:
-  Runs(StepView steps, std::span<const DecayRun> runs) : steps_(steps), run_(runs.begin()) {}
-
-  struct Part {
-    std::size_t begin, end;
-    const OptimizerStep& step;
-    float decay;
-  };
-  /// From where the last one ended up to `end`, or to the end of the run if that is nearer.
-  Part next(std::size_t end) {
-    while (run_->end <= at_) ++run_;
-    const std::size_t begin = at_;
-    at_ = std::min(end, run_->end);
-    const OptimizerStep& step = steps_[run_->group];
-    return {begin, at_, step, run_->decay ? step.decay : step.no_decay};
-  }
-  std::size_t at() const { return at_; }
-
- private:
-  StepView steps_;
-  std::span<const DecayRun>::iterator run_;
-  std::size_t at_ = 0;
-};
-
 /// A record's tiles, one after the other.
 class Pass {
  public:
@@ -129,6 +68,7 @@ class Pass {
         rounding_key_(steps[0].rounding_key),
         view_(view),
         format_(format),
+        record_(internal::slice_of(kind_, view, format)),
         runs_(steps, runs),
         moments_(moment_count(kind_)),
         tiles_(tiles_of(elements_of(view))) {
@@ -198,29 +138,14 @@ class Pass {
   }
 
   Slice tile_slice(std::size_t tile) const {
-    Slice slice{};
-    slice.format = view_.format;
-    slice.param = tile_param(tile);
-    std::size_t index = 0;
-    if (holds_param(view_.format)) {
-      slice.param_record = reinterpret_cast<bf16*>(segment(index++, tile));
-      slice.param_in =
-          view_.param_not_read ? reinterpret_cast<const bf16*>(slice.param) : slice.param_record;
-      if (view_.format == StateFormat::kSplit)
-        slice.residual = reinterpret_cast<std::uint16_t*>(segment(index++, tile));
-    } else {
-      slice.master = reinterpret_cast<float*>(segment(index++, tile));
-    }
-    for (std::size_t k = 0; k < moments_; ++k) slice.moments[k] = segment(index++, tile);
-    if (view_.format == StateFormat::k8Bit) {
-      for (std::size_t k = 0; k < moments_; ++k)
-        slice.scales[k] = reinterpret_cast<float*>(segment(index++, tile));
-    }
-    slice.grad_dtype = view_.grad.dtype;
+    const std::size_t begin = tile * kTileElements;
+    Slice slice = internal::part_of(record_, begin, begin + kTileElements);
     slice.grad = tile_grad(tile);
-    slice.param_dtype = view_.param.dtype;
-    slice.count = kTileElements;
+    slice.param = tile_param(tile);
+    if (slice.param_in != slice.param_record)
+      slice.param_in = reinterpret_cast<const bf16*>(slice.param);
     slice.noise_key = tile_noise(rounding_key_, view_.first_element / kTileElements + tile);
+    slice.in_tile = 0;
     return slice;
   }
 
@@ -327,6 +252,7 @@ class Pass {
   std::uint64_t rounding_key_;
   const RecordView& view_;
   const RecordFormat& format_;
+  Slice record_;
   Runs runs_;
   std::size_t moments_;
   std::size_t tiles_;
@@ -348,7 +274,7 @@ void internal::update(const OptimizerStep& step, const Slice& slice) {
 UpdateHashes update_record(StepView steps, const RecordView& view, std::span<const DecayRun> runs,
                            const UpdateHashing* hashing) {
   const RecordFormat format = record_format(steps[0].kind, view.format);
-  check(steps, view, format, runs);
+  internal::check_update(steps, view, format, runs);
   return Pass(steps, view, format, runs).run(hashing);
 }
 

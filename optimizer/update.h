@@ -2,9 +2,9 @@
 // optimizer/update.h: one optimizer step over a record in one pass: verify, widen the gradient,
 // update, round the parameter, hash.
 //
-// The scalar kernel (update_scalar.cc) is the specification; every SIMD target gives its bits. Only
-// + - x / and sqrt, in the order written there, never fused. Plain functions over spans, callable
-// from any worker. Non-finite values spread as IEEE has it; every NaN stored is
+// The scalar kernel (rules.h, slice_element.h) is the specification; every SIMD target gives its
+// bits. Only + - x / and sqrt, in the order written there, never fused. Plain functions over spans,
+// callable from any worker. Non-finite values spread as IEEE has it; every NaN stored is
 // 0x7fc00000.
 #pragma once
 

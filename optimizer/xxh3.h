@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// optimizer/xxh3.h: the parts of XXH3-64 (seed 0) that a kernel needs to hash a tile while it has
-// it in registers.
+// optimizer/xxh3.h: the parts of XXH3-64 that kernels need: to hash a tile (seed 0) while it is in
+// registers, or by a GPU's threads, and to mix a number into a seed.
 //
 // A long input is read in stripes of 64 bytes, each mixed into eight 64-bit lanes under 64 bytes of
 // a secret that slides by 8; after a block of 16 stripes the lanes are scrambled; at the end they
@@ -10,12 +10,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+
+#include "base/numerics/host_device.h"
 
 namespace ziggurat::internal::xxh3 {
 
 inline constexpr std::size_t kStripeBytes = 64;
 inline constexpr std::size_t kStripesPerBlock = 16;
+inline constexpr std::size_t kBlockBytes = kStripesPerBlock * kStripeBytes;
+inline constexpr std::size_t kLanes = 8;
+/// Shorter inputs are hashed in another way.
+inline constexpr std::size_t kLongBytes = 241;
 inline constexpr std::size_t kSecretStep = 8;
 inline constexpr std::size_t kScrambleSecret = 128;  // offset into the secret
 inline constexpr std::size_t kLastStripeSecret = 121;
@@ -24,36 +29,91 @@ inline constexpr std::size_t kFoldSecret = 11;
 inline constexpr std::uint32_t kPrime32_1 = 0x9e3779b1u;
 inline constexpr std::uint64_t kPrime64_1 = 0x9e3779b185ebca87u;
 
-/// What the lanes begin with.
-alignas(64) inline constexpr std::uint64_t kFirstLanes[8] = {
-    0x00000000c2b2ae3du, kPrime64_1,          0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u,
-    0x85ebca77c2b2ae63u, 0x0000000085ebca77u, 0x27d4eb2f165667c5u, kPrime32_1};
-
-/// XXH3's default secret of 192 bytes, as little-endian words.
-alignas(64) inline constexpr std::uint64_t kSecretWords[24] = {
-    0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u,
-    0x78e5c0cc4ee679cbu, 0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u,
-    0xcb00c391bb52283cu, 0xa32e531b8b65d088u, 0x4ef90da297486471u, 0xd8acdea946ef1938u,
-    0x3f349ce33f76faa8u, 0x1d4f0bc7c7bbdcf9u, 0x3159b4cd4be0518au, 0x647378d9c97e9fc8u,
-    0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
-    0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu,
+/// The constants, in one piece: a kernel has a copy in its own memory.
+struct Constants {
+  std::uint64_t first_lanes[8];    ///< what the lanes begin with
+  std::uint64_t secret_words[24];  ///< XXH3's default secret of 192 bytes, little-endian
 };
+alignas(64) inline constexpr Constants kConstants = {
+    {0x00000000c2b2ae3du, kPrime64_1, 0xc2b2ae3d27d4eb4fu, 0x165667b19e3779f9u, 0x85ebca77c2b2ae63u,
+     0x0000000085ebca77u, 0x27d4eb2f165667c5u, kPrime32_1},
+    {0xbe4ba423396cfeb8u, 0x1cad21f72c81017cu, 0xdb979083e96dd4deu, 0x1f67b3b7a4a44072u,
+     0x78e5c0cc4ee679cbu, 0x2172ffcc7dd05a82u, 0x8e2443f7744608b8u, 0x4c263a81e69035e0u,
+     0xcb00c391bb52283cu, 0xa32e531b8b65d088u, 0x4ef90da297486471u, 0xd8acdea946ef1938u,
+     0x3f349ce33f76faa8u, 0x1d4f0bc7c7bbdcf9u, 0x3159b4cd4be0518au, 0x647378d9c97e9fc8u,
+     0xc3ebd33483acc5eau, 0xeb6313faffa081c5u, 0x49daf0b751dd0d17u, 0x9e68d429265516d3u,
+     0xfca1477d58be162bu, 0xce31d07ad1b8f88fu, 0x280416958f3acb45u, 0x7e404bbbcafbd7afu}};
+static_assert(offsetof(Constants, secret_words) % 64 == 0);
+
 inline const std::uint8_t* secret(std::size_t offset) noexcept {
-  return reinterpret_cast<const std::uint8_t*>(kSecretWords) + offset;
+  return reinterpret_cast<const std::uint8_t*>(kConstants.secret_words) + offset;
+}
+
+/// Those of the machine that asks.
+ZIGGURAT_HOST_DEVICE inline const Constants& constants() noexcept {
+#if defined(__CUDA_ARCH__)
+  static constexpr Constants kOfDevice = kConstants;
+  return kOfDevice;
+#else
+  return kConstants;
+#endif
+}
+
+/// Eight bytes of the secret from any offset on.
+ZIGGURAT_HOST_DEVICE inline std::uint64_t secret_word(std::size_t offset) noexcept {
+  const std::uint64_t* const words = constants().secret_words + offset / 8;
+  const std::size_t shift = offset % 8 * 8;
+  return shift == 0 ? words[0] : words[0] >> shift | words[1] << (64 - shift);
+}
+
+/// The two halves of the 128-bit product, mixed.
+ZIGGURAT_HOST_DEVICE inline std::uint64_t multiply_fold(std::uint64_t a, std::uint64_t b) noexcept {
+#if defined(__CUDA_ARCH__)
+  return (a * b) ^ __umul64hi(a, b);
+#else
+  __extension__ using Wide = unsigned __int128;
+  const Wide product = static_cast<Wide>(a) * b;
+  return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+#endif
+}
+
+/// What a stripe's word adds to its own lane; to the lane beside it, it adds itself. All of a
+/// block's are sums, which may be made in any order.
+constexpr std::uint64_t keyed_product(std::uint64_t word, std::uint64_t key) noexcept {
+  const std::uint64_t keyed = word ^ key;
+  return (keyed & 0xffffffffu) * (keyed >> 32);
+}
+
+/// At the end of a block.
+constexpr std::uint64_t scrambled(std::uint64_t lane, std::uint64_t key) noexcept {
+  return (lane ^ lane >> 47 ^ key) * kPrime32_1;
 }
 
 /// The hash of an input of `size_bytes` from its lanes.
-inline std::uint64_t fold(const std::uint64_t (&lanes)[8], std::size_t size_bytes) noexcept {
-  __extension__ using Wide = unsigned __int128;
+ZIGGURAT_HOST_DEVICE inline std::uint64_t fold(const std::uint64_t (&lanes)[kLanes],
+                                               std::size_t size_bytes) noexcept {
   std::uint64_t hash = size_bytes * kPrime64_1;
-  for (std::size_t i = 0; i < 8; i += 2) {
-    std::uint64_t key[2];
-    std::memcpy(key, secret(kFoldSecret + 8 * i), sizeof(key));
-    const Wide product = static_cast<Wide>(lanes[i] ^ key[0]) * (lanes[i + 1] ^ key[1]);
-    hash += static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+  for (std::size_t i = 0; i < kLanes; i += 2) {
+    hash += multiply_fold(lanes[i] ^ secret_word(kFoldSecret + 8 * i),
+                          lanes[i + 1] ^ secret_word(kFoldSecret + 8 * i + 8));
   }
   hash = (hash ^ (hash >> 37)) * 0x165667919e3779f9u;
   return hash ^ (hash >> 32);
+}
+
+/// The hash of the eight bytes of `value` under `seed`: mix_seed (base/checksum.h).
+constexpr std::uint64_t hash_word(std::uint64_t seed, std::uint64_t value) noexcept {
+  constexpr std::uint64_t kFlip = kConstants.secret_words[1] ^ kConstants.secret_words[2];
+  const auto lower = static_cast<std::uint32_t>(seed);
+  const std::uint32_t swapped =
+      lower >> 24 | (lower >> 8 & 0xff00u) | (lower & 0xff00u) << 8 | lower << 24;
+  const std::uint64_t key = kFlip - (seed ^ static_cast<std::uint64_t>(swapped) << 32);
+  std::uint64_t hash = (value >> 32 | value << 32) ^ key;
+  hash ^= (hash << 49 | hash >> 15) ^ (hash << 24 | hash >> 40);
+  hash *= 0x9fb21c651e98df25u;
+  hash ^= (hash >> 35) + sizeof(value);
+  hash *= 0x9fb21c651e98df25u;
+  return hash ^ (hash >> 28);
 }
 
 }  // namespace ziggurat::internal::xxh3

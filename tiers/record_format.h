@@ -17,12 +17,9 @@
 #include <string>
 #include <vector>
 
-namespace ziggurat {
+#include "tiers/tile_size.h"
 
-/// 64 KiB: 16,384 fp32 elements. Every array of a record is a whole number of tiles of elements
-/// long (zero padded).
-inline constexpr std::size_t kTileBytes = 64 * 1024;
-inline constexpr std::size_t kTileElements = kTileBytes / sizeof(float);
+namespace ziggurat {
 
 class RecordFormat {
  public:

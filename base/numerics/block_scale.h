@@ -9,12 +9,17 @@
 
 namespace ziggurat::internal {
 
+/// Magnitudes are in the order of these, NaN above infinity.
+constexpr std::uint32_t magnitude_bits(float value) noexcept {
+  return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
+}
+
 /// Made from a block's largest magnitude (as bits: NaN is above infinity). `inverse` is what a
 /// value is multiplied with to lie in [-1, 1]; it is 0 where every value has the code of zero.
 struct BlockScale {
   float scale, inverse;
 };
-inline BlockScale block_scale(std::uint32_t largest_bits) noexcept {
+constexpr BlockScale block_scale(std::uint32_t largest_bits) noexcept {
   constexpr std::uint32_t kInfinityBits = 0x7f800000u;
   constexpr std::uint32_t kSmallestNormalBits = 0x00800000u;
   float scale = std::bit_cast<float>(largest_bits);

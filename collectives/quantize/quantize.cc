@@ -4,48 +4,13 @@
 #include "collectives/quantize/quantize.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 
 #include "base/check.h"
-#include "base/numerics/block_scale.h"
-#include "base/numerics/typed_value.h"
 #include "collectives/quantize/quantize_blocks.h"
+#include "collectives/quantize/quantize_rules.h"
 
 namespace ziggurat {
 namespace internal {
-namespace {
-
-std::uint32_t magnitude_bits(float value) noexcept {
-  return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
-}
-
-/// Nearest, ties to even: the sum's last mantissa bit is worth 1.
-std::int32_t nearest(float value) noexcept {
-  return std::bit_cast<std::int32_t>(value + kIntegerShift) - kIntegerShiftBits;
-}
-
-std::int32_t code_at(QuantizedBits bits, const std::byte* codes, std::size_t i,
-                     std::size_t half) noexcept {
-  if (bits == QuantizedBits::k8) return static_cast<std::int8_t>(codes[i]);
-  const auto both = static_cast<std::int32_t>(codes[i < half ? i : i - half]);
-  return (i < half ? both & 15 : both >> 4) - 8;
-}
-
-/// `take(i, value)` for each element of a block.
-template <class Take>
-void decode_block(QuantizedBits bits, const std::byte* block, std::size_t count,
-                  const Take& take) noexcept {
-  const float scale = load_scale(block);
-  const float part = quantized_part(bits);
-  const std::byte* codes = block + sizeof(float);
-  const std::size_t half = (count + 1) / 2;
-  for (std::size_t i = 0; i < count; ++i)
-    take(i, static_cast<float>(code_at(bits, codes, i, half)) * part * scale);
-}
-
-}  // namespace
-
 namespace scalar {
 
 void quantize_block(QuantizedBits bits, DType dtype, const std::byte* values, std::size_t count,
@@ -54,37 +19,21 @@ void quantize_block(QuantizedBits bits, DType dtype, const std::byte* values, st
   for (std::size_t i = 0; i < count; ++i)
     largest = std::max(largest, magnitude_bits(value_at(dtype, values, i)));
   const BlockScale scale = block_scale(largest);
-  std::memcpy(block, &scale.scale, sizeof(float));
+  store_scale(block, scale.scale);
   std::byte* codes = block + sizeof(float);
-  const float most = quantized_most(bits);
-  // Where no element has a code but zero's, infinities and NaNs are not looked at.
-  const auto code = [&](std::size_t i) -> std::int32_t {
-    if (scale.inverse == 0.0f) return 0;
-    return nearest(value_at(dtype, values, i) * scale.inverse * most);
-  };
-  if (bits == QuantizedBits::k8) {
-    for (std::size_t i = 0; i < count; ++i) codes[i] = static_cast<std::byte>(code(i));
-    return;
-  }
-  const std::size_t half = (count + 1) / 2;
-  for (std::size_t i = 0; i < half; ++i) {
-    const std::int32_t upper = half + i < count ? code(half + i) : 0;
-    codes[i] = static_cast<std::byte>((code(i) + 8) | (upper + 8) << 4);
-  }
+  for (std::size_t j = 0; j < quantized_code_bytes(bits, count); ++j)
+    codes[j] = quantized_byte(bits, scale, dtype, values, count, j);
 }
 
 void dequantize_block(QuantizedBits bits, const std::byte* block, std::size_t count, DType dtype,
                       std::byte* values) {
-  decode_block(bits, block, count,
-               [&](std::size_t i, float value) { store_value(dtype, values, i, value); });
+  for (std::size_t i = 0; i < count; ++i)
+    store_value(dtype, values, i, dequantized(bits, block, count, i));
 }
 
 void add_block(QuantizedBits bits, const std::byte* block, std::size_t count, float* sums) {
-  decode_block(bits, block, count, [&](std::size_t i, float value) {
-    const float sum = sums[i] + value;
-    // Which of two NaNs an addition hands on is the compiler's choice.
-    sums[i] = quiet(sum);
-  });
+  for (std::size_t i = 0; i < count; ++i)
+    sums[i] = dequantized_sum(sums[i], dequantized(bits, block, count, i));
 }
 
 void quantize_blocks(QuantizedBits bits, DType dtype, const std::byte* values, std::size_t count,

@@ -16,36 +16,16 @@
 //
 // A block with a value that is not finite comes back as NaN, all of it; one whose largest magnitude
 // is denormal, as zero. Pointers need no alignment. The same bits on every instruction set; the
-// plain C++ in quantize.cc is the specification.
+// plain C++ in quantize_rules.h and quantize.cc is the specification.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 
 #include "base/typed_span.h"
+#include "collectives/quantize/quantized_block.h"
 
 namespace ziggurat {
-
-enum class QuantizedBits : std::uint8_t { k4 = 4, k8 = 8 };
-
-inline constexpr std::size_t kQuantizedBlock = 256;
-
-/// Bytes of `count` elements: 1.016 an element in 8 bits, 0.516 in 4.
-constexpr std::uint64_t quantized_bytes(QuantizedBits bits, std::uint64_t count) noexcept {
-  const std::uint64_t rest = count % kQuantizedBlock;
-  const auto codes = [bits](std::uint64_t elements) {
-    return bits == QuantizedBits::k8 ? elements : (elements + 1) / 2;
-  };
-  return count / kQuantizedBlock * (sizeof(float) + codes(kQuantizedBlock)) +
-         (rest == 0 ? 0 : sizeof(float) + codes(rest));
-}
-
-/// The largest error of an element, as a share of its block's largest magnitude. The rounding to
-/// the type of the values comes on top.
-constexpr double quantization_error(QuantizedBits bits) noexcept {
-  return (0.5 + 0x1p-12) / (bits == QuantizedBits::k8 ? 127 : 7);
-}
 
 /// `values` into blocks; `blocks` is quantized_bytes() long. They do not overlap.
 void quantize(QuantizedBits bits, TypedSpan<const std::byte> values,

@@ -34,7 +34,7 @@ HWY_INLINE Pair load_values(const std::byte* values, std::size_t i) {
   return {widen_fp16(halves.low), widen_fp16(halves.high)};
 }
 
-/// A NaN here is quiet().
+/// No NaN comes here.
 template <DType kType>
 HWY_INLINE void store_values(Pair pair, std::byte* values, std::size_t i) {
   if constexpr (kType == DType::kFloat32) {
@@ -115,7 +115,7 @@ HWY_INLINE void quantize_typed(QuantizedBits bits, const std::byte* values, std:
       scalar::quantize_block(bits, kType, from, kQuantizedBlock, block);
       continue;
     }
-    std::memcpy(block, &scale.scale, sizeof(float));
+    store_scale(block, scale.scale);
     const F inverse = hn::Set(Floats(), scale.inverse);
     if (bits == QuantizedBits::k8)
       encode_8<kType>(from, inverse, block + sizeof(float));
@@ -170,8 +170,13 @@ HWY_INLINE void dequantize_typed(QuantizedBits bits, const std::byte* blocks, st
   const std::size_t block_bytes = quantized_bytes(bits, kQuantizedBlock);
   for (std::size_t b = 0; b < count; ++b) {
     std::byte* to = values + b * kQuantizedBlock * size_bytes(kType);
-    decode_pairs(bits, blocks + b * block_bytes,
-                 [to](std::size_t i, Pair pair) { store_values<kType>(pair, to, i); });
+    const std::byte* block = blocks + b * block_bytes;
+    const float scale = load_scale(block);
+    if (!(scale - scale == 0.0f)) {  // a finite one makes no NaN
+      scalar::dequantize_block(bits, block, kQuantizedBlock, kType, to);
+      continue;
+    }
+    decode_pairs(bits, block, [to](std::size_t i, Pair pair) { store_values<kType>(pair, to, i); });
   }
 }
 

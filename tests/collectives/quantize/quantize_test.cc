@@ -110,6 +110,33 @@ TEST(Quantize, TheLargestComesBackAndZeroIsZero) {
   }
 }
 
+/// What comes from another rank: a NaN becomes the one that is stored, also of an infinite scale.
+TEST(Quantize, EveryTargetDequantizesAnyBytesAlike) {
+  constexpr std::size_t kCount = 8 * kQuantizedBlock;
+  std::mt19937 random(19);
+  for (const QuantizedBits bits : kBoth) {
+    std::vector<std::byte> blocks(quantized_bytes(bits, kCount));
+    for (std::byte& byte : blocks) byte = static_cast<std::byte>(random());
+    const std::array<std::uint32_t, 5> scales = {0x7f800001, 0xffc12345, 0x7f800000, 0xff800000,
+                                                 0x7fc00000};
+    for (std::size_t b = 0; b < scales.size(); ++b)
+      std::memcpy(blocks.data() + b * quantized_bytes(bits, kQuantizedBlock), &scales[b], 4);
+    for (const DType dtype : kTypes) {
+      std::vector<std::byte> want;
+      for_each_target([&] {
+        std::vector<std::byte> values(kCount * size_bytes(dtype));
+        dequantize(bits, blocks, {dtype, values});
+        if (want.empty()) want = values;
+        EXPECT_EQ(values, want) << to_string(dtype);
+        if (dtype != DType::kFloat32) return;
+        std::uint32_t first = 0;
+        std::memcpy(&first, values.data(), 4);
+        EXPECT_EQ(first, 0x7fc00000u);
+      });
+    }
+  }
+}
+
 TEST(Quantize, EveryTargetGivesTheSpecificationsBitsAtEverySizeAndStart) {
   constexpr std::size_t kMost = 3 * kQuantizedBlock + 41;
   HardFloats hard(13);

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/numerics/host_device.h: the mark of a function that runs on a CPU and in a CUDA kernel: what
+// is specified is written once, and each compiler makes its own machine's code of it.
+//
+// A constexpr function needs no mark: nvcc is told so (--expt-relaxed-constexpr). Neither fuses a
+// product with a sum (-ffp-contract=off, --fmad=false). Headers that kernels include leave
+// base/check.h out: nvcc does not compile fmt.
+#pragma once
+
+#if defined(__CUDACC__)
+#define ZIGGURAT_HOST_DEVICE __host__ __device__
+#else
+#define ZIGGURAT_HOST_DEVICE
+#endif

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/record_slice.cc: where a record's arrays begin.
+#include "optimizer/record_slice.h"
+
+#include "base/check.h"
+
+namespace ziggurat {
+
+std::size_t internal::elements_of(const RecordView& view) {
+  return view.grad.bytes.empty() ? view.param.count() : view.grad.count();
+}
+
+void internal::check_update(StepView steps, const RecordView& view, const RecordFormat& format,
+                            std::span<const DecayRun> runs) {
+  const std::size_t count = elements_of(view);
+  ZIGGURAT_CHECK(count > 0 && view.record.size() == format.record_bytes(tiles_of(count)),
+                 "{} bytes for a record of {} elements", view.record.size(), count);
+  const bool in_record = holds_param(view.format);
+  ZIGGURAT_CHECK(view.param.count() == count ||
+                     (in_record && view.param.bytes.empty() && !view.param_not_read),
+                 "{} parameters for {} elements", view.param.count(), count);
+  ZIGGURAT_CHECK(!view.param_not_read || begins_with_param(view.format, view.param.dtype),
+                 "a {} parameter is not what a record in {} begins with",
+                 to_string(view.param.dtype), to_string(view.format));
+  ZIGGURAT_CHECK(!view.masters_from_param || (!view.param_not_read && view.param.count() == count),
+                 "masters from {} parameters of {}", view.param.count(), count);
+  ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
+                 "a {} parameter beside a record that holds it in bf16",
+                 to_string(view.param.dtype));
+  ZIGGURAT_CHECK(view.format != StateFormat::kSplit || steps[0].rounding == Rounding::kNearest,
+                 "a split master rounds to nearest");
+  std::size_t covered = 0;
+  for (const DecayRun& run : runs) {
+    ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,
+                   "run [{}, {}) after a run that ended at {}", run.begin, run.end, covered);
+    ZIGGURAT_CHECK(run.group < steps.size(), "a run of group {}, and {} steps", run.group,
+                   steps.size());
+    covered = run.end;
+  }
+  ZIGGURAT_CHECK(covered == tiles_of(count) * kTileElements, "runs cover {} of {} elements",
+                 covered, count);
+}
+
+internal::Slice internal::slice_of(OptimizerKind kind, const RecordView& view,
+                                   const RecordFormat& format) {
+  const std::size_t tiles = tiles_of(elements_of(view));
+  std::size_t index = 0;
+  const auto next = [&] { return view.record.data() + format.offset(index++, tiles); };
+  Slice slice{};
+  slice.format = view.format;
+  slice.param_dtype = view.param.dtype;
+  slice.param = view.param.bytes.empty() ? nullptr : view.param.bytes.data();
+  if (holds_param(view.format)) {
+    slice.param_record = reinterpret_cast<bf16*>(next());
+    slice.param_in =
+        view.param_not_read ? reinterpret_cast<const bf16*>(slice.param) : slice.param_record;
+    if (view.format == StateFormat::kSplit)
+      slice.residual = reinterpret_cast<std::uint16_t*>(next());
+  } else {
+    slice.master = reinterpret_cast<float*>(next());
+  }
+  const std::size_t moments = moment_count(kind);
+  for (std::size_t k = 0; k < moments; ++k) slice.moments[k] = next();
+  if (view.format == StateFormat::k8Bit) {
+    for (std::size_t k = 0; k < moments; ++k) slice.scales[k] = reinterpret_cast<float*>(next());
+  }
+  slice.grad_dtype = view.grad.dtype;
+  slice.grad = view.grad.bytes.empty() ? nullptr : view.grad.bytes.data();
+  slice.count = tiles * kTileElements;
+  return slice;
+}
+
+}  // namespace ziggurat
