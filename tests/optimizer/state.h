@@ -168,7 +168,7 @@ inline void expect_prefix_updated(State& got, State& after, State& before, std::
 
 inline constexpr std::size_t kLargestOddSize = 4099;
 
-/// Every target gives the bits of update_scalar.cc for hard values, at odd sizes.
+/// Every target gives the bits of the specification for hard values, at odd sizes.
 inline void expect_specification(const OptimizerStep& step, const Shape& shape) {
   State before(kLargestOddSize, shape);
   before.fill(2);

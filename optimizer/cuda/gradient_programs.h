@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/cuda/gradient_programs.h: a gradient's block programs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/numerics/block_program.h"
+#include "base/numerics/host_device.h"
+#include "base/numerics/kernel_launch.h"
+#include "optimizer/gradient_rules.h"
+#include "optimizer/square_sum.h"
+#include "tiers/tile_size.h"
+
+namespace ziggurat::cuda {
+
+/// A block's place in a tile of sums: a thread is a virtual lane of one sum block, 16 of a warp's
+/// 32 beside each other, so that lanes are added in the order of their elements without anybody
+/// waiting. 64 threads a tile keep 2,048 of a multiprocessor busy with 32 tiles.
+struct SumPlace {
+  static constexpr std::uint32_t kBlocks = kTileElements / internal::kSumBlock;
+  static constexpr std::uint32_t kThreads = kBlocks * internal::kSumLanes;
+
+  std::size_t begin, end;  ///< of its sum block in the array
+  std::uint32_t sum_block, lane;
+
+  static constexpr SumPlace of(std::uint64_t tile, std::uint32_t thread, std::size_t count) {
+    const auto sum_block = static_cast<std::uint32_t>(thread / internal::kSumLanes);
+    const std::size_t begin = tile * kTileElements + sum_block * internal::kSumBlock;
+    const std::size_t end = begin + internal::kSumBlock;
+    return {.begin = begin < count ? begin : count,
+            .end = end < count ? end : count,
+            .sum_block = sum_block,
+            .lane = static_cast<std::uint32_t>(thread % internal::kSumLanes)};
+  }
+};
+
+/// Tiles [first_tile, first_tile + tiles) of `values` rounded into `out`, and the sum of squares of
+/// each tile. 6 bytes an element to 16 bits, 8 to fp32.
+///
+/// kStaged: `out` may lie over the very tile that it is made of, which is read as a whole before
+/// anything is written. Otherwise nothing that the launch writes may lie over what it reads, but
+/// for fp32 in place, where an element lies over itself.
+template <bool kStaged>
+struct RoundTiles {
+  static constexpr std::uint32_t kThreads = SumPlace::kThreads;
+  static constexpr int kPhases = 4;
+  static constexpr std::size_t kStagedBytes = kStaged ? kTileElements * 2 : 1;
+  struct Shared {
+    alignas(4) std::byte staged[kStagedBytes];
+    float lanes[SumPlace::kBlocks][internal::kSumLanes];
+    double sums[SumPlace::kBlocks];
+  };
+
+  const std::byte* values;  ///< fp32
+  DType dtype;              ///< kStaged: of 16 bits
+  std::byte* out;
+  std::size_t count;
+  std::uint64_t first_tile, tiles;
+  double* tile_sums;
+
+  std::uint64_t blocks() const { return tiles; }
+
+  ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared& shared, Place at) const {
+    const SumPlace place = SumPlace::of(first_tile + at.block, at.thread, count);
+    // Element i of `out` is element i - begin of the tile in shared memory.
+    const std::size_t begin = (first_tile + at.block) * kTileElements;
+    float sum = 0.0f;
+    for (std::size_t i = place.begin + place.lane; i < place.end; i += internal::kSumLanes) {
+      float square;
+      if constexpr (kStaged) {
+        square = internal::round_and_square_at(values + begin * sizeof(float), dtype, shared.staged,
+                                               i - begin);
+      } else {
+        square = internal::round_and_square_at(values, dtype, out, i);
+      }
+      sum = sum + square;
+    }
+    shared.lanes[place.sum_block][place.lane] = sum;
+  }
+
+  ZIGGURAT_HOST_DEVICE void run(Phase<1>, Shared& shared, Place at) const {
+    if constexpr (kStaged) {
+      const std::size_t begin = (first_tile + at.block) * kTileElements;
+      for (std::size_t i = at.thread; i < kTileElements && begin + i < count; i += kThreads)
+        store_element(out, begin + i, load_element<std::uint16_t>(shared.staged, i));
+    }
+  }
+
+  /// A thread a sum block. Its squares are added again, one after the other, where they overflowed.
+  ZIGGURAT_HOST_DEVICE void run(Phase<2>, Shared& shared, Place at) const {
+    if (at.thread >= SumPlace::kBlocks) return;
+    const auto first = static_cast<std::uint32_t>(at.thread * internal::kSumLanes);
+    const SumPlace place = SumPlace::of(first_tile + at.block, first, count);
+    float lanes[internal::kSumLanes];
+    for (std::size_t i = 0; i < internal::kSumLanes; ++i) lanes[i] = shared.lanes[at.thread][i];
+    shared.sums[at.thread] = internal::block_sum(
+        lanes, dtype, out + place.begin * size_bytes(dtype), place.end - place.begin);
+  }
+
+  ZIGGURAT_HOST_DEVICE void run(Phase<3>, Shared& shared, Place at) const {
+    if (at.thread != 0) return;
+    double sum = 0.0;
+    // A sum block past the last element is 0, and adding it changes nothing.
+    for (const double block : shared.sums) sum = sum + block;
+    tile_sums[first_tile + at.block] = internal::quiet_sum(sum);
+  }
+};
+
+/// sums[i] += values[i] * scale. 10 bytes an element from 16 bits, 12 from fp32.
+struct Accumulate {
+  static constexpr std::uint32_t kThreads = 256;
+  static constexpr std::uint32_t kEach = 4;
+  static constexpr int kPhases = 1;
+  struct Shared {};
+
+  const std::byte* values;
+  DType dtype;
+  float scale;
+  float* sums;
+  std::size_t count;
+
+  std::uint64_t blocks() const { return blocks_of(count, kThreads * kEach); }
+  ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared&, Place at) const {
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
+      if (i < count) sums[i] = internal::accumulated(sums[i], value_at(dtype, values, i), scale);
+    }
+  }
+};
+
+/// out[i] = values[i], exactly. 6 bytes an element from 16 bits.
+struct Widen {
+  static constexpr std::uint32_t kThreads = 256;
+  static constexpr std::uint32_t kEach = 4;
+  static constexpr int kPhases = 1;
+  struct Shared {};
+
+  const std::byte* values;
+  DType dtype;
+  float* out;
+  std::size_t count;
+
+  std::uint64_t blocks() const { return blocks_of(count, kThreads * kEach); }
+  ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared&, Place at) const {
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
+      if (i < count) out[i] = value_at(dtype, values, i);
+    }
+  }
+};
+
+/// values[i] *= factor, a block a tile, which says whether one of its values is not finite. 4 bytes
+/// an element of 16 bits.
+struct ScaleTiles {
+  static constexpr std::uint32_t kThreads = 256;
+  static constexpr int kPhases = 2;
+  struct Shared {
+    std::uint32_t not_finite[kThreads];
+  };
+
+  std::byte* values;
+  DType dtype;
+  float factor;
+  std::size_t count;
+  std::uint32_t* tile_not_finite;
+
+  std::uint64_t blocks() const { return blocks_of(count, kTileElements); }
+  ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared& shared, Place at) const {
+    const std::size_t begin = at.block * kTileElements;
+    const std::size_t end = begin + kTileElements < count ? begin + kTileElements : count;
+    std::uint32_t not_finite = 0;
+    for (std::size_t i = begin + at.thread; i < end; i += kThreads)
+      not_finite |= internal::scale_at(dtype, values, i, factor) ? 0u : 1u;
+    shared.not_finite[at.thread] = not_finite;
+  }
+  ZIGGURAT_HOST_DEVICE void run(Phase<1>, Shared& shared, Place at) const {
+    if (at.thread != 0) return;
+    std::uint32_t not_finite = 0;
+    for (const std::uint32_t one : shared.not_finite) not_finite |= one;
+    tile_not_finite[at.block] = not_finite;
+  }
+};
+
+/// Queue a program (gradient.cu).
+void launch(const RoundTiles<false>& program, StreamHandle stream);
+void launch(const RoundTiles<true>& program, StreamHandle stream);
+void launch(const Accumulate& program, StreamHandle stream);
+void launch(const Widen& program, StreamHandle stream);
+void launch(const ScaleTiles& program, StreamHandle stream);
+/// Zero bytes, by the driver.
+void launch_clear(void* address, std::size_t size_bytes, StreamHandle stream);
+
+}  // namespace ziggurat::cuda
