@@ -2,9 +2,9 @@
 // core/compute/compute.h: what is done to bytes where they lie: by the CPU's workers in memory that
 // it may touch (cpu_compute.h), by kernels on a stream of a GPU (cuda_compute.h). The same bits.
 //
-// An operation begins when it is called and its Task returns when it has finished; what it reads
-// and writes is its own until then. Operations of one Compute may overlap: who needs an order
-// awaits. Spans in device memory are of the Compute's device. Reactor's thread.
+// An operation begins when it is awaited and returns when it has finished; what it reads and writes
+// is its own until then. Operations of one Compute may overlap: who needs an order awaits. Spans in
+// device memory are of the Compute's device. Reactor's thread.
 //
 // Errors of all: kUnavailable when the device is lost.
 #pragma once
@@ -47,8 +47,10 @@ class Compute {
   virtual Task<> round(const Rounding& rounding) = 0;
 };
 
-/// That of `device`. All must outlive it. Errors: kUnimplemented for a device that this build has
-/// no kernels for.
-std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers);
+/// That of `device`; `count_max`: elements of the longest span that is rounded, for which a GPU
+/// gives some memory. All must outlive it. Errors: kUnimplemented for a device that this build has
+/// no kernels for; kResourceExhausted.
+std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
+                                      std::uint64_t count_max);
 
 }  // namespace ziggurat

@@ -4,14 +4,18 @@
 
 #include "base/error.h"
 #include "core/compute/cpu_compute.h"
+#include "core/compute/cuda_compute.h"
 
 namespace ziggurat {
 
-std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers) {
+std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
+                                      std::uint64_t count_max) {
   if (device.host_accessible()) return std::make_unique<CpuCompute>(reactor, workers);
+  if (auto* const gpu = dynamic_cast<CudaDevice*>(&device))
+    return make_cuda_compute(*gpu, reactor, count_max);
   throw Error(ErrorCode::kUnimplemented,
-              fmt::format("device '{}': this build has no kernels for it; use the host-emulated "
-                          "device",
+              fmt::format("device '{}': there are no kernels for it; use a GPU of CUDA's, or "
+                          "the host-emulated device",
                           device.description()));
 }
 

@@ -100,6 +100,7 @@ class EngineImpl final : public LentEngine {
 
   // engine_open.cc
   void validate();
+  void require_operations() const;
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();

@@ -82,9 +82,22 @@ void EngineImpl::validate() {
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
           fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
-  require(device_.host_accessible(), fmt::format("device '{}': the engine's rounding and updates "
-                                                 "run on the CPU; use the host-emulated device",
-                                                 device_.description()));
+  if (!device_.host_accessible()) require_operations();
+}
+
+/// On a GPU, whose memory no worker can reach.
+void EngineImpl::require_operations() const {
+  const auto refuse_if = [&](bool asked, const char* what) {
+    if (!asked) return;
+    throw Error(ErrorCode::kUnimplemented,
+                fmt::format("device '{}': {}; use the host-emulated device for it",
+                            device_.description(), what));
+  };
+  const Placement& placement = config_.placement;
+  refuse_if(placement.params == Tier::kDevice || placement.grads == Tier::kDevice ||
+                placement.optimizer == Tier::kDevice,
+            "`placement`: state that stays on a GPU is not built yet: place it on host or nvme");
+  refuse_if(runtime_.ranks->world_size() > 1, "several ranks on GPUs are not built yet");
 }
 
 void EngineImpl::open(const Initializer& initialize) {
@@ -182,6 +195,8 @@ Task<> EngineImpl::open_store() {
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
+  compute_ =
+      make_compute(device_, runtime_.reactor, *runtime_.workers, table_->largest_chunk_count());
   plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
   const Account device = device_.account();
@@ -257,7 +272,6 @@ Task<> EngineImpl::build_floors() {
   pool_->keep_registered(device_.register_host_memory(pool_->mapping()));
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
-  compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers);
   tasks_.emplace(runtime_.reactor);
   context_.emplace(Context{
       .reactor = runtime_.reactor,

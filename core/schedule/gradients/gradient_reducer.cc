@@ -7,7 +7,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/numerics/float16.h"
 #include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
 #include "tiers/record_hash.h"
@@ -16,18 +15,6 @@ namespace ziggurat {
 namespace {
 
 using Tile = std::array<float, kTileElements>;
-
-void widen(TypedSpan<const std::byte> values, std::span<float> out) {
-  switch (values.dtype) {
-    case DType::kBFloat16:
-      std::ranges::transform(values.as<bf16>(), out.begin(), bf16_to_float);
-      return;
-    case DType::kFloat16:
-      std::ranges::transform(values.as<fp16>(), out.begin(), fp16_to_float);
-      return;
-    case DType::kFloat32: std::memcpy(out.data(), values.bytes.data(), values.bytes.size());
-  }
-}
 
 /// Largest of the two types: a bucket's memory holds either.
 std::size_t widest(const ChunkTable& table, const ReductionSettings& settings) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/cuda_compute.cc: kernels in the order of one stream.
+#include "core/compute/cuda_compute.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/check.h"
+#include "optimizer/cuda/gradient.h"
+#include "tiers/cuda_context.h"
+#include "tiers/record_format.h"
+
+namespace ziggurat {
+namespace {
+
+/// What a kernel's launcher takes; the CPU never looks.
+template <class T>
+std::span<T> as_argument(DeviceSpan<T> span) noexcept {
+  return {reinterpret_cast<T*>(span.address()), span.size()};
+}
+
+template <class Byte>
+TypedSpan<Byte> as_argument(TypedDeviceSpan<Byte> span) noexcept {
+  return {span.dtype, as_argument(span.bytes)};
+}
+
+class CudaCompute final : public Compute {
+ public:
+  CudaCompute(CudaDevice& device, Reactor& reactor, std::uint64_t count_max)
+      : device_(device),
+        reactor_(reactor),
+        stream_(device.create_stream("compute", StreamPriority::kNormal)),
+        squares_(device.allocate(cuda_compute_bytes(count_max), Purpose::kStaging)) {}
+
+  std::span<std::byte> host_view(DeviceSpan<std::byte>) const noexcept override { return {}; }
+
+  Task<> clear(DeviceSpan<std::byte> bytes) override {
+    launch("clear", bytes.size(),
+           [&](StreamHandle stream) { cuda::clear(stream, as_argument(bytes)); });
+    const Event cleared = stream_->record();
+    co_await cleared.wait();
+  }
+
+  /// The next round() may write the same sums: it comes behind this one's copy.
+  Task<> round(const Rounding& rounding) override {
+    const std::size_t squares_bytes = rounding.squares.size_bytes();
+    ZIGGURAT_CHECK(squares_bytes <= squares_.size_bytes(), "{} tiles at once",
+                   rounding.squares.size());
+    const std::span<double> squares = squares_.as<double>().first(rounding.squares.size());
+    launch("round_gradient", rounding.values.size_bytes(), [&](StreamHandle stream) {
+      cuda::round_gradient(stream, as_argument(rounding.values), as_argument(rounding.out),
+                           squares);
+    });
+    const Stream::Copy request{.destination = std::as_writable_bytes(rounding.squares).data(),
+                               .source = std::as_bytes(squares).data(),
+                               .size_bytes = squares_bytes,
+                               .direction = Stream::Direction::kToHost};
+    co_await copy(reactor_, *stream_, request);
+  }
+
+ private:
+  /// After a launch that failed, nothing on the device is to be relied on.
+  template <class Queue>
+  void launch(const char* kernel, std::uint64_t size_bytes, const Queue& queue) {
+    CudaContext& context = device_.context();
+    try {
+      context.call({kernel, size_bytes}, [&] {
+        queue(stream_->native_handle());
+        return cudaSuccess;
+      });
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnavailable || context.lost()) throw;
+      context.give_up(error.what());
+      throw Error(error.code(), fmt::format("{}: {}", device_.description(), error.what()),
+                  error.native());
+    }
+  }
+
+  CudaDevice& device_;
+  Reactor& reactor_;
+  std::unique_ptr<Stream> stream_;
+  DeviceBuffer squares_;  // of a round() under way, tile by tile
+};
+
+}  // namespace
+
+std::uint64_t cuda_compute_bytes(std::uint64_t count) noexcept {
+  return count / kTileElements * sizeof(double);
+}
+
+std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
+                                           std::uint64_t count_max) {
+  return std::make_unique<CudaCompute>(device, reactor, count_max);
+}
+
+}  // namespace ziggurat

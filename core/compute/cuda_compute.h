@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/cuda_compute.h: Compute by kernels on a GPU. A build without CUDA has the same
+// function (cuda_compute_absent.cc).
+//
+// All operations are queued on one stream of the Compute's own and run in its order, beside the
+// copy streams. An operation has finished when the host knows it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "core/compute/compute.h"
+#include "tiers/cuda_device.h"
+
+namespace ziggurat {
+
+/// What it takes of the device's memory for operations on up to `count` elements.
+std::uint64_t cuda_compute_bytes(std::uint64_t count) noexcept;
+
+/// `count_max`: elements of the longest span that is rounded. Host memory of results
+/// (Rounding::squares) is registered with the device. Both must outlive it.
+/// Errors: kResourceExhausted, kUnavailable; kUnimplemented in a build without CUDA.
+std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
+                                           std::uint64_t count_max);
+
+}  // namespace ziggurat

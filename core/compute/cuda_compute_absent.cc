@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/compute/cuda_compute_absent.cc: in a build without CUDA there is no CudaDevice to make one
+// for.
+#include "base/error.h"
+#include "core/compute/cuda_compute.h"
+
+namespace ziggurat {
+
+std::uint64_t cuda_compute_bytes(std::uint64_t) noexcept { return 0; }
+
+std::unique_ptr<Compute> make_cuda_compute(CudaDevice&, Reactor&, std::uint64_t) {
+  throw Error(ErrorCode::kUnimplemented,
+              "this build has no CUDA: build with ZIGGURAT_WITH_CUDA=ON where nvcc is installed");
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/engine_cuda_test.cc: an engine on a GPU, over the double of the CUDA runtime: the bits
+// of plain arrays, whatever order the double runs its streams in; and what becomes of a run whose
+// GPU is lost.
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/core/engine_harness.h"
+#include "tests/cuda_double/cuda_double.h"
+#include "tiers/cuda_device.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr float kLearningRate = 0.01F;
+
+/// The trainer's own calls fail too where a GPU is lost.
+void require(cudaError_t result) {
+  if (result == cudaSuccess) return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("cuda0: the trainer: {}", cudaGetErrorName(result)));
+}
+
+/// A trainer's own stream, and pinned memory: the GPU's bytes for a test that computes on the CPU.
+class Gpu {
+ public:
+  explicit Gpu(std::size_t bytes_max) {
+    void* memory = nullptr;
+    require(cudaHostAlloc(&memory, bytes_max, cudaHostAllocDefault));
+    pinned_ = {static_cast<std::byte*>(memory), bytes_max};
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  }
+  ~Gpu() {
+    cudaStreamDestroy(stream_);
+    cudaFreeHost(pinned_.data());
+  }
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  std::vector<std::byte> read(DeviceSpan<const std::byte> bytes) {
+    copy(pinned_.data(), reinterpret_cast<const void*>(bytes.address()), bytes.size(),
+         cudaMemcpyDeviceToHost);
+    return {pinned_.begin(), pinned_.begin() + static_cast<std::ptrdiff_t>(bytes.size())};
+  }
+  void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) {
+    std::memcpy(pinned_.data(), bytes.data(), bytes.size());
+    copy(reinterpret_cast<void*>(to.address()), pinned_.data(), bytes.size(),
+         cudaMemcpyHostToDevice);
+  }
+
+ private:
+  void copy(void* to, const void* from, std::size_t size_bytes, cudaMemcpyKind kind) {
+    require(cudaMemcpyAsync(to, from, size_bytes, kind, stream_));
+    require(cudaStreamSynchronize(stream_));
+  }
+
+  std::span<std::byte> pinned_;
+  cudaStream_t stream_ = nullptr;
+};
+
+/// train_step() with the GPU's memory.
+StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step) {
+  engine.prepare_step({.learning_rate = kLearningRate, .blob = {}});
+  const auto units = static_cast<UnitId>(model.units.size());
+  for (UnitId u = 0; u < units; ++u) {
+    engine.acquire(u);
+    engine.release(u);
+  }
+  for (UnitId u = units; u-- > 0;) {
+    const TypedDeviceSpan<const std::byte> on_gpu = engine.acquire(u);
+    const std::vector<std::byte> bytes = gpu.read(on_gpu.bytes);
+    const TypedSpan<const std::byte> params{on_gpu.dtype, bytes};
+    const DeviceSpan<float> accumulator = engine.gradient(u);
+    std::vector<std::byte> sums = gpu.read(accumulator.as<std::byte>());
+    const std::span<float> gradient(reinterpret_cast<float*>(sums.data()), params.count());
+    for (std::size_t i = 0; i < params.count(); ++i)
+      gradient[i] += gradient_of(value_at(params, i), u, i, step);
+    gpu.write(accumulator.as<std::byte>(), sums);
+    engine.release(u);
+    engine.finish_gradient(u);
+  }
+  return engine.step({.learning_rate = kLearningRate, .blob = {}});
+}
+
+/// A runtime, a GPU and an engine over them. The double is a fresh machine.
+struct GpuRig {
+  GpuRig(const ModelSpec& model, const EngineConfig& config, std::uint64_t seed)
+      : runtime((cuda_double::reset(seed), Runtime::create({.threads = 2, .trace_path = ""}))),
+        device(CudaDevice::create(runtime->reactor, {.capacity_bytes = 4 * kMiB,
+                                                     .trace = runtime->trace.get(),
+                                                     .metrics = &runtime->metrics})),
+        gpu(std::make_unique<Gpu>(kMiB)),
+        engine(Engine::open(model, config, *runtime, *device, initialize)) {}
+  /// Closes, and says what was done against the documentation or left behind.
+  std::vector<std::string> close() {
+    engine.reset();
+    gpu.reset();
+    device.reset();
+    runtime.reset();
+    return cuda_double::report();
+  }
+
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<Gpu> gpu;
+  std::unique_ptr<Engine> engine;
+};
+
+bool same_params(GpuRig& rig, const PlainTraining& plain, const ModelSpec& model) {
+  bool same = true;
+  for (UnitId u = 0; u < model.units.size(); ++u) {
+    const std::vector<std::byte> got = rig.gpu->read(rig.engine->acquire(u).bytes);
+    same = same && std::ranges::equal(got, plain.params(u).bytes);
+    rig.engine->release(u);
+  }
+  return same;
+}
+
+class EngineCuda : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
+  const ModelSpec model = small_model();
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    const ScratchDirectory directory;
+    EngineConfig config = small_config(directory.path());
+    config.placement = parse_placement(GetParam());
+    PlainTraining plain(model, config.clip_norm);
+    GpuRig rig(model, config, seed);
+    for (std::uint64_t step = 0; step < 3; ++step) {
+      const StepResult result = train_on(*rig.gpu, *rig.engine, model, step);
+      EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate)) << "seed " << seed;
+    }
+    EXPECT_TRUE(same_params(rig, plain, model)) << "seed " << seed;
+    rig.engine->make_durable();
+    EXPECT_THAT(rig.close(), ::testing::IsEmpty()) << "seed " << seed;
+
+    // The store is one that the CPU goes on from.
+    Rig cpu(model, config);
+    EXPECT_EQ(cpu.engine->generation(), 3U);
+    train_step(*cpu.engine, model, 3, kLearningRate);
+    plain.step(3, kLearningRate);
+    EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model)) << "seed " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Placements, EngineCuda,
+                         ::testing::Values("params=host,grads=host,optimizer=nvme",
+                                           "params=nvme,grads=nvme,optimizer=nvme", "all=host",
+                                           "params=nvme,grads=host,optimizer=host"));
+
+TEST(EngineCuda, RefusesByNameWhatAGpuHasNoOperationsFor) {
+  const ModelSpec model = small_model();
+  const ScratchDirectory directory;
+  EngineConfig config = small_config(directory.path());
+  config.placement = parse_placement("all=device");
+  try {
+    GpuRig rig(model, config, 1);
+    FAIL() << "opened";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUnimplemented);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("cuda0"), HasSubstr("`placement`")));
+  }
+}
+
+/// Lost at its n-th call or completion: the step ends with an error that names the GPU, and the
+/// store opens at a generation that was durable.
+TEST(EngineCuda, ALostGpuEndsTheRunAndNothingElse) {
+  const ModelSpec model = small_model();
+  std::uint64_t lost = 0;
+  for (std::uint64_t n = 1; n <= 301; n += 20) {
+    const ScratchDirectory directory;
+    const EngineConfig config = small_config(directory.path());
+    std::string said;
+    std::uint64_t durable = 0;
+    {
+      GpuRig rig(model, config, n);
+      train_on(*rig.gpu, *rig.engine, model, 0);
+      rig.engine->make_durable();
+      cuda_double::fail_call(n, cudaErrorLaunchFailure);
+      try {
+        for (std::uint64_t step = 1; step < 3; ++step) {
+          train_on(*rig.gpu, *rig.engine, model, step);
+          durable = rig.engine->durable_generation();
+        }
+      } catch (const Error& error) {
+        said = error.what();
+      }
+    }
+    if (!said.empty()) {
+      ++lost;
+      EXPECT_THAT(said, AllOf(HasSubstr("cuda0"), HasSubstr("cudaErrorLaunchFailure"))) << n;
+    }
+    Rig cpu(model, config);
+    const std::uint64_t resumed = cpu.engine->generation();
+    EXPECT_GE(resumed, std::max<std::uint64_t>(durable, 1)) << n;
+    PlainTraining plain(model, config.clip_norm);
+    for (std::uint64_t step = 0; step < resumed; ++step) plain.step(step, kLearningRate);
+    EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model)) << n;
+  }
+  EXPECT_GE(lost, 3U);
+}
+
+}  // namespace
+}  // namespace ziggurat::testing
