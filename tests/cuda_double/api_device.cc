@@ -95,7 +95,10 @@ cudaError_t admit(Machine& its, const char* name) {
   ++its.calls;
   DeviceState& device = current(its);
   if (makes_a_context(name)) device.has_context = true;
-  if (device.sticky != cudaSuccess) return device.sticky;
+  if (device.sticky != cudaSuccess) {
+    its.write_late(device);
+    return device.sticky;
+  }
   if (its.calls != its.fail_call_at) return cudaSuccess;
   if (is_sticky(its.call_error)) its.fail_device(current_device(), its.call_error);
   return its.call_error;

@@ -90,6 +90,9 @@ std::vector<std::string> take_findings() {
 std::vector<std::string> report() {
   Machine& its = machine();
   const Machine::Lock lock(its.mutex);
+  for (const auto& device : its.devices) {
+    if (device->sticky != cudaSuccess) its.write_late(*device);
+  }
   find_leaks(its);
   return std::exchange(its.findings, {});
 }

@@ -48,7 +48,8 @@ void reset(std::uint64_t seed, const Options& options = {});
 void fail_call(std::uint64_t n, cudaError_t error);
 /// The `n`-th operation that completes from now fails with `error`; its effect is lost.
 void fail_completion(std::uint64_t n, cudaError_t error);
-/// Every device fails now with a sticky error; what is under way never completes.
+/// Every device fails now with a sticky error. What is under way never completes, but copies to
+/// pinned memory go on writing there, with each later call: such memory is not to be used again.
 void lose_device(cudaError_t error = cudaErrorLaunchFailure);
 /// "This leaves the process in an inconsistent state and any further CUDA work will return the same
 /// error" (driver_types.h:769-935), and uncorrectable ECC errors (:628).

@@ -8,69 +8,18 @@
 #include <random>
 #include <vector>
 
-#include "tests/cuda_double/cuda_test.h"
+#include "tests/cuda_double/kernel_arrays.h"
 #include "tests/cuda_double/kernels.h"
 #include "tests/cuda_double/kernels/apply_rule.h"
 #include "tests/cuda_double/kernels/launch.h"
+#include "tests/cuda_double/kernels/memory.h"
 #include "tests/support/hard_floats.h"
 
 namespace ziggurat::cuda_double {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-
-/// Device memory with the host's values in it.
-template <class T>
-class Array {
- public:
-  explicit Array(std::size_t count) : count_(count) {
-    EXPECT_EQ(cudaMalloc(&data_, count * sizeof(T)), cudaSuccess);
-  }
-  explicit Array(const std::vector<T>& values) : Array(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
-              cudaSuccess);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  }
-  ~Array() {
-    cudaDeviceSynchronize();
-    cudaFree(data_);
-  }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  T* get() const { return static_cast<T*>(data_); }
-  std::vector<T> values() const {
-    std::vector<T> result(count_);
-    EXPECT_EQ(cudaMemcpy(result.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    return result;
-  }
-
- private:
-  std::size_t count_;
-  void* data_ = nullptr;
-};
-
-class Kernels : public CudaTest {
- protected:
-  void TearDown() override {
-    if (lost_) {
-      static_cast<void>(report());
-    } else {
-      CudaTest::TearDown();
-    }
-  }
-  /// Waits for a kernel that must fail, and takes what was found.
-  std::vector<std::string> fault(cudaError_t expected) {
-    EXPECT_EQ(cudaDeviceSynchronize(), expected);
-    lost_ = true;
-    return take_findings();
-  }
-  bool lost_ = false;
-};
 
 /// Words of which many are hard as floats, doubles and integers.
 std::vector<std::uint64_t> words(std::size_t count, std::uint32_t seed) {
@@ -164,129 +113,77 @@ TEST_F(Kernels, atomics_votes_and_variables_of_a_module) {
   EXPECT_THAT(bins.values(), ::testing::ElementsAreArray(want));
 }
 
-TEST_F(Kernels, a_launch_that_cannot_be_is_refused) {
-  unsigned count = 0;
-  const float* in = nullptr;
-  float* out = nullptr;
-  void* arguments[] = {&in, &out, &count};
-  const auto launch = [&](const void* stub, dim3 grid, dim3 block, std::size_t shared_bytes) {
-    return cudaLaunchKernel(stub, grid, block, arguments, shared_bytes, nullptr);
-  };
-  EXPECT_EQ(launch(product_sum_stub(), 1, 32, 0), cudaSuccess);
-  EXPECT_EQ(launch(product_sum_stub(), 0, 32, 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(product_sum_stub(), 1, 1025, 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(product_sum_stub(), dim3(1, 65536), 32, 0), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(product_sum_stub(), 1, 32, 49153), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(launch(&count, 1, 32, 0), cudaErrorInvalidDeviceFunction);
-  EXPECT_THAT(take_findings(), ElementsAre(HasSubstr("no module registered")));
+TEST_F(Kernels, parameters_by_value_and_local_memory) {
+  Table table{};
+  for (int i = 0; i < 12; ++i) table.values[i] = 1000 * i - 5000;
+  table.scale = 65535;
+  const Array<std::int32_t> out(1000);
+  launch_permuted(table, out.get(), 1000, nullptr);
+  const std::vector<std::int32_t> got = out.values();
+  for (std::uint32_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], permuted(table, i)) << i;
 }
 
-TEST_F(Kernels, a_missing_barrier_is_a_race) {
-  const Array<float> x(std::vector<float>(64, 1.0f));
-  const Array<float> out(64);
-  launch_without_barrier(x.get(), out.get(), nullptr);
-  EXPECT_THAT(fault(cudaErrorLaunchFailure), ElementsAre(AllOf(HasSubstr("without_barrier_kernel"),
-                                                               HasSubstr("a race in shared"))));
-}
-
-TEST_F(Kernels, one_element_too_many_is_an_illegal_address) {
-  const Array<float> x(std::vector<float>(101, 1.0f));
-  const Array<float> out(100);
-  launch_one_too_many(x.get(), out.get(), 100, nullptr);
-  EXPECT_THAT(fault(cudaErrorIllegalAddress),
-              ElementsAre(AllOf(HasSubstr("one_too_many_kernel"), HasSubstr("thread 36"),
-                                HasSubstr("0 bytes past the end of the allocation of 400 bytes"))));
-}
-
-TEST_F(Kernels, a_barrier_in_a_branch_is_seen) {
-  const Array<float> out(64);
-  launch_barrier_in_branch(out.get(), nullptr);
-  EXPECT_THAT(fault(cudaErrorLaunchFailure), ElementsAre(HasSubstr("waits at a barrier")));
-}
-
-TEST_F(Kernels, a_shuffle_from_a_lane_that_takes_no_part_is_seen) {
-  const Array<float> out(std::vector<float>(64, 1.0f));
-  launch_shuffle_from_nobody(out.get(), nullptr);
-  EXPECT_THAT(fault(cudaErrorLaunchFailure), ElementsAre(HasSubstr("takes no part")));
-}
-
-TEST_F(Kernels, a_misaligned_address_is_seen) {
-  const Array<std::uint8_t> x(64);
-  const Array<float> out(1);
-  launch_misaligned(x.get(), out.get(), nullptr);
-  EXPECT_THAT(fault(cudaErrorMisalignedAddress), ElementsAre(HasSubstr("are not aligned")));
-}
-
-std::vector<float> hard_values(unsigned count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<float> values(count);
-  for (float& value : values) value = std::uniform_real_distribution<float>(-2, 2)(random);
-  return values;
-}
-
-TEST_F(Kernels, a_fused_multiply_add_gives_other_bits) {
-  constexpr unsigned kCount = 1000;
-  const std::vector<float> xyz = hard_values(3 * kCount, 4);
-  const Array<float> device(xyz);
-  const Array<float> plain(kCount);
-  const Array<float> fused(kCount);
-  launch_product_sum(device.get(), plain.get(), kCount, nullptr);
-  launch_product_sum_fused(device.get(), fused.get(), kCount, nullptr);
-  const std::vector<float> got = plain.values();
-  const std::vector<float> mutant = fused.values();
-  int differ = 0;
-  for (unsigned i = 0; i < kCount; ++i) {
-    const float want = xyz[i] * xyz[kCount + i] + xyz[2 * kCount + i];
-    EXPECT_EQ(got[i], want);
-    differ += mutant[i] != want ? 1 : 0;
+TEST_F(Kernels, narrow_loads_keep_their_sign) {
+  std::vector<std::int8_t> a(256);
+  std::vector<std::int16_t> b(256);
+  std::vector<std::uint8_t> c(256);
+  for (int i = 0; i < 256; ++i) {
+    const auto n = static_cast<std::size_t>(i);
+    a[n] = static_cast<std::int8_t>(i - 128);
+    b[n] = static_cast<std::int16_t>(i * 257 - 32768);
+    c[n] = static_cast<std::uint8_t>(255 - i);
   }
-  EXPECT_GT(differ, 100);
+  const Array<std::int8_t> device_a(a);
+  const Array<std::int16_t> device_b(b);
+  const Array<std::uint8_t> device_c(c);
+  const Array<std::int32_t> out(256);
+  launch_widened(device_a.get(), device_b.get(), device_c.get(), out.get(), 256, nullptr);
+  const std::vector<std::int32_t> got = out.values();
+  for (std::size_t i = 0; i < 256; ++i) ASSERT_EQ(got[i], widened(a[i], b[i], c[i])) << i;
 }
 
-TEST_F(Kernels, approximate_arithmetic_does_not_run) {
-  const Array<float> device(300);
-  launch_quotient_fast(device.get(), device.get(), 100, nullptr);
-  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDeviceFunction);
-  EXPECT_THAT(take_findings(),
-              ElementsAre(AllOf(HasSubstr("quotient_kernel"), HasSubstr("div.approx.ftz.f32"))));
+TEST_F(Kernels, vectors_and_constant_memory) {
+  constexpr unsigned kBlocks = 3;
+  const std::vector<float> x = hard_values(kBlocks * 128, 8);
+  const Array<float> device_x(x);
+  const Array<float> out(kBlocks * 128);
+  launch_vectors(device_x.get(), out.get(), kBlocks, nullptr);
+  const std::vector<float> got = out.values();
+  constexpr float kFactors[] = {2, 3, 5, 7};
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const std::size_t from = i / 128 * 128 + (31 - i % 128 / 4) * 4 + i % 4;
+    const float factor = i % 4 == 0 ? kFactors[from % 128 / 4 % 4] : 1;
+    ASSERT_EQ(got[i], x[from] * factor) << i;
+  }
 }
 
-TEST_F(Kernels, kernels_race_by_what_they_touched) {
-  constexpr unsigned kCount = 100;
-  const Array<float> xyz(hard_values(3 * kCount, 5));
-  const Array<float> out(2 * kCount);
-  cudaStream_t one = nullptr;
-  cudaStream_t two = nullptr;
-  cudaEvent_t event = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking), cudaSuccess);
-  ASSERT_EQ(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking), cudaSuccess);
-  ASSERT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
-  launch_product_sum(xyz.get(), out.get(), kCount, one);
-  launch_product_sum(xyz.get(), out.get() + kCount, kCount, two);  // beside it: no race
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_THAT(take_findings(), IsEmpty());
-  launch_product_sum(xyz.get(), out.get(), kCount, one);
-  launch_product_sum(xyz.get(), out.get() + 1, kCount, two);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_THAT(take_findings(), ElementsAre(HasSubstr("nothing orders it after kernel")));
-  launch_product_sum(xyz.get(), out.get(), kCount, one);
-  ASSERT_EQ(cudaEventRecord(event, one), cudaSuccess);
-  ASSERT_EQ(cudaStreamWaitEvent(two, event, 0), cudaSuccess);
-  launch_product_sum(xyz.get(), out.get() + 1, kCount, two);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  ASSERT_EQ(cudaEventDestroy(event), cudaSuccess);
-  ASSERT_EQ(cudaStreamDestroy(one), cudaSuccess);
-  ASSERT_EQ(cudaStreamDestroy(two), cudaSuccess);
+TEST_F(Kernels, grids_and_blocks_of_three_dimensions) {
+  const dim3 grid(3, 2, 5);
+  const dim3 block(7, 3, 2);
+  const Array<std::uint32_t> out(30 * 42);
+  launch_indices(out.get(), grid, block, 42 * sizeof(std::uint32_t), nullptr);
+  const std::vector<std::uint32_t> got = out.values();
+  for (std::uint32_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], i);
+  launch_indices(out.get(), grid, block, 41 * sizeof(std::uint32_t), nullptr);
+  EXPECT_THAT(fault(cudaErrorIllegalAddress), ElementsAre(HasSubstr("of shared memory at 164")));
 }
 
-TEST_F(Kernels, memory_that_was_freed_before_the_kernel_ran_is_an_illegal_address) {
-  const Array<float> xyz(hard_values(300, 6));
-  void* out = nullptr;
-  ASSERT_EQ(cudaMalloc(&out, 400), cudaSuccess);
-  launch_product_sum(xyz.get(), static_cast<float*>(out), 100, nullptr);
-  ASSERT_EQ(cudaFree(out), cudaSuccess);
-  EXPECT_THAT(fault(cudaErrorIllegalAddress), Contains(HasSubstr("product_sum_kernel")));
+TEST_F(Kernels, every_atomic_operation) {
+  constexpr unsigned kThreads = 300;
+  Counters start{};
+  start.largest = -100;
+  start.smallest = 1000;
+  const Array<Counters> device(std::vector<Counters>{start});
+  launch_atomics(device.get(), kThreads, nullptr);
+  const Counters got = device.values()[0];
+  EXPECT_EQ(got.float_sum, 150.0f);
+  EXPECT_EQ(got.double_sum, 75.0);
+  EXPECT_EQ(got.largest, 294);
+  EXPECT_EQ(got.smallest, 3u);
+  EXPECT_EQ(got.bits, ~0u);
+  EXPECT_EQ(got.wrapped, kThreads % 10);
+  EXPECT_EQ(got.swapped_sum, kThreads * (kThreads - 1) / 2);
+  EXPECT_EQ(got.sum64, std::uint64_t{kThreads} << 33);
 }
 
 TEST_F(Kernels, a_twin_runs_in_its_place_and_is_checked_as_it_was) {

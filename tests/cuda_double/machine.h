@@ -73,6 +73,7 @@ struct DeviceState {
   Pool* pool = &default_pool;
   cudaStream_t null_stream = nullptr;
   cudaError_t sticky = cudaSuccess;
+  std::vector<Range> late_writes{};  ///< of copies to the host that were under way when it was lost
   bool has_context = false;
 };
 
@@ -96,6 +97,8 @@ class Machine {
   /// Errors of the documentation's rules that the program broke.
   void find(std::string text);
   void fail_device(int device, cudaError_t error);
+  /// A copy to the host that was under way when its device was lost may write at any later time.
+  void write_late(DeviceState& device);
 
   /// The device that has this address; null: it is the host's.
   DeviceState* device_of(std::uintptr_t address);
@@ -139,6 +142,7 @@ class Machine {
   std::condition_variable changed_;
   std::deque<OperationRef> host_functions_;
   std::uint64_t host_functions_queued_ = 0;
+  std::uint64_t late_write_count_ = 0;
   int host_thread_of_process_ = 0;  // its pid; a fork has no such thread
 };
 

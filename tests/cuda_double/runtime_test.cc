@@ -2,6 +2,7 @@
 // tests/cuda_double/runtime_test.cc: the double keeps the documented rules, and sees each breach.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <cstring>
@@ -344,6 +345,23 @@ TEST_F(Runtime, a_lost_device_answers_before_its_work_is_over) {
   lose_device();
   EXPECT_EQ(cudaStreamSynchronize(one_), cudaErrorLaunchFailure);
   EXPECT_THAT(report(), testing::Contains(HasSubstr("under way at the end")));
+}
+
+TEST_F(Runtime, a_lost_device_may_still_write_where_a_copy_was_under_way) {
+  lost_ = true;
+  std::vector<std::byte> kept(kSize);
+  ASSERT_EQ(cudaHostRegister(kept.data(), kSize, 0), cudaSuccess);
+  void* mapped = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_EQ(cudaHostRegister(mapped, kSize, 0), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(kept.data(), device_, kSize, cudaMemcpyDefault, one_), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(mapped, device_, kSize, cudaMemcpyDefault, two_), cudaSuccess);
+  lose_device();
+  EXPECT_EQ(cudaStreamSynchronize(one_), cudaErrorLaunchFailure);
+  kept.assign(kSize, std::byte{1});  // used again, as if nothing would write there
+  munmap(mapped, kSize);
+  EXPECT_EQ(cudaStreamSynchronize(two_), cudaErrorLaunchFailure);
+  EXPECT_NE(kept[0], std::byte{1});
+  EXPECT_THAT(take_findings(), ElementsAre(HasSubstr("were unmapped")));
 }
 
 TEST_F(Runtime, leaks_are_reported) {

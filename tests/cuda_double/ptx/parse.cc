@@ -198,7 +198,10 @@ class Body {
 
  private:
   void one(std::string_view text) {
-    if (text.empty() || text.starts_with(".pragma") || text.starts_with(".loc")) return;
+    if (text.empty() || text.starts_with(".pragma") || text.starts_with(".loc ") ||
+        text.starts_with(".loc\t")) {
+      return;
+    }
     if (text.starts_with(".reg")) return registers(text);
     if (text.starts_with(".shared")) {
       function_.shared.push_back(variable(text.substr(7)));
