@@ -43,6 +43,22 @@ TEST_F(Kernels, a_missing_barrier_is_a_race) {
                                                                HasSubstr("a race in shared"))));
 }
 
+TEST_F(Kernels, a_block_that_overwrites_what_another_reads_is_a_race) {
+  const Array<float> x(std::vector<float>(256, 1.0f));
+  launch_overtaken(x.get(), 4, nullptr);
+  EXPECT_THAT(
+      fault(cudaErrorLaunchFailure),
+      ElementsAre(AllOf(HasSubstr("overtaken_kernel"), HasSubstr("a race between blocks"))));
+}
+
+TEST_F(Kernels, blocks_may_store_a_flag_only_by_strong_stores) {
+  const Array<unsigned> flag(std::vector<unsigned>(1));
+  launch_flag(flag.get(), true, nullptr);
+  EXPECT_EQ(flag.values()[0], 1u);
+  launch_flag(flag.get(), false, nullptr);
+  EXPECT_THAT(fault(cudaErrorLaunchFailure), ElementsAre(HasSubstr("a race between blocks")));
+}
+
 TEST_F(Kernels, one_element_too_many_is_an_illegal_address) {
   const Array<float> x(std::vector<float>(101, 1.0f));
   const Array<float> out(100);

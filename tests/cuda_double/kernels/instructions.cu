@@ -41,7 +41,7 @@ __global__ void histogram_kernel(const std::uint8_t* x, unsigned* bins, unsigned
   }
   __syncthreads();
   if (threadIdx.x < 4) atomicAdd(&bins[threadIdx.x], local[threadIdx.x]);
-  if (__any_sync(0xffffffffu, x[0] == 255) && threadIdx.x == 0) bins[4] = 1;
+  if (__any_sync(0xffffffffu, x[0] == 255) && threadIdx.x == 0) atomicOr(&bins[4], 1u);
 }
 
 }  // namespace

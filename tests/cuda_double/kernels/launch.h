@@ -23,6 +23,10 @@ void launch_one_too_many(const float* x, float* out, unsigned count, cudaStream_
 void launch_barrier_in_branch(float* out, cudaStream_t stream);
 void launch_shuffle_from_nobody(float* out, cudaStream_t stream);
 void launch_misaligned(const std::uint8_t* x, float* out, cudaStream_t stream);
+/// The upper halves of 64 floats a block, to the front of the same memory.
+void launch_overtaken(float* x, unsigned blocks, cudaStream_t stream);
+/// Three blocks store 1: by a volatile store, or, the mistake, by a plain one.
+void launch_flag(unsigned* flag, bool strong, cudaStream_t stream);
 /// out[i] = x[i] * y[i] + z[i], as three compilations have it.
 void launch_product_sum(const float* xyz, float* out, unsigned count, cudaStream_t stream);
 void launch_product_sum_fused(const float* xyz, float* out, unsigned count, cudaStream_t stream);

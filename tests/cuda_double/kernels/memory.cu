@@ -46,7 +46,7 @@ __global__ void atomics_kernel(Counters* counters) {
   atomicOr(&counters->bits, 1u << i % 32);
   atomicInc(&counters->wrapped, 9);
   atomicAdd(reinterpret_cast<unsigned long long*>(&counters->sum64), 1ull << 33);
-  std::uint32_t old = counters->swapped_sum;
+  std::uint32_t old = 0;
   for (;;) {
     const std::uint32_t seen = atomicCAS(&counters->swapped_sum, old, old + i);
     if (seen == old) break;

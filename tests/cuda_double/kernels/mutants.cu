@@ -37,6 +37,22 @@ __global__ void misaligned_kernel(const std::uint8_t* x, float* out) {
   out[0] = *reinterpret_cast<const float*>(x + 1);
 }
 
+/// Halves in place: a block may write where another still reads.
+__global__ void overtaken_kernel(float* x) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  const float value = x[i];
+  reinterpret_cast<std::uint16_t*>(x)[i] = static_cast<std::uint16_t>(__float_as_uint(value) >> 16);
+}
+
+__global__ void flag_kernel(unsigned* flag, bool strong) {
+  if (threadIdx.x != 0) return;
+  if (strong) {
+    *static_cast<volatile unsigned*>(flag) = 1;
+  } else {
+    *flag = 1;
+  }
+}
+
 }  // namespace
 
 void launch_without_barrier(const float* x, float* out, cudaStream_t stream) {
@@ -53,6 +69,12 @@ void launch_shuffle_from_nobody(float* out, cudaStream_t stream) {
 }
 void launch_misaligned(const std::uint8_t* x, float* out, cudaStream_t stream) {
   misaligned_kernel<<<1, 1, 0, stream>>>(x, out);
+}
+void launch_overtaken(float* x, unsigned blocks, cudaStream_t stream) {
+  overtaken_kernel<<<blocks, 64, 0, stream>>>(x);
+}
+void launch_flag(unsigned* flag, bool strong, cudaStream_t stream) {
+  flag_kernel<<<3, 64, 0, stream>>>(flag, strong);
 }
 
 }  // namespace ziggurat::cuda_double

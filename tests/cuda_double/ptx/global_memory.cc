@@ -43,6 +43,33 @@ void GlobalMemory::refuse(std::uint64_t address, std::uint32_t size_bytes) const
                                                    device_.memory.nearest(address)));
 }
 
+void GlobalMemory::refuse_race(std::uint64_t address, bool writes) const {
+  throw Fault(cudaErrorLaunchFailure,
+              fmt::format("a race between blocks: it {} {:#x} ({}), which another block {}; blocks "
+                          "have no order",
+                          writes ? "writes" : "reads", address, device_.memory.nearest(address),
+                          writes ? "reads or writes" : "writes"));
+}
+
+void GlobalMemory::turn_over(Granule& granule) const noexcept {
+  for (std::size_t writes = 0; writes < 2; ++writes) {
+    for (std::size_t strong = 0; strong < 2; ++strong) {
+      Bits& now = granule.now[writes][strong];
+      for (std::size_t word = 0; word < now.size(); ++word) {
+        granule.before[writes][strong][word] |= now[word];
+      }
+      now = {};
+    }
+  }
+  granule.block = block_;
+}
+
+std::uint64_t GlobalMemory::all(const Granule& granule, bool writes, std::uint64_t word) noexcept {
+  const std::size_t way = writes ? 1 : 0;
+  return granule.now[way][0][word] | granule.now[way][1][word] | granule.before[way][0][word] |
+         granule.before[way][1][word];
+}
+
 void GlobalMemory::append_accesses(std::vector<Access>& accesses) const {
   std::vector<std::uint64_t> numbers;
   numbers.reserve(granules_.size());
@@ -55,9 +82,8 @@ void GlobalMemory::append_accesses(std::vector<Access>& accesses) const {
     };
     for (const std::uint64_t number : numbers) {
       const Granule& granule = granules_.at(number);
-      const Bits& bits = writes ? granule.written : granule.read;
       for (std::uint64_t at = 0; at < kGranule; ++at) {
-        const std::uint64_t word = bits[at / 64];
+        const std::uint64_t word = all(granule, writes, at / 64);
         if (word == 0 && at % 64 == 0) {
           at += 63;
           continue;

@@ -36,14 +36,31 @@ After unpack(Thread& thread, const Instruction& i) {
   return After::kGoOn;
 }
 
-/// The detail is an element's size in bytes; detail2: sign-extend.
+std::byte* global(GlobalMemory& memory, std::uint64_t address, std::uint32_t size_bytes, Use use) {
+  switch (use) {
+    case Use::kRead: return memory.read(address, size_bytes);
+    case Use::kWrite: return memory.write(address, size_bytes);
+    case Use::kStrongRead: return memory.read(address, size_bytes, Strength::kStrong);
+    case Use::kUpdate:
+      static_cast<void>(memory.read(address, size_bytes, Strength::kStrong));
+      [[fallthrough]];
+    case Use::kStrongWrite: break;
+  }
+  return memory.write(address, size_bytes, Strength::kStrong);
+}
+
+constexpr std::uint8_t kSigned = 1;
+constexpr std::uint8_t kStrong = 2;
+
+/// The detail is an element's size in bytes; detail2: kSigned, kStrong.
 After load(Thread& thread, const Instruction& i) {
   const auto size = static_cast<std::uint32_t>(i.detail);
-  const std::byte* bytes = access(thread, i, i.s[0], size * i.count, Use::kRead);
+  const std::byte* bytes = access(thread, i, i.s[0], size * i.count,
+                                  (i.detail2 & kStrong) != 0 ? Use::kStrongRead : Use::kRead);
   for (std::uint8_t n = 0; n < i.count; ++n) {
     std::uint64_t value = 0;
     std::memcpy(&value, bytes + n * size, size);
-    if (i.detail2 != 0 && size < 8 && (value >> (8 * size - 1) & 1) != 0) {
+    if ((i.detail2 & kSigned) != 0 && size < 8 && (value >> (8 * size - 1) & 1) != 0) {
       value |= ~std::uint64_t{0} << (8 * size);
     }
     put(thread, i.d[n], value);
@@ -53,8 +70,8 @@ After load(Thread& thread, const Instruction& i) {
 
 After store(Thread& thread, const Instruction& i) {
   const auto size = static_cast<std::uint32_t>(i.detail);
-  // The address is the last of the sources here.
-  std::byte* bytes = access(thread, i, i.d[0], size * i.count, Use::kWrite);
+  std::byte* bytes = access(thread, i, i.d[0], size * i.count,
+                            (i.detail2 & kStrong) != 0 ? Use::kStrongWrite : Use::kWrite);
   for (std::uint8_t n = 0; n < i.count; ++n) {
     const auto value = get<std::uint64_t>(thread, i.s[n]);
     std::memcpy(bytes + n * size, &value, size);
@@ -113,16 +130,12 @@ std::byte* access(Thread& thread, const Instruction& i, const Operand& base,
     }
   }
   Block& block = *thread.block;
+  const bool writes = use == Use::kWrite || use == Use::kStrongWrite || use == Use::kUpdate;
   switch (space) {
-    case Space::kGlobal:
-      if (use != Use::kRead) {
-        if (use == Use::kUpdate) static_cast<void>(block.global.read(address, size_bytes));
-        return block.global.write(address, size_bytes);
-      }
-      return block.global.read(address, size_bytes);
+    case Space::kGlobal: return global(block.global, address, size_bytes, use);
     case Space::kShared:
-      if (use == Use::kWrite) return block.shared.write(address, size_bytes, thread.accessor());
       if (use == Use::kUpdate) return block.shared.update(address, size_bytes, thread.accessor());
+      if (writes) return block.shared.write(address, size_bytes, thread.accessor());
       return const_cast<std::byte*>(block.shared.read(address, size_bytes, thread.accessor()));
     case Space::kLocal:
       if (address + size_bytes <= block.kernel.local_bytes && address % size_bytes == 0) {
@@ -130,7 +143,7 @@ std::byte* access(Thread& thread, const Instruction& i, const Operand& base,
       }
       break;
     case Space::kParam:
-      if (use == Use::kRead && address + size_bytes <= block.parameters.size()) {
+      if (!writes && address + size_bytes <= block.parameters.size()) {
         return const_cast<std::byte*>(block.parameters.data()) + address;
       }
       break;
@@ -147,7 +160,10 @@ Handler memory_handler(const Opcode& opcode, Instruction& instruction) {
   if (!loads && opcode.base() != "st") return nullptr;
   if (!read_space(opcode, instruction)) return nullptr;
   instruction.detail = static_cast<std::uint8_t>(size_of_type(opcode.type()));
-  instruction.detail2 = opcode.type().starts_with('s') ? 1 : 0;
+  const bool ordered = opcode.has("relaxed") || opcode.has("acquire") || opcode.has("release");
+  const bool strong = opcode.has("volatile") || (ordered && !opcode.has("cta"));
+  instruction.detail2 = static_cast<std::uint8_t>((opcode.type().starts_with('s') ? kSigned : 0) |
+                                                  (strong ? kStrong : 0));
   return loads ? &load : &store;
 }
 

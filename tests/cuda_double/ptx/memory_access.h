@@ -9,7 +9,8 @@
 
 namespace ziggurat::cuda_double::ptx {
 
-enum class Use : std::uint8_t { kRead, kWrite, kUpdate };
+/// kUpdate is atomic. A strong access is volatile, relaxed or stronger, at the device's scope.
+enum class Use : std::uint8_t { kRead, kWrite, kUpdate, kStrongRead, kStrongWrite };
 
 /// Errors: Fault, if the thread may not do that there.
 std::byte* access(Thread& thread, const Instruction& instruction, const Operand& base,

@@ -39,6 +39,7 @@ struct Instruction {
   Handler run = nullptr;
   int guard = -1;  ///< the predicate register of @%p; -1: none
   bool guard_not = false;
+  bool is_fence = false;  ///< orders memory among blocks
   Space space = Space::kGeneric;
   std::uint8_t count = 1;   ///< elements of a vector
   std::uint8_t detail = 0;  ///< what the handler makes of it: a comparison, a mode, a rounding

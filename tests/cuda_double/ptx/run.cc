@@ -54,6 +54,9 @@ class Runner {
     std::vector<std::uint64_t> order(blocks);
     std::iota(order.begin(), order.end(), std::uint64_t{0});
     std::shuffle(order.begin(), order.end(), random_);
+    const bool fences = std::any_of(kernel_.code.begin(), kernel_.code.end(),
+                                    [](const Instruction& i) { return i.is_fence; });
+    if (fences) block_.global.trust_blocks();
     for (const std::uint64_t number : order) run_block(number);
     return executed_;
   }
@@ -63,6 +66,7 @@ class Runner {
 
   void start(std::uint64_t number) {
     block_.shared.clear(random_());
+    block_.global.begin_block();
     const auto x = static_cast<std::uint32_t>(number % launch_.grid.x);
     const auto y = static_cast<std::uint32_t>(number / launch_.grid.x % launch_.grid.y);
     const auto z = static_cast<std::uint32_t>(number / launch_.grid.x / launch_.grid.y);

@@ -217,7 +217,11 @@ Handler control_handler(const Opcode& opcode, Instruction& instruction) {
   if (base == "ret" || base == "exit") return &leave;
   if (base == "trap") return &trap;
   // One thread runs at a time, so memory has one order.
-  if (base == "membar" || base == "fence" || base == "nanosleep" || base == "pragma") {
+  if (base == "membar" || base == "fence") {
+    instruction.is_fence = !opcode.has("cta");
+    return &nothing;
+  }
+  if (base == "nanosleep" || base == "pragma") {
     return &nothing;
   }
   if (const auto kind = together(opcode)) {
