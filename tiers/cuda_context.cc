@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/runtime/own_thread.h"
 
 namespace ziggurat {
 namespace {
@@ -69,9 +70,12 @@ CudaContext::CudaContext(int index, const std::string& name, DriverDeadlines dea
       watch_(description_, deadlines) {}
 
 CudaContext::~CudaContext() {
-  for (const cudaEvent_t event : idle_events_) {
-    call_at_end({"cudaEventDestroy"}, [event] { return cudaEventDestroy(event); });
-  }
+  if (idle_events_.empty() || lost()) return;
+  internal::on_own_thread([this] {  // the last Event may end on any thread
+    for (const cudaEvent_t event : idle_events_) {
+      call_at_end({"cudaEventDestroy"}, [event] { return cudaEventDestroy(event); });
+    }
+  });
 }
 
 CudaContext::Current::Current(CudaContext& context) : context_(context) {
@@ -79,7 +83,7 @@ CudaContext::Current::Current(CudaContext& context) : context_(context) {
   context.check(cudaGetDevice(&before), {"cudaGetDevice"});
   if (before == context.index_) return;
   context.check(cudaSetDevice(context.index_), {"cudaSetDevice"});
-  before_ = before;
+  if (!internal::is_own_thread()) before_ = before;
 }
 
 CudaContext::Current::~Current() {

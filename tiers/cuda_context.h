@@ -4,7 +4,7 @@
 // An error that leaves the GPU unusable is latched: the device is lost, once and for good, and no
 // CUDA call is made any more, since what a lost device answers means nothing (a wait may return at
 // once). Each call is watched (driver_watch.h). Thread-safe; each call runs with this GPU as the
-// thread's current one and leaves the thread's own as it was. For builds with CUDA only.
+// thread's current one, and a caller's thread is left as it was. For builds with CUDA only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -74,7 +74,8 @@ class CudaContext {
   void give_back(cudaEvent_t event) noexcept;
 
  private:
-  /// Makes the GPU the thread's current one.
+  /// Makes the GPU the thread's current one. On a thread of the engine's it stays so: going back to
+  /// the GPU that every thread begins with would make a context there, in each rank of a machine.
   class Current {
    public:
     explicit Current(CudaContext& context);

@@ -5,11 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <optional>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/runtime/own_thread.h"
 #include "tiers/cuda_stream.h"
 #include "tiers/device_memory.h"
 
@@ -42,15 +42,6 @@ class CudaBlock {
   ~CudaBlock() { release(); }
 
   std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
-  /// It is freed after `event` has happened.
-  void keep_until(const Event& event) noexcept {
-    if (event.happened() || context_->lost()) return;
-    try {
-      queue_wait(*context_, queue_.handle(), *event.state());
-    } catch (const Error&) {
-      event.state()->block();  // then it is waited for here
-    }
-  }
 
  private:
   void take() {
@@ -104,13 +95,9 @@ class BlockDevice final : public CudaDevice {
                 kAlignment),
         description_(std::move(description)) {}
   ~BlockDevice() override {
-    for (const Event& event : memory_.pending()) {
-      if (block_) {
-        block_->keep_until(event);
-      } else {
-        event.state()->block();  // the lender may do anything with it from now on
-      }
-    }
+    // All of our own streams' have happened; another device's may not have.
+    for (const Event& event : memory_.pending()) event.state()->block();
+    internal::on_own_thread([this] { block_.reset(); });
   }
 
   std::string description() const override { return description_; }
@@ -216,7 +203,9 @@ std::unique_ptr<CudaDevice> CudaDevice::create(Reactor& reactor, const CudaDevic
       std::make_shared<CudaContext>(options.index, name_of(options.index), options.deadlines);
   parts.host_memory = std::make_shared<CudaHostMemory>(parts.context);
   std::unique_ptr<CudaBlock> block;
-  if (options.lent_memory == nullptr) block = take_block(parts.context, size_bytes);
+  if (options.lent_memory == nullptr) {
+    internal::on_own_thread([&] { block = take_block(parts.context, size_bytes); });
+  }
   std::string description =
       fmt::format("{}: {}{}", parts.context->description(), format_bytes(size_bytes),
                   block ? "" : " lent by the caller");

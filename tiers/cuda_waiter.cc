@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/runtime/own_thread.h"
 
 namespace ziggurat {
 
@@ -68,6 +69,7 @@ void CudaWaiter::push(std::shared_ptr<CudaEvent> event) {
 
 void CudaWaiter::work() {
   ::pthread_setname_np(::pthread_self(), ("zig-" + name_).substr(0, 15).c_str());
+  internal::take_thread();
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });

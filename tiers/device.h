@@ -68,7 +68,7 @@ class Device {
   /// Errors: kResourceExhausted with the account by purpose when the budget does not hold it;
   /// nothing changes. kUnavailable when the device is lost: its memory is never used again.
   DeviceBuffer allocate(std::uint64_t size_bytes, Purpose purpose);
-  /// The same, but an empty buffer in place of the error.
+  /// The same, but an empty buffer where the budget does not hold it.
   DeviceBuffer try_allocate(std::uint64_t size_bytes, Purpose purpose);
 
   /// Makes host memory one that copies may name, until the result and all copies of it under way

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/runtime/floating_point.h"
+#include "base/runtime/own_thread.h"
 
 namespace ziggurat {
 
@@ -25,6 +26,7 @@ void Reactor::start() {
   stopping_ = false;
   thread_ = std::thread([this] {
     ::pthread_setname_np(::pthread_self(), "zig-reactor");
+    internal::take_thread();
     internal::set_floating_point_environment();
     loop([this] { return stopping_; });
   });

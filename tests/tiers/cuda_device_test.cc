@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/runtime/async.h"
 #include "tests/cuda_double/cuda_test.h"
+#include "tiers/cuda_context.h"
 #include "tiers/cuda_device.h"
 #include "tiers/host_mapping.h"
 
@@ -203,14 +204,37 @@ TEST_F(CudaCallerTest, memory_of_a_released_unit_waits_for_the_trainers_kernels)
   EXPECT_EQ(host(kMiB, kMiB)[7], std::byte{9});
 }
 
-TEST_F(CudaCallerTest, the_block_is_not_freed_under_the_trainers_kernels) {
-  compute(3);
-  place_.used_until(caller_->record());
-  place_ = DeviceBuffer();
-  registration_.reset();
-  caller_.reset();
-  device_.reset();  // the double finds a free that nothing orders after the kernel
+TEST_F(CudaDeviceTest, the_block_is_not_freed_while_another_device_works_on_it) {
+  auto other = CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kCapacity});
+  auto stream = other->create_stream("other");
+  DeviceBuffer place = device_->allocate(kMiB, Purpose::kStaging);
+  const auto handle = static_cast<cudaStream_t>(stream->native_handle());
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_EQ(cudaMemsetAsync(place.data(), i, kMiB, handle), cudaSuccess);
+  }
+  place.used_until(stream->record());
+  place = DeviceBuffer();
+  device_.reset();
   EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
+  stream.reset();
+}
+
+TEST_F(CudaDeviceTest, memory_may_be_lent) {
+  void* lent = nullptr;
+  ASSERT_EQ(cudaMalloc(&lent, kMiB), cudaSuccess);
+  auto other =
+      CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kMiB, .lent_memory = lent});
+  EXPECT_THAT(other->description(), HasSubstr("1.0 MiB lent by the caller"));
+  DeviceBuffer place = other->allocate(kMiB, Purpose::kParams);
+  EXPECT_EQ(place.data(), lent);
+  auto stream = other->create_stream("lent");
+  ASSERT_EQ(cudaMemsetAsync(lent, 5, kMiB, static_cast<cudaStream_t>(stream->native_handle())),
+            cudaSuccess);
+  place.used_until(stream->record());
+  place = DeviceBuffer();
+  stream.reset();
+  other.reset();
+  ASSERT_EQ(cudaFree(lent), cudaSuccess);  // it is still the lender's
 }
 
 TEST_F(CudaCallerTest, a_stream_that_captures_is_refused) {
@@ -252,49 +276,95 @@ TEST_F(CudaDeviceTest, an_event_that_cannot_be_recorded_does_not_end_a_transfer)
   expect_works();
 }
 
-TEST(CudaBatch, completions_of_copies_that_ended_together_are_one_handler) {
-  cuda_double::reset(1, {.pace = Pace::kByHand});
-  const auto advance = [] {
-    if (const auto next = cuda_double::next_completion()) cuda_double::advance_to(*next);
-  };
-  Reactor reactor;
-  const HostMapping host({.owner = "test", .size_bytes = kMiB});
-  std::atomic<bool> made = false;
-  std::atomic<bool> gone = false;
-  std::thread clock([&] {
-    while (!made) advance();
-  });
-  auto device = CudaDevice::create(reactor, {.index = 0, .capacity_bytes = kCapacity});
-  made = true;
-  clock.join();
-  auto registration = device->register_host_memory(host.bytes());
-  auto stream = device->create_stream("test");
-  DeviceBuffer place = device->allocate(kMiB, Purpose::kStaging);
+TEST(CudaContexts, are_made_on_the_devices_own_gpu_alone) {
+  cuda_double::reset(1, {.devices = 2});
+  {
+    Reactor reactor;
+    const HostMapping memory({.owner = "test", .size_bytes = kMiB});
+    const auto device = CudaDevice::create(reactor, {.index = 1, .capacity_bytes = kMiB});
+    const DeviceBuffer place = device->allocate(kMiB, Purpose::kParams);
+    reactor.start();
+    const auto body = [&]() -> Task<> {
+      const auto registration = device->register_host_memory(memory.bytes());
+      const auto stream = device->create_stream("test");
+      const Stream::Copy request{place.data(), memory.bytes().data(), kMiB, Direction::kToDevice};
+      co_await copy(reactor, *stream, request);
+    };
+    reactor.block_on(body());
+    reactor.stop();
+  }
+  EXPECT_EQ(cuda_double::contexts(), 1) << "GPU 0 belongs to others";
+  EXPECT_THAT(cuda_double::report(), testing::IsEmpty());
+}
+
+/// Nothing ends before the test says so.
+class CudaByHand : public testing::Test {
+ protected:
+  CudaByHand() {
+    cuda_double::reset(1, {.pace = Pace::kByHand});
+    while_time_goes(
+        [&] { device_ = CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kCapacity}); });
+    registration_ = device_->register_host_memory(host_.bytes());
+    stream_ = device_->create_stream("test");
+    place_ = device_->allocate(kMiB, Purpose::kStaging);
+  }
+  void TearDown() override {
+    stream_.reset();
+    place_ = DeviceBuffer();
+    registration_.reset();
+    reactor_.run_until_idle();
+    while_time_goes([&] { device_.reset(); });
+  }
+  static void while_time_goes(const std::function<void()>& action) {
+    std::atomic<bool> done = false;
+    std::thread clock([&done] {
+      while (!done) {
+        if (const auto next = cuda_double::next_completion()) cuda_double::advance_to(*next);
+      }
+    });
+    action();
+    done = true;
+    clock.join();
+  }
+  static void end_all() { cuda_double::advance_to(cuda_double::now() + std::chrono::seconds(1)); }
+
+  Reactor reactor_;
+  const HostMapping host_{{.owner = "test", .size_bytes = kMiB}};
+  std::shared_ptr<HostRegistration> registration_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<Stream> stream_;
+  DeviceBuffer place_;
+};
+
+TEST_F(CudaByHand, completions_of_copies_that_ended_together_are_one_handler) {
   int done = 0;
   for (int i = 0; i < 8; ++i) {
-    stream->copy({place.data(), host.bytes().data(), kMiB, Direction::kToDevice},
-                 [&](std::exception_ptr error) {
-                   EXPECT_FALSE(error);
-                   ++done;
-                 });
+    stream_->copy({place_.data(), host_.bytes().data(), kMiB, Direction::kToDevice},
+                  [&](std::exception_ptr error) {
+                    EXPECT_FALSE(error);
+                    ++done;
+                  });
   }
-  Event last = stream->record();
-  EXPECT_EQ(reactor.context().poll(), 0u) << "nothing has ended";
-  cuda_double::advance_to(cuda_double::now() + std::chrono::seconds(1));
-  Host().wait(last);
-  stream.reset();  // its thread has posted all
-  EXPECT_EQ(reactor.context().poll(), 1u);
+  EXPECT_EQ(reactor_.context().poll(), 0u) << "nothing has ended";
+  end_all();
+  stream_.reset();  // its thread has posted all
+  EXPECT_EQ(reactor_.context().poll(), 1u);
   EXPECT_EQ(done, 8);
-  last = Event();
-  place = DeviceBuffer();
-  registration.reset();
-  clock = std::thread([&] {
-    while (!gone) advance();
-  });
-  device.reset();
-  gone = true;
-  clock.join();
-  EXPECT_THAT(cuda_double::report(), testing::IsEmpty());
+}
+
+TEST_F(CudaByHand, a_wait_that_ends_after_the_device_was_given_up_proves_nothing) {
+  std::exception_ptr error;
+  stream_->copy({host_.bytes().data(), place_.data(), kMiB, Direction::kToHost},
+                [&](std::exception_ptr its) { error = std::move(its); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // its waiter waits by now
+  device_->context().give_up("the test says so");
+  end_all();
+  stream_.reset();
+  reactor_.run_until_idle();
+  EXPECT_TRUE(error);
+  EXPECT_TRUE(registration_->quarantined(host_.bytes()));
+  registration_.reset();
+  EXPECT_THAT(cuda_double::report(), testing::Contains(HasSubstr("still registered")));
 }
 
 TEST(CudaInventory, lists_what_there_is_without_a_management_library) {
