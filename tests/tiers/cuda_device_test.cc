@@ -204,21 +204,6 @@ TEST_F(CudaCallerTest, memory_of_a_released_unit_waits_for_the_trainers_kernels)
   EXPECT_EQ(host(kMiB, kMiB)[7], std::byte{9});
 }
 
-TEST_F(CudaDeviceTest, the_block_is_not_freed_while_another_device_works_on_it) {
-  auto other = CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kCapacity});
-  auto stream = other->create_stream("other");
-  DeviceBuffer place = device_->allocate(kMiB, Purpose::kStaging);
-  const auto handle = static_cast<cudaStream_t>(stream->native_handle());
-  for (int i = 0; i < 8; ++i) {
-    ASSERT_EQ(cudaMemsetAsync(place.data(), i, kMiB, handle), cudaSuccess);
-  }
-  place.used_until(stream->record());
-  place = DeviceBuffer();
-  device_.reset();
-  EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
-  stream.reset();
-}
-
 TEST_F(CudaDeviceTest, memory_may_be_lent) {
   void* lent = nullptr;
   ASSERT_EQ(cudaMalloc(&lent, kMiB), cudaSuccess);
@@ -318,6 +303,7 @@ class CudaByHand : public testing::Test {
   static void while_time_goes(const std::function<void()>& action) {
     std::atomic<bool> done = false;
     std::thread clock([&done] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // `action` has begun
       while (!done) {
         if (const auto next = cuda_double::next_completion()) cuda_double::advance_to(*next);
       }
@@ -365,6 +351,24 @@ TEST_F(CudaByHand, a_wait_that_ends_after_the_device_was_given_up_proves_nothing
   EXPECT_TRUE(registration_->quarantined(host_.bytes()));
   registration_.reset();
   EXPECT_THAT(cuda_double::report(), testing::Contains(HasSubstr("still registered")));
+}
+
+TEST_F(CudaByHand, the_block_is_not_freed_while_another_device_works_on_it) {
+  std::unique_ptr<CudaDevice> other;
+  while_time_goes(
+      [&] { other = CudaDevice::create(reactor_, {.index = 0, .capacity_bytes = kCapacity}); });
+  auto stream = other->create_stream("other");
+  ASSERT_EQ(
+      cudaMemsetAsync(place_.data(), 1, kMiB, static_cast<cudaStream_t>(stream->native_handle())),
+      cudaSuccess);
+  place_.used_until(stream->record());
+  place_ = DeviceBuffer();
+  stream_.reset();
+  registration_.reset();
+  while_time_goes([&] { device_.reset(); });
+  EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
+  stream.reset();
+  while_time_goes([&] { other.reset(); });
 }
 
 TEST(CudaInventory, lists_what_there_is_without_a_management_library) {
