@@ -64,8 +64,9 @@ void widen(TypedSpan<const std::byte> values, std::span<float> out) noexcept {
 
 bool scale_gradient(TypedSpan<std::byte> values, float factor) noexcept {
   bool finite = true;
+  std::byte* const bytes = values.bytes.data();
   for (std::size_t i = 0; i < values.count(); ++i)
-    finite &= internal::scale_at(values.dtype, values.bytes.data(), i, factor);
+    finite &= internal::scale_at(value_at(values.dtype, bytes, i), factor, values.dtype, bytes, i);
   return finite;
 }
 

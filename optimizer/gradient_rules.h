@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstddef>
+#include <cstdint>
 
 #include "base/dtype.h"
 #include "base/numerics/host_device.h"
@@ -12,11 +13,11 @@
 
 namespace ziggurat::internal {
 
-/// Rounds element `i` of `values` to `dtype` as element `i` of `out`; the square of what was
-/// written. A NaN keeps its payload.
-ZIGGURAT_HOST_DEVICE inline float round_and_square_at(const std::byte* values, DType dtype,
-                                                      std::byte* out, std::size_t i) {
-  store_value(dtype, out, i, load_element<float>(values, i));
+/// Rounds `value` to `dtype` as element `i` of `out`; the square of what was written. A NaN keeps
+/// its payload.
+ZIGGURAT_HOST_DEVICE inline float round_and_square_at(float value, DType dtype, std::byte* out,
+                                                      std::size_t i) {
+  store_value(dtype, out, i, value);
   const float rounded = value_at(dtype, out, i);
   return rounded * rounded;
 }
@@ -27,11 +28,10 @@ constexpr float accumulated(float sum, float value, float scale) noexcept {
   return quiet(sum + scaled);
 }
 
-/// Element `i` times `factor`, in place; whether what was written is finite.
-ZIGGURAT_HOST_DEVICE inline bool scale_at(DType dtype, std::byte* values, std::size_t i,
-                                          float factor) {
-  const float product = value_at(dtype, values, i) * factor;
-  store_value(dtype, values, i, quiet(product));
+/// `value` times `factor` as element `i` of `values`; whether what was written is finite.
+ZIGGURAT_HOST_DEVICE inline bool scale_at(float value, float factor, DType dtype, std::byte* values,
+                                          std::size_t i) {
+  store_value(dtype, values, i, quiet(value * factor));
   const float written = value_at(dtype, values, i);
   return (std::bit_cast<std::uint32_t>(written) & 0x7f800000u) != 0x7f800000u;
 }

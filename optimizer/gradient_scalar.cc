@@ -18,7 +18,7 @@ void round_and_square(const float* values, DType dtype, std::byte* out, std::siz
                       float* lanes) {
   const auto* const from = reinterpret_cast<const std::byte*>(values);
   for (std::size_t i = 0; i < count; ++i) {
-    const float square = round_and_square_at(from, dtype, out, i);
+    const float square = round_and_square_at(value_at(DType::kFloat32, from, i), dtype, out, i);
     lanes[i % kSumLanes] = lanes[i % kSumLanes] + square;
   }
 }

@@ -45,6 +45,7 @@ template <bool kStaged>
 struct RoundTiles {
   static constexpr std::uint32_t kThreads = SumPlace::kThreads;
   static constexpr int kPhases = 4;
+  static constexpr std::size_t kBatch = 8;  // loads that a thread has under way
   static constexpr std::size_t kStagedBytes = kStaged ? kTileElements * 2 : 1;
   struct Shared {
     alignas(4) std::byte staged[kStagedBytes];
@@ -63,19 +64,17 @@ struct RoundTiles {
 
   ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared& shared, Place at) const {
     const SumPlace place = SumPlace::of(first_tile + at.block, at.thread, count);
-    // Element i of `out` is element i - begin of the tile in shared memory.
-    const std::size_t begin = (first_tile + at.block) * kTileElements;
     float sum = 0.0f;
-    for (std::size_t i = place.begin + place.lane; i < place.end; i += internal::kSumLanes) {
-      float square;
-      if constexpr (kStaged) {
-        square = internal::round_and_square_at(values + begin * sizeof(float), dtype, shared.staged,
-                                               i - begin);
-      } else {
-        square = internal::round_and_square_at(values, dtype, out, i);
-      }
-      sum = sum + square;
+    std::size_t i = place.begin + place.lane;
+    for (; i + (kBatch - 1) * internal::kSumLanes < place.end; i += kBatch * internal::kSumLanes) {
+      float batch[kBatch];
+      for (std::size_t k = 0; k < kBatch; ++k)
+        batch[k] = load_element<float>(values, i + k * internal::kSumLanes);
+      for (std::size_t k = 0; k < kBatch; ++k)
+        sum = sum + rounded_square(shared, at, batch[k], i + k * internal::kSumLanes);
     }
+    for (; i < place.end; i += internal::kSumLanes)
+      sum = sum + rounded_square(shared, at, load_element<float>(values, i), i);
     shared.lanes[place.sum_block][place.lane] = sum;
   }
 
@@ -105,6 +104,15 @@ struct RoundTiles {
     for (const double block : shared.sums) sum = sum + block;
     tile_sums[first_tile + at.block] = internal::quiet_sum(sum);
   }
+
+ private:
+  ZIGGURAT_HOST_DEVICE float rounded_square(Shared& shared, Place at, float value,
+                                            std::size_t i) const {
+    if constexpr (!kStaged) return internal::round_and_square_at(value, dtype, out, i);
+    // Staged memory begins where the tile does.
+    const std::size_t begin = (first_tile + at.block) * kTileElements;
+    return internal::round_and_square_at(value, dtype, shared.staged, i - begin);
+  }
 };
 
 /// sums[i] += values[i] * scale. 10 bytes an element from 16 bits, 12 from fp32.
@@ -122,9 +130,15 @@ struct Accumulate {
 
   std::uint64_t blocks() const { return blocks_of(count, kThreads * kEach); }
   ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared&, Place at) const {
+    float added[kEach], old[kEach];  // all are loaded before one is stored
     for (std::uint32_t k = 0; k < kEach; ++k) {
       const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
-      if (i < count) sums[i] = internal::accumulated(sums[i], value_at(dtype, values, i), scale);
+      added[k] = i < count ? value_at(dtype, values, i) : 0.0f;
+      old[k] = i < count ? sums[i] : 0.0f;
+    }
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
+      if (i < count) sums[i] = internal::accumulated(old[k], added[k], scale);
     }
   }
 };
@@ -143,9 +157,14 @@ struct Widen {
 
   std::uint64_t blocks() const { return blocks_of(count, kThreads * kEach); }
   ZIGGURAT_HOST_DEVICE void run(Phase<0>, Shared&, Place at) const {
+    float wide[kEach];
     for (std::uint32_t k = 0; k < kEach; ++k) {
       const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
-      if (i < count) out[i] = value_at(dtype, values, i);
+      wide[k] = i < count ? value_at(dtype, values, i) : 0.0f;
+    }
+    for (std::uint32_t k = 0; k < kEach; ++k) {
+      const std::size_t i = (at.block * kEach + k) * kThreads + at.thread;
+      if (i < count) out[i] = wide[k];
     }
   }
 };
@@ -154,6 +173,7 @@ struct Widen {
 /// an element of 16 bits.
 struct ScaleTiles {
   static constexpr std::uint32_t kThreads = 256;
+  static constexpr std::size_t kBatch = 4;
   static constexpr int kPhases = 2;
   struct Shared {
     std::uint32_t not_finite[kThreads];
@@ -170,8 +190,16 @@ struct ScaleTiles {
     const std::size_t begin = at.block * kTileElements;
     const std::size_t end = begin + kTileElements < count ? begin + kTileElements : count;
     std::uint32_t not_finite = 0;
-    for (std::size_t i = begin + at.thread; i < end; i += kThreads)
-      not_finite |= internal::scale_at(dtype, values, i, factor) ? 0u : 1u;
+    for (std::size_t i = begin + at.thread; i < end; i += kBatch * kThreads) {
+      float batch[kBatch];
+      for (std::size_t k = 0; k < kBatch; ++k)
+        batch[k] = i + k * kThreads < end ? value_at(dtype, values, i + k * kThreads) : 0.0f;
+      for (std::size_t k = 0; k < kBatch; ++k) {
+        const std::size_t place = i + k * kThreads;
+        if (place < end && !internal::scale_at(batch[k], factor, dtype, values, place))
+          not_finite = 1;
+      }
+    }
     shared.not_finite[at.thread] = not_finite;
   }
   ZIGGURAT_HOST_DEVICE void run(Phase<1>, Shared& shared, Place at) const {
