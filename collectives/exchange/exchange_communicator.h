@@ -29,6 +29,10 @@ class ExchangeCommunicator final : public CheckedCommunicator {
     return part(members);
   }
   std::unique_ptr<ExchangeCommunicator> part(std::span<const int> members);
+  /// Ranks of the transport, in order.
+  const std::vector<int>& members() const noexcept { return *members_; }
+  /// The same on all members, and no other communicator's.
+  std::uint64_t id() const noexcept { return id_; }
   std::string description() const override { return transport_->description(); }
   Traffic traffic() const override { return transport_->traffic(); }
   void abort(const std::string& reason) override;

@@ -116,13 +116,40 @@ std::string ExchangeTransport::description() const {
   return "each other's memory within a host, " + carrier_;
 }
 
-void ExchangeTransport::close() {
-  if (!calls_.empty())
+void ExchangeTransport::say_goodbye() {
+  if (!std::ranges::all_of(calls_,
+                           [&](const auto& call) { return outlasts(call.first.communicator); })) {
     fail(ErrorCode::kCancelled, "its communicators were closed while calls were under way");
-  if (failed()) return;
+  }
+  if (failed() || std::exchange(said_goodbye_, true)) return;
   for (Peer& peer : peers_) {
     if (!peer.control) continue;
     peer.control->send({wire::make_header(FrameKind::kBye, rank_, {}, {}), {}, {}, {}});
+  }
+}
+
+Task<bool> ExchangeTransport::part(std::shared_ptr<ExchangeTransport> self, Nanoseconds most) {
+  self->say_goodbye();
+  Clock& clock = self->reactor_.clock();
+  const Nanoseconds give_up = clock.now() + most;
+  for (;;) {
+    if (self->failed()) co_return false;
+    if (std::ranges::all_of(self->peers_,
+                            [](const Peer& peer) { return !peer.control || peer.left; })) {
+      co_return true;
+    }
+    if (clock.now() >= give_up) co_return false;
+    const auto turn = std::make_shared<Signal>(self->reactor_);
+    clock.after(std::chrono::milliseconds(1), [turn] { turn->set(); });
+    co_await turn->wait();
+  }
+}
+
+void ExchangeTransport::close() {
+  say_goodbye();
+  if (failed()) return;
+  for (Peer& peer : peers_) {
+    if (!peer.control) continue;
     peer.control->finish();
     peer.bulk->finish();
   }
@@ -185,7 +212,7 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
                                 std::shared_ptr<const std::vector<int>> members,
                                 ExchangePlan plan) {
   for (const int member : *members) {
-    if (!failed() && peer(member).left) {
+    if (!failed() && peer(member).left && !outlasts(communicator)) {
       fail(ErrorCode::kUnavailable,
            fmt::format("rank {} has left: it closed its communicators, and "
                        "rank {} calls {}",

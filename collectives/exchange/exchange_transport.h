@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,6 +77,12 @@ class ExchangeTransport final : public Channel::Events,
   /// Runs `hear` when the transport fails, before the calls do.
   void on_failure(std::function<void()> hear) { hear_failure_.push_back(std::move(hear)); }
   bool on_one_host() const noexcept;
+  bool on_this_host(int rank) const noexcept { return rank == rank_ || of(rank).same_host; }
+  /// Says goodbye: this rank makes no more calls. Ends when all others have done so (true), after
+  /// `most`, or with the failure of the transport. Until it ends, what outlasts goodbyes goes on.
+  static Task<bool> part(std::shared_ptr<ExchangeTransport> self, Nanoseconds most);
+  /// Calls of `communicator` outlast goodbyes: they serve ranks that still call others.
+  void outlast(std::uint64_t communicator) { outlasting_.insert(communicator); }
 
   // For calls.
   void send_control(int to, wire::FrameHeader header, std::span<const std::byte> payload);
@@ -136,6 +143,7 @@ class ExchangeTransport final : public Channel::Events,
   void disconnected(int peer, const Channel& channel, const std::string& how) override;
 
   void start();
+  void say_goodbye();
   void close();
   static Task<> close_and_flush(std::shared_ptr<ExchangeTransport> self);
   void watch();
@@ -145,12 +153,14 @@ class ExchangeTransport final : public Channel::Events,
   void announced(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
   void about_memory(int peer, const wire::FrameHeader& header);
   void peer_aborted(int peer, const wire::FrameHeader& header, std::span<std::byte> payload);
+  bool outlasts(std::uint64_t communicator) const { return outlasting_.contains(communicator); }
   void fail_calls_without(int peer);
   void fail_after_last_words(const std::string& text);
   void stop(ErrorCode code, const std::string& text);
   std::string with_pending(const std::string& text) const;
   Traffic::Sent& sent_to(int rank) noexcept;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  const Peer& of(int rank) const noexcept { return peers_[static_cast<std::size_t>(rank)]; }
 
   Reactor& reactor_;
   WorkerPool& workers_;
@@ -162,6 +172,8 @@ class ExchangeTransport final : public Channel::Events,
   std::vector<Peer> peers_;
   std::map<wire::CallKey, std::shared_ptr<ExchangeCall>> calls_;
   bool watching_ = false;
+  bool said_goodbye_ = false;
+  std::set<std::uint64_t> outlasting_;  // communicators
   std::map<wire::CallKey, std::vector<Early>> early_;
   std::size_t early_count_ = 0;
   std::map<std::uint64_t, std::function<void(std::uint64_t lane)>> hear_sends_;  // by communicator

@@ -52,7 +52,9 @@ void ExchangeTransport::arrived(int from, const FrameHeader& header, std::span<s
       peer(from).left = true;
       patience_.left(static_cast<std::size_t>(from));
       for (const auto& [key, call] : calls_) {
-        if (call->lacks(from, false)) return fail_calls_without(from);
+        if (!outlasts(key.communicator) && call->lacks(from, false)) {
+          return fail_calls_without(from);
+        }
       }
       return;
   }
