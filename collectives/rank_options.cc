@@ -21,6 +21,7 @@ namespace ziggurat {
 namespace {
 
 constexpr std::array<std::string_view, 4> kCollectives{"auto", "tcp", "mpi", "nccl"};
+constexpr std::array<std::string_view, 2> kReduce{"ranks", "nccl"};
 constexpr int kDefaultPort = 29'400;
 constexpr int kFirstJobPort = 30'000;
 constexpr int kJobPorts = 20'000;
@@ -104,19 +105,29 @@ std::string secret_of_file(const std::string& path) {
   return secret;
 }
 
+/// Where `name` is among `names`.
+std::size_t place_of_name(std::span<const std::string_view> names, std::string_view name,
+                          std::string_view source) {
+  const auto found = std::ranges::find(names, name);
+  if (found == names.end()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} {}: must be one of {}", source, name, fmt::join(names, ", ")));
+  }
+  return static_cast<std::size_t>(found - names.begin());
+}
+
 }  // namespace
 
 std::string_view to_string(Collectives collectives) noexcept {
   return kCollectives[static_cast<std::size_t>(collectives)];
 }
 
+std::string_view to_string(Reduce reduce) noexcept {
+  return kReduce[static_cast<std::size_t>(reduce)];
+}
+
 Collectives collectives_of(std::string_view name, std::string_view source) {
-  const auto found = std::ranges::find(kCollectives, name);
-  if (found == kCollectives.end()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {}: must be one of {}", source, name,
-                                                         fmt::join(kCollectives, ", ")));
-  }
-  return static_cast<Collectives>(found - kCollectives.begin());
+  return static_cast<Collectives>(place_of_name(kCollectives, name, source));
 }
 
 RankOptions rank_options(const Environment& environment) {
@@ -131,6 +142,8 @@ RankOptions rank_options(const Environment& environment) {
   }
   options.collectives =
       collectives_of(environment("ZIGGURAT_RANKS").value_or("auto"), "ZIGGURAT_RANKS");
+  options.reduce = static_cast<Reduce>(
+      place_of_name(kReduce, environment("ZIGGURAT_REDUCE").value_or("ranks"), "ZIGGURAT_REDUCE"));
   if (options.world_size == 1) return options;
   options.one_host = local_rank(environment).count == static_cast<std::size_t>(options.world_size);
   find_rendezvous(options, environment);

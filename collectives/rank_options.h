@@ -12,14 +12,20 @@
 
 namespace ziggurat {
 
-/// What carries what ranks say. The bits of the first three are the same.
+/// What carries what ranks say. The bits of all are the same.
 enum class Collectives : std::uint8_t {
   kAuto,  ///< each other's memory between ranks of a host, where it can be read; sockets
   kTcp,   ///< sockets between all
   kMpi,   ///< the MPI whose launcher started the ranks
-  kNccl   ///< GPUs, which add in an order of their own; sockets for the rest
+  kNccl   ///< GPUs; sockets for the rest
 };
 std::string_view to_string(Collectives collectives) noexcept;
+/// Who adds what GPUs send each other.
+enum class Reduce : std::uint8_t {
+  kRanks,  ///< each owner, in rank order: the bits of all other back-ends
+  kNccl    ///< NCCL, in an order of its own: bits may change with ranks, machine and version
+};
+std::string_view to_string(Reduce reduce) noexcept;
 /// `name` is "auto", "tcp", "mpi" or "nccl". Errors: kInvalidArgument, naming `source`.
 Collectives collectives_of(std::string_view name, std::string_view source);
 
@@ -35,6 +41,7 @@ struct RankOptions {
   std::string secret;
   bool without_secret = false;  ///< start all the same: whoever can connect could join
   Collectives collectives = Collectives::kAuto;
+  Reduce reduce = Reduce::kRanks;                        ///< kNccl
   Nanoseconds connect_timeout{std::chrono::minutes(5)};  ///< for all ranks to come
   Nanoseconds call_timeout{std::chrono::minutes(10)};    ///< ExchangeOptions::timeout
 
@@ -48,8 +55,8 @@ struct RankOptions {
 /// listens on itself), else this machine where all ranks are on it, else the first node of
 /// SLURM_STEP_NODELIST; the port, then, is the job's by SLURM_JOB_ID or PMIX_NAMESPACE;
 /// ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE, ZIGGURAT_WITHOUT_SECRET=1,
-/// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives). Errors:
-/// kInvalidArgument for a value that is none of these.
+/// ZIGGURAT_RANK_TIMEOUT=SECONDS, ZIGGURAT_RANKS=auto|tcp|mpi|nccl (Collectives),
+/// ZIGGURAT_REDUCE=ranks|nccl (Reduce). Errors: kInvalidArgument for a value that is none of these.
 RankOptions rank_options(const Environment& environment = process_environment);
 
 }  // namespace ziggurat

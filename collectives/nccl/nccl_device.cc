@@ -1,74 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// collectives/nccl/nccl_device.cc: NCCL opened at run time, and its calls on a stream of a GPU.
+// collectives/nccl/nccl_device.cc: calls as operations of NCCL on a stream of a GPU.
 //
-// NCCL wants memory of the device. Host memory goes through a buffer there, piece by piece; what
-// lies on the device already goes as it is. Nothing here blocks in the driver while NCCL waits for
-// another rank: the thread asks the stream again and again, so that it can be told to stop.
-#include <cuda_runtime.h>
+// NCCL wants memory of the device. What all members have there goes as it is; else everybody's
+// bytes go through the stage, piece by piece, cut alike on all ranks.
+#include "collectives/nccl/nccl_device.h"
+
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include <algorithm>
-#include <atomic>
+#include <array>
 #include <cstring>
-#include <thread>
 
-#include "base/bytes.h"
 #include "base/error.h"
 #include "base/topology/core_budget.h"
-#include "collectives/nccl/nccl_communicator.h"
-#include "collectives/shared_library.h"
+#include "collectives/nccl/nccl_stream.h"
+#include "collectives/nccl/sum_ranks.h"
 
 namespace ziggurat {
 namespace {
 
-constexpr std::size_t kStageBytes = 32 * kMiB;  // twice: in and out
-/// Few, so that kernels of all communicators fit on the GPU at once: one that must wait for room
-/// could wait for one that waits for another rank.
-constexpr int kBlocksMax = 8;
-constexpr auto kAskAgain = std::chrono::microseconds(20);
-
-static_assert(sizeof(ncclUniqueId) == sizeof(NcclGroup::Id));
-
-struct Functions {
-  SharedLibrary library;
-#define ZIGGURAT_NCCL(name) decltype(&::name) name##_ = library.function<decltype(&::name)>(#name)
-  ZIGGURAT_NCCL(ncclGetVersion);
-  ZIGGURAT_NCCL(ncclGetUniqueId);
-  ZIGGURAT_NCCL(ncclGetErrorString);
-  ZIGGURAT_NCCL(ncclCommInitRankConfig);
-  ZIGGURAT_NCCL(ncclCommGetAsyncError);
-  ZIGGURAT_NCCL(ncclCommAbort);
-  ZIGGURAT_NCCL(ncclAllGather);
-  ZIGGURAT_NCCL(ncclReduceScatter);
-  ZIGGURAT_NCCL(ncclAllReduce);
-  ZIGGURAT_NCCL(ncclBroadcast);
-  ZIGGURAT_NCCL(ncclSend);
-  ZIGGURAT_NCCL(ncclRecv);
-  ZIGGURAT_NCCL(ncclGroupStart);
-  ZIGGURAT_NCCL(ncclGroupEnd);
-#undef ZIGGURAT_NCCL
-};
-
-std::shared_ptr<const Functions> open_library() {
-  return std::shared_ptr<const Functions>(new Functions{SharedLibrary::open(
-      own_library_names("libnccl.so.2"),
-      "install NCCL 2 for this CUDA (the Python wheel nvidia-nccl-cu13 has it: put its "
-      "nvidia/nccl/lib into LD_LIBRARY_PATH), or use `collectives=auto`")});
-}
-
-std::string version_of(const Functions& nccl) {
-  int code = 0;
-  if (nccl.ncclGetVersion_(&code) != ncclSuccess) return "of unknown version";
-  return fmt::format("{}.{}.{}", code / 10'000, code / 100 % 100, code % 100);
-}
-
-void check_cuda(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error)),
-              static_cast<int>(error));
-}
+constexpr std::size_t kAlignment = 16;  // of pieces: whole elements
 
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
@@ -79,262 +30,301 @@ ncclDataType_t type_of(DType dtype) {
   return ncclFloat32;
 }
 
-bool on_device(const void* address) {
-  cudaPointerAttributes attributes{};
-  check_cuda(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+/// `n` bytes in pieces of at most `most`.
+template <class Piece>
+void in_pieces(std::size_t n, std::size_t most, const Piece& piece) {
+  const std::size_t step = most / kAlignment * kAlignment;
+  for (std::size_t at = 0; at < n; at += step) piece(at, std::min(step, n - at));
 }
 
-class GpuGroup final : public NcclGroup {
- public:
-  GpuGroup(std::shared_ptr<const Functions> nccl, int gpu, Nanoseconds timeout)
-      : nccl_(std::move(nccl)), gpu_(gpu), timeout_(timeout) {}
-  ~GpuGroup() override {
-    // Not in order: that waits for the others. What these return helps nobody any more.
-    if (group_ != nullptr) nccl_->ncclCommAbort_(group_);
-    if (stage_in_ != nullptr) cudaFree(stage_in_);
-    if (stage_out_ != nullptr) cudaFree(stage_out_);
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-
-  void join(const Id& id, int place, int world_size) override {
-    place_ = place;
-    world_ = static_cast<std::size_t>(world_size);
-    check_cuda(cudaSetDevice(gpu_), "cudaSetDevice");
-    check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    check_cuda(cudaMalloc(reinterpret_cast<void**>(&stage_in_), kStageBytes), "cudaMalloc");
-    check_cuda(cudaMalloc(reinterpret_cast<void**>(&stage_out_), kStageBytes), "cudaMalloc");
-    ncclUniqueId unique{};
-    std::memcpy(&unique, id.data(), id.size());
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    config.maxCTAs = kBlocksMax;
-    settle(nccl_->ncclCommInitRankConfig_(&group_, world_size, unique, place, &config),
-           "ncclCommInitRank");
-  }
-
-  void all_gather(std::span<const std::byte> input, std::span<std::byte> output) override {
-    const std::size_t n = input.size();
-    if (n == 0) return;
-    if (on_device(input.data()) && on_device(output.data())) {
-      return call(nccl_->ncclAllGather_(input.data(), output.data(), n, ncclUint8, group_, stream_),
-                  "ncclAllGather");
-    }
-    in_pieces(n, kStageBytes / world_, [&](std::size_t at, std::size_t length) {
-      copy(stage_in_, input.data() + at, length);
-      call(nccl_->ncclAllGather_(stage_in_, stage_out_, length, ncclUint8, group_, stream_),
-           "ncclAllGather");
-      for (std::size_t r = 0; r < world_; ++r) {
-        copy(output.data() + r * n + at, stage_out_ + r * length, length);
-      }
-    });
-  }
-
-  void reduce_scatter(std::span<const std::byte> input, std::span<std::byte> output,
-                      DType dtype) override {
-    const std::size_t n = output.size();
-    const auto sum = [&](const void* from, void* to, std::size_t length) {
-      call(nccl_->ncclReduceScatter_(from, to, length / size_bytes(dtype), type_of(dtype), ncclSum,
-                                     group_, stream_),
-           "ncclReduceScatter");
-    };
-    if (n == 0) return;
-    if (on_device(input.data()) && on_device(output.data())) {
-      return sum(input.data(), output.data(), n);
-    }
-    in_pieces(n, kStageBytes / world_, [&](std::size_t at, std::size_t length) {
-      for (std::size_t r = 0; r < world_; ++r) {
-        copy(stage_in_ + r * length, input.data() + r * n + at, length);
-      }
-      sum(stage_in_, stage_out_, length);
-      copy(output.data() + at, stage_out_, length);
-    });
-  }
-
-  void all_reduce(std::span<std::byte> values, DType dtype) override {
-    const auto sum = [&](void* at, std::size_t length) {
-      call(nccl_->ncclAllReduce_(at, at, length / size_bytes(dtype), type_of(dtype), ncclSum,
-                                 group_, stream_),
-           "ncclAllReduce");
-    };
-    if (values.empty()) return;
-    if (on_device(values.data())) return sum(values.data(), values.size());
-    in_pieces(values.size(), kStageBytes, [&](std::size_t at, std::size_t length) {
-      copy(stage_in_, values.data() + at, length);
-      sum(stage_in_, length);
-      copy(values.data() + at, stage_in_, length);
-    });
-  }
-
-  void all_to_all(std::span<const std::byte> input, std::span<std::byte> output) override {
-    const std::size_t n = input.size() / world_;
-    if (n == 0) return;
-    in_pieces(n, kStageBytes / world_, [&](std::size_t at, std::size_t length) {
-      for (std::size_t r = 0; r < world_; ++r) {
-        copy(stage_in_ + r * length, input.data() + r * n + at, length);
-      }
-      settle(nccl_->ncclGroupStart_(), "ncclGroupStart");
-      for (std::size_t r = 0; r < world_; ++r) {
-        const int peer = static_cast<int>(r);
-        begun(nccl_->ncclSend_(stage_in_ + r * length, length, ncclUint8, peer, group_, stream_),
-              "ncclSend");
-        begun(nccl_->ncclRecv_(stage_out_ + r * length, length, ncclUint8, peer, group_, stream_),
-              "ncclRecv");
-      }
-      call(nccl_->ncclGroupEnd_(), "ncclGroupEnd");
-      for (std::size_t r = 0; r < world_; ++r) {
-        copy(output.data() + r * n + at, stage_out_ + r * length, length);
-      }
-    });
-  }
-
-  void broadcast(std::span<std::byte> bytes, int root) override {
-    const auto send = [&](void* at, std::size_t length) {
-      call(nccl_->ncclBroadcast_(at, at, length, ncclUint8, root, group_, stream_),
-           "ncclBroadcast");
-    };
-    if (bytes.empty()) return;
-    // Each rank by its own memory: how it is cut must be the same on all.
-    in_pieces(bytes.size(), kStageBytes, [&](std::size_t at, std::size_t length) {
-      if (place_ == root) copy(stage_in_, bytes.data() + at, length);
-      send(stage_in_, length);
-      if (place_ != root) copy(bytes.data() + at, stage_in_, length);
-    });
-  }
-
-  void abort() noexcept override { aborted_ = true; }
-
- private:
-  template <class Piece>
-  static void in_pieces(std::size_t n, std::size_t most, const Piece& piece) {
-    const std::size_t step = most / 16 * 16;  // whole elements, aligned
-    for (std::size_t at = 0; at < n; at += step) piece(at, std::min(step, n - at));
-  }
-
-  /// Either way between host and device; blocks no longer than the copy takes.
-  void copy(std::byte* to, const std::byte* from, std::size_t length) {
-    check_cuda(cudaMemcpyAsync(to, from, length, cudaMemcpyDefault, stream_), "cudaMemcpyAsync");
-    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-  }
-
-  /// Between ncclGroupStart and ncclGroupEnd.
-  void begun(ncclResult_t result, const char* what) const {
-    if (result == ncclSuccess || result == ncclInProgress) return;
-    refuse(result, what);
-  }
-  /// Until NCCL has taken the call in.
-  void settle(ncclResult_t result, const char* what) {
-    const Nanoseconds begin = monotonic_now();
-    while (result == ncclInProgress) {
-      pause(begin, what);
-      if (nccl_->ncclCommGetAsyncError_(group_, &result) != ncclSuccess) refuse(result, what);
-    }
-    if (result != ncclSuccess) refuse(result, what);
-  }
-  /// Until the bytes are there.
-  void call(ncclResult_t result, const char* what) {
-    settle(result, what);
-    const Nanoseconds begin = monotonic_now();
-    for (;;) {
-      const cudaError_t state = cudaStreamQuery(stream_);
-      if (state == cudaSuccess) return;
-      if (state != cudaErrorNotReady) check_cuda(state, what);
-      ncclResult_t health = ncclSuccess;
-      if (nccl_->ncclCommGetAsyncError_(group_, &health) != ncclSuccess ||
-          (health != ncclSuccess && health != ncclInProgress)) {
-        refuse(health, what);
-      }
-      pause(begin, what);
-    }
-  }
-  void pause(Nanoseconds since, const char* what) {
-    const bool late = monotonic_now() - since > timeout_;
-    if (!aborted_ && !late) return std::this_thread::sleep_for(kAskAgain);
-    if (group_ != nullptr) nccl_->ncclCommAbort_(std::exchange(group_, nullptr));
-    throw Error(late ? ErrorCode::kDeadlineExceeded : ErrorCode::kUnavailable,
-                late ? fmt::format("{} stood still for the {:.1f} s that ranks are given", what,
-                                   std::chrono::duration<double>(timeout_).count())
-                     : fmt::format("{} was given up, since a rank failed", what));
-  }
-  [[noreturn]] void refuse(ncclResult_t result, const char* what) const {
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("{}: {}; NCCL_DEBUG=WARN says more", what, nccl_->ncclGetErrorString_(result)),
-        static_cast<int>(result));
-  }
-
-  std::shared_ptr<const Functions> nccl_;
-  int gpu_;
-  Nanoseconds timeout_;
-  int place_ = 0;
-  std::size_t world_ = 1;
-  ncclComm_t group_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  std::byte* stage_in_ = nullptr;
-  std::byte* stage_out_ = nullptr;
-  std::atomic<bool> aborted_{false};
+struct Slice {
+  std::byte* at = nullptr;
+  std::size_t length = 0;
 };
 
-class Gpu final : public NcclDevice {
+class GpuDevice final : public NcclDevice {
  public:
-  Gpu(std::shared_ptr<const Functions> nccl, int index, Nanoseconds timeout)
-      : nccl_(std::move(nccl)), index_(index), timeout_(timeout) {}
+  GpuDevice(const std::shared_ptr<const NcclLibrary>& nccl, int index, const NcclOptions& options)
+      : nccl_(nccl), index_(index), reduce_(options.reduce), lane_(nccl, index, options.timeout) {
+    std::array<char, 32> name{};
+    check_cuda(cudaDeviceGetPCIBusId(name.data(), static_cast<int>(name.size()), index),
+               "cudaDeviceGetPCIBusId");
+    gpu_ = name.data();
+  }
 
-  NcclGroup::Id new_id() override {
+  std::string description() const override {
+    return fmt::format("NCCL {} on cuda{}", nccl_->version(), index_);
+  }
+  int version() const override {
+    int code = 0;
+    nccl_->check(nccl_->ncclGetVersion_(&code), "ncclGetVersion");
+    return code;
+  }
+  const std::string& gpu() const override { return gpu_; }
+  bool holds(std::span<const std::byte> bytes) const override {
+    if (bytes.empty()) return true;
+    cudaPointerAttributes attributes{};
+    check_cuda(cudaPointerGetAttributes(&attributes, bytes.data()), "cudaPointerGetAttributes");
+    return attributes.type == cudaMemoryTypeDevice && attributes.device == index_;
+  }
+  void give_up() noexcept override { lane_.give_up(); }
+
+  Id new_id() override {
     ncclUniqueId unique{};
-    if (const ncclResult_t result = nccl_->ncclGetUniqueId_(&unique)) {
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("ncclGetUniqueId: {}", nccl_->ncclGetErrorString_(result)),
-                  static_cast<int>(result));
-    }
-    NcclGroup::Id id;
+    nccl_->check(nccl_->ncclGetUniqueId_(&unique), "ncclGetUniqueId");
+    Id id;
     std::memcpy(id.data(), &unique, id.size());
     return id;
   }
-  std::unique_ptr<NcclGroup> new_group() override {
-    return std::make_unique<GpuGroup>(nccl_, index_, timeout_);
+  Group join(const Id& id, Place place) override {
+    lane_.open();
+    return lane_.join(id, place);
   }
-  std::string description() const override {
-    return fmt::format("NCCL {} on cuda{}", version_of(*nccl_), index_);
+  void make(Group number, const Call& call, bool direct) override {
+    lane_.open();
+    const NcclGroup& group = lane_.group(number);
+    switch (call.spec.kind) {
+      case CallKind::kAllGather: return all_gather(group, call, direct);
+      case CallKind::kReduceScatter:
+        return reduce_ == Reduce::kNccl ? reduce_scatter_by_nccl(group, call, direct)
+                                        : reduce_scatter(group, call, direct);
+      case CallKind::kAllReduce:
+        return reduce_ == Reduce::kNccl ? all_reduce_by_nccl(group, call, direct)
+                                        : all_reduce(group, call, direct);
+      case CallKind::kAllToAll: return all_to_all(group, call, direct);
+      case CallKind::kBroadcast: return broadcast(group, call, direct);
+      case CallKind::kAllReduceValues:
+      case CallKind::kBarrier:
+      case CallKind::kSend:
+      case CallKind::kRecv: break;
+    }
+    throw Error(ErrorCode::kUnimplemented, "NCCL has no " + describe(call.spec));
   }
+  void finish() override { lane_.finish(); }
+  void abort() noexcept override { lane_.abort(); }
+  void release() noexcept override { lane_.release(); }
 
  private:
-  std::shared_ptr<const Functions> nccl_;
+  void gather(const NcclGroup& group, const std::byte* from, std::byte* to, std::size_t length) {
+    lane_.finish_call(
+        group, nccl_->ncclAllGather_(from, to, length, ncclUint8, group.handle, lane_.stream()),
+        "ncclAllGather");
+  }
+  /// out(r) to rank r, and what it sends into in(r).
+  template <class Out, class In>
+  void exchange(const NcclGroup& group, const Out& out, const In& in) {
+    lane_.grouped(group, "ncclGroupEnd of ncclSend and ncclRecv", [&] {
+      for (std::size_t r = 0; r < group.world; ++r) {
+        const int peer = static_cast<int>(r);
+        const Slice sent = out(r);
+        const Slice got = in(r);
+        if (sent.length > 0) {
+          nccl_->check(
+              nccl_->ncclSend_(sent.at, sent.length, ncclUint8, peer, group.handle, lane_.stream()),
+              "ncclSend");
+        }
+        if (got.length > 0) {
+          nccl_->check(
+              nccl_->ncclRecv_(got.at, got.length, ncclUint8, peer, group.handle, lane_.stream()),
+              "ncclRecv");
+        }
+      }
+    });
+  }
+  /// Row r of the stage from `from` + r * stride.
+  void stage_rows(const NcclGroup& group, const std::byte* from, std::size_t stride,
+                  std::size_t length) {
+    for (std::size_t r = 0; r < group.world; ++r) {
+      lane_.copy(lane_.stage_in() + r * length, from + r * stride, length);
+    }
+    lane_.copied();
+  }
+  void unstage_rows(const NcclGroup& group, std::byte* to, std::size_t stride, std::size_t length) {
+    for (std::size_t r = 0; r < group.world; ++r) {
+      lane_.copy(to + r * stride, lane_.stage_out() + r * length, length);
+    }
+    lane_.copied();
+  }
+
+  void all_gather(const NcclGroup& group, const Call& call, bool direct) {
+    const std::size_t n = call.input.size();
+    if (n == 0) return;
+    if (direct) return gather(group, call.input.data(), call.output.data(), n);
+    in_pieces(n, NcclStream::kStageBytes / group.world, [&](std::size_t at, std::size_t length) {
+      lane_.copy(lane_.stage_in(), call.input.data() + at, length);
+      gather(group, lane_.stage_in(), lane_.stage_out(), length);
+      unstage_rows(group, call.output.data() + at, n, length);
+    });
+  }
+
+  /// Each rank's contribution to this one's slice comes here, and is added here.
+  void reduce_scatter(const NcclGroup& group, const Call& call, bool direct) {
+    const std::size_t n = call.output.size();
+    const DType dtype = dtype_of(call.spec.element);
+    in_pieces(n, NcclStream::kStageBytes / group.world, [&](std::size_t at, std::size_t length) {
+      if (!direct) stage_rows(group, call.input.data() + at, n, length);
+      exchange(
+          group,
+          [&](std::size_t r) {
+            return direct ? Slice{const_cast<std::byte*>(call.input.data()) + r * n + at, length}
+                          : Slice{lane_.stage_in() + r * length, length};
+          },
+          [&](std::size_t r) {
+            return Slice{lane_.stage_out() + r * length, length};
+          });
+      std::byte* const sum = direct ? call.output.data() + at : lane_.stage_in();
+      sum_ranks(lane_.stream(), {lane_.stage_out(), length, group.world}, dtype,
+                length / size_bytes(dtype), sum);
+      if (!direct) lane_.copy(call.output.data() + at, sum, length);
+      lane_.copied();
+    });
+  }
+
+  /// A piece is cut into a slice for each rank; the last may be short. Slices are summed by their
+  /// owners, then gathered: the bits of reduce_scatter.
+  void all_reduce(const NcclGroup& group, const Call& call, bool direct) {
+    const DType dtype = dtype_of(call.spec.element);
+    const std::size_t slice_most = NcclStream::kStageBytes / group.world / kAlignment * kAlignment;
+    const auto piece = [&](std::size_t at, std::size_t length) {
+      const std::size_t even = (length + group.world - 1) / group.world;
+      const std::size_t slice = (even + kAlignment - 1) / kAlignment * kAlignment;
+      const auto length_of = [&](std::size_t r) {
+        return std::min(slice, length - std::min(length, r * slice));
+      };
+      std::byte* const values = call.output.data() + at;
+      if (!direct) {
+        lane_.copy(lane_.stage_in(), values, length);
+        lane_.copied();
+      }
+      exchange(
+          group,
+          [&](std::size_t r) {
+            return Slice{(direct ? values : lane_.stage_in()) + r * slice, length_of(r)};
+          },
+          [&](std::size_t r) {
+            return Slice{lane_.stage_out() + r * slice, length_of(group.rank)};
+          });
+      std::byte* const own = lane_.stage_in() + group.rank * slice;
+      sum_ranks(lane_.stream(), {lane_.stage_out(), slice, group.world}, dtype,
+                length_of(group.rank) / size_bytes(dtype), own);
+      gather(group, own, lane_.stage_in(), slice);
+      lane_.copy(values, lane_.stage_in(), length);
+      lane_.copied();
+    };
+    in_pieces(call.output.size(), slice_most * group.world, piece);
+  }
+
+  void reduce_scatter_by_nccl(const NcclGroup& group, const Call& call, bool direct) {
+    const std::size_t n = call.output.size();
+    const DType dtype = dtype_of(call.spec.element);
+    const auto sum = [&](const std::byte* from, std::byte* to, std::size_t length) {
+      lane_.finish_call(
+          group,
+          nccl_->ncclReduceScatter_(from, to, length / size_bytes(dtype), type_of(dtype), ncclSum,
+                                    group.handle, lane_.stream()),
+          "ncclReduceScatter");
+    };
+    if (direct && n > 0) return sum(call.input.data(), call.output.data(), n);
+    in_pieces(n, NcclStream::kStageBytes / group.world, [&](std::size_t at, std::size_t length) {
+      stage_rows(group, call.input.data() + at, n, length);
+      sum(lane_.stage_in(), lane_.stage_out(), length);
+      lane_.copy(call.output.data() + at, lane_.stage_out(), length);
+      lane_.copied();
+    });
+  }
+
+  void all_reduce_by_nccl(const NcclGroup& group, const Call& call, bool direct) {
+    const DType dtype = dtype_of(call.spec.element);
+    const auto sum = [&](std::byte* at, std::size_t length) {
+      lane_.finish_call(group,
+                        nccl_->ncclAllReduce_(at, at, length / size_bytes(dtype), type_of(dtype),
+                                              ncclSum, group.handle, lane_.stream()),
+                        "ncclAllReduce");
+    };
+    if (call.output.empty()) return;
+    if (direct) return sum(call.output.data(), call.output.size());
+    in_pieces(call.output.size(), NcclStream::kStageBytes, [&](std::size_t at, std::size_t length) {
+      lane_.copy(lane_.stage_in(), call.output.data() + at, length);
+      sum(lane_.stage_in(), length);
+      lane_.copy(call.output.data() + at, lane_.stage_in(), length);
+      lane_.copied();
+    });
+  }
+
+  void all_to_all(const NcclGroup& group, const Call& call, bool direct) {
+    const std::size_t n = call.input.size() / group.world;
+    const std::size_t most = direct ? n + kAlignment : NcclStream::kStageBytes / group.world;
+    in_pieces(n, most, [&](std::size_t at, std::size_t length) {
+      if (!direct) stage_rows(group, call.input.data() + at, n, length);
+      const std::size_t stride = direct ? n : length;
+      std::byte* const from = direct ? const_cast<std::byte*>(call.input.data()) : lane_.stage_in();
+      std::byte* const to = direct ? call.output.data() : lane_.stage_out();
+      exchange(
+          group,
+          [&](std::size_t r) {
+            return Slice{from + r * stride, length};
+          },
+          [&](std::size_t r) {
+            return Slice{to + r * stride, length};
+          });
+      if (!direct) unstage_rows(group, call.output.data() + at, n, length);
+    });
+  }
+
+  void broadcast(const NcclGroup& group, const Call& call, bool direct) {
+    const auto send = [&](std::byte* at, std::size_t length) {
+      lane_.finish_call(group,
+                        nccl_->ncclBroadcast_(at, at, length, ncclUint8, call.spec.root,
+                                              group.handle, lane_.stream()),
+                        "ncclBroadcast");
+    };
+    if (call.output.empty()) return;
+    if (direct) return send(call.output.data(), call.output.size());
+    const bool root = group.rank == static_cast<std::size_t>(call.spec.root);
+    in_pieces(call.output.size(), NcclStream::kStageBytes, [&](std::size_t at, std::size_t length) {
+      if (root) lane_.copy(lane_.stage_in(), call.output.data() + at, length);
+      send(lane_.stage_in(), length);
+      if (!root) lane_.copy(call.output.data() + at, lane_.stage_in(), length);
+      lane_.copied();
+    });
+  }
+
+  std::shared_ptr<const NcclLibrary> nccl_;
   int index_;
-  Nanoseconds timeout_;
+  Reduce reduce_;
+  std::string gpu_;
+  NcclStream lane_;
 };
+
+/// Launchers that bind GPUs to tasks (srun with gpus-per-task=1) show each rank its own, as number
+/// 0. Whether two ranks were shown the same one comes out when they meet.
+int gpu_of(const LocalRank& local, int visible) {
+  if (visible == 1) return 0;
+  if (local.count > static_cast<std::size_t>(visible)) {
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} ranks are on this host ({}), and {} GPUs are visible: NCCL needs a GPU for "
+                    "each rank; start fewer ranks, show each its own (CUDA_VISIBLE_DEVICES), or "
+                    "use `collectives=auto`",
+                    local.count, local.source, visible));
+  }
+  return static_cast<int>(local.rank);
+}
 
 }  // namespace
 
-NcclInventory nccl_inventory() {
-  try {
-    const auto nccl = open_library();
-    return {fmt::format("{}, {}", version_of(*nccl), nccl->library.path()), {}};
-  } catch (const Error& error) {
-    return {{}, error.what()};
-  }
-}
-
-std::shared_ptr<NcclDevice> open_nccl(Nanoseconds timeout) {
-  auto nccl = open_library();
+std::unique_ptr<NcclDevice> open_nccl(const NcclOptions& options) {
+  const auto nccl = NcclLibrary::open();
   int gpus = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&gpus); error != cudaSuccess || gpus == 0) {
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("NCCL {} is installed ({}), but there is no GPU: {}; install an NVIDIA "
                             "driver and a GPU for each rank, or use `collectives=auto`",
-                            version_of(*nccl), nccl->library.path(),
+                            nccl->version(), nccl->library.path(),
                             error == cudaSuccess ? "none is visible" : cudaGetErrorString(error)),
                 static_cast<int>(error));
   }
-  const LocalRank local = local_rank();
-  if (local.count > static_cast<std::size_t>(gpus)) {
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("{} ranks are on this host ({}), and {} GPUs: NCCL needs a GPU for each "
-                    "rank; start fewer ranks, or use `collectives=auto`",
-                    local.count, local.source, gpus));
-  }
-  return std::make_shared<Gpu>(std::move(nccl), static_cast<int>(local.rank), timeout);
+  return std::make_unique<GpuDevice>(nccl, gpu_of(local_rank(), gpus), options);
 }
 
 }  // namespace ziggurat

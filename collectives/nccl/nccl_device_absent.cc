@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // collectives/nccl/nccl_device_absent.cc: what a build without NCCL's header says of it.
 #include "base/error.h"
-#include "collectives/nccl/nccl_communicator.h"
+#include "collectives/nccl/nccl_device.h"
 
 namespace ziggurat {
 namespace {
@@ -14,6 +14,8 @@ constexpr const char* kWhy =
 
 NcclInventory nccl_inventory() { return {{}, kWhy}; }
 
-std::shared_ptr<NcclDevice> open_nccl(Nanoseconds) { throw Error(ErrorCode::kUnimplemented, kWhy); }
+std::unique_ptr<NcclDevice> open_nccl(const NcclOptions&) {
+  throw Error(ErrorCode::kUnimplemented, kWhy);
+}
 
 }  // namespace ziggurat

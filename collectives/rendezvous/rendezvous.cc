@@ -42,14 +42,15 @@ std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& worker
     return std::make_unique<SelfCommunicator>();
   }
   // Before anybody waits for this rank.
-  const auto gpu = options.collectives == Collectives::kNccl ? open_nccl(options.call_timeout)
-                                                             : std::shared_ptr<NcclDevice>();
+  const NcclOptions nccl{.timeout = options.call_timeout, .reduce = options.reduce};
+  auto gpu =
+      options.collectives == Collectives::kNccl ? open_nccl(nccl) : std::unique_ptr<NcclDevice>();
   ExchangeOptions connected =
       options.collectives == Collectives::kMpi
           ? over_mpi(reactor, MpiLink::open(), options)
           : over_sockets(reactor, reactor.block_on(meet_ranks(reactor, options)));
   auto transport = ExchangeTransport::create(reactor, workers, std::move(connected));
-  if (gpu) return over_nccl(std::move(transport), gpu);
+  if (gpu) return over_nccl(std::move(transport), std::move(gpu), nccl);
   return std::make_unique<ExchangeCommunicator>(std::move(transport));
 }
 

@@ -25,7 +25,7 @@
 #include "base/topology/topology.h"
 #include "collectives/exchange/peer_memory.h"
 #include "collectives/mpi/mpi_link.h"
-#include "collectives/nccl/nccl_communicator.h"
+#include "collectives/nccl/nccl_device.h"
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/flag_words.h"

@@ -4,8 +4,8 @@
 //
 // A back-end is a row of kBackends: a name, a number of ranks and a factory for those of them that
 // are in this process, on one reactor. Each case runs the same coroutine on every rank at once.
-// Where a launcher of MPI's started this program (communicator_conformance_mpi_*), each process has
-// one rank, and `mpi` is a row too.
+// Where a launcher started this program (communicator_conformance_mpi_*, ..._nccl_*), each process
+// has one rank, and `mpi` or `nccl` is a row too.
 #include <gmock/gmock.h>
 
 #include <bit>
@@ -21,11 +21,9 @@
 #include "base/runtime/worker_pool.h"
 #include "collectives/exchange/exchange_communicator.h"
 #include "collectives/mpi/mpi_link.h"
-#include "collectives/nccl/nccl_communicator.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "collectives/self_communicator.h"
 #include "collectives/simulated/simulated_communicator.h"
-#include "tests/collectives/nccl/fake_nccl.h"
 #include "tests/collectives/tcp_ranks.h"
 
 namespace ziggurat {
@@ -78,18 +76,6 @@ Ranks create_sealed(Reactor& reactor, int world_size) {
   return create_connected(reactor, world_size, 1);
 }
 
-/// Sockets, and beside them what NCCL would do.
-Ranks create_fake_nccl(Reactor& reactor, int world_size) {
-  const std::vector<Reactor*> reactors(static_cast<std::size_t>(world_size), &reactor);
-  Ranks ranks;
-  for (TcpOptions& options : connected_options(reactors)) {
-    auto transport = ExchangeTransport::create(reactor, two_workers(),
-                                               over_sockets(reactor, std::move(options)));
-    ranks.push_back(over_nccl(std::move(transport), fake_nccl()));
-  }
-  return ranks;
-}
-
 /// Nodes of two ranks.
 Ranks create_simulated(Reactor& reactor, int world_size) {
   return SimulatedCommunicator::create(
@@ -110,8 +96,6 @@ const Backend kBackends[] = {{"self", 1, create_self},
                              {"mixed", 4, create_mixed},
                              {"sealed", 2, create_sealed},
                              {"sealed", 3, create_sealed},
-                             {"nccl", 2, create_fake_nccl},
-                             {"nccl", 3, create_fake_nccl},
                              {"simulated", 1, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 2, create_simulated, Clock::Kind::kVirtual},
                              {"simulated", 5, create_simulated, Clock::Kind::kVirtual}};
@@ -126,18 +110,25 @@ KeepMpi* const kept_mpi =
     static_cast<KeepMpi*>(testing::AddGlobalTestEnvironment(new KeepMpi));  // NOLINT: gtest's
 
 /// This process's rank.
-Ranks create_mpi(Reactor& reactor, int) {
-  if (!kept_mpi->link) kept_mpi->link = MpiLink::open();
+Ranks create_launched(Reactor& reactor, Collectives collectives) {
   RankOptions options = rank_options();
-  options.collectives = Collectives::kMpi;
+  options.collectives = collectives;
   Ranks ranks;
   ranks.push_back(connect_ranks(reactor, two_workers(), options));
   return ranks;
 }
+Ranks create_mpi(Reactor& reactor, int) {
+  if (!kept_mpi->link) kept_mpi->link = MpiLink::open();
+  return create_launched(reactor, Collectives::kMpi);
+}
+Ranks create_nccl(Reactor& reactor, int) { return create_launched(reactor, Collectives::kNccl); }
 
-std::vector<Backend> mpi_backends() {
+std::vector<Backend> launched_backends() {
+  const RankOptions options = rank_options();
+  if (options.world_size == 1) return {};
+  if (options.collectives == Collectives::kNccl) return {{"nccl", options.world_size, create_nccl}};
   if (!process_environment("OMPI_COMM_WORLD_SIZE") && !process_environment("PMI_SIZE")) return {};
-  return {{"mpi", rank_options().world_size, create_mpi}};
+  return {{"mpi", options.world_size, create_mpi}};
 }
 
 std::vector<std::byte> pattern(std::size_t size_bytes, int rank) {
@@ -588,7 +579,7 @@ TEST_P(CommunicatorConformance, different_calls_fail_on_every_rank_and_name_both
   EXPECT_EQ(raised, ranks_.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(launched, CommunicatorConformance, testing::ValuesIn(mpi_backends()),
+INSTANTIATE_TEST_SUITE_P(launched, CommunicatorConformance, testing::ValuesIn(launched_backends()),
                          [](const auto& backend) {
                            return std::string(backend.param.name) +
                                   std::to_string(backend.param.world_size);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/collectives/nccl/nccl_test.cc: NCCL where it is, where it is not, and where it has no GPU.
-// What goes on around it is in communicator_conformance_test.cc, over a fake.
+// The rest is in nccl_ranks_test.cc and communicator_conformance_test.cc, over a double.
 #include <gmock/gmock.h>
 
 #include "base/error.h"
-#include "collectives/nccl/nccl_communicator.h"
+#include "collectives/nccl/nccl_device.h"
 #include "collectives/shared_library.h"
 #include "tiers/cuda_device.h"
 
@@ -15,7 +15,7 @@ using testing::HasSubstr;
 
 std::string refusal() {
   try {
-    open_nccl(std::chrono::seconds(1));
+    open_nccl({.timeout = std::chrono::seconds(1)});
   } catch (const Error& error) {
     return error.what();
   }

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/nccl/nccl_lane.h: the thread that makes every call of NCCL and of its stream.
+//
+// One after the other: a job returns when its bytes are there. After the first that fails, all
+// groups are aborted, and every later job fails as that one did.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/error.h"
+#include "base/runtime/async.h"
+#include "collectives/nccl/nccl_device.h"
+
+namespace ziggurat {
+
+class NcclLane {
+ public:
+  using Job = std::function<void(NcclDevice&)>;
+
+  NcclLane(Reactor& reactor, std::unique_ptr<NcclDevice> device);
+  /// What is left is given up and aborted, and tells nobody.
+  ~NcclLane();
+  NcclLane(const NcclLane&) = delete;
+  NcclLane& operator=(const NcclLane&) = delete;
+
+  /// Queued now; the Task ends with it. `job` owns nothing that must end elsewhere. Reactor's
+  /// thread.
+  Task<> run(Job job);
+  void give_up() noexcept { device_->give_up(); }
+  const NcclDevice& device() const noexcept { return *device_; }
+
+ private:
+  struct Item {
+    explicit Item(Reactor& reactor) : done(reactor) {}
+    Job job;
+    Signal done;
+  };
+  static Task<> wait(std::shared_ptr<Item> item) { co_await item->done.wait(); }
+  void loop();
+  void work(std::shared_ptr<Item> item);
+  void tell(std::shared_ptr<Item> item, const std::optional<Error>& fault);
+
+  Reactor& reactor_;
+  std::unique_ptr<NcclDevice> device_;
+  std::optional<Error> failure_;  // the thread's
+  std::mutex mutex_;
+  std::condition_variable woken_;
+  std::deque<std::shared_ptr<Item>> queue_;
+  std::shared_ptr<Item> untold_;  // ends with the lane, not on its thread
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ziggurat

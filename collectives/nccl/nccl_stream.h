@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// collectives/nccl/nccl_stream.h: the stream of a GPU's lane, the stage beside it, and waiting for
+// NCCL so that it can be told to stop.
+//
+// Nothing here blocks in the driver while NCCL waits for another rank: the thread asks again and
+// again. The lane's thread, but for give_up().
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "collectives/nccl/nccl_device.h"
+#include "collectives/nccl/nccl_library.h"
+
+namespace ziggurat {
+
+/// A communicator of NCCL's.
+struct NcclGroup {
+  ncclComm_t handle = nullptr;
+  std::size_t rank = 0;
+  std::size_t world = 1;
+};
+
+class NcclStream {
+ public:
+  static constexpr std::size_t kStageBytes = kNcclStageBytes / 2;  // each way
+
+  NcclStream(std::shared_ptr<const NcclLibrary> nccl, int gpu, Nanoseconds timeout)
+      : nccl_(std::move(nccl)), gpu_(gpu), timeout_(timeout) {}
+
+  /// Makes the stream and the stage, the first time.
+  void open();
+  void give_up() noexcept { given_up_ = true; }
+  NcclDevice::Group join(const NcclDevice::Id& id, NcclDevice::Place place);
+  const NcclGroup& group(NcclDevice::Group number) const { return groups_.at(number); }
+
+  /// `result` is what `what` returned. Until its bytes are there.
+  void finish_call(const NcclGroup& group, ncclResult_t result, const char* what);
+  /// Runs `body` between ncclGroupStart and ncclGroupEnd, which comes even if `body` throws; then
+  /// until the bytes are there.
+  void grouped(const NcclGroup& group, const char* what, const std::function<void()>& body);
+  /// Queued; done after copied().
+  void copy(std::byte* to, const std::byte* from, std::size_t length);
+  void copied();
+
+  /// Ends all groups in the order in which they were joined, which is that of all ranks.
+  void finish();
+  void abort() noexcept;
+  void release() noexcept;
+
+  const NcclLibrary& nccl() const noexcept { return *nccl_; }
+  cudaStream_t stream() const noexcept { return stream_; }
+  std::byte* stage_in() const noexcept { return stage_in_; }
+  std::byte* stage_out() const noexcept { return stage_out_; }
+
+ private:
+  void settle(ncclComm_t handle, ncclResult_t result, const char* what, Nanoseconds most);
+  void pause(Nanoseconds since, const char* what, Nanoseconds most) const;
+
+  std::shared_ptr<const NcclLibrary> nccl_;
+  int gpu_;
+  Nanoseconds timeout_;
+  std::vector<NcclGroup> groups_;  // handles of ended ones are null
+  cudaStream_t stream_ = nullptr;
+  std::byte* stage_in_ = nullptr;
+  std::byte* stage_out_ = nullptr;
+  std::atomic<bool> given_up_{false};
+};
+
+}  // namespace ziggurat
