@@ -25,9 +25,9 @@
 namespace ziggurat {
 
 /// A communicator of the ranks of `transport`, which is its own from here on. Blocks until all have
-/// joined; not on the reactor's thread. When the last relative is gone the ranks part: in order if
-/// they all do, for which it waits no longer than the timeout. Errors: kInvalidArgument for ranks
-/// that share a GPU, or differ in `reduce` or in NCCL's version.
+/// joined; not on the reactor's thread. The last relative is destroyed elsewhere too: it waits for
+/// all ranks to part in order, no longer than the timeout. Errors: kInvalidArgument for ranks that
+/// share a GPU, or differ in `reduce` or in NCCL's version.
 std::unique_ptr<Communicator> over_nccl(std::shared_ptr<ExchangeTransport> transport,
                                         std::unique_ptr<NcclDevice> device,
                                         const NcclOptions& options);

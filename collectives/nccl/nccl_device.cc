@@ -63,6 +63,11 @@ class GpuDevice final : public NcclDevice {
   const std::string& gpu() const override { return gpu_; }
   bool holds(std::span<const std::byte> bytes) const override {
     if (bytes.empty()) return true;
+    // A thread that chose no device makes a context on number 0, another rank's. It is not chosen
+    // back: that would make the context too.
+    int current = -1;
+    check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+    if (current != index_) check_cuda(cudaSetDevice(index_), "cudaSetDevice");
     cudaPointerAttributes attributes{};
     check_cuda(cudaPointerGetAttributes(&attributes, bytes.data()), "cudaPointerGetAttributes");
     return attributes.type == cudaMemoryTypeDevice && attributes.device == index_;

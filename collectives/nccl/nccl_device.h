@@ -46,7 +46,8 @@ class NcclDevice {
   virtual int version() const = 0;
   /// "0000:3B:00.0", whatever number it has among those that this process sees.
   virtual const std::string& gpu() const = 0;
-  /// Whether NCCL can take these bytes as they are. Nothing is held by nobody.
+  /// Whether NCCL can take these bytes as they are: always, if there are none. The thread has this
+  /// device from then on.
   virtual bool holds(std::span<const std::byte> bytes) const = 0;
   /// What is under way fails soon, and everything after it.
   virtual void give_up() noexcept = 0;

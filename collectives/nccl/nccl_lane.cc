@@ -14,6 +14,15 @@ NcclLane::NcclLane(Reactor& reactor, std::unique_ptr<NcclDevice> device)
 }
 
 NcclLane::~NcclLane() {
+  {
+    const std::lock_guard lock(mutex_);
+    silent_ = true;
+  }
+  end();
+}
+
+void NcclLane::end() {
+  if (!thread_.joinable()) return;
   device_->give_up();
   {
     const std::lock_guard lock(mutex_);
@@ -41,7 +50,7 @@ void NcclLane::loop() {
     {
       std::unique_lock lock(mutex_);
       woken_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (stopping_) break;
+      if (queue_.empty()) break;
       item = std::move(queue_.front());
       queue_.pop_front();
     }
@@ -71,7 +80,7 @@ void NcclLane::work(std::shared_ptr<Item> item) {
 void NcclLane::tell(std::shared_ptr<Item> item, const std::optional<Error>& fault) {
   // The reactor may be ending; once ~NcclLane has begun nobody waits any more.
   const std::lock_guard lock(mutex_);
-  if (stopping_) {
+  if (silent_) {
     untold_ = std::move(item);
     return;
   }

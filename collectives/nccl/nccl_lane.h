@@ -24,7 +24,7 @@ class NcclLane {
   using Job = std::function<void(NcclDevice&)>;
 
   NcclLane(Reactor& reactor, std::unique_ptr<NcclDevice> device);
-  /// What is left is given up and aborted, and tells nobody.
+  /// As end(), and what is left tells nobody.
   ~NcclLane();
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
@@ -33,6 +33,9 @@ class NcclLane {
   /// thread.
   Task<> run(Job job);
   void give_up() noexcept { device_->give_up(); }
+  /// Gives up what is left, which fails, and ends the thread, with an abort of what is not
+  /// finished. Nothing is posted to the reactor afterwards.
+  void end();
   const NcclDevice& device() const noexcept { return *device_; }
 
  private:
@@ -54,6 +57,7 @@ class NcclLane {
   std::deque<std::shared_ptr<Item>> queue_;
   std::shared_ptr<Item> untold_;  // ends with the lane, not on its thread
   bool stopping_ = false;
+  bool silent_ = false;
   std::thread thread_;
 };
 

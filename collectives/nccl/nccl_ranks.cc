@@ -61,11 +61,8 @@ std::shared_ptr<NcclRanks> NcclRanks::create(std::shared_ptr<ExchangeTransport> 
   NcclRanks* const itself = ranks.get();
   return {itself, [ranks = std::move(ranks)](NcclRanks*) mutable {
             Reactor& reactor = ranks->transport_->reactor();
-            if (reactor.on_reactor_thread()) {
-              reactor.spawn(part(std::move(ranks)), [](const std::exception_ptr&) {});
-            } else {
-              reactor.block_on(part(ranks));
-            }
+            if (!reactor.on_reactor_thread()) reactor.block_on(part(ranks));
+            ranks->lane_.end();
           }};
 }
 

@@ -37,7 +37,8 @@ class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
     std::size_t under_way = 0;
   };
 
-  /// Communicators hold the handle: when the last is gone the ranks part.
+  /// Communicators hold the handle: when the last is gone the ranks part. On the reactor's thread,
+  /// where nobody can be waited for, NCCL is aborted instead.
   static std::shared_ptr<NcclRanks> create(std::shared_ptr<ExchangeTransport> transport,
                                            ExchangeCommunicator& all,
                                            std::unique_ptr<NcclDevice> device,

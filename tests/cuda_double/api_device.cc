@@ -233,7 +233,8 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
   return call("cudaDeviceGetPCIBusId", [&](Machine& its, auto&) {
     if (valid(its, device) != cudaSuccess) return cudaErrorInvalidDevice;
     if (size < 13) return cudaErrorInvalidValue;  // "large enough to store 13 characters"
-    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0", 0x3a + device);
+    std::snprintf(text, static_cast<std::size_t>(size), "0000:%02X:00.0",
+                  0x3a + its.options.first_gpu + device);
     return cudaSuccess;
   });
 }

@@ -28,6 +28,7 @@ enum class Pace {
 
 struct Options {
   int devices = 1;                         ///< 0: a machine with a driver and no GPU
+  int first_gpu = 0;                       ///< how the machine numbers device 0: its bus tells
   std::uint64_t memory_bytes = 512 << 20;  ///< each device
   /// What cudaHostRegister and cudaHostAlloc give in all.
   std::uint64_t pinned_bytes_max = std::numeric_limits<std::uint64_t>::max();

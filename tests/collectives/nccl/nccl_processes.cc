@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,7 +18,8 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "tests/collectives/nccl/double/cuda_stand_in.h"
+#include "tests/collectives/nccl/double/cuda_machine.h"
+#include "tests/cuda_double/cuda_double.h"
 #include "tests/support/free_port.h"
 
 namespace ziggurat {
@@ -25,6 +27,7 @@ namespace {
 
 constexpr auto kLimit = std::chrono::seconds(60);
 constexpr const char* kReportLine = "report";
+constexpr const char* kFindingLine = "CUDA: ";
 
 void set_environment(const NcclJob& job, int rank) {
   const auto set = [](const char* name, const std::string& value) {
@@ -55,11 +58,13 @@ void write_report(int pipe) {
   }
   write_line(pipe, fmt::format("{} {} {} {} {} {} {} {}", kReportLine, report.joined,
                                report.destroyed, report.aborted, report.living, report.operations,
-                               report.sums, nccl_double::device_bytes_most()));
+                               report.sums, cuda_double::contexts()));
+  for (const std::string& finding : cuda_double::report()) write_line(pipe, kFindingLine + finding);
 }
 
 [[noreturn]] void be(const NcclJob& job, int rank, std::uint16_t port, int pipe) {
   set_environment(job, rank);
+  nccl_double::start_cuda_machine();
   RankOptions options = rank_options([](const char* name) -> std::optional<std::string> {
     const char* const value = std::getenv(name);
     return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
@@ -80,10 +85,10 @@ void write_report(int pipe) {
     } catch (const std::exception& error) {
       write_line(pipe, error.what());
     }
-    write_report(pipe);
   } catch (const std::exception& error) {  // or the test itself would go on in the child
     write_line(pipe, error.what());
   }
+  write_report(pipe);
   ::_exit(0);
 }
 
@@ -91,7 +96,7 @@ void read_report(const std::string& line, NcclOutcome& outcome) {
   std::istringstream text(line.substr(std::string(kReportLine).size()));
   nccl_double::Report& report = outcome.report;
   text >> report.joined >> report.destroyed >> report.aborted >> report.living >>
-      report.operations >> report.sums >> outcome.device_bytes;
+      report.operations >> report.sums >> outcome.contexts;
 }
 
 /// Everything that comes until the other end is closed, or the time is over.
@@ -157,6 +162,8 @@ std::vector<NcclOutcome> run_nccl_job(const NcclJob& job) {
     for (std::string line; std::getline(text, line);) {
       if (line.starts_with(kReportLine)) {
         read_report(line, outcome);
+      } else if (line.starts_with(kFindingLine)) {
+        outcome.findings.push_back(line);
       } else {
         outcome.lines.push_back(line);
       }
@@ -164,6 +171,7 @@ std::vector<NcclOutcome> run_nccl_job(const NcclJob& job) {
     if (outcome.text().ends_with("hangs")) ::kill(process, SIGKILL);  // not reaped yet: still ours
     ::waitpid(process, &outcome.status, 0);
     ::close(pipe);
+    EXPECT_THAT(outcome.findings, testing::IsEmpty());
     outcomes.push_back(std::move(outcome));
   }
   return outcomes;

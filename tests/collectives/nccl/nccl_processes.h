@@ -45,14 +45,15 @@ struct NcclJob {
 
 /// How a rank went.
 struct NcclOutcome {
-  std::vector<std::string> lines;  ///< what it said, with what failed
-  nccl_double::Report report;      ///< as it was when the communicators were gone
-  std::size_t device_bytes = 0;    ///< the most at once
-  int status = 0;                  ///< as of waitpid
+  std::vector<std::string> lines;     ///< what it said, with what failed
+  nccl_double::Report report;         ///< as it was when the communicators were gone
+  std::vector<std::string> findings;  ///< of the double of CUDA, leaks among them
+  int contexts = 0;                   ///< on how many GPUs it had one
+  int status = 0;                     ///< as of waitpid
   std::string text() const;
 };
 
-/// Runs the job. Each rank has a minute; what is left then is killed.
+/// Runs the job. Each rank has a minute; what is left then is killed. Findings fail the test.
 std::vector<NcclOutcome> run_nccl_job(const NcclJob& job);
 
 }  // namespace ziggurat

@@ -12,9 +12,10 @@
 #include <numeric>
 #include <thread>
 
-#include "base/bytes.h"
 #include "base/error.h"
+#include "collectives/nccl/nccl_device.h"
 #include "tests/collectives/nccl/nccl_processes.h"
+#include "tests/cuda_double/cuda_double.h"
 
 namespace ziggurat {
 namespace {
@@ -74,6 +75,7 @@ void expect_orderly(const std::vector<NcclOutcome>& ranks) {
     EXPECT_EQ(its.report.destroyed, its.report.joined) << "rank " << r;
     EXPECT_EQ(its.report.aborted, 0U) << "rank " << r;
     EXPECT_EQ(its.report.living, 0U) << "rank " << r;
+    EXPECT_EQ(its.contexts, 1) << "rank " << r << ": another GPU's memory is not its own";
   }
 }
 
@@ -86,26 +88,37 @@ TEST(NcclRanks, MakeAStepAndEndInOrder) {
 }
 
 TEST(NcclRanks, EndInOrderWhicheverCommunicatorAndRankGoesFirst) {
-  for (int order = 0; order < 4; ++order) {
+  for (const int late : {0, 1, 2}) {
     const auto ranks =
-        run_nccl_job({.world = 3, .body = [order](NcclRank& rank) {
+        run_nccl_job({.world = 3, .body = [late](NcclRank& rank) {
                         auto first = rank.split_of_all();
                         auto second = rank.split_of_all();
                         rank.run([&]() -> Task<> {
                           co_await step(*first);
                           co_await step(*second);
                         });
-                        const bool mine = order == 3 ? rank.all->rank() % 2 == 0 : order % 2 == 0;
-                        if (order >= 2 && rank.all->rank() == 1) {
+                        const int own = rank.all->rank();
+                        if (own == late)
                           std::this_thread::sleep_for(std::chrono::milliseconds(300));
-                        }
-                        if (mine) rank.reactor.destroy(first);
-                        rank.all.reset();
-                        rank.reactor.destroy(second);
+                        rank.reactor.destroy(own == late ? first : second);
                         rank.reactor.destroy(first);
+                        rank.reactor.destroy(second);
                       }});
-    for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done") << "order " << order;
-    for (const NcclOutcome& its : ranks) EXPECT_EQ(its.status, 0) << "order " << order;
+    for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done") << "late: " << late;
+    expect_orderly(ranks);
+  }
+}
+
+TEST(NcclRanks, AbortWhereTheReactorsThreadEndsTheLastCommunicator) {
+  const auto ranks = run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
+                                     auto part = rank.split_of_all();
+                                     rank.run([&] { return step(*part); });
+                                     rank.all.reset();
+                                     rank.reactor.destroy(part);
+                                   }});
+  for (const NcclOutcome& its : ranks) {
+    EXPECT_EQ(its.status, 0);
+    EXPECT_EQ(its.report.living, 0U);
   }
 }
 
@@ -155,52 +168,110 @@ TEST(NcclRanks, HaveJoinedBeforeTheirFirstCallAndShareWhatHasTheSameMembers) {
 }
 
 TEST(NcclRanks, TakeOneStageOfDeviceMemoryForAllCommunicators) {
-  const auto ranks = run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
-                                     std::vector<std::unique_ptr<Communicator>> parts;
-                                     for (int i = 0; i < 5; ++i)
-                                       parts.push_back(rank.split_of_all());
-                                     rank.run([&]() -> Task<> {
-                                       for (const auto& part : parts) co_await step(*part);
-                                     });
-                                     for (auto& part : parts) rank.reactor.destroy(part);
-                                   }});
-  for (const NcclOutcome& its : ranks) {
-    EXPECT_EQ(its.text(), "done");
-    EXPECT_GT(its.device_bytes, 0U);
-    EXPECT_LE(its.device_bytes, 64 * kMiB);
+  const auto ranks =
+      run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
+                      std::vector<std::unique_ptr<Communicator>> parts;
+                      for (int i = 0; i < 5; ++i) parts.push_back(rank.split_of_all());
+                      rank.run([&]() -> Task<> {
+                        for (const auto& part : parts) co_await step(*part);
+                      });
+                      std::size_t free_bytes = 0;
+                      std::size_t all_bytes = 0;
+                      cudaSetDevice(rank.all->rank());
+                      cudaMemGetInfo(&free_bytes, &all_bytes);
+                      rank.say(all_bytes - free_bytes == kNcclStageBytes
+                                   ? "one stage"
+                                   : fmt::format("{} bytes are taken", all_bytes - free_bytes));
+                      for (auto& part : parts) rank.reactor.destroy(part);
+                    }});
+  for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done\none stage");
+}
+
+/// Bytes on a GPU, or in host memory.
+class Bytes {
+ public:
+  Bytes(std::size_t n, int gpu) : host_(n), size_(n) {
+    if (gpu < 0) return;
+    if (cudaSetDevice(gpu) != cudaSuccess || cudaMalloc(&device_, n) != cudaSuccess) {
+      throw Error(ErrorCode::kResourceExhausted, "no device memory");
+    }
   }
+  ~Bytes() {
+    if (device_ != nullptr) cudaFree(device_);
+  }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+
+  std::span<std::byte> span() {
+    return {device_ != nullptr ? static_cast<std::byte*>(device_) : host_.data(), size_};
+  }
+  /// Where the CPU may touch them.
+  std::span<std::byte> view() {
+    if (device_ == nullptr) return host_;
+    return {cuda_double::device_bytes(device_, size_), size_};
+  }
+  void fill(int value) { std::ranges::fill(view(), static_cast<std::byte>(value)); }
+
+ private:
+  std::vector<std::byte> host_;
+  std::size_t size_;
+  void* device_ = nullptr;
+};
+
+std::vector<float> floats_of(std::span<const std::byte> bytes) {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+/// Every call, on two ranks. Shapes: `in` n bytes, `out` and `back` 2 n. Errors: kDataLoss.
+Task<> calls_on(Communicator& c, Bytes& in, Bytes& out, Bytes& back) {
+  const auto expect = [](bool right, const char* what) {
+    if (!right) throw Error(ErrorCode::kDataLoss, fmt::format("{}: wrong bytes", what));
+  };
+  const auto all = [](std::span<const std::byte> bytes, int value) {
+    return std::ranges::all_of(bytes,
+                               [&](std::byte b) { return b == static_cast<std::byte>(value); });
+  };
+  const std::size_t n = in.span().size();
+  in.fill(c.rank() + 1);
+  co_await c.all_gather(in.span(), out.span());
+  expect(all(out.view().first(n), 1) && all(out.view().last(n), 2), "all_gather");
+  out.fill(c.rank() + 5);
+  co_await c.all_to_all(out.span(), back.span());
+  expect(all(back.view().first(n), 5) && all(back.view().last(n), 6), "all_to_all");
+  const auto put = [](std::span<std::byte> bytes, float value) {
+    const std::vector<float> values(bytes.size() / sizeof(float), value);
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+  };
+  put(out.view(), c.rank() == 0 ? 0.5F : 3.0F);
+  co_await c.reduce_scatter(out.span(), in.span(), DType::kFloat32);
+  co_await c.all_reduce(out.span(), DType::kFloat32);
+  expect(floats_of(in.view()) == std::vector<float>(n / sizeof(float), 3.5F), "reduce_scatter");
+  expect(floats_of(out.view()) == std::vector<float>(2 * n / sizeof(float), 3.5F), "all_reduce");
+  in.fill(c.rank() + 9);
+  co_await c.broadcast(in.span(), 1);
+  expect(all(in.view(), 10), "broadcast");
 }
 
 // Each rank chose its way by its own memory, and they hung.
 TEST(NcclRanks, MayHoldTheirBytesInDifferentKindsOfMemory) {
-  const auto ranks =
-      run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
-                      const bool on_device = rank.all->rank() == 0;
-                      constexpr std::size_t kBytes = 90'000;
-                      std::vector<std::byte> host(3 * kBytes);
-                      void* device = nullptr;
-                      cudaSetDevice(rank.all->rank());
-                      if (cudaMalloc(&device, 3 * kBytes) != cudaSuccess) return;
-                      std::byte* const memory =
-                          on_device ? static_cast<std::byte*>(device) : host.data();
-                      const std::span<std::byte> in(memory, kBytes);
-                      const std::span<std::byte> out(memory + kBytes, 2 * kBytes);
-                      std::memset(memory, rank.all->rank() + 1, 3 * kBytes);
-                      rank.run([&]() -> Task<> {
-                        co_await rank.all->all_gather(in, out);
-                        if (out.front() != std::byte{1} || out.back() != std::byte{2}) {
-                          throw Error(ErrorCode::kDataLoss, "all_gather: wrong bytes");
+  for (const int on_gpu : {0, 1, 2}) {  // how many ranks
+    const auto ranks =
+        run_nccl_job({.world = 2, .body = [on_gpu](NcclRank& rank) {
+                        constexpr std::size_t kBytes = 90'000;
+                        const int gpu = rank.all->rank() < on_gpu ? rank.all->rank() : -1;
+                        {
+                          Bytes in(kBytes, gpu);
+                          Bytes out(2 * kBytes, gpu);
+                          Bytes back(2 * kBytes, gpu);
+                          rank.run([&] { return calls_on(*rank.all, in, out, back); });
                         }
-                        co_await rank.all->reduce_scatter(out, in, DType::kFloat32);
-                        co_await rank.all->all_reduce(in, DType::kFloat32);
-                        co_await rank.all->all_to_all(in, out.first(kBytes));
-                        co_await rank.all->broadcast(in, 0);
-                      });
-                      rank.all.reset();
-                      cudaFree(device);
-                    }});
-  for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done");
-  expect_orderly(ranks);
+                        rank.all.reset();
+                      }});
+    for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done") << on_gpu;
+    expect_orderly(ranks);
+  }
 }
 
 TEST(NcclRanks, FindTheirGpuWhereEachSeesOne) {
@@ -212,7 +283,7 @@ TEST(NcclRanks, FindTheirGpuWhereEachSeesOne) {
 TEST(NcclRanks, RefuseToShareAGpuAndNameBoth) {
   for (const NcclOutcome& its : run_nccl_job({.world = 2, .body = run_steps, .gpus = {"4", "4"}})) {
     EXPECT_THAT(its.text(), AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"),
-                                  HasSubstr("0000:04:00.0"), HasSubstr("a GPU of its own")));
+                                  HasSubstr("0000:3E:00.0"), HasSubstr("a GPU of its own")));
     EXPECT_EQ(its.status, 0);
     EXPECT_EQ(its.report.living, 0U);
   }
