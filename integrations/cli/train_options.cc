@@ -104,8 +104,8 @@ Table machine_table() {
       In::word("collectives", &T::collectives, kCollectives,
                {.values = "auto|tcp|mpi|nccl",
                 .help = "what carries what ranks say: each other's memory within a machine and "
-                        "sockets; sockets; the MPI whose mpirun or srun started them; GPUs, which "
-                        "sum in another order"}),
+                        "sockets; sockets; the MPI whose mpirun or srun started them; GPUs, by "
+                        "NCCL"}),
   };
 }
 

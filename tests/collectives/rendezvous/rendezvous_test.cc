@@ -151,6 +151,16 @@ TEST(RankOptions, SayWhatCarriesWhatRanksSay) {
   EXPECT_THROW(collectives("gloo"), Error);
 }
 
+TEST(RankOptions, SayWhoAddsWhatGpusSend) {
+  const auto reduce = [](const char* name) {
+    return rank_options(variables({{"ZIGGURAT_REDUCE", name}})).reduce;
+  };
+  EXPECT_EQ(rank_options(variables({})).reduce, Reduce::kRanks);
+  EXPECT_EQ(reduce("ranks"), Reduce::kRanks);
+  EXPECT_EQ(reduce("nccl"), Reduce::kNccl);
+  EXPECT_THROW(reduce("ring"), Error);
+}
+
 TEST(RankOptions, OverSeveralHostsSomebodyMustSayWhere) {
   const auto environment = variables({{"OMPI_COMM_WORLD_RANK", "1"},
                                       {"OMPI_COMM_WORLD_SIZE", "4"},
