@@ -20,8 +20,8 @@ struct PciLink {
   std::string text() const;
 };
 
-/// Of the device at `address`, "0000:3b:00.0", from /sys under `root` ("" for this machine).
-/// Nothing where the kernel does not tell, as in many virtual machines.
+/// The link of the device at `address`, "0000:3b:00.0", from /sys under `root` ("" for this
+/// machine). Nothing where the kernel does not tell, as in many virtual machines.
 std::optional<PciLink> pci_link(const std::string& root, const std::string& address);
 
 }  // namespace ziggurat

@@ -1,30 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/support/cuda_device_memory.cc: cuda_memory.h over the double of the CUDA runtime: device
-// memory that the CPU cannot touch, kernels run from their PTX. Each test begins with a fresh
-// machine, and fails by what was done against the documentation or left behind.
+// tests/cuda_double/kernel_memory.cc: tests/support/cuda_memory.h over the double: device memory
+// that the CPU cannot touch, and kernels that run from their PTX. Beside fresh_machine.cc.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 
-#include "tests/cuda_double/cuda_double.h"
 #include "tests/support/cuda_memory.h"
 
 namespace ziggurat::testing {
 namespace {
-
-constexpr std::uint64_t kSeed = 20261123;
-
-class FreshMachine : public ::testing::EmptyTestEventListener {
-  void OnTestStart(const ::testing::TestInfo&) override { cuda_double::reset(kSeed); }
-  void OnTestEnd(const ::testing::TestInfo&) override {
-    EXPECT_THAT(cuda_double::report(), ::testing::IsEmpty());
-  }
-};
-
-/// Before the tests begin; the list of listeners owns it.
-const bool listens = [] {
-  ::testing::UnitTest::GetInstance()->listeners().Append(new FreshMachine);
-  return true;
-}();
 
 void require(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
 
