@@ -21,7 +21,7 @@ FLOORS = [
     "base", "base/numerics", "base/topology", "base/runtime", "aio", "tiers", "optimizer",
     "collectives", *(f"collectives/{folder}" for folder in ("quantize", "exchange", "tcp", "mpi", "nccl", "simulated", "rendezvous")),
     "core/sharding", "core/compute", "core/schedule", "core/checkpoint", "core/plan", "core/engine",
-    "integrations/gpt", "integrations/measure", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
+    "integrations/gpt", "integrations/measure", "integrations/device_mlp", "integrations/deepspeed", "integrations/cli", "integrations/c", "integrations/python", "tests/support", "bench",
     "tests",
 ]
 TRANSPORTS = ("collectives/tcp", "collectives/mpi", "collectives/nccl", "collectives/simulated")
