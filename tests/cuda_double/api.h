@@ -20,7 +20,8 @@ DeviceState& current(Machine& its);
 /// Whether the call may go on: counts it, and answers with injected and sticky errors.
 cudaError_t admit(Machine& its, const char* name);
 /// Keeps the error for cudaGetLastError of this thread.
-cudaError_t remember(cudaError_t error) noexcept;
+cudaError_t remember(const Machine& its, cudaError_t error) noexcept;
+cudaError_t last_error_of_thread(bool take);
 
 /// A call of the runtime: `body(machine, lock)` if nothing speaks against it.
 template <class Body>
@@ -29,7 +30,7 @@ cudaError_t call(const char* name, Body&& body) {
   Machine::Lock lock(its.mutex);
   cudaError_t error = admit(its, name);
   if (error == cudaSuccess) error = std::forward<Body>(body)(its, lock);
-  return remember(error);
+  return remember(its, error);
 }
 
 /// A finding, and the error that the caller gets.

@@ -9,7 +9,16 @@ namespace ziggurat::cuda_double {
 namespace {
 
 thread_local int device_of_thread = 0;
-thread_local cudaError_t last_error = cudaSuccess;
+/// An error of before a reset() is void, on every thread.
+struct LastError {
+  cudaError_t error = cudaSuccess;
+  std::uint64_t resets = 0;
+};
+thread_local LastError last_error;
+
+cudaError_t last(const Machine& its) noexcept {
+  return last_error.resets == its.resets ? last_error.error : cudaSuccess;
+}
 
 struct ErrorText {
   cudaError_t error;
@@ -64,8 +73,15 @@ DeviceState& current(Machine& its) {
   return *its.devices[static_cast<std::size_t>(device_of_thread)];
 }
 
-cudaError_t remember(cudaError_t error) noexcept {
-  if (error != cudaSuccess) last_error = error;
+cudaError_t remember(const Machine& its, cudaError_t error) noexcept {
+  if (error != cudaSuccess) last_error = {error, its.resets};
+  return error;
+}
+
+cudaError_t last_error_of_thread(bool take) {
+  const Machine::Lock lock(machine().mutex);
+  const cudaError_t error = last(machine());
+  if (take) last_error = {};
   return error;
 }
 
@@ -127,8 +143,8 @@ using namespace ziggurat::cuda_double;
 // "Returns the last error that has been produced by any of the runtime calls in the same instance
 // of the CUDA Runtime library in the host thread and resets it" (cuda_runtime_api.h, Error
 // Handling). What is sticky comes again with the next call.
-cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return last_error; }
+cudaError_t cudaGetLastError() { return last_error_of_thread(true); }
+cudaError_t cudaPeekAtLastError() { return last_error_of_thread(false); }
 const char* cudaGetErrorName(cudaError_t error) { return text_of(error).name; }
 const char* cudaGetErrorString(cudaError_t error) { return text_of(error).text; }
 

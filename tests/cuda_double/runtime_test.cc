@@ -434,6 +434,19 @@ TEST_F(RuntimeDeathTest, the_cpu_cannot_touch_device_memory) {
   EXPECT_DEATH(*static_cast<volatile int*>(device_) = 1, "the CPU touched device memory");
 }
 
+TEST_F(RuntimeDeathTest, a_wait_that_nothing_ends_ends_with_a_list) {
+  const auto wait_for_ever = [] {
+    reset(1, {.host_function_patience = std::chrono::milliseconds(1),
+              .hang_after = std::chrono::milliseconds(200)});
+    cudaStream_t stream = nullptr;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    cudaLaunchHostFunc(
+        stream, [](void*) { std::promise<void>().get_future().wait(); }, nullptr);
+    cudaStreamSynchronize(stream);
+  };
+  EXPECT_DEATH(wait_for_ever(), "nothing can go on:\n  stream 2: a host function runs on the host");
+}
+
 TEST_F(RuntimeDeathTest, findings_that_nobody_took_end_the_process_with_1) {
   EXPECT_EXIT(
       {

@@ -21,11 +21,11 @@ struct Table {
 ZIGGURAT_TEST_BOTH inline std::int32_t permuted(const Table& table, std::uint32_t start) {
   std::int32_t own[16];
   for (std::uint32_t i = 0; i < 16; ++i) own[(start + 7 * i) % 16] = table.values[(start + i) % 12];
-  std::int32_t result = 0;
+  std::uint32_t result = 0;
   for (std::uint32_t i = 0; i < 16; ++i) {
-    result = result * 3 + own[(start * 5 + i) % 16] * static_cast<std::int32_t>(table.scale);
+    result = result * 3 + static_cast<std::uint32_t>(own[(start * 5 + i) % 16]) * table.scale;
   }
-  return result;
+  return static_cast<std::int32_t>(result);
 }
 
 /// Bytes and halves, with a sign and without.
