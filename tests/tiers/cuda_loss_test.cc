@@ -16,6 +16,7 @@
 #include "tests/cuda_double/cuda_test.h"
 #include "tiers/cuda_device.h"
 #include "tiers/host_mapping.h"
+#include "tiers/pinned_pool.h"
 
 namespace ziggurat {
 namespace {
@@ -296,6 +297,43 @@ TEST_F(CudaLossUnderCopies, a_device_that_goes_while_nobody_looks_is_found_by_th
                                {place.data(), host_.bytes().data(), kPiece, Direction::kToDevice}));
       }),
       ErrorCode::kUnavailable);
+}
+
+TEST_F(CudaLossUnderCopies, a_lease_under_a_copy_is_never_lent_again) {
+  auto pool = PinnedPool::create(
+      reactor_, {.budget_bytes = 4 * kPiece, .reserves = {}, .use_huge_pages = false});
+  pool->keep_registered(device_->register_host_memory(pool->mapping()));
+  const auto request = [](std::uint64_t size_bytes) {
+    return LeaseRequest{
+        .purpose = Purpose::kStaging, .size_bytes = size_bytes, .need = {}, .holder = "test"};
+  };
+  Lease under = pool->try_acquire(request(kPiece));
+  Lease beside = pool->try_acquire(request(kPiece));
+  std::byte* const written = under.bytes().data();
+  auto stream = device_->create_stream("test");
+  DeviceBuffer place = device_->allocate(kPiece, Purpose::kStaging);
+  stream->copy({written, place.data(), kPiece, Direction::kToHost},
+               [&](const std::exception_ptr& error) {
+                 EXPECT_TRUE(error);
+                 under.reset();  // as a coroutine does that the error ends
+               });
+  cuda_double::lose_device(cudaErrorECCUncorrectable);
+  stream.reset();
+  reactor_.run_until_idle();
+  EXPECT_FALSE(under);
+  beside.reset();
+  EXPECT_EQ(pool->free_bytes(), 3 * kPiece);
+  std::vector<Lease> leases;
+  while (Lease lease = pool->try_acquire(request(kPiece))) leases.push_back(std::move(lease));
+  EXPECT_EQ(leases.size(), 3u);
+  for (const Lease& lease : leases) EXPECT_NE(lease.bytes().data(), written);
+  leases.clear();
+  pool.reset();
+  *written = std::byte{1};  // it is still mapped
+  place = DeviceBuffer();
+  registration_.reset();
+  device_.reset();
+  EXPECT_THAT(cuda_double::report(), testing::Contains(HasSubstr("still registered")));
 }
 
 TEST(CudaStuck, a_wait_that_the_driver_never_ends_ends_the_process) {
