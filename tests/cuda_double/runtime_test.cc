@@ -357,10 +357,11 @@ TEST_F(Runtime, a_lost_device_may_still_write_where_a_copy_was_under_way) {
   ASSERT_EQ(cudaMemcpyAsync(mapped, device_, kSize, cudaMemcpyDefault, two_), cudaSuccess);
   lose_device();
   EXPECT_EQ(cudaStreamSynchronize(one_), cudaErrorLaunchFailure);
-  kept.assign(kSize, std::byte{1});  // used again, as if nothing would write there
+  const std::vector<std::byte> used(kSize, std::byte{1});
+  std::ranges::copy(used, kept.begin());  // used again, as if nothing would write there
   munmap(mapped, kSize);
   EXPECT_EQ(cudaStreamSynchronize(two_), cudaErrorLaunchFailure);
-  EXPECT_NE(kept[0], std::byte{1});
+  EXPECT_NE(kept, used);
   EXPECT_THAT(take_findings(), ElementsAre(HasSubstr("were unmapped")));
 }
 

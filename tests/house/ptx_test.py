@@ -40,6 +40,7 @@ def problems(name, text):
 def main(paths):
     found = []
     kernels = 0
+    paths = [path for path in paths if ".cu." in path]  # a library of kernels has other sources too
     for path in map(Path, paths):
         texts = modules(path)
         if not texts:
