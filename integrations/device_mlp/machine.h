@@ -30,8 +30,8 @@ class Machine {
   virtual void read(std::span<std::byte> to, DeviceSpan<const std::byte> bytes) = 0;
 };
 
-/// On the calling thread. `seed` draws the order of blocks and threads, which changes no bit.
-std::unique_ptr<Machine> make_machine(HostDevice& device, std::uint64_t seed);
+/// On the calling thread.
+std::unique_ptr<Machine> make_machine(HostDevice& device);
 /// On a stream of its own, of the GPU that becomes the thread's current one; `bytes_max`: of a
 /// write() or read(). Errors: kUnimplemented in a build
 /// without CUDA.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <future>

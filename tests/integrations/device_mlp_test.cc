@@ -47,7 +47,7 @@ std::vector<double> losses_on_cpu(const MlpShape& shape, std::uint64_t steps,
   const auto device = HostDevice::create(runtime->reactor, kDeviceBytes);
   const auto engine = Engine::open(mlp_model(shape), config_for(shape, directory.path(), placement),
                                    *runtime, *device, initialize_mlp);
-  const auto machine = make_machine(*device, /*seed=*/7);
+  const auto machine = make_machine(*device);
   Mlp mlp(*engine, *device, *machine, shape);
   std::vector<double> losses;
   for (std::uint64_t i = 0; i < steps; ++i) losses.push_back(mlp.step(text(), i, 0.01F));
