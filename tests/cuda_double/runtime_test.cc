@@ -350,7 +350,7 @@ TEST_F(Runtime, a_lost_device_answers_before_its_work_is_over) {
 
 TEST_F(Runtime, a_lost_device_may_still_write_where_a_copy_was_under_way) {
   lost_ = true;
-  std::vector<std::byte> kept(kSize);
+  static std::vector<std::byte> kept(kSize);  // the device may write there for ever
   ASSERT_EQ(cudaHostRegister(kept.data(), kSize, 0), cudaSuccess);
   void* mapped = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_EQ(cudaHostRegister(mapped, kSize, 0), cudaSuccess);
