@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/runtime/async.h"
 #include "collectives/nccl/nccl_device.h"
 #include "tests/collectives/nccl/nccl_processes.h"
 #include "tests/cuda_double/cuda_double.h"
@@ -124,25 +125,23 @@ TEST(NcclRanks, AbortWhereTheReactorsThreadEndsTheLastCommunicator) {
 
 // On one GPU, what one communicator waits for must not wait behind the other.
 TEST(NcclRanks, MayCallTwoCommunicatorsInDifferentOrders) {
-  const auto ranks =
-      run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
-                      auto first = rank.split_of_all();
-                      auto second = rank.split_of_all();
-                      rank.run([&]() -> Task<> {
-                        const bool even = rank.all->rank() % 2 == 0;
-                        for (int i = 0; i < 20; ++i) {
-                          Task<> one = step(even ? *first : *second);
-                          Task<> other = step(even ? *second : *first);
-                          auto ended = std::make_shared<int>(0);
-                          rank.reactor.spawn(std::move(one), [](const std::exception_ptr&) {});
-                          co_await std::move(other);
-                        }
-                        co_await first->barrier();
-                        co_await second->barrier();
-                      });
-                      rank.reactor.destroy(first);
-                      rank.reactor.destroy(second);
-                    }});
+  const auto ranks = run_nccl_job({.world = 2, .body = [](NcclRank& rank) {
+                                     auto first = rank.split_of_all();
+                                     auto second = rank.split_of_all();
+                                     rank.run([&]() -> Task<> {
+                                       const bool even = rank.all->rank() % 2 == 0;
+                                       for (int i = 0; i < 20; ++i) {
+                                         WorkGroup both(rank.reactor);
+                                         both.spawn(step(even ? *first : *second));
+                                         both.spawn(step(even ? *second : *first));
+                                         co_await both.wait_idle();
+                                       }
+                                       co_await first->barrier();
+                                       co_await second->barrier();
+                                     });
+                                     rank.reactor.destroy(first);
+                                     rank.reactor.destroy(second);
+                                   }});
   for (const NcclOutcome& its : ranks) EXPECT_EQ(its.text(), "done");
   expect_orderly(ranks);
 }
