@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -70,8 +71,10 @@ class CudaCompute final : public Compute {
         return cudaSuccess;
       });
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kUnavailable || context.lost()) throw;
-      context.give_up(error.what());
+      // What the context itself throws names the device already.
+      const bool named = std::string_view(error.what()).starts_with(device_.description());
+      if (error.code() != ErrorCode::kUnavailable || named) throw;
+      if (!context.lost()) context.give_up(error.what());
       throw Error(error.code(), fmt::format("{}: {}", device_.description(), error.what()),
                   error.native());
     }

@@ -299,7 +299,8 @@ TEST(EngineVerdictFailure, ToUndoAStepIsSaidByEveryCallAndTheDurableGenerationIs
     const std::uint64_t written = metrics.value(Counter::kStateWriteBytes);
     pass_step(*rig.engine, model, 1, kLearningRate,
               std::numeric_limits<float>::quiet_NaN());  // every gradient
-    while (metrics.value(Counter::kStateWriteBytes) == written) std::this_thread::yield();
+    // Until every record of the guess is written: none is read any more but to be taken back.
+    while (metrics.value(Counter::kStateWriteBytes) < 2 * written) std::this_thread::yield();
     rig.fail_reads_from_now_on();
     const auto expect_said = [](const char* call, const std::function<void()>& action) {
       try {
