@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -99,18 +100,26 @@ def sum_in_order(rows: torch.Tensor, total: torch.Tensor, divisor: int = 1) -> N
             given.copy_(piece)
 
 
-def planned_bytes(params: Sequence[torch.Tensor], ranks: int) -> int:
-    """The most that a rank takes to exchange their gradients in buckets of BUCKET_BYTES and one
-    parameter more: the sums of its slices, in one bucket beside those before, and what is under way."""
+class Sent(NamedTuple):
+    """A parameter's elements, and the bytes of one in its gradient as ranks send it and in itself."""
+
+    count: int
+    wire: int
+    own: int
+
+
+def planned_bytes(params: Sequence[Sent], ranks: int) -> int:
+    """The most that a rank takes to exchange their gradients and themselves in buckets of
+    BUCKET_BYTES and one parameter more: the sums of its slices, in one bucket beside those before,
+    and what is under way."""
     if not params:
         return 0
-    rows = sum(Cut(param.numel(), ranks).slice + 1 for param in params)
-    filled = rows * ranks - sum(param.numel() for param in params)
-    widest = max(param.element_size() for param in params)
-    bucket = BUCKET_BYTES + max(param.nbytes for param in params) + filled * widest
+    rows = sum(Cut(param.count, ranks).slice + 1 for param in params)
+    filled = rows * ranks - sum(param.count for param in params)
+    widest = max(max(param.wire, param.own) for param in params)
+    bucket = BUCKET_BYTES + max(p.count * max(p.wire, p.own) for p in params) + filled * widest
     bucket = min(bucket, rows * ranks * widest)
-    least = min(param.element_size() for param in params)
-    sums_of_one = bucket // (ranks * least) * 4
+    sums_of_one = bucket // (ranks * min(param.wire for param in params)) * 4
     return rows * 4 + sums_of_one + 2 * IN_FLIGHT * bucket
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ziggurat._exchange import Bucket, GradientExchange, in_buckets, planned_bytes
+from ziggurat._exchange import Bucket, GradientExchange, Sent, in_buckets, planned_bytes
 from ziggurat._gradient_content import Content, Slot, Taken
 from ziggurat._lent_gradient import LentGradient
 from ziggurat._native import InvalidArgument, Unimplemented
@@ -74,8 +74,13 @@ class Feeder:
         """At a step."""
 
     def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
-        """The most that a rank takes to exchange the gradients of `params`."""
-        return planned_bytes(params, self.ranks.size)
+        """The most that a rank takes to exchange `params` and their gradients."""
+        sent = [Sent(p.numel(), self._wire(p).itemsize, p.element_size()) for p in params]
+        return planned_bytes(sent, self.ranks.size)
+
+    def _wire(self, param: torch.Tensor) -> torch.dtype:
+        """The type in which its gradient is sent."""
+        return param.dtype
 
     def detach(self) -> None:
         pass
@@ -161,10 +166,6 @@ class BackwardFeeder(Feeder):
         }
         self._missing = [set(bucket.slots) for bucket in self._buckets]
         self._sent = 0
-
-    def planned_bytes(self, params: Sequence[torch.Tensor]) -> int:
-        wired = [torch.empty_like(p, dtype=self._wire(p), device="meta") for p in params]
-        return planned_bytes(wired, self.ranks.size)
 
     def _wire(self, param: torch.Tensor) -> torch.dtype:
         """Each rank's gradient is rounded to it once; their sum is not."""

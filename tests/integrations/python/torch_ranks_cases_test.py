@@ -339,7 +339,7 @@ def test_fsdp2_keeps_what_somebody_has_it_exchange_with():
         assert calls >= 1 and replaced and put_back
 
 
-@pytest.mark.parametrize("wrapped", ["ddp", "own", "fsdp2"])
+@pytest.mark.parametrize("wrapped", ["ddp", "own", "own in bf16", "fsdp2"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_ranks_exchange_takes_no_more_than_planned(world, wrapped, monkeypatch, tmp_path):
     """In many buckets, and added to without no_sync()."""
@@ -351,8 +351,10 @@ def test_what_ranks_exchange_takes_no_more_than_planned(world, wrapped, monkeypa
         if wrapped == "ddp":
             called = DistributedDataParallel(model, bucket_cap_mb=4096 / 2**20)
             where["model"] = called
-        elif wrapped == "own":
+        elif wrapped.startswith("own"):
             called, where["group"] = model, dist.group.WORLD
+            if wrapped == "own in bf16":
+                where["reduce_dtype"] = torch.bfloat16
         else:
             called = model
             for layer in (model[0], model[2], model[5]):
