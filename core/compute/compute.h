@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 
 #include "base/device_span.h"
 #include "base/runtime/reactor.h"

@@ -32,7 +32,7 @@ class CudaCompute final : public Compute {
       : device_(device),
         reactor_(reactor),
         stream_(device.create_stream("compute", StreamPriority::kNormal)),
-        squares_(device.allocate(cuda_compute_bytes(count_max), Purpose::kStaging)) {}
+        squares_(device.allocate(count_max / kTileElements * sizeof(double), Purpose::kStaging)) {}
 
   std::span<std::byte> host_view(DeviceSpan<std::byte>) const noexcept override { return {}; }
 
@@ -87,10 +87,6 @@ class CudaCompute final : public Compute {
 };
 
 }  // namespace
-
-std::uint64_t cuda_compute_bytes(std::uint64_t count) noexcept {
-  return count / kTileElements * sizeof(double);
-}
 
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
                                            std::uint64_t count_max) {

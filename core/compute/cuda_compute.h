@@ -14,10 +14,8 @@
 
 namespace ziggurat {
 
-/// What it takes of the device's memory for operations on up to `count` elements.
-std::uint64_t cuda_compute_bytes(std::uint64_t count) noexcept;
-
-/// `count_max`: elements of the longest span that is rounded. Host memory of results
+/// `count_max`: elements of the longest span that is rounded; it takes 8 bytes of the device's
+/// memory for each of their tiles. Host memory of results
 /// (Rounding::squares) is registered with the device. Both must outlive it.
 /// Errors: kResourceExhausted, kUnavailable; kUnimplemented in a build without CUDA.
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,

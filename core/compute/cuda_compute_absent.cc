@@ -6,8 +6,6 @@
 
 namespace ziggurat {
 
-std::uint64_t cuda_compute_bytes(std::uint64_t) noexcept { return 0; }
-
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice&, Reactor&, std::uint64_t) {
   throw Error(ErrorCode::kUnimplemented,
               "this build has no CUDA: build with ZIGGURAT_WITH_CUDA=ON where nvcc is installed");

@@ -17,12 +17,17 @@ namespace {
 
 using testing::ScratchDirectory;
 
-std::vector<std::uint8_t> text() {
+std::vector<std::uint8_t> read_text() {
   std::ifstream file(ZIGGURAT_TEST_TEXT, std::ios::binary);
   std::stringstream all;
   all << file.rdbuf();
   const std::string read = all.str();
   return {read.begin(), read.end()};
+}
+
+const std::vector<std::uint8_t>& text() {
+  static const std::vector<std::uint8_t> read = read_text();
+  return read;
 }
 
 EngineConfig config_for(const MlpShape& shape, const std::string& directory,

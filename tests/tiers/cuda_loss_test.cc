@@ -140,6 +140,20 @@ class CudaLoss : public testing::Test {
     }
   }
 
+  /// A run for each n up to `count`, in which `inject(n, error)` loses the GPU.
+  template <class Inject>
+  static void lose_at_each(std::uint64_t count, cudaError_t error, const Inject& inject) {
+    for (std::uint64_t n = 1; n <= count; ++n) {
+      SCOPED_TRACE(fmt::format("{} at {}", cudaGetErrorName(error), n));
+      cuda_double::reset(n);
+      inject(n, error);
+      SmallRun run;
+      run.run();
+      expect_named(run, error);
+      EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
+    }
+  }
+
   static inline std::uint64_t calls_ = 0;
   static inline std::uint64_t completions_ = 0;
 };
@@ -165,31 +179,13 @@ TEST_F(CudaLoss, errors_of_one_call_at_each_call_in_turn) {
 }
 
 TEST_F(CudaLoss, a_lost_gpu_at_each_call_in_turn) {
-  for (const cudaError_t error : {cudaErrorECCUncorrectable, cudaErrorIllegalAddress}) {
-    for (std::uint64_t n = 1; n <= calls_; ++n) {
-      SCOPED_TRACE(fmt::format("{} at call {}", cudaGetErrorName(error), n));
-      cuda_double::reset(n);
-      cuda_double::fail_call(n, error);
-      SmallRun run;
-      run.run();
-      expect_named(run, error);
-      EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
-    }
-  }
+  for (const cudaError_t error : {cudaErrorECCUncorrectable, cudaErrorIllegalAddress})
+    lose_at_each(calls_, error, cuda_double::fail_call);
 }
 
 TEST_F(CudaLoss, a_lost_gpu_at_each_completion_in_turn) {
-  for (const cudaError_t error : {cudaErrorECCUncorrectable, cudaErrorLaunchFailure}) {
-    for (std::uint64_t n = 1; n <= completions_; ++n) {
-      SCOPED_TRACE(fmt::format("{} at completion {}", cudaGetErrorName(error), n));
-      cuda_double::reset(n);
-      cuda_double::fail_completion(n, error);
-      SmallRun run;
-      run.run();
-      expect_named(run, error);
-      EXPECT_THAT(cuda_double::take_findings(), testing::IsEmpty());
-    }
-  }
+  for (const cudaError_t error : {cudaErrorECCUncorrectable, cudaErrorLaunchFailure})
+    lose_at_each(completions_, error, cuda_double::fail_completion);
 }
 
 /// Many copies under way when the GPU goes: nothing ends before the test says so.

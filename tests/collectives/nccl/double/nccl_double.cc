@@ -394,6 +394,22 @@ void advance(Communicator& its) {
   }
 }
 
+/// ncclSend and ncclRecv.
+ncclResult_t transfer(const char* function, bool sends, const void* address, std::size_t count,
+                      ncclDataType_t type, int peer, ncclComm_t handle, cudaStream_t stream) {
+  Operation made = operation(function, handle, stream);
+  // h:735-737: alone it blocks the GPU until the other side runs.
+  if (group.depth == 0) broken(std::string(function) + " outside a group");
+  const std::size_t length = count * size_of(type, function);
+  Work work;
+  work.transfers.push_back({sends,
+                            peer,
+                            {kSendRecv, 0, count, type, 0},
+                            memory(*made.its, address, length, function),
+                            length});
+  return submit(made, std::move(work), stream, handle);
+}
+
 }  // namespace
 }  // namespace ziggurat::nccl_double
 
@@ -566,31 +582,12 @@ NCCL_DOUBLE_API ncclResult_t ncclBroadcast(const void* from, void* to, size_t co
 
 NCCL_DOUBLE_API ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
                                       ncclComm_t handle, cudaStream_t stream) {
-  Operation made = operation("ncclSend", handle, stream);
-  // h:735-737: alone it blocks the GPU until its receive runs.
-  if (group.depth == 0) broken("ncclSend outside a group");
-  const std::size_t length = count * size_of(type, "ncclSend");
-  Work work;
-  work.transfers.push_back({true,
-                            peer,
-                            {kSendRecv, 0, count, type, 0},
-                            memory(*made.its, from, length, "ncclSend"),
-                            length});
-  return submit(made, std::move(work), stream, handle);
+  return transfer("ncclSend", true, from, count, type, peer, handle, stream);
 }
 
 NCCL_DOUBLE_API ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer,
                                       ncclComm_t handle, cudaStream_t stream) {
-  Operation made = operation("ncclRecv", handle, stream);
-  if (group.depth == 0) broken("ncclRecv outside a group");
-  const std::size_t length = count * size_of(type, "ncclRecv");
-  Work work;
-  work.transfers.push_back({false,
-                            peer,
-                            {kSendRecv, 0, count, type, 0},
-                            memory(*made.its, to, length, "ncclRecv"),
-                            length});
-  return submit(made, std::move(work), stream, handle);
+  return transfer("ncclRecv", false, to, count, type, peer, handle, stream);
 }
 
 NCCL_DOUBLE_API ncclResult_t ncclGroupStart() {
