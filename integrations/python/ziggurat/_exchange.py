@@ -101,7 +101,7 @@ def sum_in_order(rows: torch.Tensor, total: torch.Tensor, divisor: int = 1) -> N
 
 
 class Sent(NamedTuple):
-    """A parameter's elements, and the bytes of one in its gradient as ranks send it and in itself."""
+    """A parameter's elements, and the bytes of one: in its gradient as it is sent, and in itself."""
 
     count: int
     wire: int
