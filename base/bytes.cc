@@ -68,4 +68,14 @@ std::string format_bytes(std::uint64_t size_bytes) {
   return fmt::format("{:.2f} GiB", size / static_cast<double>(kGiB));
 }
 
+std::string exact_bytes(std::uint64_t size_bytes) {
+  constexpr std::array<std::string_view, 4> kBinary{"", "KiB", "MiB", "GiB"};
+  std::size_t unit = 0;
+  while (unit + 1 < kBinary.size() && size_bytes != 0 && size_bytes % kKiB == 0) {
+    size_bytes /= kKiB;
+    ++unit;
+  }
+  return fmt::format("{}{}", size_bytes, kBinary[unit]);
+}
+
 }  // namespace ziggurat

@@ -25,4 +25,7 @@ std::uint64_t parse_size(std::string_view text, std::string_view parameter);
 /// "164.1 MiB"; whole bytes below 1 KiB.
 std::string format_bytes(std::uint64_t size_bytes);
 
+/// "160MiB": what parse_size() reads as the same.
+std::string exact_bytes(std::uint64_t size_bytes);
+
 }  // namespace ziggurat

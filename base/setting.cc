@@ -58,17 +58,6 @@ std::int64_t parse_bytes(const std::string& text) {
   return static_cast<std::int64_t>(size_bytes);
 }
 
-/// "160MiB", exact.
-std::string size_text(std::int64_t size_bytes) {
-  constexpr std::array<std::string_view, 4> kUnits{"", "KiB", "MiB", "GiB"};
-  std::size_t unit = 0;
-  while (unit + 1 < kUnits.size() && size_bytes != 0 && size_bytes % 1024 == 0) {
-    size_bytes /= 1024;
-    ++unit;
-  }
-  return fmt::format("{}{}", size_bytes, kUnits[unit]);
-}
-
 }  // namespace
 
 std::string dashed(std::string_view name) {
@@ -103,7 +92,8 @@ std::string to_text(SettingKind kind, const SettingValue& value) {
     std::string operator()(std::monostate) const { return ""; }
     std::string operator()(bool truth) const { return truth ? "true" : "false"; }
     std::string operator()(std::int64_t number) const {
-      return kind == SettingKind::kSize ? size_text(number) : fmt::format("{}", number);
+      return kind == SettingKind::kSize ? exact_bytes(static_cast<std::uint64_t>(number))
+                                        : fmt::format("{}", number);
     }
     std::string operator()(double number) const { return fmt::format("{}", number); }
     std::string operator()(const std::string& text) const { return text; }

@@ -17,6 +17,7 @@
 #include "base/device_span.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/worker_pool.h"
+#include "optimizer/update.h"
 #include "tiers/device.h"
 
 namespace ziggurat {
@@ -44,6 +45,20 @@ class Compute {
   };
   /// Reads 4 bytes an element, writes its rounded size.
   virtual Task<> round(const Rounding& rounding) = 0;
+
+  /// A record and what goes with it, as in RecordView.
+  struct Update {
+    StepView steps;
+    StateFormat format = StateFormat::kFp32;
+    DeviceSpan<std::byte> record{};
+    TypedDeviceSpan<const std::byte> grad{};
+    TypedDeviceSpan<std::byte> param{};
+    std::uint64_t first_element = 0;
+    std::span<const DecayRun> runs{};
+  };
+  /// One optimizer step, as update_record() makes it; no hash is taken. Reads and writes the
+  /// record, reads the gradient, writes the parameter: 28 bytes an element of AdamW in fp32.
+  virtual Task<> update(const Update& update) = 0;
 };
 
 /// That of `device`; `count_max`: elements of the longest span that is rounded, for which a GPU

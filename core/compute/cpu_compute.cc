@@ -54,4 +54,14 @@ Task<> CpuCompute::round(const Rounding& rounding) {
   co_await workers_.run(reactor_, "round gradient", job);
 }
 
+Task<> CpuCompute::update(const Update& update) {
+  const RecordView view{.format = update.format,
+                        .record = HostDevice::view(update.record),
+                        .grad = HostDevice::view(update.grad),
+                        .param = HostDevice::view(update.param),
+                        .first_element = update.first_element};
+  const std::function<void()> job = [&] { update_record(update.steps, view, update.runs); };
+  co_await workers_.run(reactor_, "update record", job);
+}
+
 }  // namespace ziggurat

@@ -15,6 +15,7 @@ class CpuCompute final : public Compute {
   std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept override;
   Task<> clear(DeviceSpan<std::byte> bytes) override;
   Task<> round(const Rounding& rounding) override;
+  Task<> update(const Update& update) override;
 
  private:
   Reactor& reactor_;

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "optimizer/cuda/gradient.h"
+#include "optimizer/cuda/update.h"
 #include "tiers/cuda_context.h"
 #include "tiers/record_format.h"
 
@@ -32,7 +33,8 @@ class CudaCompute final : public Compute {
       : device_(device),
         reactor_(reactor),
         stream_(device.create_stream("compute", StreamPriority::kNormal)),
-        squares_(device.allocate(count_max / kTileElements * sizeof(double), Purpose::kStaging)) {}
+        squares_(device.allocate(count_max / kTileElements * sizeof(double), Purpose::kStaging)),
+        scratch_(device.allocate(cuda::kUpdateScratchBytes, Purpose::kStaging)) {}
 
   std::span<std::byte> host_view(DeviceSpan<std::byte>) const noexcept override { return {}; }
 
@@ -60,6 +62,20 @@ class CudaCompute final : public Compute {
     co_await copy(reactor_, *stream_, request);
   }
 
+  /// The kernels of the next one come behind these: all may have the same scratch.
+  Task<> update(const Update& update) override {
+    const RecordView view{.format = update.format,
+                          .record = as_argument(update.record),
+                          .grad = as_argument(update.grad),
+                          .param = as_argument(update.param),
+                          .first_element = update.first_element};
+    launch("update_record", update.record.size(), [&](StreamHandle stream) {
+      cuda::update_record(stream, update.steps, view, update.runs, scratch_.as<std::byte>());
+    });
+    const Event updated = stream_->record();
+    co_await updated.wait();
+  }
+
  private:
   /// After a launch that failed, nothing on the device is to be relied on.
   template <class Queue>
@@ -84,6 +100,7 @@ class CudaCompute final : public Compute {
   Reactor& reactor_;
   std::unique_ptr<Stream> stream_;
   DeviceBuffer squares_;  // of a round() under way, tile by tile
+  DeviceBuffer scratch_;  // of an update()
 };
 
 }  // namespace

@@ -15,8 +15,8 @@
 namespace ziggurat {
 
 /// `count_max`: elements of the longest span that is rounded; it takes 8 bytes of the device's
-/// memory for each of their tiles. Host memory of results
-/// (Rounding::squares) is registered with the device. Both must outlive it.
+/// memory for each of their tiles, and some KiB. Host memory of results (Rounding::squares) is
+/// registered with the device. Both must outlive it.
 /// Errors: kResourceExhausted, kUnavailable; kUnimplemented in a build without CUDA.
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
                                            std::uint64_t count_max);

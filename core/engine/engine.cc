@@ -59,7 +59,7 @@ Task<> EngineImpl::close() {
   home_gather_.reset();
   flow_.reset();
   cache_.reset();
-  kept_.reset();
+  staging_.reset();
   records_.reset();
   grads_.reset();
   params_.reset();
@@ -74,7 +74,7 @@ Task<> EngineImpl::close() {
 /// Something is under way in which others take part. Lent gradients are none of it, nor records in
 /// memory.
 bool EngineImpl::awaited_by_ranks() const {
-  if (is_lent() && records_ && records_->resident()) return storing_;
+  if (is_lent() && records_ && !records_->written_each_step()) return storing_;
   return (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
 }
 
@@ -160,12 +160,19 @@ void EngineImpl::read_master(
 
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
-  Lease lease = co_await state_lease(id);
-  const std::span<std::byte> record = record_memory(id, lease.bytes());
-  if (!records_->resident(id)) {
-    const std::uint64_t stored = storage_->store->durable_generation();
-    co_await read_record(*context_, *storage_->store, id, stored, record);
+  // Where the store has every generation, what stays in memory may be a guess.
+  const bool stored = records_->written_each_step() || chunk.constant;
+  const bool fetched = !stored && records_->updated_on_device(id);
+  Lease lease;
+  if (stored || fetched) lease = co_await state_lease(id, chunk.record_bytes());
+  if (stored) {
+    const std::uint64_t generation = storage_->store->durable_generation();
+    co_await read_record(*context_, *storage_->store, id, generation, lease.bytes());
+  } else if (fetched) {
+    co_await records_->fetch(id, lease.bytes());
   }
+  const std::span<const std::byte> record =
+      lease ? std::span<const std::byte>(lease.bytes()) : records_->memory(id);
   const std::function<void()> job = [&] {
     values.resize(chunk.count);
     read_masters(table_->state_format(id), record, values);

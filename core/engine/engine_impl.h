@@ -22,7 +22,6 @@
 #include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
-#include "core/schedule/optimizer/record_cache.h"
 #include "core/schedule/optimizer/speculation.h"
 #include "core/schedule/params/home_gather.h"
 #include "core/schedule/params/param_cache.h"
@@ -93,9 +92,8 @@ class EngineImpl final : public LentEngine {
  private:
   /// A chunk's memory while the store is made or read.
   struct ItemMemory {
-    Lease lease{};  ///< none for a record that is kept
-    std::span<std::byte> item{};
-    std::span<std::byte> record{};
+    Lease lease{};  ///< none for a record within reach where it stays
+    WorkMemory work{};
   };
 
   // engine_open.cc
@@ -110,11 +108,10 @@ class EngineImpl final : public LentEngine {
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   std::size_t chunks_at_once() const;
   void make_sweep(std::uint64_t store_offset);
-  Task<Lease> state_lease(ChunkId id);
+  StateHomes homes() const { return {*params_, *grads_, *records_}; }
+  Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
   Task<ItemMemory> item_of(ChunkId id);
-  std::span<std::byte> item_memory(ChunkId id, const Lease& lease) const;
-  std::span<std::byte> record_memory(ChunkId id, std::span<std::byte> item) const;
-  Task<> publish_params(ChunkId id, std::span<std::byte> item);
+  Task<> take_record(ChunkId id, const WorkMemory& work);
   void report_progress(ChunkId id, const char* what);
   void check_identity(const StoreState& state);
 
@@ -137,6 +134,7 @@ class EngineImpl final : public LentEngine {
 
   // engine_notes.cc
   void describe();
+  void describe_records();
   std::string durability() const;
   void describe_nodes();
   void describe_ranks();
@@ -251,7 +249,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<ParamHome> params_;
   std::unique_ptr<GradHome> grads_;
   std::unique_ptr<RecordHome> records_;
-  std::unique_ptr<RecordCache> kept_;
+  std::unique_ptr<DeviceStaging> staging_;
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
   std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2

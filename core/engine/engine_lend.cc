@@ -223,7 +223,7 @@ Task<> EngineImpl::updated_from_memory() {
   const auto in_memory = [&](UnitId u) {
     const UnitChunks& chunks = table_->unit(u);
     const ChunkId last = chunks.first_chunk + chunks.chunk_count - 1;
-    return records_->resident() || (kept_->keeps(chunks.first_chunk) && kept_->keeps(last));
+    return records_->stays(chunks.first_chunk) && records_->stays(last);
   };
   for (UnitId u = 0; u < table_->unit_count(); ++u)
     if (in_memory(u)) co_await cache_->wait_updated(u);

@@ -67,13 +67,13 @@ Task<> EngineImpl::load_state() {
 }
 
 Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {
-  if (kept_->keeps(id)) kept_->forget(id);
+  records_->forget(id);
   const ItemMemory memory = co_await item_of(id);
   RecordDamage damage{.chunk = id, .fault = {}};
-  const bool whole = co_await look_at_record(memory.record, damage);
+  const bool whole = co_await look_at_record(memory.work.record, damage);
   report_progress(id, "reading the store");
   if (whole) {
-    co_await publish_params(id, memory.item);
+    co_await take_record(id, memory.work);
   } else {
     damaged.push_back(std::move(damage));
   }

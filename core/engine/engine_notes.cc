@@ -33,16 +33,30 @@ void EngineImpl::describe() {
       traffic.written,
       swept ? fmt::format("; a step reads {:.4g} and writes them anew", traffic.read) : ""));
   notes_.push_back(durability());
-  if (kept_->kept_chunks() > 0) {
-    std::uint64_t read_bytes = 0;
-    for (const Chunk& chunk : table_->chunks().subspan(kept_->kept_chunks()))
-      read_bytes +=
-          chunk.record_bytes() - OptimizerSweep::not_read_bytes(*context_, *params_, chunk);
-    notes_.push_back(
-        fmt::format("{} of {} records stay in host memory: a step writes {} of them and reads {}",
-                    kept_->kept_chunks(), table_->chunks().size(),
-                    format_bytes(table_->total_record_bytes()), format_bytes(read_bytes)));
+  describe_records();
+}
+
+/// Where records are divided: how many stay on which tier, and what a step moves.
+void EngineImpl::describe_records() {
+  const std::size_t on_device = records_->device_count();
+  const std::size_t on_host = records_->host_count();
+  const std::size_t all = table_->chunks().size();
+  const bool divided = on_device > 0 && on_host > 0;
+  if (!divided && (!records_->written_each_step() || on_device + on_host == 0)) return;
+  std::uint64_t read_bytes = 0;
+  for (ChunkId id = 0; id < all; ++id) {
+    const Chunk& chunk = table_->chunk(id);
+    if (records_->stays(id) || chunk.constant) continue;
+    read_bytes += chunk.record_bytes() - OptimizerSweep::not_read_bytes(*context_, *params_, chunk);
   }
+  std::string line = fmt::format("{} of {} records stay", on_device + on_host, all);
+  if (!divided) line += on_device > 0 ? " on the device" : " in host memory";
+  if (divided) line += fmt::format(": {} on the device, {} in host memory", on_device, on_host);
+  if (records_->written_each_step()) {
+    line += fmt::format("; a step writes {} of records and reads {}",
+                        format_bytes(table_->total_record_bytes()), format_bytes(read_bytes));
+  }
+  notes_.push_back(std::move(line));
 }
 
 /// Where memory, workers and drives are; nothing where memory is one.

@@ -93,10 +93,6 @@ void EngineImpl::require_operations() const {
                 fmt::format("device '{}': {}; use the host-emulated device for it",
                             device_.description(), what));
   };
-  const Placement& placement = config_.placement;
-  refuse_if(placement.params == Tier::kDevice || placement.grads == Tier::kDevice ||
-                placement.optimizer == Tier::kDevice,
-            "`placement`: state that stays on a GPU is not built yet: place it on host or nvme");
   refuse_if(runtime_.ranks->world_size() > 1, "several ranks on GPUs are not built yet");
 }
 
@@ -164,6 +160,7 @@ Task<bool> EngineImpl::store_found() {
 static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 
 Task<> EngineImpl::open_store() {
+  const bool out_of_reach = !device_.host_accessible();
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
@@ -190,14 +187,16 @@ Task<> EngineImpl::open_store() {
                                                     .state = kind,
                                                     .sharding = cut,
                                                     .placement = config_.placement,
-                                                    .reduction = exchanged},
+                                                    .reduction = exchanged,
+                                                    .device_out_of_reach = out_of_reach},
                                                    config_.host_budget_bytes);
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
   compute_ =
       make_compute(device_, runtime_.reactor, *runtime_.workers, table_->largest_chunk_count());
-  plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
+  plan_ =
+      plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes, out_of_reach);
   require_host_budget(plan_, config_.host_budget_bytes);
   const Account device = device_.account();
   const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();
@@ -309,8 +308,10 @@ Task<> EngineImpl::build_floors() {
   };
   Task<std::unique_ptr<GradHome>> making_grads = GradHome::create(*context_, swap, allocate);
   grads_ = co_await std::move(making_grads);
-  records_ = std::make_unique<RecordHome>(*context_);
-  kept_ = std::make_unique<RecordCache>(*context_, plan_.kept_item_bytes);
+  const RecordPlan stays{.device_chunks = plan_.device_chunks,
+                         .kept_item_bytes = plan_.kept_item_bytes};
+  records_ = std::make_unique<RecordHome>(*context_, stays);
+  staging_ = std::make_unique<DeviceStaging>(*context_, plan_.device_chunks);
   if (!is_lent()) {
     flow_ = std::make_unique<GradientFlow>(*context_, *cache_, *grads_, device_plan_.accumulators,
                                            reduction());
@@ -322,12 +323,11 @@ Task<> EngineImpl::build_floors() {
 DeviceRequest EngineImpl::device_request() const {
   return {
       .trainer = {.device_bytes = config_.trainer_device_bytes, .held = config_.trainer_held_units},
-      .keep_gathered = strategy_->keeps_params_to_backward};
+      .keep_gathered = strategy_->keeps_params_to_backward,
+      .out_of_reach = !device_.host_accessible()};
 }
 
-Task<Lease> EngineImpl::state_lease(ChunkId id) {
-  const std::uint64_t size_bytes =
-      OptimizerSweep::item_bytes(*context_, *params_, *grads_, table_->chunk(id));
+Task<Lease> EngineImpl::state_lease(ChunkId id, std::uint64_t size_bytes) {
   if (size_bytes == 0) co_return Lease{};
   const LeaseRequest request{.purpose = Purpose::kOptimizer,
                              .size_bytes = size_bytes,
@@ -339,28 +339,17 @@ Task<Lease> EngineImpl::state_lease(ChunkId id) {
 
 Task<EngineImpl::ItemMemory> EngineImpl::item_of(ChunkId id) {
   ItemMemory memory;
-  if (!kept_->keeps(id)) memory.lease = co_await state_lease(id);
-  memory.item = item_memory(id, memory.lease);
-  memory.record = record_memory(id, memory.item);
+  memory.lease = co_await state_lease(id, WorkMemory::lease_bytes(homes(), *table_, id));
+  memory.work = WorkMemory::of(homes(), *table_, id, memory.lease.bytes());
   co_return std::move(memory);
 }
 
-/// The kept chunk's own memory, or `lease`: a work item's.
-std::span<std::byte> EngineImpl::item_memory(ChunkId id, const Lease& lease) const {
-  return kept_->keeps(id) ? kept_->item(id) : lease.bytes();
-}
-
-std::span<std::byte> EngineImpl::record_memory(ChunkId id, std::span<std::byte> item) const {
-  if (records_->resident(id)) return records_->record(id);
-  return item.first(table_->chunk(id).record_bytes());
-}
-
-Task<> EngineImpl::publish_params(ChunkId id, std::span<std::byte> item) {
-  const Chunk& chunk = table_->chunk(id);
-  const std::uint64_t behind = records_->resident(id) ? 0 : chunk.record_bytes();
-  co_await params_->publish_record(id, generation_, record_memory(id, item),
-                                   item.subspan(behind, params_->item_bytes(chunk)));
-  if (kept_->keeps(id)) kept_->set_holds(id, generation_);
+/// `work` has the record of generation_: where it stays and the parameters at home are made from
+/// it.
+Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
+  co_await params_->publish_record(id, generation_, work.record, work.param);
+  if (records_->updated_on_device(id)) co_await records_->bring_home(id, work.record);
+  records_->set_holds(id, generation_);
 }
 
 void EngineImpl::make_sweep(std::uint64_t store_offset) {
@@ -368,10 +357,8 @@ void EngineImpl::make_sweep(std::uint64_t store_offset) {
   OptimizerSweep::Settings settings{
       .work_items = plan_.items, .store_offset = store_offset, .before_seal = config_.before_seal};
   OptimizerSweep::Parts parts{
-      .params = *params_,
-      .grads = *grads_,
-      .records = *records_,
-      .kept = *kept_,
+      .homes = homes(),
+      .staging = *staging_,
       .store = storage_->store.get(),
       .ranks = storage_->quorum,
       .unit_updated = [this](UnitId unit,
@@ -422,17 +409,20 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
       initialize(chunk.unit, chunk.begin, real);
     }
     if (chunk.constant) {
-      std::memcpy(memory.record.data(), masters.data(), memory.record.size());
+      std::memcpy(memory.work.record.data(), masters.data(), memory.work.record.size());
     } else {
-      write_record(table_->state().optimizer, table_->state().format, masters, memory.record,
+      write_record(table_->state().optimizer, table_->state().format, masters, memory.work.record,
                    config_.optimizer.initial_accumulator);
     }
-    if (store != nullptr) hash = record_hash(memory.record, seed, table_->record_format(id));
+    if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
   };
   co_await context_->run_near(id, "initialize", job);
-  if (store != nullptr) co_await store->write(id, 0, memory.record, hash);
-  if (!is_lent()) co_await publish_params(id, memory.item);
-  if (kept_->keeps(id)) kept_->set_holds(id, 0);
+  if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
+  if (is_lent()) {
+    records_->set_holds(id, 0);
+  } else {
+    co_await take_record(id, memory.work);
+  }
   report_progress(id, "writing generation 0");
 }
 

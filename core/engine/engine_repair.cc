@@ -53,13 +53,13 @@ Task<> EngineImpl::repair_records(const std::vector<RecordCopies::Repair>& repai
 /// The record was whole when it was read. If it is not any more, who gets it finds that out.
 Task<> EngineImpl::give_copy(const RecordCopies::Repair& repair) {
   const ChunkId id = repair.damage.chunk;
-  const bool in_memory = records_->resident(id) || kept_->keeps(id);
+  const bool in_memory = records_->stays(id) && !records_->updated_on_device(id);
   const ItemMemory memory = co_await item_of(id);
   if (!in_memory) {
     RecordDamage damage{.chunk = id, .fault = {}};
-    co_await look_at_record(memory.record, damage);
+    co_await look_at_record(memory.work.record, damage);
   }
-  co_await copies_->ranks().send(memory.record, repair.to);
+  co_await copies_->ranks().send(memory.work.record, repair.to);
 }
 
 Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
@@ -67,9 +67,9 @@ Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
   StripedStore& store = *storage_->store;
   const ItemMemory memory = co_await item_of(id);
   const int giver = copies_->number(repair.from);
-  co_await copies_->ranks().recv(memory.record, repair.from);
+  co_await copies_->ranks().recv(memory.work.record, repair.from);
   const bool right =
-      co_await is_record_of(*context_, store, id, store.durable_generation(), memory.record);
+      co_await is_record_of(*context_, store, id, store.durable_generation(), memory.work.record);
   if (!right) {
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("{} is damaged ({}), and the copy that rank {} gave of it is not what "
@@ -77,8 +77,8 @@ Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
                             "of both ranks (smartctl, dmesg) and start again",
                             store.place_of(id), repair.damage.fault, giver));
   }
-  co_await store.repair(id, memory.record);
-  co_await publish_params(id, memory.item);
+  co_await store.repair(id, memory.work.record);
+  co_await take_record(id, memory.work);
   notes_.push_back(fmt::format("{} was damaged ({}); repaired from the copy on rank {}",
                                store.place_of(id), repair.damage.fault, giver));
   log().warn("{}", notes_.back());

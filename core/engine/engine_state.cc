@@ -62,15 +62,17 @@ void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float>
 Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<float> values) {
   co_await sweep_->record_written(id, generation_);
   const ItemMemory memory = co_await item_of(id);
-  if (!records_->resident() && !kept_->holds(id, generation_)) {
-    ZIGGURAT_CHECK(!kept_->keeps(id), "chunk {}: the kept record is of another generation", id);
+  if (!records_->holds(id, generation_)) {
+    ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
+                   id);
     co_await read_record(*context_, *storage_->store, id, sweep_->stored_as(generation_),
-                         memory.record);
+                         memory.work.record);
   }
   const StateWrites::Arrays* const writes = writes_->of(id);
   const std::function<void()> job = [&] {
-    if (writes == nullptr) return read_state_values(table_->state(), index, memory.record, values);
-    std::vector<std::byte> written(memory.record.begin(), memory.record.end());
+    if (writes == nullptr)
+      return read_state_values(table_->state(), index, memory.work.record, values);
+    std::vector<std::byte> written(memory.work.record.begin(), memory.work.record.end());
     writes_->apply(*writes, written);
     read_state_values(table_->state(), index, written, values);
   };

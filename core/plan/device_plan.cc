@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/schedule/gradients/gradient_flow.h"
+#include "core/schedule/optimizer/device_staging.h"
 #include "core/schedule/params/unit_gather.h"
 #include "tiers/arena.h"
 
@@ -89,12 +90,15 @@ class Division {
     plan.trainer_bytes = buffer_bytes(request_.trainer.device_bytes);
     for (UnitId u = 0; placement_.params == Tier::kDevice && u < table_.unit_count(); ++u)
       plan.home_bytes += buffer_bytes(table_.home_count(u) * size_bytes(table_.dtype()));
-    for (const Chunk& chunk : table_.chunks()) {
-      if (placement_.optimizer == Tier::kDevice)
-        plan.record_bytes += buffer_bytes(chunk.record_bytes());
+    const std::size_t records = device_chunks(table_, placement_);
+    for (const Chunk& chunk : table_.chunks().first(records))
+      if (!chunk.constant) plan.record_bytes += buffer_bytes(chunk.record_bytes());
+    for (const Chunk& chunk : table_.chunks())
       if (placement_.grads == Tier::kDevice)
         plan.gradient_bytes += buffer_bytes(chunk.param_bytes());
-    }
+    if (request_.out_of_reach)
+      plan.staging_bytes = DeviceStaging::kItems *
+                           buffer_bytes(DeviceStaging::item_bytes(table_, placement_, records));
     return plan;
   }
 
@@ -233,10 +237,23 @@ std::string DevicePlan::text() const {
   add("parameters placed there", home_bytes);
   add("optimizer state placed there", record_bytes);
   add("gradients placed there", gradient_bytes);
+  add("staging of updates", staging_bytes);
   add("accumulators", accumulator_bytes + other_accumulator_bytes);
   add("parameters in use", in_use_bytes);
   add("between them", slack_bytes);
   return list;
+}
+
+std::size_t device_chunks(const ChunkTable& table, const Placement& placement) {
+  const std::span<const Chunk> chunks = table.chunks();
+  if (placement.optimizer == Tier::kDevice) return chunks.size();
+  std::uint64_t left_bytes = placement.device_record_bytes;
+  for (std::size_t id = 0; id < chunks.size(); ++id) {
+    const std::uint64_t needed = chunks[id].constant ? 0 : buffer_bytes(chunks[id].record_bytes());
+    if (needed > left_bytes) return id;
+    left_bytes -= needed;
+  }
+  return chunks.size();
 }
 
 DevicePlan plan_device(const ChunkTable& table, const Placement& placement,

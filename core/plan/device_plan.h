@@ -4,6 +4,8 @@
 //   budget = what the trainer takes (activations, workspace)
 //          + state placed there: parameters, records, all gradients (with clipping none can go
 //            before the last has come)
+//          + staging of gradients and parameters that live elsewhere, for records that the device
+//            updates
 //          + one fp32 accumulator of the largest unit that is set aside, or two where they fit
 //          + accumulators of units that no set-aside one serves (GradientFlow), as many as are out
 //            at once
@@ -34,13 +36,19 @@ struct DeviceRequest {
   TrainerNeed trainer{};
   /// Stage 3: every unit stays from forward to backward (strategy grad-op).
   bool keep_gathered = false;
+  /// The CPU cannot touch the device's memory (Device::host_accessible).
+  bool out_of_reach = false;
 };
+
+/// Records that the device holds: the first ones of the table, as many as Placement says.
+std::size_t device_chunks(const ChunkTable& table, const Placement& placement);
 
 struct DevicePlan {
   std::uint64_t trainer_bytes = 0;
   std::uint64_t home_bytes = 0;               ///< parameters placed on the device
   std::uint64_t record_bytes = 0;             ///< optimizer state placed there
   std::uint64_t gradient_bytes = 0;           ///< gradients placed there
+  std::uint64_t staging_bytes = 0;            ///< for updates that the device makes
   std::uint64_t accumulator_bytes = 0;        ///< one that is set aside
   std::size_t accumulators = 1;               ///< set aside
   std::uint64_t other_accumulator_bytes = 0;  ///< beside those
@@ -54,7 +62,7 @@ struct DevicePlan {
   std::uint64_t smallest_bytes = 0;
   /// What is allocated at the peak.
   std::uint64_t peak_bytes() const noexcept {
-    return trainer_bytes + home_bytes + record_bytes + gradient_bytes +
+    return trainer_bytes + home_bytes + record_bytes + gradient_bytes + staging_bytes +
            accumulators * accumulator_bytes + other_accumulator_bytes + live_bytes;
   }
   /// "activations 60.2 MiB, parameters in use 15.3 MiB, ...": what the smallest budget is for.

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/plan/device_plan.h"
 #include "core/schedule/gradients/gradient_norm.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/params/quantized_gather.h"
@@ -22,39 +23,69 @@ std::uint64_t lease_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
 }
 
-/// What a work item of `chunk` takes: its record, and parameters or gradient where those are on
-/// NVMe.
-std::uint64_t work_item_bytes(const Placement& placement, const Chunk& chunk) {
-  const bool record = placement.optimizer == Tier::kNvme || chunk.constant;
-  std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
-  if (placement.params == Tier::kNvme) size_bytes += chunk.param_bytes();
-  if (placement.grads == Tier::kNvme && !chunk.constant) size_bytes += chunk.param_bytes();
-  return size_bytes;
-}
+/// What chunks' work items are made of.
+class Items {
+ public:
+  Items(const ChunkTable& table, const Placement& placement, bool device_out_of_reach)
+      : table_(table),
+        placement_(placement),
+        out_of_reach_(device_out_of_reach),
+        device_chunks_(ziggurat::device_chunks(table, placement)) {}
+
+  std::size_t device_chunks() const { return device_chunks_; }
+  /// On the device, where the CPU has to have it brought.
+  bool updated_on_device(std::size_t id) const { return id < device_chunks_ && out_of_reach_; }
+
+  /// What the work item of a chunk takes: its record, unless that stays where the CPU reaches it,
+  /// and parameters or gradient where the CPU does not reach those.
+  std::uint64_t bytes(std::size_t id) const {
+    const Chunk& chunk = table_.chunks()[id];
+    const bool from_nvme = placement_.optimizer == Tier::kNvme && id >= device_chunks_;
+    const bool record = from_nvme || chunk.constant || updated_on_device(id);
+    std::uint64_t size_bytes = record ? chunk.record_bytes() : 0;
+    if (comes(placement_.params)) size_bytes += chunk.param_bytes();
+    if (comes(placement_.grads) && !chunk.constant) size_bytes += chunk.param_bytes();
+    return size_bytes;
+  }
+
+ private:
+  bool comes(Tier tier) const {
+    return tier == Tier::kNvme || (tier == Tier::kDevice && out_of_reach_);
+  }
+
+  const ChunkTable& table_;
+  const Placement& placement_;
+  bool out_of_reach_;
+  std::size_t device_chunks_;
+};
 
 /// Keeps as many records as `spare_bytes` hold beside the work items of those that are not kept:
 /// the reserve has one, so 11 more, or one for each where fewer are left.
 void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& placement,
-                  std::uint64_t spare_bytes) {
-  const std::span<const Chunk> chunks = table.chunks();
-  const auto kept_bytes = [&](const Chunk& chunk) {  // no sweep reads what is constant
-    return chunk.constant ? 0 : work_item_bytes(placement, chunk);
+                  const Items& items, std::uint64_t spare_bytes) {
+  const std::size_t count = table.chunks().size();
+  const auto kept_bytes = [&](std::size_t id) {  // no sweep reads what is constant
+    return table.chunks()[id].constant ? 0 : items.bytes(id);
   };
+  const std::uint64_t most_bytes = placement.host_record_bytes.value_or(spare_bytes);
+  const std::size_t brought = items.updated_on_device(0) ? items.device_chunks() : 0;
   std::uint64_t so_far_bytes = 0;
-  for (std::size_t k = 1; k <= chunks.size(); ++k) {
-    so_far_bytes += lease_bytes(kept_bytes(chunks[k - 1]));
-    const std::uint64_t others = std::min<std::uint64_t>(kWorkItemsWanted - 1, chunks.size() - k);
+  for (std::size_t k = items.device_chunks() + 1; k <= count; ++k) {
+    so_far_bytes += lease_bytes(kept_bytes(k - 1));
+    const std::uint64_t others = std::min<std::uint64_t>(kWorkItemsWanted - 1, count - k + brought);
+    if (so_far_bytes > most_bytes) break;
     if (so_far_bytes + others * lease_bytes(plan.item_bytes) > spare_bytes) continue;
     plan.kept_bytes = so_far_bytes;
     plan.kept_item_bytes.resize(k);
   }
-  for (std::size_t i = 0; i < plan.kept_item_bytes.size(); ++i)
-    plan.kept_item_bytes[i] = kept_bytes(chunks[i]);
+  for (std::size_t id = items.device_chunks(); id < plan.kept_item_bytes.size(); ++id)
+    plan.kept_item_bytes[id] = kept_bytes(id);
 }
 
 HostPlan plan_with(const HostRequest& request, std::uint64_t tiles, std::uint64_t budget_bytes) {
   const ChunkTable table(request.model, tiles, request.state, request.sharding);
-  return plan_host(table, request.placement, request.reduction, budget_bytes);
+  return plan_host(table, request.placement, request.reduction, budget_bytes,
+                   request.device_out_of_reach);
 }
 
 }  // namespace
@@ -84,8 +115,11 @@ std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes) {
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes,
+                   bool device_out_of_reach) {
   HostPlan plan;
+  const Items items(table, placement, device_out_of_reach);
+  plan.device_chunks = items.device_chunks();
   const std::uint64_t element_bytes = size_bytes(table.dtype());
   // A trainer that lends its gradients takes the norm itself.
   if (placement.grads != Tier::kTrainer)
@@ -105,15 +139,14 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
     if (const std::uint64_t part_bytes = table.node_part_bytes(u); part_bytes > 0)
       plan.permanent_bytes += lease_bytes(part_bytes);
   }
-  for (const Chunk& chunk : table.chunks()) {
+  for (std::size_t id = 0; id < table.chunks().size(); ++id) {
+    const Chunk& chunk = table.chunks()[id];
+    plan.item_bytes = std::max(plan.item_bytes, items.bytes(id));
     if (chunk.constant) continue;
-    if (placement.optimizer == Tier::kHost)
+    if (placement.optimizer == Tier::kHost && id >= plan.device_chunks)
       plan.permanent_bytes += lease_bytes(chunk.record_bytes());
     if (placement.grads == Tier::kHost) plan.gradient_bytes += lease_bytes(chunk.param_bytes());
   }
-
-  for (const Chunk& chunk : table.chunks())
-    plan.item_bytes = std::max(plan.item_bytes, work_item_bytes(placement, chunk));
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
   if (placement.params == Tier::kNvme) {
@@ -126,7 +159,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   const std::uint64_t needed = plan.smallest_bytes();
   if (plan.item_bytes == 0 || budget_bytes < needed) return plan;
   if (placement.optimizer == Tier::kNvme)
-    keep_records(plan, table, placement, budget_bytes - needed);
+    keep_records(plan, table, placement, items, budget_bytes - needed);
   plan.items = plan.items_unless_kept(budget_bytes - plan.kept_bytes);
   return plan;
 }

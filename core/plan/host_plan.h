@@ -7,7 +7,7 @@
 //          + reserves: one largest item of each class that waits on the pool
 //          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
 //          that leaves them room
-//          + records that are kept from sweep to sweep (core/schedule/optimizer/record_cache.h)
+//          + records that are kept from sweep to sweep (core/schedule/optimizer/record_home.h)
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,10 @@ struct HostPlan {
   std::uint64_t quantized_bytes = 0;  ///< quantized parameters between them
   std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
+  std::size_t device_chunks = 0;      ///< the first ones, whose records are on the device
   std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
-  std::vector<std::uint64_t> kept_item_bytes;  ///< of the first chunks, whose records are kept
+  std::vector<std::uint64_t> kept_item_bytes;  ///< of the next chunks, whose records are kept; 0
+                                               ///< for the first ones
   std::uint64_t kept_bytes = 0;                ///< of host memory, for these
   std::vector<PinnedPoolOptions::Reserve> reserves;
 
@@ -56,11 +58,14 @@ struct HostRequest {
   const Sharding& sharding;
   const Placement& placement;
   const ReductionSettings& reduction;
+  /// The CPU cannot touch the device's memory: it works on host memory in its place.
+  bool device_out_of_reach = false;
 };
 
 /// The division of `budget_bytes` for an existing chunk table.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes);
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes,
+                   bool device_out_of_reach = false);
 
 /// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
 /// leaves 12 work items. Errors: MemoryExhausted, with the smallest budget and what it is made of,

@@ -74,7 +74,7 @@ class Sum {
     add_cut(StateClass::kParams, placement.params, strategy.param_shards());
     if (strategy.hpz > 0) add_cut(StateClass::kSecondaryParams, Tier::kHost, strategy.hpz);
     add_cut(StateClass::kGradients, placement.grads, strategy.update_shards());
-    add_records(placement.optimizer);
+    add_records(placement);
     return std::move(memory_);
   }
 
@@ -89,7 +89,8 @@ class Sum {
     memory_.padding_bytes += (share.padded - share.exact) * element;
   }
 
-  void add_records(Tier tier) {
+  void add_records(const Placement& placement) {
+    const Tier tier = placement.optimizer;
     const StateKind& state = request_.recipe.state;
     const RecordFormat format = record_format(state);
     const Share share =
@@ -97,8 +98,18 @@ class Sum {
     const std::uint64_t records = record_bytes(request_, format);
     const std::uint64_t masters = share.padded * master_bytes(state);
     const std::uint64_t padding = records - share.exact * format.tile_bytes() / kTileElements;
-    add(StateClass::kMasters, tier, masters);
-    add(StateClass::kMoments, tier, records - masters);
+    const std::uint64_t first = std::min(records, placement.device_record_bytes);
+    // On NVMe are all of them, also those that stay on the device.
+    const std::uint64_t moved = tier == Tier::kNvme ? 0 : first;
+    const std::uint64_t moved_masters = masters * moved / std::max<std::uint64_t>(records, 1);
+    if (moved > 0) {
+      add(StateClass::kMasters, Tier::kDevice, moved_masters);
+      add(StateClass::kMoments, Tier::kDevice, moved - moved_masters);
+    } else if (first > 0) {
+      add(StateClass::kKeptRecords, Tier::kDevice, first);
+    }
+    add(StateClass::kMasters, tier, masters - moved_masters);
+    add(StateClass::kMoments, tier, records - masters - (moved - moved_masters));
     memory_.padding_bytes += padding;
     if (tier != Tier::kNvme) {
       add(StateClass::kCheckpoint, Tier::kNvme,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes.cc: the three tiers, for each class of state.
+// core/schedule/homes.cc: the three tiers, for parameters and gradients.
 #include "core/schedule/homes.h"
 
 #include <fmt/format.h>
@@ -95,30 +95,58 @@ bool ParamHome::used_at_home() const noexcept {
 }
 
 std::uint64_t ParamHome::item_bytes(const Chunk& chunk) const noexcept {
-  return tier_ == Tier::kNvme ? chunk.param_bytes() : 0;
+  return tier_ == Tier::kNvme || out_of_reach() ? chunk.param_bytes() : 0;
+}
+
+TypedSpan<std::byte> ParamHome::in_unit(ChunkId id, std::byte* unit) const noexcept {
+  const Chunk& chunk = context_.table.chunk(id);
+  const DType dtype = context_.table.dtype();
+  const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
+  return {dtype, {unit + at * size_bytes(dtype), chunk.param_bytes()}};
 }
 
 TypedSpan<std::byte> ParamHome::destination(ChunkId id, std::span<std::byte> item) const noexcept {
   const Chunk& chunk = context_.table.chunk(id);
   if (tier_ == Tier::kTrainer)
     return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
-  const DType dtype = context_.table.dtype();
-  const auto in_unit = [&](std::byte* unit) -> TypedSpan<std::byte> {
-    const std::uint64_t at = chunk.begin - context_.table.home_begin(chunk.unit);
-    return {dtype, {unit + at * size_bytes(dtype), chunk.param_bytes()}};
-  };
-  switch (tier_) {
-    case Tier::kDevice: return in_unit(device_[chunk.unit].data());
-    case Tier::kHost: return in_unit(host_[chunk.unit].bytes().data());
-    case Tier::kTrainer:
-    case Tier::kNvme: break;
-  }
-  return {dtype, item.first(chunk.param_bytes())};
+  if (tier_ == Tier::kHost) return in_unit(id, host_[chunk.unit].bytes().data());
+  if (tier_ == Tier::kDevice && !out_of_reach()) return in_unit(id, device_[chunk.unit].data());
+  return {context_.table.dtype(), item.first(chunk.param_bytes())};
 }
 
 Task<> ParamHome::publish(ChunkId id, TypedSpan<const std::byte> values) {
-  if (tier_ != Tier::kNvme) co_return;
-  co_await write_item(item_of(id), values.bytes);
+  if (tier_ == Tier::kNvme) {
+    co_await write_item(item_of(id), values.bytes);
+  } else if (out_of_reach()) {
+    const UnitId unit = context_.table.chunk(id).unit;
+    const Stream::Copy request{.destination = in_unit(id, device_[unit].data()).bytes.data(),
+                               .source = values.bytes.data(),
+                               .size_bytes = values.bytes.size(),
+                               .direction = Stream::Direction::kToDevice};
+    co_await copy(context_.reactor, context_.to_device, request);
+  }
+}
+
+TypedDeviceSpan<std::byte> ParamHome::destination_on_device(
+    ChunkId id, DeviceSpan<std::byte> staging) const noexcept {
+  const Chunk& chunk = context_.table.chunk(id);
+  if (tier_ != Tier::kDevice) return {context_.table.dtype(), staging.first(chunk.param_bytes())};
+  const std::span<std::byte> home = in_unit(id, device_[chunk.unit].data()).bytes;
+  return {context_.table.dtype(), {reinterpret_cast<std::uintptr_t>(home.data()), home.size()}};
+}
+
+Task<> ParamHome::publish_from_device(ChunkId id, TypedDeviceSpan<const std::byte> values,
+                                      std::span<std::byte> item) {
+  if (tier_ == Tier::kDevice) co_return;
+  const UnitId unit = context_.table.chunk(id).unit;
+  const std::span<std::byte> host =
+      tier_ == Tier::kHost ? in_unit(id, host_[unit].bytes().data()).bytes : item;
+  const Stream::Copy request{.destination = host.data(),
+                             .source = reinterpret_cast<const std::byte*>(values.bytes.address()),
+                             .size_bytes = values.bytes.size(),
+                             .direction = Stream::Direction::kToHost};
+  co_await copy(context_.reactor, context_.to_host, request);
+  if (tier_ == Tier::kNvme) co_await write_item(item_of(id), host);
 }
 
 Task<> ParamHome::write_item(std::size_t item, std::span<const std::byte> bytes) {
@@ -269,7 +297,8 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
 }
 
 std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
-  return tier_ == Tier::kNvme && !chunk.constant ? chunk.param_bytes() : 0;
+  const bool elsewhere = tier_ == Tier::kNvme || out_of_reach();
+  return elsewhere && !chunk.constant ? chunk.param_bytes() : 0;
 }
 
 Task<> GradHome::accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) {
@@ -312,8 +341,16 @@ Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte
     co_return lent_[chunk.unit].subspan(chunk.begin, context_.table.real_count(id));
   }
   TypedSpan<const std::byte> grad{context_.table.dtype(), item};
-  if (tier_ == Tier::kDevice) grad.bytes = {device_[id].data(), device_[id].size_bytes()};
+  if (tier_ == Tier::kDevice && !out_of_reach())
+    grad.bytes = {device_[id].data(), device_[id].size_bytes()};
   if (tier_ == Tier::kHost) grad.bytes = host_[id].bytes();
+  if (out_of_reach()) {
+    const Stream::Copy request{.destination = item.data(),
+                               .source = device_[id].data(),
+                               .size_bytes = item.size(),
+                               .direction = Stream::Direction::kToHost};
+    co_await copy(context_.reactor, context_.to_host, request);
+  }
   if (tier_ != Tier::kNvme) co_return grad;
   co_await swap_->read(id, item, IoPriority::kPrefetch);
   std::uint64_t hash = 0;
@@ -323,6 +360,23 @@ Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte
   co_return grad;
 }
 
+Task<TypedDeviceSpan<const std::byte>> GradHome::fetch_to_device(ChunkId id,
+                                                                 std::span<std::byte> item,
+                                                                 DeviceSpan<std::byte> staging) {
+  const DType dtype = context_.table.dtype();
+  if (tier_ == Tier::kDevice)
+    co_return TypedDeviceSpan<const std::byte>{dtype, device_span(device_[id])};
+  Task<TypedSpan<const std::byte>> fetching = fetch(id, item);
+  const TypedSpan<const std::byte> host = co_await std::move(fetching);
+  const DeviceSpan<std::byte> there = staging.first(host.bytes.size());
+  const Stream::Copy request{.destination = reinterpret_cast<std::byte*>(there.address()),
+                             .source = host.bytes.data(),
+                             .size_bytes = host.bytes.size(),
+                             .direction = Stream::Direction::kToDevice};
+  co_await copy(context_.reactor, context_.to_device, request);
+  co_return TypedDeviceSpan<const std::byte>{dtype, there};
+}
+
 bool GradHome::absent(ChunkId id) const noexcept {
   return tier_ == Tier::kTrainer && lent_[context_.table.chunk(id).unit].bytes.empty();
 }
@@ -330,27 +384,6 @@ bool GradHome::absent(ChunkId id) const noexcept {
 void GradHome::drop(ChunkId id) noexcept {
   host_[id] = {};
   device_[id] = {};
-}
-
-RecordHome::RecordHome(Context& context) : context_(context) {
-  const auto chunks = context.table.chunks();
-  host_.resize(context.placement.optimizer == Tier::kHost ? chunks.size() : 0);
-  device_.resize(context.placement.optimizer == Tier::kDevice ? chunks.size() : 0);
-  for (ChunkId id = 0; id < chunks.size(); ++id) {
-    if (!resident(id)) continue;
-    const std::uint64_t size_bytes = chunks[id].record_bytes();
-    if (context.placement.optimizer == Tier::kHost) {
-      host_[id] = context.permanent_lease(Purpose::kOptimizer, size_bytes, "optimizer state",
-                                          context.node_of(id));
-    } else {
-      device_[id] = context.device.allocate(size_bytes, Purpose::kOptimizer);
-    }
-  }
-}
-
-std::span<std::byte> RecordHome::record(ChunkId chunk) const noexcept {
-  if (context_.placement.optimizer == Tier::kHost) return host_[chunk].bytes();
-  return {device_[chunk].data(), device_[chunk].size_bytes()};
 }
 
 }  // namespace ziggurat

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes.h: where each class of state lives between uses, one class per class of
-// state. The placement is chosen here and nowhere else: pipelines ask a home for bytes and do not
-// know the tier. Reactor's thread only.
+// core/schedule/homes.h: where parameters and gradients live between uses, one class for each; of
+// optimizer records, optimizer/record_home.h. The placement is chosen there and nowhere else:
+// pipelines ask a home for bytes and do not know the tier.
+//
+// A chunk is updated by the CPU, with bytes that it can reach, or by the device, with bytes in the
+// device's memory: a home gives either, where they live or in memory of the work item's.
+// Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -33,17 +37,24 @@ class ParamHome {
   /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in
   /// place.
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
-  /// Where the update writes `chunk`'s new parameters: at home, or in the item's memory.
+  /// Where the CPU's update writes `chunk`'s new parameters: at home, or in the item's memory.
   TypedSpan<std::byte> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
   /// `destination` is written: brings it home.
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values);
+
+  /// Where the device's update writes them: at home, or in `staging`, memory of the device.
+  TypedDeviceSpan<std::byte> destination_on_device(ChunkId chunk,
+                                                   DeviceSpan<std::byte> staging) const noexcept;
+  /// That is written: brings it home, through the item's memory where they live on NVMe.
+  Task<> publish_from_device(ChunkId chunk, TypedDeviceSpan<const std::byte> values,
+                             std::span<std::byte> item);
 
   /// The same from the `record` of `generation`, with the bits of the update that made it; `item`
   /// as given by item_bytes().
   Task<> publish_record(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                         std::span<std::byte> item);
   /// Parameters stay in memory between updates, where `destination` is.
-  bool in_memory() const noexcept { return tier_ != Tier::kNvme; }
+  bool in_memory() const noexcept { return tier_ != Tier::kNvme && !out_of_reach(); }
   /// They are the trainer's, who may write them between steps.
   bool is_lent() const noexcept { return tier_ == Tier::kTrainer; }
 
@@ -62,6 +73,12 @@ class ParamHome {
 
  private:
   explicit ParamHome(Context& context) : context_(context), tier_(context.placement.params) {}
+  /// They live where the CPU cannot touch them.
+  bool out_of_reach() const noexcept {
+    return tier_ == Tier::kDevice && !context_.device.host_accessible();
+  }
+  /// The chunk's place at home in what `unit` is the beginning of.
+  TypedSpan<std::byte> in_unit(ChunkId chunk, std::byte* unit) const noexcept;
   struct Item {
     std::size_t index;    ///< in swap_
     std::uint64_t begin;  ///< element of the unit
@@ -105,13 +122,19 @@ class GradHome {
   /// Set once `chunk`'s gradient is here in this step, or it is known that there is none; reset as
   /// it is consumed.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
-  /// The gradient accepted before, wherever it is; `item` as given by item_bytes().
+  /// The gradient accepted before, wherever it is, for the CPU; `item` as given by item_bytes().
   Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item);
+  /// And for the device: where it lives, or in `staging`, memory of the device.
+  Task<TypedDeviceSpan<const std::byte>> fetch_to_device(ChunkId chunk, std::span<std::byte> item,
+                                                         DeviceSpan<std::byte> staging);
   /// The update has used it.
   void drop(ChunkId chunk) noexcept;
 
  private:
   GradHome(Context& context, AllocateDevice allocate);
+  bool out_of_reach() const noexcept {
+    return tier_ == Tier::kDevice && !context_.device.host_accessible();
+  }
 
   Context& context_;
   Tier tier_;
@@ -121,24 +144,6 @@ class GradHome {
   std::vector<DeviceBuffer> device_;              // per chunk
   std::vector<TypedSpan<const std::byte>> lent_;  // per unit
   std::unique_ptr<SwapFile> swap_;                // item per chunk
-};
-
-/// Optimizer records that stay in memory; on NVMe they are the StateStore's.
-class RecordHome {
- public:
-  /// Errors: kResourceExhausted when the tier's budget does not hold all records.
-  explicit RecordHome(Context& context);
-  bool resident() const noexcept { return context_.placement.optimizer != Tier::kNvme; }
-  /// The record of a constant chunk is only ever read, and stays on NVMe.
-  bool resident(ChunkId chunk) const noexcept {
-    return resident() && !context_.table.chunk(chunk).constant;
-  }
-  std::span<std::byte> record(ChunkId chunk) const noexcept;
-
- private:
-  Context& context_;
-  std::vector<Lease> host_;
-  std::vector<DeviceBuffer> device_;
 };
 
 }  // namespace ziggurat

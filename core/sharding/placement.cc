@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <sstream>
+#include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
 
 namespace ziggurat {
@@ -17,6 +19,62 @@ Tier parse_tier(const std::string& word) {
   }
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("'{}' is not a tier; use device, host or nvme", word));
+}
+
+/// "device:2GiB", or "nvme" alone.
+struct Share {
+  Tier tier;
+  std::optional<std::uint64_t> size_bytes;
+};
+
+Share parse_share(const std::string& word) {
+  const std::size_t colon = word.find(':');
+  Share share{.tier = parse_tier(word.substr(0, colon)), .size_bytes = {}};
+  if (colon != std::string::npos) share.size_bytes = parse_size(word.substr(colon + 1), word);
+  return share;
+}
+
+/// From the top of the tower down; the last takes what is left.
+void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
+  const auto refuse = [](const std::string& why) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("optimizer: {}; write it like device:2GiB,host:8GiB,nvme", why));
+  };
+  placement.device_record_bytes = 0;
+  placement.host_record_bytes.reset();
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    const Share& share = shares[i];
+    const bool last = i + 1 == shares.size();
+    if (i > 0 && share.tier <= shares[i - 1].tier) {
+      refuse(fmt::format("'{}' after '{}'", to_string(share.tier), to_string(shares[i - 1].tier)));
+    }
+    if (last && share.size_bytes)
+      refuse(fmt::format("'{}' has a size, and no tier after it takes what is left",
+                         to_string(share.tier)));
+    if (!last && !share.size_bytes)
+      refuse(fmt::format("'{}' has no size, and takes all there is", to_string(share.tier)));
+    if (last) placement.optimizer = share.tier;
+    if (!last && share.tier == Tier::kDevice) placement.device_record_bytes = *share.size_bytes;
+    if (!last && share.tier == Tier::kHost) placement.host_record_bytes = share.size_bytes;
+  }
+}
+
+/// One class, with what was given for it.
+void place(Placement& placement, const std::string& name, const std::vector<Share>& shares) {
+  if (name == "optimizer") return divide_optimizer(placement, shares);
+  if (name != "all" && name != "params" && name != "grads") {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' is not a class of state; use params, grads, optimizer or all", name));
+  }
+  if (shares.size() > 1 || shares.front().size_bytes) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: one tier, without a size: only optimizer is divided", name));
+  }
+  const Tier tier = shares.front().tier;
+  if (name == "all") placement = {.params = tier, .grads = tier, .optimizer = tier};
+  if (name == "params") placement.params = tier;
+  if (name == "grads") placement.grads = tier;
 }
 
 }  // namespace
@@ -34,31 +92,31 @@ std::string_view to_string(Tier tier) noexcept {
 Placement parse_placement(const std::string& text) {
   Placement placement;
   std::istringstream parts(text);
-  std::string part;
-  while (std::getline(parts, part, ',')) {
+  std::string name;
+  std::vector<Share> shares;
+  // A part without a class goes on with the last one's.
+  for (std::string part; std::getline(parts, part, ',');) {
     const std::size_t equals = part.find('=');
-    const std::string name = part.substr(0, equals);
-    const Tier tier = parse_tier(equals == std::string::npos ? "" : part.substr(equals + 1));
-    if (name == "all") {
-      placement = {tier, tier, tier};
-    } else if (name == "params") {
-      placement.params = tier;
-    } else if (name == "grads") {
-      placement.grads = tier;
-    } else if (name == "optimizer") {
-      placement.optimizer = tier;
-    } else {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("'{}' is not a class of state; use params, grads, optimizer or all", name));
+    if (equals != std::string::npos) {
+      if (!shares.empty()) place(placement, name, shares);
+      shares.clear();
+      name = part.substr(0, equals);
     }
+    const bool named = equals != std::string::npos || !shares.empty();
+    shares.push_back(parse_share(named ? part.substr(equals + 1) : ""));
   }
+  if (!shares.empty()) place(placement, name, shares);
   return placement;
 }
 
 std::string to_string(const Placement& placement) {
-  return fmt::format("params={},grads={},optimizer={}", to_string(placement.params),
-                     to_string(placement.grads), to_string(placement.optimizer));
+  std::string records;
+  if (placement.device_record_bytes > 0)
+    records += fmt::format("device:{},", exact_bytes(placement.device_record_bytes));
+  if (placement.host_record_bytes)
+    records += fmt::format("host:{},", exact_bytes(*placement.host_record_bytes));
+  return fmt::format("params={},grads={},optimizer={}{}", to_string(placement.params),
+                     to_string(placement.grads), records, to_string(placement.optimizer));
 }
 
 }  // namespace ziggurat

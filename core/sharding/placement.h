@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,15 +16,25 @@ enum class Tier : std::uint8_t { kDevice, kHost, kNvme, kTrainer };
 std::string_view to_string(Tier tier) noexcept;
 
 /// Which tier each class of state lives on.
+///
+/// Optimizer records may be divided, in the order of the model: the first ones are on the device,
+/// as many as `device_record_bytes` hold, those after them in host memory, the rest on NVMe. With
+/// `optimizer` on NVMe every step writes all of them there, wherever they stay: none that stays in
+/// memory is read again. With `optimizer` in memory checkpoints alone write them.
 struct Placement {
   Tier params = Tier::kHost;
   Tier grads = Tier::kHost;
-  Tier optimizer = Tier::kNvme;
+  Tier optimizer = Tier::kNvme;           ///< of the records that are left
+  std::uint64_t device_record_bytes = 0;  ///< of the device's memory
+  /// As much of host memory, with `optimizer` on NVMe; none given: what nothing else needs.
+  std::optional<std::uint64_t> host_record_bytes{};
 };
 
 /// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their
-/// default. Errors: kInvalidArgument naming the word that is wrong.
+/// default. Records are divided from the top: "optimizer=device:2GiB,host:8GiB,nvme", where each
+/// tier but the last has a size. Errors: kInvalidArgument naming the word that is wrong.
 Placement parse_placement(const std::string& text);
+/// What parse_placement() reads as the same.
 std::string to_string(const Placement& placement);
 
 }  // namespace ziggurat

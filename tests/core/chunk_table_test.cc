@@ -262,6 +262,39 @@ TEST(Placement, ReadsClassesAndAll) {
   }
 }
 
+TEST(Placement, DividesTheOptimizerFromTheTop) {
+  const Placement placement =
+      parse_placement("params=host,optimizer=device:2GiB,host:1.5GiB,nvme,grads=device");
+  EXPECT_EQ(placement.grads, Tier::kDevice);
+  EXPECT_EQ(placement.optimizer, Tier::kNvme);
+  EXPECT_EQ(placement.device_record_bytes, 2 * kGiB);
+  EXPECT_EQ(placement.host_record_bytes, 1536 * kMiB);
+  const char* const text = "params=host,grads=device,optimizer=device:2GiB,host:1536MiB,nvme";
+  EXPECT_EQ(to_string(placement), text);
+  EXPECT_EQ(to_string(parse_placement(text)), text);
+  const Placement again = parse_placement("optimizer=device:1MiB,nvme,optimizer=host");
+  EXPECT_EQ(to_string(again), "params=host,grads=host,optimizer=host") << "the last one counts";
+}
+
+TEST(Placement, SaysWhichShareIsWrong) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"optimizer=device,nvme", "'device' has no size"},
+      {"optimizer=device:1GiB", "no tier after it"},
+      {"optimizer=host:1GiB,device", "'device' after 'host'"},
+      {"optimizer=host:1GiB,host:1GiB,nvme", "'host' after 'host'"},
+      {"optimizer=device:much,nvme", "device:much"},
+      {"params=device:1GiB,host", "only optimizer is divided"},
+      {"nvme", "'' is not a tier"}};
+  for (const auto& [text, why] : cases) {
+    try {
+      parse_placement(text);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(why)) << text;
+    }
+  }
+}
+
 struct Ranks {
   int world_size;
   std::uint64_t chunk_tiles_max;

@@ -94,7 +94,7 @@ StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint6
 struct GpuRig {
   GpuRig(const ModelSpec& model, const EngineConfig& config, std::uint64_t seed)
       : runtime((cuda_double::reset(seed), Runtime::create({.threads = 2, .trace_path = ""}))),
-        device(CudaDevice::create(runtime->reactor, {.capacity_bytes = 4 * kMiB,
+        device(CudaDevice::create(runtime->reactor, {.capacity_bytes = 6 * kMiB,
                                                      .trace = runtime->trace.get(),
                                                      .metrics = &runtime->metrics})),
         gpu(std::make_unique<Gpu>(kMiB)),
@@ -156,21 +156,18 @@ TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
 INSTANTIATE_TEST_SUITE_P(Placements, EngineCuda,
                          ::testing::Values("params=host,grads=host,optimizer=nvme",
                                            "params=nvme,grads=nvme,optimizer=nvme", "all=host",
-                                           "params=nvme,grads=host,optimizer=host"));
-
-TEST(EngineCuda, RefusesByNameWhatAGpuHasNoOperationsFor) {
-  const ModelSpec model = small_model();
-  const ScratchDirectory directory;
-  EngineConfig config = small_config(directory.path());
-  config.placement = parse_placement("all=device");
-  try {
-    GpuRig rig(model, config, 1);
-    FAIL() << "opened";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnimplemented);
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("cuda0"), HasSubstr("`placement`")));
-  }
-}
+                                           "params=nvme,grads=host,optimizer=host",
+                                           // State that stays on the GPU.
+                                           "params=device,grads=host,optimizer=nvme",
+                                           "params=host,grads=device,optimizer=host",
+                                           "params=device,grads=device,optimizer=nvme",
+                                           "all=device", "params=host,grads=host,optimizer=device",
+                                           "params=nvme,grads=nvme,optimizer=device",
+                                           // Divided.
+                                           "optimizer=device:1MiB,nvme",
+                                           "optimizer=device:1MiB,host:512KiB,nvme",
+                                           "all=nvme,optimizer=device:1MiB,nvme",
+                                           "all=device,optimizer=device:1MiB,host"));
 
 /// Lost at its n-th call or completion: the step ends with an error that names the GPU, and the
 /// store opens at a generation that was durable.

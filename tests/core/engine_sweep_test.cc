@@ -83,6 +83,7 @@ TEST_P(EverySweep, GivesTheBitsOfPlainArraysWhereAThirdOfTheStepsClips) {
 
 constexpr const char* kDemo = "params=host,grads=host,optimizer=nvme";
 constexpr const char* kOnDevice = "params=device,grads=device,optimizer=nvme";
+constexpr const char* kDivided = "params=host,grads=host,optimizer=device:2MiB,host:1MiB,nvme";
 
 INSTANTIATE_TEST_SUITE_P(
     Engine, EverySweep,
@@ -102,7 +103,13 @@ INSTANTIATE_TEST_SUITE_P(
                       SweepCase{"AlwaysNvme", "all=nvme", 2 * kMiB, 2, Speculation::kAlways},
                       SweepCase{"AlwaysNvmeKept", "all=nvme", 8 * kMiB, 1, Speculation::kAlways},
                       SweepCase{"AlwaysDevice", kOnDevice, 2 * kMiB, 2, Speculation::kAlways},
-                      SweepCase{"AlwaysDeviceKept", kOnDevice, 8 * kMiB, 2, Speculation::kAlways}),
+                      SweepCase{"AlwaysDeviceKept", kOnDevice, 8 * kMiB, 2, Speculation::kAlways},
+                      SweepCase{"NeverDivided", kDivided, 4 * kMiB, 2, Speculation::kNever, true},
+                      SweepCase{"AlwaysDivided", kDivided, 4 * kMiB, 2, Speculation::kAlways, true},
+                      SweepCase{"AlwaysDividedSplit", kDivided, 8 * kMiB, 2, Speculation::kAlways,
+                                true, StateFormat::kSplit},
+                      SweepCase{"AlwaysFirstOnDevice", "all=nvme,optimizer=device:3MiB,nvme",
+                                2 * kMiB, 2, Speculation::kAlways, true}),
     [](const auto& one) { return std::string(one.param.name); });
 
 TEST(EngineSpeculation, AStepLeftInTheMidstOfItsGuessIsForgotten) {

@@ -21,13 +21,6 @@ std::uint64_t update_bytes(const Chunk& chunk) {
 
 }  // namespace
 
-std::uint64_t OptimizerSweep::item_bytes(const Context& context, const ParamHome& params,
-                                         const GradHome& grads, const Chunk& chunk) {
-  const std::uint64_t record =
-      context.placement.optimizer == Tier::kNvme || chunk.constant ? chunk.record_bytes() : 0;
-  return record + params.item_bytes(chunk) + grads.item_bytes(chunk);
-}
-
 std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const ParamHome& params,
                                              const Chunk& chunk) {
   if (!params.in_memory()) return 0;
@@ -39,15 +32,15 @@ std::uint64_t OptimizerSweep::not_read_bytes(const Context& context, const Param
 
 LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
   return {.purpose = Purpose::kOptimizer,
-          .size_bytes = item_bytes(context_, parts_.params, parts_.grads, context_.table.chunk(id)),
+          .size_bytes = WorkMemory::lease_bytes(parts_.homes, context_.table, id),
           .need = {.generation = pass.generation, .position = kFirstRecordPosition + id},
           .holder = "optimizer chunk",
           .numa_node = context_.node_of(id)};
 }
 
-/// Returns once the chunk may be updated: its record is in the item, its gradient at home, the
-/// step's scalars given. Until then the record is clean, and the pool may take the lease back for
-/// somebody with a sooner need: then it is read again.
+/// Returns once the chunk may be updated: its record is where it is worked on, its gradient at
+/// home, the step's scalars given. Until then the record is clean, and the pool may take the lease
+/// back for somebody with a sooner need: then it is read again.
 Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   for (;;) {
     const std::uint64_t read_bytes = co_await read(pass, id, item, whole);
@@ -60,37 +53,41 @@ Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
 /// The record of the generation before, from where it is; unless the whole is wanted, without the
 /// parameter where that is at home. Returns the bytes that were read over NVMe.
 Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
-  if (parts_.kept.keeps(id)) {
-    item.memory = parts_.kept.item(id);
-  } else {
-    const LeaseRequest wanted = request(pass, id);
-    if (!item.lease && wanted.size_bytes > 0) {
-      item.lease = co_await context_.pool.acquire(wanted);
-      ++items_out_;
-    }
-    item.memory = item.lease.bytes();
+  RecordHome& records = parts_.homes.records;
+  const LeaseRequest wanted = request(pass, id);
+  if (!item.lease && wanted.size_bytes > 0) {
+    item.lease = co_await context_.pool.acquire(wanted);
+    ++items_out_;
   }
-  if (parts_.records.resident()) co_return 0;
+  item.memory = WorkMemory::of(parts_.homes, context_.table, id, item.lease.bytes());
+  if (!records.written_each_step()) co_return 0;
   const Chunk& chunk = context_.table.chunk(id);
-  const std::uint64_t skipped = whole ? 0 : not_read_bytes(context_, parts_.params, chunk);
+  const bool on_device = records.updated_on_device(id);
+  const std::uint64_t skipped =
+      whole || on_device ? 0 : not_read_bytes(context_, parts_.homes.params, chunk);
   const std::uint64_t wanted_bytes = chunk.record_bytes() - skipped;
-  item.known = parts_.kept.holds(id, pass.generation - 1);
+  item.known = records.holds(id, pass.generation - 1);
   item.param_not_read = !item.known && skipped > 0;
   if (item.known) {
     context_.metrics.add(Counter::kRecordCacheHits, 1);
     context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
     co_return 0;
   }
-  co_await parts_.store->read(id, pass.generation + settings_.store_offset - 1,
-                              item.memory.first(chunk.record_bytes()), IoPriority::kPrefetch,
-                              skipped);
+  const std::uint64_t stored = stored_as(pass.generation) - 1;
+  co_await parts_.store->read(id, stored, item.memory.record, IoPriority::kPrefetch, skipped);
   context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
+  if (on_device) {
+    co_await require_record_of(context_, *parts_.store, id, stored, item.memory.record);
+    co_await records.bring_home(id, item.memory.record);
+    records.set_holds(id, pass.generation - 1);
+    item.known = true;
+  }
   co_return wanted_bytes;
 }
 
 /// False if the pool took the lease back meanwhile.
 Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item) {
-  Signal& arrived = parts_.grads.arrived(id);
+  Signal& arrived = parts_.homes.grads.arrived(id);
   bool taken = false;
   PinnedPool::ReclaimId offer = 0;
   if (item.lease && !(arrived.is_set() && pass.scalars.is_set())) {
@@ -117,7 +114,11 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
 /// a gradient stays as it is.
 Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
   const std::shared_ptr<const StepScalars> steps = pass.step;
-  const bool absent = parts_.grads.absent(id);
+  if (parts_.homes.records.updated_on_device(id)) {
+    co_await update_on_device(pass, id, item, *steps, hash);
+    co_return;
+  }
+  const bool absent = parts_.homes.grads.absent(id);
   const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
   const StateWrites::Arrays* const writes =
       parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
@@ -127,12 +128,9 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   if (writes != nullptr) co_await apply_writes(pass, id, item, *writes);
   RecordView view = view_of(id, item);
   view.masters_from_param = written;
-  if (!absent) {
-    const std::uint64_t grad_bytes = parts_.grads.item_bytes(context_.table.chunk(id));
-    view.grad = co_await parts_.grads.fetch(id, item.memory.last(grad_bytes));
-  }
+  if (!absent) view.grad = co_await parts_.homes.grads.fetch(id, item.memory.grad);
   co_await make_step(pass, id, item, *steps, view, hash);
-  if (!absent) co_await parts_.params.publish(id, view.param);
+  if (!absent) co_await parts_.homes.params.publish(id, view.param);
   if (writes == nullptr) co_return;
   // Where no step was made, the parameters are still those of the old master.
   if (absent && writes->contains(0)) co_await publish_master(pass, id, item);
@@ -145,31 +143,24 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
                                     const StateWrites::Arrays& writes) {
   ZIGGURAT_CHECK(!pass.guesses, "generation {}: state is written under a guess", pass.generation);
   const std::span<std::byte> record = view_of(id, item).record;
-  if (!parts_.records.resident() && !item.known)
+  if (parts_.homes.records.written_each_step() && !item.known)
     co_await require_record_of(context_, *parts_.store, id, stored_as(pass.generation) - 1, record);
   item.known = true;
-  if (parts_.kept.keeps(id)) parts_.kept.forget(id);
+  parts_.homes.records.forget(id);
   const std::function<void()> job = [&] { parts_.writes->apply(writes, record); };
   co_await context_.run_near(id, "write state", job);
 }
 
 Task<> OptimizerSweep::publish_master(const Pass& pass, ChunkId id, const Item& item) {
-  const Chunk& chunk = context_.table.chunk(id);
-  const std::uint64_t behind = parts_.records.resident() ? 0 : chunk.record_bytes();
-  co_await parts_.params.publish_record(
-      id, pass.generation, view_of(id, item).record,
-      item.memory.subspan(behind, parts_.params.item_bytes(chunk)));
+  co_await parts_.homes.params.publish_record(id, pass.generation, item.memory.record,
+                                              item.memory.param);
 }
 
 /// All but the gradient.
 RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
-  const Chunk& chunk = context_.table.chunk(id);
-  const bool resident = parts_.records.resident();
-  const std::uint64_t in_item = resident ? 0 : chunk.record_bytes();
   return {.format = context_.table.state().format,
-          .record = resident ? parts_.records.record(id) : item.memory.first(in_item),
-          .param = parts_.params.destination(
-              id, item.memory.subspan(in_item, parts_.params.item_bytes(chunk))),
+          .record = item.memory.record,
+          .param = parts_.homes.params.destination(id, item.memory.param),
           .param_not_read = item.param_not_read,
           .first_element = context_.table.first_element(id)};
 }
@@ -178,7 +169,7 @@ RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
 Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
                                  const StepScalars& steps, const RecordView& view,
                                  std::uint64_t& hash) {
-  const bool stored = !parts_.records.resident();
+  const bool stored = parts_.homes.records.written_each_step();
   if (!stored && view.grad.bytes.empty() && !view.masters_from_param) co_return;
   const std::uint64_t to = pass.generation + settings_.store_offset;
   StateStore::Expected expected{};
@@ -188,7 +179,7 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
     hashing.seed_before = expected.seed;
     hashing.seed_after = parts_.store->write_seed(id, to);
   }
-  if (parts_.kept.keeps(id)) parts_.kept.forget(id);
+  parts_.homes.records.forget(id);
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
@@ -203,11 +194,37 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   hash = hashes.after;
 }
 
+/// By the device, in its memory. Where the store has every generation, the record then comes to
+/// host memory, is hashed there, and written from there.
+Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item& item,
+                                        const StepScalars& steps, std::uint64_t& hash) {
+  const StateHomes& homes = parts_.homes;
+  homes.records.forget(id);
+  Task<DeviceStaging::Item> taking = parts_.staging.take();
+  DeviceStaging::Item staging = co_await std::move(taking);
+  Compute::Update step{.steps = steps,
+                       .format = context_.table.state().format,
+                       .record = homes.records.on_device(id),
+                       .grad = {},
+                       .param = homes.params.destination_on_device(id, staging.param),
+                       .first_element = context_.table.first_element(id),
+                       .runs = context_.table.decay_runs(id)};
+  step.grad = co_await homes.grads.fetch_to_device(id, item.memory.grad, staging.grad);
+  co_await context_.compute.update(step);
+  co_await homes.params.publish_from_device(id, step.param, item.memory.param);
+  parts_.staging.give_back(std::move(staging));
+  context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
+  if (!homes.records.written_each_step()) co_return;
+  co_await homes.records.fetch(id, item.memory.record);
+  const std::uint64_t seed = parts_.store->write_seed(id, stored_as(pass.generation));
+  hash = co_await hash_record(context_, id, item.memory.record, seed);
+}
+
 /// A record that was read without its parameter, and is not what was written: if it is whole on the
 /// drive, the parameter was changed in memory.
 Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
                                                const Item& item) const {
-  const std::span<std::byte> record = item.memory.first(context_.table.chunk(id).record_bytes());
+  const std::span<std::byte> record = item.memory.record;
   co_await parts_.store->read(id, stored, record);
   const bool whole = co_await is_record_of(context_, *parts_.store, id, stored, record);
   if (!whole) co_return;
@@ -222,26 +239,24 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
 
 /// The item holds the record of the generation before, read again: so are the parameters at home.
 Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
-  const Chunk& chunk = context_.table.chunk(id);
-  const std::uint64_t stored = pass.generation + settings_.store_offset - 1;
-  const std::span<std::byte> record = item.memory.first(chunk.record_bytes());
-  co_await require_record_of(context_, *parts_.store, id, stored, record);
-  const std::span<std::byte> param_item =
-      item.memory.subspan(chunk.record_bytes(), parts_.params.item_bytes(chunk));
-  co_await parts_.params.publish_record(id, pass.generation - 1, record, param_item);
-  if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation - 1);
+  const std::uint64_t stored = stored_as(pass.generation) - 1;
+  co_await require_record_of(context_, *parts_.store, id, stored, item.memory.record);
+  co_await parts_.homes.params.publish_record(id, pass.generation - 1, item.memory.record,
+                                              item.memory.param);
+  parts_.homes.records.set_holds(id, pass.generation - 1);
 }
 
 Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
-  if (parts_.records.resident()) co_return;
+  const RecordHome& records = parts_.homes.records;
+  if (!records.written_each_step()) co_return;
   // The generation before must be durable before a byte of this one is written: its slots are what
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
-  const auto record = item.memory.first(context_.table.chunk(id).record_bytes());
-  // The work items of the others are what reads wait for; a kept record only has to be durable.
-  const IoPriority priority = parts_.kept.keeps(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
-  co_await parts_.store->write(id, pass.generation + settings_.store_offset, record, hash,
-                               priority);
+  const std::span<const std::byte> record = item.memory.record;
+  // The work items of the others are what reads wait for; what has its own only has to be durable.
+  const IoPriority priority =
+      records.has_own_item(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
+  co_await parts_.store->write(id, stored_as(pass.generation), record, hash, priority);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
 }
 

@@ -37,7 +37,7 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
   // Whoever writes a record has waited for this; a rank may have none to write.
   if (const PassPtr previous = pass->previous) co_await previous->done.wait();
-  if (!parts_.records.resident()) {
+  if (parts_.homes.records.written_each_step()) {
     co_await pass->blob_given.wait();
     co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
   }
@@ -60,7 +60,8 @@ Task<> OptimizerSweep::record_written(ChunkId id, std::uint64_t generation) {
 }
 
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
-  ZIGGURAT_CHECK(parts_.records.resident(), "records on NVMe are durable by themselves");
+  ZIGGURAT_CHECK(!parts_.homes.records.written_each_step(),
+                 "records on NVMe are durable by themselves");
   ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   if (generation == durable_generation_) co_return;
   const std::uint64_t stored_generation = parts_.store->durable_generation() + 1;
@@ -72,9 +73,24 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
   co_await commit(generation, stored_generation, blob);
 }
 
+/// A record that the CPU cannot reach comes into a work item first.
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
-  if (!parts_.records.resident(id)) co_return;  // constant
-  const std::span<const std::byte> record = parts_.records.record(id);
+  const RecordHome& records = parts_.homes.records;
+  if (!records.stays(id)) co_return;  // constant
+  Lease lease;
+  std::span<const std::byte> record;
+  if (records.updated_on_device(id)) {
+    const LeaseRequest wanted{.purpose = Purpose::kOptimizer,
+                              .size_bytes = context_.table.chunk(id).record_bytes(),
+                              .need = {.generation = stored_generation, .position = id},
+                              .holder = "checkpoint",
+                              .numa_node = context_.node_of(id)};
+    lease = co_await context_.pool.acquire(wanted);
+    co_await records.fetch(id, lease.bytes());
+    record = lease.bytes();
+  } else {
+    record = records.memory(id);
+  }
   const std::uint64_t hash =
       co_await hash_record(context_, id, record, parts_.store->write_seed(id, stored_generation));
   co_await parts_.store->write(id, stored_generation, record, hash, IoPriority::kWriteBack);

@@ -40,7 +40,7 @@ void OptimizerSweep::begin(std::uint64_t generation) {
 }
 
 bool OptimizerSweep::can_guess() const {
-  return !parts_.records.resident() && parts_.store->state().slots == 2;
+  return parts_.homes.records.written_each_step() && parts_.store->state().slots == 2;
 }
 
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
@@ -119,8 +119,8 @@ Task<> OptimizerSweep::undo_step() {
   co_await pass->idle.wait();
   current_ = pass->previous;
   for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
-    parts_.grads.drop(id);
-    parts_.grads.arrived(id).reset();
+    parts_.homes.grads.drop(id);
+    parts_.homes.grads.arrived(id).reset();
   }
 }
 
@@ -173,13 +173,13 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
 /// forward's, or with a guess that of the gradients to come. Backward is taken to be forward
 /// reversed; where it is not, a chunk waits longer with what it has read.
 void OptimizerSweep::read_ahead(const PassPtr& pass) {
-  if (parts_.records.resident() || pass->state != Pass::State::kOpen) return;
+  if (!parts_.homes.records.written_each_step() || pass->state != Pass::State::kOpen) return;
   if (pass->previous && !pass->previous->updated.is_set()) return;
   const auto count = static_cast<ChunkId>(context_.table.chunks().size());
   for (; pass->ahead < count; ++pass->ahead) {
     const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
-    // A kept record is there already.
-    if (pass->stages[id] != Pass::Stage::kWaiting || parts_.kept.keeps(id)) continue;
+    // A record that stays is there already.
+    if (pass->stages[id] != Pass::Stage::kWaiting || parts_.homes.records.stays(id)) continue;
     if (items_out_ >= settings_.work_items) return;
     if (written_generation_[id] + 1 < pass->generation) return;
     LeaseRequest behind_all = request(*pass, id);
@@ -224,9 +224,10 @@ Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made
   if (pass->under_way == 0) pass->idle.set();
 }
 
-/// It is updated. A kept record takes no work item: others need not wait until it is written.
+/// It is updated. One with an item of its own takes none of the others', who need not wait until it
+/// is written.
 void OptimizerSweep::make_way(Pass& pass, ChunkId id, Item& item) {
-  if (parts_.kept.keeps(id)) leave(pass, item);
+  if (parts_.homes.records.has_own_item(id)) leave(pass, item);
 }
 
 void OptimizerSweep::leave(Pass& pass, Item& item) {
@@ -237,7 +238,7 @@ void OptimizerSweep::leave(Pass& pass, Item& item) {
 
 /// True if it was the last.
 bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
-  if (parts_.kept.keeps(id)) parts_.kept.set_holds(id, pass.generation);
+  parts_.homes.records.set_holds(id, pass.generation);
   written_generation_[id] = pass.generation;
   written_[id].set();
   return --pass.records_left == 0;
@@ -301,8 +302,8 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
 
 /// The chunk's parameters are those of the generation being made, and nothing can change that.
 void OptimizerSweep::updated(Pass& pass, ChunkId id) {
-  parts_.grads.drop(id);
-  parts_.grads.arrived(id).reset();
+  parts_.homes.grads.drop(id);
+  parts_.homes.grads.arrived(id).reset();
   const UnitId unit = context_.table.chunk(id).unit;
   if (--pass.unit_chunks_left[unit] == 0) parts_.unit_updated(unit, pass.generation);
   if (--pass.chunks_left == 0) pass.updated.set();

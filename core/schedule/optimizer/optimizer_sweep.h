@@ -28,9 +28,9 @@
 
 #include "base/runtime/trace.h"
 #include "core/schedule/context.h"
-#include "core/schedule/homes.h"
-#include "core/schedule/optimizer/record_cache.h"
+#include "core/schedule/optimizer/device_staging.h"
 #include "core/schedule/optimizer/state_writes.h"
+#include "core/schedule/optimizer/work_memory.h"
 #include "optimizer/update.h"
 #include "tiers/striped_store.h"
 
@@ -39,10 +39,8 @@ namespace ziggurat {
 class OptimizerSweep {
  public:
   struct Parts {
-    ParamHome& params;
-    GradHome& grads;
-    RecordHome& records;
-    RecordCache& kept;
+    StateHomes homes;
+    DeviceStaging& staging;  ///< for chunks that the device updates
     /// Null: records are in memory, and nothing is ever durable.
     StripedStore* store;
     /// A generation is sealed here once the ranks' least says so.
@@ -62,10 +60,6 @@ class OptimizerSweep {
   /// The state stands at `generation` (finished steps), stored as the store's newest generation.
   OptimizerSweep(Context& context, Parts parts, Settings settings, std::uint64_t generation);
 
-  /// The lease that one work item takes: record, and parameters or gradient where those are on
-  /// NVMe.
-  static std::uint64_t item_bytes(const Context& context, const ParamHome& params,
-                                  const GradHome& grads, const Chunk& chunk);
   /// Bytes at the beginning of `chunk`'s record that an update need not read: the parameter, where
   /// the record holds it and it is in memory anyway.
   static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
@@ -114,11 +108,11 @@ class OptimizerSweep {
   using PassPtr = std::shared_ptr<Pass>;
   /// What a chunk holds while it is worked on.
   struct Item {
-    Lease lease{};                  ///< none if the chunk is kept, or needs no memory
-    std::span<std::byte> memory{};  ///< record, parameters, gradient: those that are on NVMe
-    bool known = false;             ///< the record needs no verification
-    bool param_not_read = false;    ///< the parameter it begins with is at home, as it was
-    bool begun = true;              ///< counts in Pass::begun
+    Lease lease{};                ///< none if the chunk has its own, or needs no memory
+    WorkMemory memory{};          ///< parts of that
+    bool known = false;           ///< the record needs no verification
+    bool param_not_read = false;  ///< the parameter it begins with is at home, as it was
+    bool begun = true;            ///< counts in Pass::begun
   };
 
   // optimizer_sweep.cc
@@ -153,6 +147,8 @@ class OptimizerSweep {
   RecordView view_of(ChunkId id, const Item& item) const;
   Task<> make_step(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
                    const RecordView& view, std::uint64_t& hash);
+  Task<> update_on_device(const Pass& pass, ChunkId id, const Item& item, const StepScalars& steps,
+                          std::uint64_t& hash);
   Task<> require_param_untouched(ChunkId id, std::uint64_t stored, const Item& item) const;
   Task<> restore(Pass& pass, ChunkId id, Item& item);
   Task<> write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash);

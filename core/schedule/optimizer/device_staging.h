@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/schedule/optimizer/device_staging.h: a little of the device's memory for updates that the
+// device makes of parameters and gradients that live elsewhere: the gradient comes here, and the
+// new parameters leave from here. A few chunks' worth, so that one is updated while the next
+// one's gradient comes and the last one's parameters leave. Reactor's thread only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/schedule/context.h"
+
+namespace ziggurat {
+
+class DeviceStaging {
+ public:
+  /// Chunks at once.
+  static constexpr std::size_t kItems = 3;
+  /// What one chunk takes where its first `device_chunks` chunks are updated by the device; 0 where
+  /// everything lives there.
+  static std::uint64_t item_bytes(const ChunkTable& table, const Placement& placement,
+                                  std::size_t device_chunks) {
+    std::uint64_t largest = 0;
+    for (const Chunk& chunk : table.chunks().first(device_chunks))
+      if (!chunk.constant) largest = std::max(largest, part_bytes(chunk.param_bytes()));
+    const std::uint64_t parts =
+        (placement.params != Tier::kDevice ? 1 : 0) + (placement.grads != Tier::kDevice ? 1 : 0);
+    return parts * largest;
+  }
+
+  /// Errors: kResourceExhausted.
+  DeviceStaging(Context& context, std::size_t device_chunks) : returned_(context.cancel) {
+    const std::uint64_t size_bytes = item_bytes(context.table, context.placement, device_chunks);
+    const bool needed = device_chunks > 0 && !context.device.host_accessible();
+    for (std::size_t i = 0; needed && i < kItems; ++i) {
+      Item item{.memory = {}, .param = {}, .grad = {}};
+      if (size_bytes > 0) {
+        item.memory = context.device.allocate(size_bytes, Purpose::kStaging);
+        const DeviceSpan<std::byte> all = device_span(item.memory);
+        const bool params = context.placement.params != Tier::kDevice;
+        const bool both = params && context.placement.grads != Tier::kDevice;
+        item.param = params ? all : all.first(0);
+        item.grad = both ? all.subspan(size_bytes / 2, size_bytes / 2) : all;
+      }
+      spare_.push_back(std::move(item));
+    }
+  }
+
+  struct Item {
+    DeviceBuffer memory;
+    DeviceSpan<std::byte> param;  ///< for ParamHome::destination_on_device
+    DeviceSpan<std::byte> grad;   ///< for GradHome::fetch_to_device
+  };
+  /// Waits for one. Whoever has one waits for no lease.
+  Task<Item> take() {
+    while (spare_.empty()) {
+      returned_.reset();
+      co_await returned_.wait();
+    }
+    Item item = std::move(spare_.back());
+    spare_.pop_back();
+    co_return item;
+  }
+  /// Nothing is copied to it or from it any more.
+  void give_back(Item item) {
+    spare_.push_back(std::move(item));
+    returned_.set();
+  }
+
+ private:
+  /// Parts begin where kernels like them to.
+  static std::uint64_t part_bytes(std::uint64_t size_bytes) {
+    return (size_bytes + 255) / 256 * 256;
+  }
+
+  std::vector<Item> spare_;
+  Signal returned_;
+};
+
+}  // namespace ziggurat
