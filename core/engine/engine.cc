@@ -74,7 +74,7 @@ Task<> EngineImpl::close() {
 /// Something is under way in which others take part. Lent gradients are none of it, nor records in
 /// memory.
 bool EngineImpl::awaited_by_ranks() const {
-  if (is_lent() && records_ && !records_->written_each_step()) return storing_;
+  if (is_lent() && records_ && !records_->through_store()) return storing_;
   return (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
 }
 
@@ -160,13 +160,15 @@ void EngineImpl::read_master(
 
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
-  // Where the store has every generation, what stays in memory may be a guess.
-  const bool stored = records_->written_each_step() || chunk.constant;
+  // Where the newest generation is durable, what stays in memory may be a guess at the next one.
+  const bool sealed = records_->through_store() && durable_generation() == generation_;
+  const bool stored = sealed || !records_->stays(id);
   const bool fetched = !stored && records_->updated_on_device(id);
   Lease lease;
   if (stored || fetched) lease = co_await state_lease(id, chunk.record_bytes());
   if (stored) {
-    const std::uint64_t generation = storage_->store->durable_generation();
+    const std::uint64_t generation =
+        chunk.constant ? storage_->store->durable_generation() : sweep_->stored_in(id);
     co_await read_record(*context_, *storage_->store, id, generation, lease.bytes());
   } else if (fetched) {
     co_await records_->fetch(id, lease.bytes());

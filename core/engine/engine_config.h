@@ -126,6 +126,11 @@ struct EngineConfig {
   /// written beside the next step's forward and backward. By rank 0's clock; 0: only make_durable()
   /// stores. State on NVMe is durable at every step without it. Never changes bits.
   double durable_every_s = 300;
+  /// With optimizer state on NVMe: steps from one that becomes durable to the next. 1: every step.
+  /// More write less: records that stay in memory are written for those steps alone, and a kill
+  /// loses what came after the last one. Needs two slots: between them the other slot of each
+  /// record is written over. Never changes bits.
+  std::uint64_t durable_every_steps = 1;
   enum class Resume : std::uint8_t {
     kAuto,
     kNever,  ///< a store that is there is replaced

@@ -32,8 +32,8 @@ void EngineImpl::make_durable() {
     co_await self.cache_->quiesce();
     for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
     co_await self.checkpoint_ended();
-    if (self.records_->written_each_step()) co_return;
-    if (self.durable_generation() != self.generation_) self.require_all_open("make_durable()");
+    if (self.durable_generation() == self.generation_) co_return;
+    self.require_all_open("make_durable()");
     co_await self.sweep_->checkpoint(self.generation_, self.last_blob_);
     self.stored_at_ = self.runtime_.reactor.clock().now();
   }(*this));
@@ -42,7 +42,7 @@ void EngineImpl::make_durable() {
 
 /// By this rank's clock: rank 0's counts.
 bool EngineImpl::checkpoint_due() const {
-  if (!storage_->store || records_->written_each_step() || config_.durable_every_s == 0 || storing_)
+  if (!storage_->store || records_->through_store() || config_.durable_every_s == 0 || storing_)
     return false;
   const std::chrono::duration<double> since = runtime_.reactor.clock().now() - stored_at_;
   return since.count() >= config_.durable_every_s;

@@ -102,12 +102,14 @@ class EngineImpl final : public LentEngine {
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();
+  void choose_placement_if_automatic();
+  void require_slots(const StoreState& state) const;
   Task<> build_floors();
   DeviceRequest device_request() const;
   Task<> create_state(const Initializer& initialize);
   Task<> create_chunk(ChunkId id, const Initializer& initialize);
   std::size_t chunks_at_once() const;
-  void make_sweep(std::uint64_t store_offset);
+  void make_sweep();
   StateHomes homes() const { return {*params_, *grads_, *records_}; }
   Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
   Task<ItemMemory> item_of(ChunkId id);

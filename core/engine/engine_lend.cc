@@ -48,6 +48,10 @@ void EngineImpl::validate_lent() const {
   require(config_.param_groups.empty(),
           "`param_groups` beside lent parameters: give each step its "
           "groups instead");
+  require(!config_.placement.automatic && config_.placement.optimizer != Tier::kDevice &&
+              config_.placement.device_record_bytes == 0,
+          fmt::format("`placement={}` beside lent parameters: optimizer state is on host or nvme",
+                      to_string(config_.placement)));
   require(!config_.store.empty() || config_.placement.optimizer == Tier::kHost,
           "`store`: a directory is needed where optimizer state is not on the host");
   require(

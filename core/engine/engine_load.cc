@@ -63,7 +63,7 @@ Task<> EngineImpl::load_state() {
   if (copies_) co_await storage_->quorum.barrier();  // no rank goes on if one could not be repaired
   const StoreState& state = store.state();
   notes_.insert(notes_.end(), state.notes.begin(), state.notes.end());
-  make_sweep(state.generation - generation_);
+  make_sweep();
 }
 
 Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {

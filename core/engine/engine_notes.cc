@@ -42,7 +42,7 @@ void EngineImpl::describe_records() {
   const std::size_t on_host = records_->host_count();
   const std::size_t all = table_->chunks().size();
   const bool divided = on_device > 0 && on_host > 0;
-  if (!divided && (!records_->written_each_step() || on_device + on_host == 0)) return;
+  if (!divided && (!records_->through_store() || on_device + on_host == 0)) return;
   std::uint64_t read_bytes = 0;
   for (ChunkId id = 0; id < all; ++id) {
     const Chunk& chunk = table_->chunk(id);
@@ -52,8 +52,9 @@ void EngineImpl::describe_records() {
   std::string line = fmt::format("{} of {} records stay", on_device + on_host, all);
   if (!divided) line += on_device > 0 ? " on the device" : " in host memory";
   if (divided) line += fmt::format(": {} on the device, {} in host memory", on_device, on_host);
-  if (records_->written_each_step()) {
-    line += fmt::format("; a step writes {} of records and reads {}",
+  if (records_->through_store()) {
+    line += fmt::format("; a step{} writes {} of records and reads {}",
+                        config_.durable_every_steps > 1 ? " that becomes durable" : "",
                         format_bytes(table_->total_record_bytes()), format_bytes(read_bytes));
   }
   notes_.push_back(std::move(line));
@@ -88,6 +89,12 @@ std::string EngineImpl::durability() const {
     return "there is no store: nothing is durable, and the end of the process ends it";
   const bool one_slot = storage_->store->state().slots == 1;
   if (config_.placement.optimizer == Tier::kNvme) {
+    if (config_.durable_every_steps > 1) {
+      return fmt::format(
+          "every {} steps (durable_every_steps) one becomes durable; a kill loses what came after "
+          "the last one",
+          config_.durable_every_steps);
+    }
     return one_slot ? "slots 1: half the space; a kill while a sweep writes loses the run"
                     : "every finished step becomes durable, at no extra written bytes";
   }

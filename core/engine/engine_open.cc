@@ -16,7 +16,7 @@
 #include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "core/engine/engine_settings.h"
-#include "core/plan/run_plan.h"
+#include "core/plan/auto_placement.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -67,6 +67,13 @@ void EngineImpl::validate() {
   require(config_.clip_norm >= 0,
           fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
   require(config_.durable_every_s >= 0, "durable_every: 0 (never) or a positive number of seconds");
+  require(config_.durable_every_steps >= 1, "durable_every_steps: 1 (every step) or more");
+  require(config_.durable_every_steps == 1 ||
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          fmt::format("`durable_every_steps={}`: between two durable steps the other slot of each "
+                      "record is written over: it needs placement optimizer=nvme and slots 2; "
+                      "state in memory has durable_every, in seconds",
+                      config_.durable_every_steps));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
           "speculation always: an update that starts before the step's end can be undone only with "
@@ -162,6 +169,9 @@ static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 Task<> EngineImpl::open_store() {
   const bool out_of_reach = !device_.host_accessible();
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
+  // It takes a little of the device, before that is divided.
+  compute_ =
+      make_compute(device_, runtime_.reactor, *runtime_.workers, kChunkTilesMax * kTileElements);
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -176,10 +186,13 @@ Task<> EngineImpl::open_store() {
     const StoreState& state = storage_->store->state();
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     check_identity(state);
+    require_slots(state);
     resumed_ = true;
+    choose_placement_if_automatic();
   } else {
     // The budget is judged before a byte is written. One layout for all ranks that divide a model:
     // the smallest chunks.
+    choose_placement_if_automatic();
     const StateKind& kind = config_.optimizer.state;
     const Sharding cut = sharding();
     const ReductionSettings exchanged = reduction();
@@ -193,8 +206,6 @@ Task<> EngineImpl::open_store() {
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
-  compute_ =
-      make_compute(device_, runtime_.reactor, *runtime_.workers, table_->largest_chunk_count());
   plan_ =
       plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes, out_of_reach);
   require_host_budget(plan_, config_.host_budget_bytes);
@@ -215,6 +226,33 @@ Task<> EngineImpl::open_store() {
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
+}
+
+/// Before anything is sized. For a store that is there, with its chunks.
+void EngineImpl::choose_placement_if_automatic() {
+  if (!config_.placement.automatic) return;
+  const Account device = device_.account();
+  PlacementChoice choice =
+      choose_placement({.model = model_,
+                        .state = config_.optimizer.state,
+                        .sharding = sharding(),
+                        .reduction = reduction(),
+                        .device = device_request(),
+                        .slots = config_.slots,
+                        .budgets = {.device_bytes = device.capacity_bytes() - device.used_bytes(),
+                                    .host_bytes = config_.host_budget_bytes},
+                        .chunk_tiles = table_ ? table_->largest_chunk_count() / kTileElements : 0});
+  config_.placement = choice.placement;
+  notes_.push_back(std::move(choice.why));
+}
+
+/// A store keeps the slots that it was made with.
+void EngineImpl::require_slots(const StoreState& state) const {
+  if (config_.durable_every_steps == 1 || state.slots == 2) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("`durable_every_steps={}`: the store {} was made with `slots=1`, which "
+                          "has no room for it: give 1",
+                          config_.durable_every_steps, storage_->paths()));
 }
 
 /// What may not change at resume, word by word, so that the message names the word.
@@ -352,10 +390,12 @@ Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
   records_->set_holds(id, generation_);
 }
 
-void EngineImpl::make_sweep(std::uint64_t store_offset) {
+void EngineImpl::make_sweep() {
   if (is_lent()) writes_.emplace(table_->state());
   OptimizerSweep::Settings settings{
-      .work_items = plan_.items, .store_offset = store_offset, .before_seal = config_.before_seal};
+      .work_items = plan_.items,
+      .seal_every = records_->through_store() ? config_.durable_every_steps : 0,
+      .before_seal = config_.before_seal};
   OptimizerSweep::Parts parts{
       .homes = homes(),
       .staging = *staging_,
@@ -391,7 +431,7 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
     co_await storage_->store->commit(0, last_blob_, before_seal);
     storage_->store->set_durable_everywhere(0);
   }
-  make_sweep(0);
+  make_sweep();
 }
 
 Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {

@@ -115,7 +115,9 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
       In::parsed("placement", &EngineConfig::placement, parse_placement,
                  [](const Placement& placement) { return to_string(placement); },
                  {.values = "WHERE",
-                  .help = "tier (device, host, nvme) of each class of state, or all=TIER",
+                  .help = "tier (device, host, nvme) of each class of state, or all=TIER; "
+                          "optimizer=device:2GiB,host:8GiB,nvme divides its records; auto: as the "
+                          "budgets allow",
                   .agreed_text =
                       [](const EngineConfig& c) {
                         return std::string(to_string(c.placement.optimizer));
@@ -218,6 +220,12 @@ std::vector<SettingOf<EngineConfig>> store_table() {
                   .help = "optimizer state that is not on NVMe is stored so often, beside the "
                           "training; a kill loses what came after the last time; 0: at the end "
                           "only"}),
+      In::integer("durable_every_steps", &EngineConfig::durable_every_steps,
+                  {.min = 1, .max = 1'000'000},
+                  {.values = "STEPS",
+                   .help = "with optimizer state on NVMe: every so many steps one becomes durable; "
+                           "more than 1 writes less, and a kill loses what came after the last "
+                           "one"}),
       In::word("resume", &EngineConfig::resume, kResumes,
                {.values = "auto|never|new",
                 .help = "go on from the store's last durable step, replace the store, or refuse "

@@ -65,7 +65,7 @@ Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<flo
   if (!records_->holds(id, generation_)) {
     ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
                    id);
-    co_await read_record(*context_, *storage_->store, id, sweep_->stored_as(generation_),
+    co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),
                          memory.work.record);
   }
   const StateWrites::Arrays* const writes = writes_->of(id);

@@ -91,8 +91,7 @@ class Division {
     for (UnitId u = 0; placement_.params == Tier::kDevice && u < table_.unit_count(); ++u)
       plan.home_bytes += buffer_bytes(table_.home_count(u) * size_bytes(table_.dtype()));
     const std::size_t records = device_chunks(table_, placement_);
-    for (const Chunk& chunk : table_.chunks().first(records))
-      if (!chunk.constant) plan.record_bytes += buffer_bytes(chunk.record_bytes());
+    plan.record_bytes = device_record_bytes(table_, records);
     for (const Chunk& chunk : table_.chunks())
       if (placement_.grads == Tier::kDevice)
         plan.gradient_bytes += buffer_bytes(chunk.param_bytes());
@@ -254,6 +253,13 @@ std::size_t device_chunks(const ChunkTable& table, const Placement& placement) {
     left_bytes -= needed;
   }
   return chunks.size();
+}
+
+std::uint64_t device_record_bytes(const ChunkTable& table, std::size_t count) {
+  std::uint64_t total = 0;
+  for (const Chunk& chunk : table.chunks().first(count))
+    if (!chunk.constant) total += buffer_bytes(chunk.record_bytes());
+  return total;
 }
 
 DevicePlan plan_device(const ChunkTable& table, const Placement& placement,

@@ -42,6 +42,8 @@ struct DeviceRequest {
 
 /// Records that the device holds: the first ones of the table, as many as Placement says.
 std::size_t device_chunks(const ChunkTable& table, const Placement& placement);
+/// What the first `count` records take of the device.
+std::uint64_t device_record_bytes(const ChunkTable& table, std::size_t count);
 
 struct DevicePlan {
   std::uint64_t trainer_bytes = 0;

@@ -60,7 +60,8 @@ class Items {
 };
 
 /// Keeps as many records as `spare_bytes` hold beside the work items of those that are not kept:
-/// the reserve has one, so 11 more, or one for each where fewer are left.
+/// the reserve has one, so 11 more, or one for each where fewer are left. What a placement asks for
+/// is kept also where that leaves but the one.
 void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& placement,
                   const Items& items, std::uint64_t spare_bytes) {
   const std::size_t count = table.chunks().size();
@@ -72,7 +73,10 @@ void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& plac
   std::uint64_t so_far_bytes = 0;
   for (std::size_t k = items.device_chunks() + 1; k <= count; ++k) {
     so_far_bytes += lease_bytes(kept_bytes(k - 1));
-    const std::uint64_t others = std::min<std::uint64_t>(kWorkItemsWanted - 1, count - k + brought);
+    const std::uint64_t others =
+        placement.host_record_bytes
+            ? 0
+            : std::min<std::uint64_t>(kWorkItemsWanted - 1, count - k + brought);
     if (so_far_bytes > most_bytes) break;
     if (so_far_bytes + others * lease_bytes(plan.item_bytes) > spare_bytes) continue;
     plan.kept_bytes = so_far_bytes;

@@ -53,7 +53,8 @@ RunPlan plan_run(const RunRequest& request) {
                                         request.reduction, 0, request.device.out_of_reach)
                                   .comfortable_bytes();
   }
-  plan.chunk_tiles = choose_chunk_tiles(host, plan.budgets.host_bytes);
+  plan.chunk_tiles = request.chunk_tiles > 0 ? request.chunk_tiles
+                                             : choose_chunk_tiles(host, plan.budgets.host_bytes);
   const ChunkTable table = table_of(request, plan.chunk_tiles);
   if (plan.budgets.device_bytes == 0) {
     plan.budgets.device_bytes = comfortable_device_bytes(table, request.placement, request.device);
@@ -62,6 +63,7 @@ RunPlan plan_run(const RunRequest& request) {
   plan.host = plan_host(table, request.placement, request.reduction, plan.budgets.host_bytes,
                         request.device.out_of_reach);
   plan.device = plan_device(table, request.placement, request.device, plan.budgets.device_bytes);
+  require_host_budget(plan.host, plan.budgets.host_bytes);
   require_device_budget(plan.device, plan.budgets.device_bytes);
   plan.smallest.device_bytes = plan.device.smallest_bytes;
   plan.table_bytes = table_bytes(table, request.slots);

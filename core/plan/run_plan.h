@@ -34,6 +34,7 @@ struct RunRequest {
   DeviceRequest device{};
   int slots = 2;
   Budgets budgets{};
+  std::uint64_t chunk_tiles = 0;  ///< of a store that is there; 0: those that suit the budget
 };
 
 struct RunPlan {

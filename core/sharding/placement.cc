@@ -91,6 +91,8 @@ std::string_view to_string(Tier tier) noexcept {
 
 Placement parse_placement(const std::string& text) {
   Placement placement;
+  placement.automatic = text == "auto";
+  if (placement.automatic) return placement;
   std::istringstream parts(text);
   std::string name;
   std::vector<Share> shares;
@@ -110,6 +112,7 @@ Placement parse_placement(const std::string& text) {
 }
 
 std::string to_string(const Placement& placement) {
+  if (placement.automatic) return "auto";
   std::string records;
   if (placement.device_record_bytes > 0)
     records += fmt::format("device:{},", exact_bytes(placement.device_record_bytes));

@@ -28,11 +28,15 @@ struct Placement {
   std::uint64_t device_record_bytes = 0;  ///< of the device's memory
   /// As much of host memory, with `optimizer` on NVMe; none given: what nothing else needs.
   std::optional<std::uint64_t> host_record_bytes{};
+  /// All of that is chosen from the budgets when an engine is opened (core/plan/auto_placement.h),
+  /// with `optimizer` on NVMe.
+  bool automatic = false;
 };
 
 /// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their
 /// default. Records are divided from the top: "optimizer=device:2GiB,host:8GiB,nvme", where each
-/// tier but the last has a size. Errors: kInvalidArgument naming the word that is wrong.
+/// tier but the last has a size. "auto" leaves it all to the engine. Errors: kInvalidArgument
+/// naming the word that is wrong.
 Placement parse_placement(const std::string& text);
 /// What parse_placement() reads as the same.
 std::string to_string(const Placement& placement);

@@ -69,6 +69,7 @@ const std::map<std::string, std::string>& others() {
       {"reduce_bucket_size", "11"},
       {"slots", "1"},
       {"durable_every", "60"},
+      {"durable_every_steps", "5"},
       {"resume", "never"},
   };
   return texts;
@@ -82,8 +83,8 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                tensor_parallel, strategy, quantization, ranks_per_node, reduce_dtype,
                reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
                speculation, max_live_parameters, max_reuse_distance, param_persistence_threshold,
-               slots, blob_bytes_max, durable_every_s, resume, run_identity, numerics_fingerprint,
-               progress, before_seal] = config;
+               slots, blob_bytes_max, durable_every_s, durable_every_steps, resume, run_identity,
+               numerics_fingerprint, progress, before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(
       std::tie(store, trainer_device_bytes, trainer_held_units, progress, before_seal));
@@ -96,7 +97,7 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                              reduce_dtype, reduce_bucket_elements, prefetch_elements_max,
                              param_groups, clip_norm, speculation, max_live_parameters,
                              max_reuse_distance, param_persistence_threshold, slots,
-                             durable_every_s, resume));
+                             durable_every_s, durable_every_steps, resume));
   const auto& [zero_stage, name, shard_group, hpz] = strategy;
   const auto& [weights, gradient_bits] = quantization;
   const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay,

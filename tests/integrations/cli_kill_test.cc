@@ -3,12 +3,14 @@
 // every relaunch goes on, and the end has the bits of the run that was never killed.
 //
 // SIGKILL does not test fdatasync, since the kernel keeps the page cache; the simulated disk in
-// tests/faults does.
+// tests/faults does. ZIGGURAT_KILLS: kills of each setting (25).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <random>
 #include <thread>
 
@@ -19,8 +21,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kKills = 25;
 constexpr int kSteps = 40;
+
+int kills_wanted() {
+  const char* const wanted = std::getenv("ZIGGURAT_KILLS");
+  return wanted != nullptr ? std::atoi(wanted) : 25;
+}
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -40,6 +46,12 @@ std::map<int, std::string> bits_of(const std::string& out) {
   std::map<int, std::string> bits = loss_bits(out);
   bits.merge(attempt_bits(out));
   return bits;
+}
+
+/// Steps from one that becomes durable to the next.
+int durable_every(const Arguments& arguments) {
+  const auto flag = std::ranges::find(arguments, "--durable-every-steps");
+  return flag == arguments.end() ? 1 : std::stoi(*std::next(flag));
 }
 
 class CliKill : public testing::TestWithParam<Arguments> {};
@@ -65,7 +77,8 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
   std::uniform_real_distribution<double> delay(0, 0.6 * whole_s);
   int kills = 0;
   int previous_resume = 0;
-  while (kills < kKills) {
+  int previous_last = 0;
+  while (kills < kills_wanted()) {
     Process process(folder.path(), tiny_train(folder, "killed", kSteps) + more);
     std::this_thread::sleep_for(std::chrono::duration<double>(delay(random)));
     process.signal(SIGKILL);
@@ -81,7 +94,12 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
       if (first != 0) {
         // What was durable before stays durable: no relaunch goes back.
         EXPECT_GE(first, previous_resume);
+        // When a step's line is printed, the second step before it is written, and the one before
+        // that is done with.
+        EXPECT_GE(first, previous_last - durable_every(more) - 1);
         previous_resume = first;
+        const std::map<int, std::string> steps = loss_bits(output.out);
+        previous_last = steps.empty() ? 0 : steps.rbegin()->first;
       }
       continue;
     }
@@ -90,6 +108,7 @@ TEST_P(CliKill, AtRandomMomentsLosesNoFinishedStep) {
     std::filesystem::remove_all(folder / "killed");
     seen.clear();
     previous_resume = 0;
+    previous_last = 0;
   }
   const Output last = ziggurat(folder.path(), tiny_train(folder, "killed", kSteps) + more);
   ASSERT_EQ(last.exit_code, 0) << last.err;
@@ -112,11 +131,17 @@ const Arguments kFp16{
     "--hysteresis", "1"};
 const Arguments kEightBit{"--state-format", "8bit"};
 const Arguments kSplit{"--state-format", "split"};
+/// Records on all three tiers.
+const Arguments kDivided{"--placement",
+                         "params=host,grads=host,optimizer=device:700KiB,host:700KiB,nvme"};
+const Arguments kLittle{"--host-memory", "2MiB"};
+const Arguments kEveryFifth{"--durable-every-steps", "5"};
 
 INSTANTIATE_TEST_SUITE_P(Settings, CliKill,
                          testing::Values(kDemo, kNvme, kDemo + kGuesses, kNvme + kGuesses,
                                          kDemo + kFp16, kNvme + kGuesses + kFp16,
-                                         kDemo + kGuesses + kEightBit, kDemo + kGuesses + kSplit));
+                                         kDemo + kGuesses + kEightBit, kDemo + kGuesses + kSplit,
+                                         kDivided + kLittle, kGuesses + kDivided + kEveryFifth));
 
 TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   const TemporaryFolder folder;

@@ -60,7 +60,6 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
     ++items_out_;
   }
   item.memory = WorkMemory::of(parts_.homes, context_.table, id, item.lease.bytes());
-  if (!records.written_each_step()) co_return 0;
   const Chunk& chunk = context_.table.chunk(id);
   const bool on_device = records.updated_on_device(id);
   const std::uint64_t skipped =
@@ -69,11 +68,12 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
   item.known = records.holds(id, pass.generation - 1);
   item.param_not_read = !item.known && skipped > 0;
   if (item.known) {
+    if (!records.through_store()) co_return 0;
     context_.metrics.add(Counter::kRecordCacheHits, 1);
     context_.metrics.add(Counter::kRecordCacheHitBytes, wanted_bytes);
     co_return 0;
   }
-  const std::uint64_t stored = stored_as(pass.generation) - 1;
+  const std::uint64_t stored = stored_in_[id];
   co_await parts_.store->read(id, stored, item.memory.record, IoPriority::kPrefetch, skipped);
   context_.metrics.add(Counter::kStateReadBytes, wanted_bytes);
   if (on_device) {
@@ -143,8 +143,7 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
                                     const StateWrites::Arrays& writes) {
   ZIGGURAT_CHECK(!pass.guesses, "generation {}: state is written under a guess", pass.generation);
   const std::span<std::byte> record = view_of(id, item).record;
-  if (parts_.homes.records.written_each_step() && !item.known)
-    co_await require_record_of(context_, *parts_.store, id, stored_as(pass.generation) - 1, record);
+  if (!item.known) co_await require_record_of(context_, *parts_.store, id, stored_in_[id], record);
   item.known = true;
   parts_.homes.records.forget(id);
   const std::function<void()> job = [&] { parts_.writes->apply(writes, record); };
@@ -169,33 +168,33 @@ RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
 Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
                                  const StepScalars& steps, const RecordView& view,
                                  std::uint64_t& hash) {
-  const bool stored = parts_.homes.records.written_each_step();
-  if (!stored && view.grad.bytes.empty() && !view.masters_from_param) co_return;
-  const std::uint64_t to = pass.generation + settings_.store_offset;
+  const bool hashed = writes(pass, id);
+  if (!hashed && view.grad.bytes.empty() && !view.masters_from_param) co_return;
   StateStore::Expected expected{};
-  UpdateHashing hashing{.verify = stored && !item.known, .seed_before = 0, .seed_after = 0};
-  if (stored) {
-    expected = parts_.store->expected(id, to - 1);
+  UpdateHashing hashing{.verify = !item.known, .seed_before = 0, .seed_after = 0};
+  if (hashing.verify) {
+    expected = parts_.store->expected(id, stored_in_[id]);
     hashing.seed_before = expected.seed;
-    hashing.seed_after = parts_.store->write_seed(id, to);
   }
+  if (hashed) hashing.seed_after = parts_.store->write_seed(id, pass.stored);
   parts_.homes.records.forget(id);
   UpdateHashes hashes;
   const std::function<void()> job = [&] {
     const CountedTime busy(context_.metrics, Counter::kOptimizerCpuNs);
-    hashes = update_record(steps, view, context_.table.decay_runs(id), stored ? &hashing : nullptr);
+    hashes = update_record(steps, view, context_.table.decay_runs(id),
+                           hashed || hashing.verify ? &hashing : nullptr);
   };
   co_await context_.run_near(id, "update record", job);
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
   if (hashing.verify && hashes.before != expected.hash) {
-    if (item.param_not_read) co_await require_param_untouched(id, to - 1, item);
-    throw parts_.store->corrupt_record(id, to - 1);
+    if (item.param_not_read) co_await require_param_untouched(id, stored_in_[id], item);
+    throw parts_.store->corrupt_record(id, stored_in_[id]);
   }
   hash = hashes.after;
 }
 
-/// By the device, in its memory. Where the store has every generation, the record then comes to
-/// host memory, is hashed there, and written from there.
+/// By the device, in its memory. A record that is to be written then comes to host memory, where it
+/// is hashed, and from where it is written.
 Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item& item,
                                         const StepScalars& steps, std::uint64_t& hash) {
   const StateHomes& homes = parts_.homes;
@@ -214,9 +213,9 @@ Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item
   co_await homes.params.publish_from_device(id, step.param, item.memory.param);
   parts_.staging.give_back(std::move(staging));
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
-  if (!homes.records.written_each_step()) co_return;
+  if (!writes(pass, id)) co_return;
   co_await homes.records.fetch(id, item.memory.record);
-  const std::uint64_t seed = parts_.store->write_seed(id, stored_as(pass.generation));
+  const std::uint64_t seed = parts_.store->write_seed(id, pass.stored);
   hash = co_await hash_record(context_, id, item.memory.record, seed);
 }
 
@@ -239,24 +238,22 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
 
 /// The item holds the record of the generation before, read again: so are the parameters at home.
 Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
-  const std::uint64_t stored = stored_as(pass.generation) - 1;
-  co_await require_record_of(context_, *parts_.store, id, stored, item.memory.record);
+  co_await require_record_of(context_, *parts_.store, id, stored_in_[id], item.memory.record);
   co_await parts_.homes.params.publish_record(id, pass.generation - 1, item.memory.record,
                                               item.memory.param);
   parts_.homes.records.set_holds(id, pass.generation - 1);
 }
 
 Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
-  const RecordHome& records = parts_.homes.records;
-  if (!records.written_each_step()) co_return;
+  if (!writes(pass, id)) co_return;
   // The generation before must be durable before a byte of this one is written: its slots are what
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
   const std::span<const std::byte> record = item.memory.record;
   // The work items of the others are what reads wait for; what has its own only has to be durable.
   const IoPriority priority =
-      records.has_own_item(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
-  co_await parts_.store->write(id, stored_as(pass.generation), record, hash, priority);
+      parts_.homes.records.has_own_item(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
+  co_await parts_.store->write(id, pass.stored, record, hash, priority);
   context_.metrics.add(Counter::kStateWriteBytes, record.size());
 }
 

@@ -58,6 +58,9 @@ struct OptimizerSweep::Pass : std::enable_shared_from_this<Pass> {
   bool refuted() const noexcept { return state == State::kCorrected || state == State::kUndone; }
 
   std::uint64_t generation;  // the one being made
+  // Given as soon as something may be written:
+  std::uint64_t stored = 0;  // what the store calls the generation that records go into
+  bool seals = false;        // it becomes durable as that
   State state = State::kOpen;
   /// While open: the guess, if there is one. Shared with jobs that a refuted guess does not stop.
   std::shared_ptr<const StepScalars> step;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/optimizer_seal.cc: how a generation becomes durable: sealed when its last
-// record is written, or written by a checkpoint where records are not on NVMe.
+// record is written, or by a checkpoint, which writes the records that are in memory alone.
 #include "base/check.h"
 #include "base/runtime/for_each.h"
 #include "core/schedule/optimizer/optimizer_pass.h"
@@ -31,15 +31,15 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   durable_generation_ = generation;
 }
 
-/// Every record of the pass is written: once step() has given the blob, the generation becomes
-/// durable.
+/// Every record of the pass is made, and written if it is to be: once step() has given the blob, a
+/// generation that seals becomes durable.
 Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
   // Whoever writes a record has waited for this; a rank may have none to write.
   if (const PassPtr previous = pass->previous) co_await previous->done.wait();
-  if (parts_.homes.records.written_each_step()) {
+  if (pass->seals) {
     co_await pass->blob_given.wait();
-    co_await commit(pass->generation, pass->generation + settings_.store_offset, pass->blob);
+    co_await commit(pass->generation, pass->stored, pass->blob);
   }
   pass->previous.reset();
   pass->done.set();
@@ -60,40 +60,41 @@ Task<> OptimizerSweep::record_written(ChunkId id, std::uint64_t generation) {
 }
 
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
-  ZIGGURAT_CHECK(!parts_.homes.records.written_each_step(),
-                 "records on NVMe are durable by themselves");
-  ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
   if (generation == durable_generation_) co_return;
-  const std::uint64_t stored_generation = parts_.store->durable_generation() + 1;
+  ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
+  const std::uint64_t stored = next_stored_++;
+  fresh_ = true;
   const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
-    return checkpoint_chunk(static_cast<ChunkId>(id), stored_generation);
+    return checkpoint_chunk(static_cast<ChunkId>(id), generation, stored);
   };
   co_await for_each_index(context_.reactor, context_.table.chunks().size(), kCheckpointAtOnce,
                           write_one);
-  co_await commit(generation, stored_generation, blob);
+  co_await commit(generation, stored, blob);
 }
 
 /// A record that the CPU cannot reach comes into a work item first.
-Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t stored_generation) {
+Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t generation,
+                                        std::uint64_t stored) {
   const RecordHome& records = parts_.homes.records;
-  if (!records.stays(id)) co_return;  // constant
+  if (!records.stays(id)) co_return;  // constant, or written by each step
   Lease lease;
   std::span<const std::byte> record;
   if (records.updated_on_device(id)) {
     const LeaseRequest wanted{.purpose = Purpose::kOptimizer,
                               .size_bytes = context_.table.chunk(id).record_bytes(),
-                              .need = {.generation = stored_generation, .position = id},
+                              .need = {.generation = generation, .position = id},
                               .holder = "checkpoint",
                               .numa_node = context_.node_of(id)};
     lease = co_await context_.pool.acquire(wanted);
     co_await records.fetch(id, lease.bytes());
     record = lease.bytes();
   } else {
-    record = records.memory(id);
+    record = records.memory(id).first(context_.table.chunk(id).record_bytes());
   }
   const std::uint64_t hash =
-      co_await hash_record(context_, id, record, parts_.store->write_seed(id, stored_generation));
-  co_await parts_.store->write(id, stored_generation, record, hash, IoPriority::kWriteBack);
+      co_await hash_record(context_, id, record, parts_.store->write_seed(id, stored));
+  co_await parts_.store->write(id, stored, record, hash, IoPriority::kWriteBack);
+  stored_in_[id] = stored;
 }
 
 }  // namespace ziggurat

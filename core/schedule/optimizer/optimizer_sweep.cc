@@ -25,7 +25,10 @@ OptimizerSweep::OptimizerSweep(Context& context, Parts parts, Settings settings,
       settings_(std::move(settings)),
       chunks_at_once_(settings_.work_items + 2 * context.workers.threads() + kBegunAhead),
       durable_generation_(generation),
-      written_generation_(context.table.chunks().size(), generation) {
+      written_generation_(context.table.chunks().size(), generation),
+      stored_in_(context.table.chunks().size(),
+                 parts_.store != nullptr ? parts_.store->durable_generation() : 0),
+      next_stored_(parts_.store != nullptr ? parts_.store->durable_generation() + 1 : 0) {
   for (std::size_t i = 0; i < context.table.chunks().size(); ++i) {
     written_.emplace_back(context.cancel);
   }
@@ -39,8 +42,21 @@ void OptimizerSweep::begin(std::uint64_t generation) {
   pass->previous = std::exchange(current_, pass);
 }
 
+/// Between seals the records of one step are written over those of the step before.
+void OptimizerSweep::give_place(Pass& pass) {
+  pass.stored = next_stored_;
+  pass.seals = settings_.seal_every > 0 && pass.generation % settings_.seal_every == 0;
+  fresh_ = pass.seals;
+  if (pass.seals) ++next_stored_;
+}
+
+/// What stays in memory is written for a seal alone.
+bool OptimizerSweep::writes(const Pass& pass, ChunkId id) const {
+  return pass.seals || !parts_.homes.records.stays(id);
+}
+
 bool OptimizerSweep::can_guess() const {
-  return parts_.homes.records.written_each_step() && parts_.store->state().slots == 2;
+  return parts_.homes.records.through_store() && parts_.store->state().slots == 2 && fresh_;
 }
 
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
@@ -56,6 +72,7 @@ void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
   if (!pass->guesses) {
     ZIGGURAT_CHECK(can_guess(), "generation {}: a guess that could not be taken back", generation);
     pass->guesses = true;
+    give_place(*pass);
     pass->step = std::make_shared<const StepScalars>(*guess);
     pass->scalars.set();
     pass->guessed_at = monotonic_now();
@@ -73,6 +90,7 @@ void OptimizerSweep::end_step(const StepScalars& step, std::optional<std::vector
   const PassPtr pass = current_;
   const bool right = !pass->guesses || *pass->step == step;
   pass->state = right ? Pass::State::kEarned : Pass::State::kCorrected;
+  if (!pass->guesses) give_place(*pass);
   if (!right) refute(*pass);
   trace_guess(*pass);
   pass->step = std::make_shared<const StepScalars>(step);
@@ -118,6 +136,10 @@ Task<> OptimizerSweep::undo_step() {
   start_more(pass);
   co_await pass->idle.wait();
   current_ = pass->previous;
+  if (pass->guesses) {
+    next_stored_ = pass->stored;
+    fresh_ = true;
+  }
   for (ChunkId id = 0; id < context_.table.chunks().size(); ++id) {
     parts_.homes.grads.drop(id);
     parts_.homes.grads.arrived(id).reset();
@@ -173,7 +195,7 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
 /// forward's, or with a guess that of the gradients to come. Backward is taken to be forward
 /// reversed; where it is not, a chunk waits longer with what it has read.
 void OptimizerSweep::read_ahead(const PassPtr& pass) {
-  if (!parts_.homes.records.written_each_step() || pass->state != Pass::State::kOpen) return;
+  if (!parts_.homes.records.through_store() || pass->state != Pass::State::kOpen) return;
   if (pass->previous && !pass->previous->updated.is_set()) return;
   const auto count = static_cast<ChunkId>(context_.table.chunks().size());
   for (; pass->ahead < count; ++pass->ahead) {
@@ -239,6 +261,7 @@ void OptimizerSweep::leave(Pass& pass, Item& item) {
 /// True if it was the last.
 bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
   parts_.homes.records.set_holds(id, pass.generation);
+  if (writes(pass, id)) stored_in_[id] = pass.stored;
   written_generation_[id] = pass.generation;
   written_[id].set();
   return --pass.records_left == 0;
@@ -314,8 +337,7 @@ void OptimizerSweep::refute(Pass& pass) {
   pass.guessed.clear();
   context_.metrics.add(Counter::kSpeculationsRedone, 1);
   // Before that no record of this generation was written.
-  if (!pass.previous || pass.previous->done.is_set())
-    parts_.store->discard(pass.generation + settings_.store_offset);
+  if (!pass.previous || pass.previous->done.is_set()) parts_.store->discard(pass.stored);
 }
 
 void OptimizerSweep::trace_guess(const Pass& pass) {

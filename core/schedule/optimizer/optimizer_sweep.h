@@ -52,9 +52,9 @@ class OptimizerSweep {
   };
   struct Settings {
     std::size_t work_items = 0;  ///< that fit beside all gradients and kept records
-    /// The store counts what it sealed, the engine finished steps; with records on NVMe the two run
-    /// in step, this far apart (modulo 2^64): store generation = engine generation + store_offset.
-    std::uint64_t store_offset = 0;
+    /// Steps from one generation that becomes durable by itself to the next: those that it divides.
+    /// 0: none does. The store counts what it sealed, the engine finished steps.
+    std::uint64_t seal_every = 1;
     std::function<void(std::uint64_t generation)> before_seal;  ///< generation as the engine counts
   };
   /// The state stands at `generation` (finished steps), stored as the store's newest generation.
@@ -65,7 +65,8 @@ class OptimizerSweep {
   static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
                                       const Chunk& chunk);
 
-  /// Updates of an open step can be taken back.
+  /// Updates of the next step can be taken back: the record before each is whole in a slot that
+  /// nothing touches meanwhile.
   bool can_guess() const;
   /// A gradient of the step that makes `generation` is on its way: records may be read ahead. With
   /// a `guess` at the step's scalars (the same at every call of a step) the unit's chunks are
@@ -94,13 +95,12 @@ class OptimizerSweep {
   Task<> settled();
   /// Waits until the chunk's record is that of `generation`, a finished step: durable or not.
   Task<> record_written(ChunkId id, std::uint64_t generation);
-  /// What the store calls `generation`, with records on NVMe.
-  std::uint64_t stored_as(std::uint64_t generation) const noexcept {
-    return generation + settings_.store_offset;
-  }
-  /// For records off NVMe, once settled(): writes them all as the store's next generation and seals
-  /// it. Also while a step is open: nothing starts early on such records, so until the verdict they
-  /// are those of the generation before.
+  /// The generation of the store that has the chunk's newest record, if it was written since it was
+  /// made.
+  std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }
+  /// Once settled(): writes the records of `generation` that are in memory alone, and seals it.
+  /// Also while a step is open: nothing starts early on such records, so until the verdict they are
+  /// those of the generation before.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
 
  private:
@@ -117,6 +117,8 @@ class OptimizerSweep {
 
   // optimizer_sweep.cc
   void begin(std::uint64_t generation);
+  void give_place(Pass& pass);
+  bool writes(const Pass& pass, ChunkId id) const;
   void start_chunk(const PassPtr& pass, ChunkId id, Lease lease);
   void pass_constants(const PassPtr& pass);
   void start_more(const PassPtr& pass);
@@ -157,7 +159,7 @@ class OptimizerSweep {
   // optimizer_seal.cc
   Task<> seal(PassPtr pass);
   Task<> commit(std::uint64_t generation, std::uint64_t stored, std::span<const std::byte> blob);
-  Task<> checkpoint_chunk(ChunkId id, std::uint64_t stored_generation);
+  Task<> checkpoint_chunk(ChunkId id, std::uint64_t generation, std::uint64_t stored);
 
   Context& context_;
   Parts parts_;
@@ -168,6 +170,9 @@ class OptimizerSweep {
   std::size_t items_out_ = 0;                      // leases of work items, of all passes
   std::vector<std::uint64_t> written_generation_;  // per chunk: of its newest whole record
   std::vector<Signal> written_;                    // per chunk: that changed
+  std::vector<std::uint64_t> stored_in_;           // per chunk: the store's generation of it
+  std::uint64_t next_stored_;                      // the store's generation that is made next
+  bool fresh_ = true;                              // nothing was written of it
   int guess_track_ = -1;                           // of the trace, once there is something to show
 };
 

@@ -7,7 +7,7 @@
 namespace ziggurat {
 
 RecordHome::RecordHome(Context& context, const RecordPlan& plan)
-    : context_(context), written_each_step_(context.placement.optimizer == Tier::kNvme) {
+    : context_(context), through_store_(context.placement.optimizer == Tier::kNvme) {
   const std::span<const Chunk> chunks = context.table.chunks();
   stays_.resize(chunks.size());
   host_.resize(chunks.size());
@@ -22,7 +22,7 @@ RecordHome::RecordHome(Context& context, const RecordPlan& plan)
     } else if (kept) {
       host_[id] = context.permanent_lease(Purpose::kKeptRecords, plan.kept_item_bytes[id],
                                           "kept record", node);
-    } else if (!written_each_step_) {
+    } else if (!through_store_) {
       host_[id] = context.permanent_lease(Purpose::kOptimizer, chunks[id].record_bytes(),
                                           "optimizer state", node);
     }
@@ -35,7 +35,7 @@ bool RecordHome::updated_on_device(ChunkId id) const noexcept {
 }
 
 bool RecordHome::has_own_item(ChunkId id) const noexcept {
-  return written_each_step_ && static_cast<bool>(host_[id]);
+  return through_store_ && static_cast<bool>(host_[id]);
 }
 
 std::uint64_t RecordHome::item_bytes(ChunkId id) const noexcept {

@@ -3,8 +3,9 @@
 // on the device, in host memory, or in the store alone.
 //
 // A record that stays in memory is updated where it is: in the device's memory by the device, where
-// the CPU cannot reach it. Where optimizer state is placed on NVMe every sweep writes all records
-// into the store, and reads those that do not stay; otherwise all stay, and checkpoints write them.
+// the CPU cannot reach it. Where optimizer state is placed on NVMe a sweep reads records that do
+// not stay from the store and writes them back, and a sweep that seals a generation writes all;
+// otherwise all stay, and checkpoints write them.
 //
 // Those that stay are the first ones. Every sweep passes all records once, so what was used longest
 // ago is needed next: staying with the newest ones (LRU) would never hit, and any fixed set of k of
@@ -29,7 +30,7 @@ namespace ziggurat {
 /// Which records stay in memory; constant ones, which no sweep reads, never do.
 struct RecordPlan {
   std::size_t device_chunks = 0;  ///< on the device: the first ones
-  /// With records written each step: host memory of the first chunks', 0 for one that is on the
+  /// Where sweeps go through the store: host memory of the first chunks', 0 for one that is on the
   /// device or constant. A work item's worth each, so that the chunk never waits for memory.
   std::span<const std::uint64_t> kept_item_bytes{};
 };
@@ -39,8 +40,8 @@ class RecordHome {
   /// Takes the memory of all that stay, for good. Errors: kResourceExhausted.
   RecordHome(Context& context, const RecordPlan& plan);
 
-  /// A sweep writes each record into the store. Else they are all in memory.
-  bool written_each_step() const noexcept { return written_each_step_; }
+  /// Sweeps read and write the store. Else all records are in memory.
+  bool through_store() const noexcept { return through_store_; }
   /// In memory from one sweep to the next.
   bool stays(ChunkId chunk) const noexcept { return stays_.size() > chunk && stays_[chunk]; }
   /// It stays where the CPU cannot reach it: the device updates it.
@@ -79,7 +80,7 @@ class RecordHome {
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
 
   Context& context_;
-  bool written_each_step_;
+  bool through_store_;
   std::vector<bool> stays_;                 // per chunk
   std::vector<Lease> host_;                 // per chunk
   std::vector<DeviceBuffer> device_;        // per chunk

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/plan/auto_placement.cc: candidates in order, the first that fits.
+#include "core/plan/auto_placement.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/memory_exhausted.h"
+
+namespace ziggurat {
+namespace {
+
+struct Classes {
+  Tier params;
+  Tier grads;
+};
+/// A step uses parameters twice and gradients once: parameters go down last.
+constexpr std::array kCandidates{
+    Classes{Tier::kDevice, Tier::kHost}, Classes{Tier::kHost, Tier::kHost},
+    Classes{Tier::kDevice, Tier::kNvme}, Classes{Tier::kHost, Tier::kNvme},
+    Classes{Tier::kNvme, Tier::kHost},   Classes{Tier::kNvme, Tier::kNvme}};
+
+std::optional<RunPlan> planned(const RunRequest& request) {
+  try {
+    return plan_run(request);
+  } catch (const MemoryExhausted&) {
+    return std::nullopt;
+  }
+}
+
+ChunkTable table_of(const RunRequest& request, const RunPlan& plan) {
+  return ChunkTable(request.model, plan.chunk_tiles, request.state, request.sharding);
+}
+
+std::uint64_t comfortable_bytes(const RunRequest& request, const ChunkTable& table,
+                                std::uint64_t device_record_bytes) {
+  Placement placement = request.placement;
+  placement.device_record_bytes = device_record_bytes;
+  return comfortable_device_bytes(table, placement, request.device);
+}
+
+/// The most chunks that the device holds comfortably: found by halving, as more take more.
+std::uint64_t device_records(const RunRequest& request, const ChunkTable& table) {
+  const std::uint64_t budget_bytes = request.budgets.device_bytes;
+  std::size_t fit = 0;
+  std::size_t too_many = table.chunks().size() + 1;
+  while (fit + 1 < too_many) {
+    const std::size_t half = fit + (too_many - fit) / 2;
+    const bool fits =
+        comfortable_bytes(request, table, device_record_bytes(table, half)) <= budget_bytes;
+    (fits ? fit : too_many) = half;
+  }
+  return device_record_bytes(table, fit);
+}
+
+std::string reason(const RunRequest& request, const RunPlan& plan) {
+  const Placement& placement = request.placement;
+  const auto count = static_cast<std::size_t>(plan.chunk_count);
+  const std::size_t on_device = plan.host.device_chunks;
+  const std::size_t known = plan.host.kept_item_bytes.size();
+  const std::size_t kept = known > on_device ? known - on_device : 0;
+  std::string text =
+      fmt::format("placement auto: {}: `device_memory` {} holds {}{} of {} optimizer records",
+                  to_string(placement), format_bytes(request.budgets.device_bytes),
+                  placement.params == Tier::kDevice ? "all parameters and " : "", on_device, count);
+  text +=
+      fmt::format(", `host_memory` {} keeps {}", format_bytes(request.budgets.host_bytes), kept);
+  return text + (on_device + kept < count
+                     ? fmt::format("; the other {} are read in each step", count - on_device - kept)
+                     : "; none is read again");
+}
+
+}  // namespace
+
+PlacementChoice choose_placement(RunRequest request) {
+  ZIGGURAT_CHECK(request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0,
+                 "placement auto without budgets");
+  for (const bool comfortably : {true, false}) {
+    for (const Classes& classes : kCandidates) {
+      request.placement = {.params = classes.params, .grads = classes.grads};
+      std::optional<RunPlan> plan = planned(request);
+      if (!plan) continue;
+      const ChunkTable table = table_of(request, *plan);
+      if (comfortably) {
+        if (comfortable_bytes(request, table, 0) > request.budgets.device_bytes) continue;
+        request.placement.device_record_bytes = device_records(request, table);
+        plan = plan_run(request);
+      }
+      return {request.placement, reason(request, *plan)};
+    }
+  }
+  static_cast<void>(plan_run(request));  // says what is missing
+  ZIGGURAT_CHECK(false, "placement auto: {} fits after all", to_string(request.placement));
+  return {};
+}
+
+}  // namespace ziggurat
