@@ -2,15 +2,12 @@
 // tests/core/engine_cuda_test.cc: an engine on a GPU, over the double of the CUDA runtime: the bits
 // of plain arrays, whatever order the double runs its streams in; and what becomes of a run whose
 // GPU is lost. ZIGGURAT_SEEDS: orders of streams that each placement is tried with (5).
-#include <cuda_runtime_api.h>
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
-#include "tests/core/engine_harness.h"
+#include "tests/core/gpu_harness.h"
 #include "tests/cuda_double/cuda_double.h"
 #include "tiers/cuda_device.h"
 
@@ -21,74 +18,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr float kLearningRate = 0.01F;
-
-/// The trainer's own calls fail too where a GPU is lost.
-void require(cudaError_t result) {
-  if (result == cudaSuccess) return;
-  throw Error(ErrorCode::kUnavailable,
-              fmt::format("cuda0: the trainer: {}", cudaGetErrorName(result)));
-}
-
-/// A trainer's own stream, and pinned memory: the GPU's bytes for a test that computes on the CPU.
-class Gpu {
- public:
-  explicit Gpu(std::size_t bytes_max) {
-    void* memory = nullptr;
-    require(cudaHostAlloc(&memory, bytes_max, cudaHostAllocDefault));
-    pinned_ = {static_cast<std::byte*>(memory), bytes_max};
-    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  ~Gpu() {
-    cudaStreamDestroy(stream_);
-    cudaFreeHost(pinned_.data());
-  }
-  Gpu(const Gpu&) = delete;
-  Gpu& operator=(const Gpu&) = delete;
-
-  std::vector<std::byte> read(DeviceSpan<const std::byte> bytes) {
-    copy(pinned_.data(), reinterpret_cast<const void*>(bytes.address()), bytes.size(),
-         cudaMemcpyDeviceToHost);
-    return {pinned_.begin(), pinned_.begin() + static_cast<std::ptrdiff_t>(bytes.size())};
-  }
-  void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) {
-    std::memcpy(pinned_.data(), bytes.data(), bytes.size());
-    copy(reinterpret_cast<void*>(to.address()), pinned_.data(), bytes.size(),
-         cudaMemcpyHostToDevice);
-  }
-
- private:
-  void copy(void* to, const void* from, std::size_t size_bytes, cudaMemcpyKind kind) {
-    require(cudaMemcpyAsync(to, from, size_bytes, kind, stream_));
-    require(cudaStreamSynchronize(stream_));
-  }
-
-  std::span<std::byte> pinned_;
-  cudaStream_t stream_ = nullptr;
-};
-
-/// train_step() with the GPU's memory.
-StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step) {
-  engine.prepare_step({.learning_rate = kLearningRate, .blob = {}});
-  const auto units = static_cast<UnitId>(model.units.size());
-  for (UnitId u = 0; u < units; ++u) {
-    engine.acquire(u);
-    engine.release(u);
-  }
-  for (UnitId u = units; u-- > 0;) {
-    const TypedDeviceSpan<const std::byte> on_gpu = engine.acquire(u);
-    const std::vector<std::byte> bytes = gpu.read(on_gpu.bytes);
-    const TypedSpan<const std::byte> params{on_gpu.dtype, bytes};
-    const DeviceSpan<float> accumulator = engine.gradient(u);
-    std::vector<std::byte> sums = gpu.read(accumulator.as<std::byte>());
-    const std::span<float> gradient(reinterpret_cast<float*>(sums.data()), params.count());
-    for (std::size_t i = 0; i < params.count(); ++i)
-      gradient[i] += gradient_of(value_at(params, i), u, i, step);
-    gpu.write(accumulator.as<std::byte>(), sums);
-    engine.release(u);
-    engine.finish_gradient(u);
-  }
-  return engine.step({.learning_rate = kLearningRate, .blob = {}});
-}
 
 /// A runtime, a GPU and an engine over them. The double is a fresh machine.
 struct GpuRig {
@@ -114,22 +43,11 @@ struct GpuRig {
   std::unique_ptr<Engine> engine;
 };
 
-bool same_params(GpuRig& rig, const PlainTraining& plain, const ModelSpec& model) {
-  bool same = true;
-  for (UnitId u = 0; u < model.units.size(); ++u) {
-    const std::vector<std::byte> got = rig.gpu->read(rig.engine->acquire(u).bytes);
-    same = same && std::ranges::equal(got, plain.params(u).bytes);
-    rig.engine->release(u);
-  }
-  return same;
-}
-
 class EngineCuda : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
   const ModelSpec model = small_model();
-  const char* const wanted = std::getenv("ZIGGURAT_SEEDS");
-  const std::uint64_t seeds = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 5;
+  const std::uint64_t seeds = seeds_wanted(5);
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     const ScratchDirectory directory;
     EngineConfig config = small_config(directory.path());
@@ -137,10 +55,10 @@ TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
     PlainTraining plain(model, config.clip_norm);
     GpuRig rig(model, config, seed);
     for (std::uint64_t step = 0; step < 3; ++step) {
-      const StepResult result = train_on(*rig.gpu, *rig.engine, model, step);
+      const StepResult result = train_on(*rig.gpu, *rig.engine, model, step, kLearningRate);
       EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate)) << "seed " << seed;
     }
-    EXPECT_TRUE(same_params(rig, plain, model)) << "seed " << seed;
+    EXPECT_TRUE(same_params(*rig.gpu, *rig.engine, plain, model)) << "seed " << seed;
     rig.engine->make_durable();
     EXPECT_THAT(rig.close(), ::testing::IsEmpty()) << "seed " << seed;
 
@@ -181,12 +99,12 @@ TEST(EngineCuda, ALostGpuEndsTheRunAndNothingElse) {
     std::uint64_t durable = 0;
     {
       GpuRig rig(model, config, n);
-      train_on(*rig.gpu, *rig.engine, model, 0);
+      train_on(*rig.gpu, *rig.engine, model, 0, kLearningRate);
       rig.engine->make_durable();
       cuda_double::fail_call(n, cudaErrorLaunchFailure);
       try {
         for (std::uint64_t step = 1; step < 3; ++step) {
-          train_on(*rig.gpu, *rig.engine, model, step);
+          train_on(*rig.gpu, *rig.engine, model, step, kLearningRate);
           durable = rig.engine->durable_generation();
         }
       } catch (const Error& error) {
