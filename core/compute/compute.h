@@ -41,7 +41,7 @@ class Compute {
   struct Rounding {
     DeviceSpan<const float> values;
     TypedDeviceSpan<std::byte> out;  ///< may begin where `values` do
-    std::span<double> squares;       ///< out: of each tile, in host memory
+    std::span<double> squares;       ///< out: of each tile, in host memory; empty: not wanted
   };
   /// Reads 4 bytes an element, writes its rounded size.
   virtual Task<> round(const Rounding& rounding) = 0;

@@ -45,10 +45,10 @@ Task<> CpuCompute::round(const Rounding& rounding) {
   const TypedSpan<std::byte> out = HostDevice::view(rounding.out);
   const std::span<double> squares = rounding.squares;
   const std::function<void()> job = [&] {
-    for (std::size_t tile = 0; tile < squares.size(); ++tile) {
-      const std::size_t begin = tile * kTileElements;
-      squares[tile] =
+    for (std::size_t begin = 0; begin < values.size(); begin += kTileElements) {
+      const double sum =
           round_gradient(values.subspan(begin, kTileElements), out.subspan(begin, kTileElements));
+      if (!squares.empty()) squares[begin / kTileElements] = sum;
     }
   };
   co_await workers_.run(reactor_, "round gradient", job);

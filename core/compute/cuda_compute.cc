@@ -47,17 +47,21 @@ class CudaCompute final : public Compute {
 
   /// The next round() may write the same sums: it comes behind this one's copy.
   Task<> round(const Rounding& rounding) override {
-    const std::size_t squares_bytes = rounding.squares.size_bytes();
-    ZIGGURAT_CHECK(squares_bytes <= squares_.size_bytes(), "{} tiles at once",
-                   rounding.squares.size());
-    const std::span<double> squares = squares_.as<double>().first(rounding.squares.size());
+    const std::size_t tiles = rounding.values.size() / kTileElements;
+    ZIGGURAT_CHECK(tiles * sizeof(double) <= squares_.size_bytes(), "{} tiles at once", tiles);
+    const std::span<double> squares = squares_.as<double>().first(tiles);
     launch("round_gradient", rounding.values.size_bytes(), [&](StreamHandle stream) {
       cuda::round_gradient(stream, as_argument(rounding.values), as_argument(rounding.out),
                            squares);
     });
+    if (rounding.squares.empty()) {
+      const Event rounded = stream_->record();
+      co_await rounded.wait();
+      co_return;
+    }
     const Stream::Copy request{.destination = std::as_writable_bytes(rounding.squares).data(),
                                .source = std::as_bytes(squares).data(),
-                               .size_bytes = squares_bytes,
+                               .size_bytes = rounding.squares.size_bytes(),
                                .direction = Stream::Direction::kToHost};
     co_await copy(reactor_, *stream_, request);
   }

@@ -100,7 +100,11 @@ void EngineImpl::require_operations() const {
                 fmt::format("device '{}': {}; use the host-emulated device for it",
                             device_.description(), what));
   };
-  refuse_if(runtime_.ranks->world_size() > 1, "several ranks on GPUs are not built yet");
+  refuse_if(config_.quantization.gradients(),
+            "`quantized_gradients`: gradients are not encoded on a GPU yet: give 16");
+  refuse_if(config_.tensor_parallel > 1 && sharding().one_rank(),
+            "`tp` without data-parallel ranks: what parts share is not rounded on a GPU yet: start "
+            "more ranks than parts");
 }
 
 void EngineImpl::open(const Initializer& initialize) {

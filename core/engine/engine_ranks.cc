@@ -41,10 +41,13 @@ void EngineImpl::find_place() {
 /// Every rank sees every difference, and all leave with the same error. What is lent is each rank's
 /// own: the run's identity names the model that it is of.
 Task<> EngineImpl::agree_on_settings() {
+  // To a GPU a unit is gathered in pieces, to the host-emulated device at once.
+  const bool in_pieces = !is_lent() && reduction().staged && sharding().params_sharded();
   std::vector<Fact> facts{
       {is_lent() ? "`run`" : "the run (data, seed, batch)", text_hash(config_.run_identity)},
       {"the rounding's seed", config_.optimizer.rounding_seed},
-      {"whether there is a `store`", config_.store.empty() ? 0U : 1U}};
+      {"whether there is a `store`", config_.store.empty() ? 0U : 1U},
+      {"whether the device is a GPU (stage 3)", in_pieces ? 1U : 0U}};
   if (!is_lent()) {
     const ChunkTable whole(model_, 1, config_.optimizer.state);
     facts.push_back({"the model", text_hash(whole.layout())});
@@ -74,7 +77,8 @@ Task<> EngineImpl::set_gather_region_aside() {
   if (!table_->sharding().params_sharded()) co_return;
   const std::uint64_t everywhere = co_await storage_->quorum.min(device_plan_.live_bytes);
   DeviceBuffer region = device_.allocate(everywhere, Purpose::kParams);
-  cache_->gather_through(std::make_unique<UnitGather>(*context_, *params_, std::move(region)));
+  cache_->gather_through(
+      std::make_unique<UnitGather>(*context_, *params_, std::move(region), reduction()));
 }
 
 void EngineImpl::validate_quantization(const Strategy& strategy) const {
@@ -96,7 +100,8 @@ NodeGrid EngineImpl::exchanges() const {
 
 ReductionSettings EngineImpl::reduction() const {
   return {.dtype = config_.reduce_dtype.value_or(model_.dtype),
-          .bucket_elements = config_.reduce_bucket_elements};
+          .bucket_elements = config_.reduce_bucket_elements,
+          .staged = !device_.host_accessible()};
 }
 
 /// Why another rank failed: it says so as it ends every call, one that it will never make too.

@@ -13,6 +13,7 @@
 #include "core/schedule/gradients/gradient_norm.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/params/quantized_gather.h"
+#include "core/schedule/params/unit_gather.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -134,7 +135,10 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   }
   if (table.sharding().quantization.weights)
     plan.quantized_bytes = lease_bytes(kQuantizedGathers * QuantizedGather::buffer_bytes(table));
-  plan.permanent_bytes = plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes;
+  if (reduction.staged && table.sharding().params_sharded())
+    plan.staged_bytes = lease_bytes(kStagedGathers * UnitGather::piece_bytes(table, reduction));
+  plan.permanent_bytes =
+      plan.norm_bytes + plan.bucket_bytes + plan.quantized_bytes + plan.staged_bytes;
   std::uint64_t largest_home_bytes = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
     const std::uint64_t home_bytes = table.home_count(u) * element_bytes;

@@ -32,6 +32,7 @@ struct HostPlan {
   std::uint64_t norm_bytes = 0;       ///< of those, sums of squares and their way between ranks
   std::uint64_t bucket_bytes = 0;     ///< gradients between ranks
   std::uint64_t quantized_bytes = 0;  ///< quantized parameters between them
+  std::uint64_t staged_bytes = 0;     ///< parameters gathered on their way to a GPU
   std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
   std::size_t device_chunks = 0;      ///< the first ones, whose records are on the device

@@ -81,6 +81,7 @@ void add_in_use(RankMemory& memory, const RunPlan& plan) {
   memory.add(StateClass::kNormSums, Tier::kHost, host.norm_bytes);
   memory.add(StateClass::kBucket, Tier::kHost, host.bucket_bytes);
   memory.add(StateClass::kQuantizedParams, Tier::kHost, host.quantized_bytes);
+  memory.add(StateClass::kLiveParams, Tier::kHost, host.staged_bytes);
   memory.add(StateClass::kKeptRecords, Tier::kHost, host.kept_bytes);
   memory.add(StateClass::kWorkItems, Tier::kHost,
              host.work_bytes(plan.chunk_count - host.kept_item_bytes.size()));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/checksum.h"
 #include "base/error.h"
 
@@ -182,25 +183,37 @@ Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriorit
                        .source = nullptr,
                        .size_bytes = context_.table.home_count(unit) * element_bytes,
                        .direction = Stream::Direction::kToDevice};
-  Lease staging;
-  if (tier_ == Tier::kHost) {
-    request.source = host_[unit].bytes().data();
-  } else if (tier_ == Tier::kDevice) {
+  Fetched fetched;
+  if (tier_ == Tier::kDevice) {
     request.source = device_[unit].data();
     request.direction = Stream::Direction::kOnDevice;
   } else {
-    const LeaseRequest lease{.purpose = Purpose::kParams,
-                             .size_bytes = request.size_bytes,
-                             .need = need,
-                             .holder = "parameter read"};
-    staging = co_await context_.pool.acquire(lease);
-    reading_[unit] = staging.bytes();
-    const std::vector<Item> wanted = items(unit);
-    co_await read_items(wanted, staging.bytes(), begin, priority);
-    reading_[unit] = {};
-    request.source = staging.bytes().data();
+    fetched = co_await fetch(unit, need, priority);
+    request.source = fetched.bytes.data();
   }
   co_await copy(context_.reactor, context_.to_device, request);
+}
+
+Task<ParamHome::Fetched> ParamHome::fetch(UnitId unit, Need need, IoPriority priority) {
+  ZIGGURAT_CHECK(tier_ == Tier::kHost || tier_ == Tier::kNvme, "unit {} is not the CPU's", unit);
+  Fetched fetched;
+  if (tier_ == Tier::kHost) {
+    fetched.bytes = host_[unit].bytes();
+    co_return fetched;
+  }
+  const LeaseRequest lease{
+      .purpose = Purpose::kParams,
+      .size_bytes = context_.table.home_count(unit) * size_bytes(context_.table.dtype()),
+      .need = need,
+      .holder = "parameter read"};
+  fetched.lease = co_await context_.pool.acquire(lease);
+  const std::span<std::byte> memory = fetched.lease.bytes();
+  reading_[unit] = memory;
+  const std::vector<Item> wanted = items(unit);
+  co_await read_items(wanted, memory, context_.table.home_begin(unit), priority);
+  reading_[unit] = {};
+  fetched.bytes = memory;
+  co_return fetched;
 }
 
 void ParamHome::hurry(UnitId unit) {

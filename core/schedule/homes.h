@@ -65,6 +65,12 @@ class ParamHome {
   void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
   /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.
   Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
+  /// What is here of `unit`, for the CPU: where it lives, or read into memory on loan.
+  struct Fetched {
+    Lease lease;
+    std::span<const std::byte> bytes;
+  };
+  Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority);
   /// Stages 1 and 2: every rank has updated its slice of `unit`; brings the others' here. Calls of
   /// all ranks in one order, each after the one before has ended.
   Task<> gather(UnitId unit, Need need);

@@ -22,8 +22,8 @@ ModelSpec model_of(std::initializer_list<std::int64_t> units) {
 
 /// The training state among what is on the host for good.
 std::uint64_t state_bytes(const HostPlan& plan) {
-  return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes +
-         plan.gradient_bytes;
+  return plan.permanent_bytes - plan.norm_bytes - plan.bucket_bytes - plan.quantized_bytes -
+         plan.staged_bytes + plan.gradient_bytes;
 }
 
 /// Ranks, and how they share a state.
@@ -113,6 +113,39 @@ TEST(HostPlan, HasTheStateThatIsAtRestThereForEveryStrategyPlacementFormatAndChu
               << world.ranks << ", chunks of " << tiles;
         }
       }
+    }
+  }
+}
+
+// Buckets are in host memory wherever the device's is; what is gathered passes through it on the
+// way to a GPU, piece by piece.
+TEST(HostPlan, HasRoomForPiecesThatAreGatheredOnTheirWayToAGpu) {
+  const ModelSpec model = model_of({900'000, 2'359'296, 70'000});
+  const std::uint64_t page = PinnedPoolOptions{}.alignment_bytes;
+  for (const World& world : worlds()) {
+    const Sharding sharding = world.sharding();
+    const ChunkTable table(model, kChunkTilesMax, {}, sharding);
+    // A piece of one tile of each slice, of a few, and of the largest unit whole.
+    for (const std::uint64_t tiles : {std::uint64_t{1}, std::uint64_t{3}, std::uint64_t{1000}}) {
+      ReductionSettings reduction{
+          .dtype = DType::kBFloat16,
+          .bucket_elements =
+              tiles * kTileElements * static_cast<std::uint64_t>(sharding.world_size)};
+      const HostPlan host = plan_host(table, Placement{}, reduction, 64 * kMiB);
+      reduction.staged = true;
+      const HostPlan gpu = plan_host(table, Placement{}, reduction, 64 * kMiB);
+      EXPECT_EQ(host.staged_bytes, 0U);
+      EXPECT_EQ(gpu.permanent_bytes - host.permanent_bytes,
+                gpu.staged_bytes + gpu.bucket_bytes - host.bucket_bytes);
+      if (!sharding.quantization.gradients()) {
+        EXPECT_EQ(gpu.bucket_bytes, host.bucket_bytes);
+      }
+      const std::uint64_t piece_bytes =
+          std::min(reduction.bucket_elements, table.largest_unit_padded_count()) * sizeof(bf16);
+      const std::uint64_t wanted = sharding.params_sharded() ? kStagedGathers * piece_bytes : 0;
+      EXPECT_GE(gpu.staged_bytes, wanted) << tiles << " tiles of " << world.ranks << " ranks";
+      EXPECT_LE(gpu.staged_bytes, wanted == 0 ? 0 : wanted + 2 * page)
+          << tiles << " tiles of " << world.ranks << " ranks";
     }
   }
 }

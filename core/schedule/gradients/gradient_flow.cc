@@ -94,7 +94,8 @@ void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   if (units_under_way_++ == 0) idle_.reset();
   std::shared_ptr<GradientReducer::Reduction> reduction;
   const bool zero = spec.frozen();  // on every rank
-  if (reducer_ && !zero) reduction = reducer_->reduce(unit, buffers_[unit].data());
+  if (reducer_ && !zero)
+    reduction = reducer_->reduce(unit, device_span(buffers_[unit]).as<float>());
   context_.spawn(flow(unit, need, std::move(reduction)));
 }
 

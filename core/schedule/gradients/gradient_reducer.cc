@@ -37,7 +37,8 @@ std::uint64_t GradientReducer::bucket_bytes(const ChunkTable& table,
   const std::uint64_t count = bucket_count(table, settings);
   if (const Quantization& quantization = table.sharding().quantization; quantization.gradients()) {
     const auto bits = static_cast<QuantizedBits>(quantization.gradient_bits);
-    return 2 * runs * quantized_bytes(bits, count);
+    const std::uint64_t sum_bytes = settings.staged ? count * size_bytes(table.dtype()) : 0;
+    return 2 * runs * quantized_bytes(bits, count) + sum_bytes;
   }
   return count * (runs * widest(table, settings) + size_bytes(settings.dtype));
 }
@@ -53,7 +54,7 @@ GradientReducer::GradientReducer(Context& context, const ReductionSettings& sett
       turns_(context.cancel) {}
 
 std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
-                                                                    std::byte* accumulator) {
+                                                                    DeviceSpan<float> accumulator) {
   auto reduction = std::make_shared<Reduction>(Reduction{.unit = unit, .accumulator = accumulator});
   const std::span<const Chunk> chunks = context_.table.slice_chunks(unit);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -99,33 +100,57 @@ Task<> GradientReducer::send(const Bucket& bucket) {
   return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, settings_.dtype);
 }
 
-/// Where the bucket's chunk begins in slice `slice` of the accumulator.
-std::byte* GradientReducer::place(const Bucket& bucket, int slice) const {
+/// Which element of the unit the bucket's chunk begins with in slice `slice`.
+std::uint64_t GradientReducer::chunk_begin(const Bucket& bucket, int slice) const {
   const std::span<const Chunk> chunks = context_.table.slice_chunks(bucket.of->unit);
-  const std::uint64_t in_slice = chunks[bucket.chunk].begin - chunks[0].begin;
   const std::uint64_t slice_count = context_.table.unit(bucket.of->unit).slice_count;
-  return bucket.of->accumulator +
-         (static_cast<std::uint64_t>(slice) * slice_count + in_slice) * sizeof(float);
+  return static_cast<std::uint64_t>(slice) * slice_count + chunks[bucket.chunk].begin -
+         chunks[0].begin;
 }
 
-/// Where the gradient of this rank's chunk goes in the model's type. It overwrites fp32 values of
-/// this bucket and of those before it, which were rounded already: element i of a chunk ends at
-/// most where its fp32 value ended.
-TypedSpan<std::byte> GradientReducer::chunk_place(const Bucket& bucket) const {
+/// The bucket's elements of slice `slice`, as the trainer summed them.
+DeviceSpan<float> GradientReducer::values(const Bucket& bucket, int slice) const {
+  return bucket.of->accumulator.subspan(chunk_begin(bucket, slice) + bucket.first, bucket.count);
+}
+
+/// Where their sum over the ranks goes, in the model's type. It overwrites fp32 values of this
+/// bucket and of those before it, which were rounded already: element i of a chunk ends at most
+/// where its fp32 value ended.
+DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) const {
   const std::size_t element_bytes = size_bytes(context_.table.dtype());
-  std::byte* const chunk = place(bucket, context_.table.sharding().rank);
-  return {context_.table.dtype(),
-          {chunk + bucket.first * element_bytes, bucket.count * element_bytes}};
+  const DeviceSpan<float> chunk =
+      bucket.of->accumulator.subspan(chunk_begin(bucket, slice), bucket.first + bucket.count);
+  return chunk.as<std::byte>().subspan(bucket.first * element_bytes, bucket.count * element_bytes);
+}
+
+/// Where the CPU writes the sum of this rank's slice: its place, or, where all slices are wanted or
+/// the place is out of reach, memory of the bucket that the exchange has done with.
+std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
+  const ChunkTable& table = context_.table;
+  const int own = table.sharding().rank;
+  const std::uint64_t run_bytes = bucket.count * size_bytes(table.dtype());
+  if (table.slices_held() > 1)
+    return bucket.buffer.subspan(static_cast<std::uint64_t>(own) * run_bytes, run_bytes);
+  if (!settings_.staged) return context_.compute.host_view(place(bucket, own));
+  return quantized_ ? bucket.buffer.last(run_bytes) : bucket.buffer.first(run_bytes);
+}
+
+/// To the device; nothing is left to do where `result` lies there.
+Task<> GradientReducer::bring(std::span<const std::byte> result, DeviceSpan<std::byte> to) {
+  if (!settings_.staged) co_return;
+  const Stream::Copy request{.destination = reinterpret_cast<std::byte*>(to.address()),
+                             .source = result.data(),
+                             .size_bytes = result.size(),
+                             .direction = Stream::Direction::kToDevice};
+  co_await copy(context_.reactor, context_.to_device, request);
 }
 
 /// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
 /// its squares to the norm. On a worker.
 void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
                                std::span<const float> values, TypedSpan<std::byte> out) {
-  const std::byte* const chunk = place(bucket, context_.table.sharding().rank);
-  const auto chunk_begin =
-      static_cast<std::uint64_t>(chunk - bucket.of->accumulator) / sizeof(float);
-  norm_.round(bucket.of->unit, chunk_begin + bucket.first + first, values, out);
+  const std::uint64_t chunk = chunk_begin(bucket, context_.table.sharding().rank);
+  norm_.round(bucket.of->unit, chunk + bucket.first + first, values, out);
 }
 
 /// Where nothing is quantized: room for every slice's run, of either type, and then the sum.
@@ -135,21 +160,48 @@ GradientReducer::Buffer GradientReducer::parts(const Bucket& bucket) const {
   return {.runs = bucket.buffer.first(ranks * run_bytes), .sum = bucket.buffer.last(run_bytes)};
 }
 
+/// What is sent to the owner of slice `slice`.
+std::span<std::byte> GradientReducer::run_sent(const Bucket& bucket, int slice) const {
+  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
+}
+
 /// Every slice's run of the accumulator, rounded, side by side; a job a slice.
 Task<> GradientReducer::round(const Bucket& bucket) {
-  const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
+  const int slices = context_.table.sharding().world_size;
+  if (settings_.staged) {
+    WorkGroup runs(context_.reactor);
+    for (int slice = 0; slice < slices; ++slice) runs.spawn(round_on_device(bucket, slice));
+    co_await runs.wait_idle();
+    co_return;
+  }
   std::vector<std::function<void()>> jobs;
-  for (int slice = 0; slice < context_.table.sharding().world_size; ++slice) {
-    const float* values = reinterpret_cast<const float*>(place(bucket, slice)) + bucket.first;
-    const TypedSpan<std::byte> out{
-        settings_.dtype,
-        bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes)};
-    jobs.emplace_back([values, out] {
+  for (int slice = 0; slice < slices; ++slice) {
+    const std::span<const std::byte> run =
+        context_.compute.host_view(values(bucket, slice).as<std::byte>());
+    const auto* const from = reinterpret_cast<const float*>(run.data());
+    const TypedSpan<std::byte> out{settings_.dtype, run_sent(bucket, slice)};
+    jobs.emplace_back([from, out] {
       for (std::size_t begin = 0; begin < out.count(); begin += kTileElements)
-        round_gradient({values + begin, kTileElements}, out.subspan(begin, kTileElements));
+        round_gradient({from + begin, kTileElements}, out.subspan(begin, kTileElements));
     });
   }
   co_await context_.run_all("round gradient", jobs);
+}
+
+/// A slice's run: rounded where its fp32 values are, so that it takes no other memory of the device
+/// and crosses the link in the type that travels.
+Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
+  const std::span<std::byte> sent = run_sent(bucket, slice);
+  const DeviceSpan<float> run = values(bucket, slice);
+  const DeviceSpan<std::byte> rounded = run.as<std::byte>().first(sent.size());
+  const Compute::Rounding rounding{.values = run, .out = {settings_.dtype, rounded}, .squares = {}};
+  co_await context_.compute.round(rounding);
+  const Stream::Copy request{.destination = sent.data(),
+                             .source = reinterpret_cast<const std::byte*>(rounded.address()),
+                             .size_bytes = sent.size(),
+                             .direction = Stream::Direction::kToHost};
+  co_await copy(context_.reactor, context_.to_host, request);
 }
 
 Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {
@@ -175,15 +227,10 @@ Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
   if (context_.table.slices_held() > 1) co_await gather(bucket);
 }
 
-/// The sum in the model's type, its squares added tile by tile: in its chunk's place, or, where all
-/// slices are wanted, in its place among the runs.
+/// The sum in the model's type, its squares added tile by tile.
 Task<> GradientReducer::convert(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
-  TypedSpan<std::byte> out = chunk_place(bucket);
-  if (table.slices_held() > 1) {
-    const auto own = static_cast<std::uint64_t>(table.sharding().rank);
-    out.bytes = bucket.buffer.subspan(own * out.bytes.size(), out.bytes.size());
-  }
+  const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
   const TypedSpan<const std::byte> sum{settings_.dtype, parts(bucket).sum};
   const std::function<void()> job = [&] {
     Tile values;
@@ -193,14 +240,14 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
     }
   };
   co_await context_.workers.run(context_.reactor, "take in gradient", job);
+  if (table.slices_held() == 1) co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 
 /// Stage 0: every owner's sums, to where each chunk of this rank is.
 Task<> GradientReducer::gather(const Bucket& bucket) {
   co_await turns_.wait(bucket.number);
   const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
-  const std::uint64_t run_bytes = bucket.count * element_bytes;
+  const std::uint64_t run_bytes = bucket.count * size_bytes(table.dtype());
   const int ranks = table.sharding().world_size;
   const auto run = [&](int slice) {
     return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
@@ -210,9 +257,16 @@ Task<> GradientReducer::gather(const Bucket& bucket) {
       bucket.buffer.first(static_cast<std::uint64_t>(ranks) * run_bytes));
   turns_.next();
   co_await std::move(gathering);
+  if (settings_.staged) {
+    WorkGroup copies(context_.reactor);
+    for (int slice = 0; slice < ranks; ++slice)
+      copies.spawn(bring(run(slice), place(bucket, slice)));
+    co_await copies.wait_idle();
+    co_return;
+  }
   const std::function<void()> job = [&] {
     for (int slice = 0; slice < ranks; ++slice) {
-      std::memcpy(place(bucket, slice) + bucket.first * element_bytes, run(slice).data(),
+      std::memcpy(context_.compute.host_view(place(bucket, slice)).data(), run(slice).data(),
                   run_bytes);
     }
   };

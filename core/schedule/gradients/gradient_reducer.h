@@ -10,6 +10,9 @@
 // the groups' sums of a slice are summed in turn, in their order. Quantized gradients go node by
 // node (quantized_reduction.cc): those bits depend on how many ranks a node has, too.
 //
+// Ranks exchange host memory. Of a device that the CPU cannot reach, what a bucket sends is rounded
+// in its own place there and copied to the bucket, and the sum is copied back from there.
+//
 // One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
 // order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
 // only.
@@ -33,7 +36,7 @@ namespace ziggurat {
 class GradientReducer {
  public:
   /// Host memory for one bucket: every rank's run, and the sum; or the codes that are sent and
-  /// those that come.
+  /// those that come, and the sum where it has to be copied to the device.
   static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
   /// Takes kReduceBuckets of host memory for good. `norm` gets the sums of this rank's
@@ -43,14 +46,14 @@ class GradientReducer {
   /// One unit's reduction. Its accumulator is the reduction's until the last chunk is reduced.
   struct Reduction {
     UnitId unit;
-    std::byte* accumulator;
+    DeviceSpan<float> accumulator;
     std::vector<Signal> reduced{};         ///< by chunk of a slice
     std::vector<std::uint64_t> missing{};  ///< elements of it
   };
   /// Puts `unit` next in the order. When `reduced[i]` is set, every chunk of this rank that is
   /// number i of its slice lies at the place of its fp32 values, in the model's type. Not of chunks
   /// that are constant in every slice: nothing is sent for them.
-  std::shared_ptr<Reduction> reduce(UnitId unit, std::byte* accumulator);
+  std::shared_ptr<Reduction> reduce(UnitId unit, DeviceSpan<float> accumulator);
 
  private:
   struct Bucket {
@@ -71,14 +74,19 @@ class GradientReducer {
 
   Task<> drain();
   Task<> round(const Bucket& bucket);
+  Task<> round_on_device(const Bucket& bucket, int slice);
   Task<> send(const Bucket& bucket);
   Task<> take_in(Bucket bucket, Task<> sent);
   Task<> take_in_sum(const Bucket& bucket);
   Task<> convert(const Bucket& bucket);
   Task<> gather(const Bucket& bucket);
   Buffer parts(const Bucket& bucket) const;
-  std::byte* place(const Bucket& bucket, int slice) const;
-  TypedSpan<std::byte> chunk_place(const Bucket& bucket) const;
+  std::span<std::byte> run_sent(const Bucket& bucket, int slice) const;
+  std::uint64_t chunk_begin(const Bucket& bucket, int slice) const;
+  DeviceSpan<float> values(const Bucket& bucket, int slice) const;
+  DeviceSpan<std::byte> place(const Bucket& bucket, int slice) const;
+  std::span<std::byte> result_room(const Bucket& bucket) const;
+  Task<> bring(std::span<const std::byte> result, DeviceSpan<std::byte> to);
   void put_tile(const Bucket& bucket, std::uint64_t first, std::span<const float> values,
                 TypedSpan<std::byte> out);
 

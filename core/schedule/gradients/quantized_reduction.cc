@@ -84,10 +84,12 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
   for (int slice = 0; slice < sharding.world_size; ++slice) {
     const auto run =
         static_cast<std::size_t>(slice % nodes.within * nodes.nodes + slice / nodes.within);
-    const float* values = reinterpret_cast<const float*>(place(bucket, slice)) + bucket.first;
+    const std::span<const std::byte> here =
+        context_.compute.host_view(values(bucket, slice).as<std::byte>());
+    const auto* const run_begin = reinterpret_cast<const float*>(here.data());
     each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
       jobs.emplace_back([=] {
-        quantize(sent.bits, as_typed(std::span(values + begin, end - begin)),
+        quantize(sent.bits, as_typed(std::span(run_begin + begin, end - begin)),
                  sent.part(run, begin, end - begin));
       });
     });
@@ -131,7 +133,7 @@ Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
   co_await std::move(between);
 }
 
-/// The first exchange is over; ends with this rank's slice of the sum in its chunk's place.
+/// The first exchange is over; ends with this rank's slice of the sum in its place.
 Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
   const NodeGrid nodes = table.sharding().nodes();
@@ -139,7 +141,7 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   if (twice) co_await send_node_sums(bucket);
   const int addends = twice ? nodes.nodes : table.sharding().world_size;
   const Runs came = Codes(bucket, table.sharding()).came;
-  const TypedSpan<std::byte> out = chunk_place(bucket);
+  const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
   std::vector<std::function<void()>> jobs;
   each_job(bucket.count, [&](std::uint64_t begin, std::uint64_t end) {
     jobs.emplace_back([=, this, &bucket] {
@@ -151,6 +153,7 @@ Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
     });
   });
   co_await context_.run_all("take in gradient", jobs);
+  co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 
 }  // namespace ziggurat

@@ -51,17 +51,17 @@ std::span<std::byte> QuantizedGather::codes_of(const Codes& codes, int rank, int
                               static_cast<std::uint64_t>(slices) * each);
 }
 
-Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit, const std::byte* unit_memory) {
+Task<QuantizedGather::Codes> QuantizedGather::encode(UnitId unit,
+                                                     std::span<const std::byte> slice) {
   Codes codes{.unit = unit, .number = next_number_++};
   codes.buffer = co_await buffers_.take();
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
   const std::span<std::byte> own = codes_of(codes, table.sharding().rank, 1);
-  const std::byte* slice = unit_memory + table.own_begin(unit) * element_bytes;
   std::vector<std::function<void()>> jobs;
   each_job(table.unit(unit).slice_count, [&](std::uint64_t first, std::uint64_t count) {
     jobs.emplace_back([=, dtype = table.dtype()] {
-      quantize(kBits, {dtype, {slice + first * element_bytes, count * element_bytes}},
+      quantize(kBits, {dtype, slice.subspan(first * element_bytes, count * element_bytes)},
                own.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)));
     });
   });
@@ -80,34 +80,36 @@ Task<> QuantizedGather::begin(const Codes& codes) {
   return ranks.within->all_gather(codes_of(codes, own, 1), codes_of(codes, 0, nodes.within));
 }
 
-Task<> QuantizedGather::finish(Codes codes, std::byte* unit_memory) {
-  const ChunkTable& table = context_.table;
-  const int ranks = table.sharding().world_size;
-  const NodeGrid nodes = table.sharding().nodes();
-  if (nodes.within > 1 && nodes.nodes > 1) {
-    co_await turns_.wait(codes.number);
-    Task<> gathering = context_.ranks.quantized_params.within->all_gather(
-        codes_of(codes, table.sharding().rank % nodes.within, nodes.nodes),
-        codes_of(codes, 0, ranks));
-    turns_.next();
-    co_await std::move(gathering);
-  }
-  const std::size_t element_bytes = size_bytes(table.dtype());
-  const std::uint64_t slice_count = table.unit(codes.unit).slice_count;
+Task<> QuantizedGather::finish(Codes codes) {
+  const Sharding& sharding = context_.table.sharding();
+  const NodeGrid nodes = sharding.nodes();
+  if (nodes.within == 1 || nodes.nodes == 1) co_return;
+  co_await turns_.wait(codes.number);
+  Task<> gathering = context_.ranks.quantized_params.within->all_gather(
+      codes_of(codes, sharding.rank % nodes.within, nodes.nodes),
+      codes_of(codes, 0, sharding.world_size));
+  turns_.next();
+  co_await std::move(gathering);
+}
+
+Task<> QuantizedGather::decode(Codes codes, Run run, std::span<std::byte> out) {
+  const DType dtype = context_.table.dtype();
+  const int ranks = context_.table.sharding().world_size;
   std::vector<std::function<void()>> jobs;
   for (int rank = 0; rank < ranks; ++rank) {
-    const std::span<const std::byte> from = codes_of(codes, rank, 1);
-    std::byte* to = unit_memory + static_cast<std::uint64_t>(rank) * slice_count * element_bytes;
-    each_job(slice_count, [&](std::uint64_t first, std::uint64_t count) {
-      jobs.emplace_back([=, dtype = table.dtype()] {
+    const std::span<const std::byte> from =
+        codes_of(codes, rank, 1).subspan(quantized_bytes(kBits, run.first));
+    const TypedSpan<std::byte> to = TypedSpan<std::byte>{dtype, out}.subspan(
+        static_cast<std::uint64_t>(rank) * run.count, run.count);
+    each_job(run.count, [&](std::uint64_t first, std::uint64_t count) {
+      jobs.emplace_back([=] {
         dequantize(kBits,
                    from.subspan(quantized_bytes(kBits, first), quantized_bytes(kBits, count)),
-                   {dtype, {to + first * element_bytes, count * element_bytes}});
+                   to.subspan(first, count));
       });
     });
   }
   co_await context_.run_all("dequantize params", jobs);
-  buffers_.give_back(codes.buffer);
 }
 
 }  // namespace ziggurat

@@ -35,14 +35,20 @@ class QuantizedGather {
     std::uint64_t number = 0;  ///< of all gathers
     std::span<std::byte> buffer{};
   };
-  /// This rank's slice, from its place in `unit_memory`. Waits for a buffer, so for gathers begun
-  /// before.
-  Task<Codes> encode(UnitId unit, const std::byte* unit_memory);
+  /// This rank's `slice`. Waits for a buffer, so for gathers begun before.
+  Task<Codes> encode(UnitId unit, std::span<const std::byte> slice);
   /// The first exchange, begun at once: in the order of encode().
   Task<> begin(const Codes& codes);
-  /// The first exchange is over: makes the second, if there is one, and all slices parameters in
-  /// `unit_memory`.
-  Task<> finish(Codes codes, std::byte* unit_memory);
+  /// The first exchange is over: makes the second, if there is one.
+  Task<> finish(Codes codes);
+  /// A run of every slice, in elements; `first` begins a tile.
+  struct Run {
+    std::uint64_t first = 0;
+    std::uint64_t count = 0;
+  };
+  /// And all slices' runs are parameters, side by side in `out`.
+  Task<> decode(Codes codes, Run run, std::span<std::byte> out);
+  void give_back(const Codes& codes) { buffers_.give_back(codes.buffer); }
 
  private:
   std::span<std::byte> codes_of(const Codes& codes, int rank, int slices) const;

@@ -2,11 +2,13 @@
 // core/schedule/params/unit_gather.cc: wait for the update, load the own slice, gather the rest.
 #include "core/schedule/params/unit_gather.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/checksum.h"
+#include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
@@ -20,15 +22,21 @@ bool overlap(const UnitGather::Flight& a, const UnitGather::Flight& b) {
 
 }  // namespace
 
-UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region)
+UnitGather::UnitGather(Context& context, ParamHome& home, DeviceBuffer region,
+                       const ReductionSettings& settings)
     : context_(context),
       home_(home),
       region_(std::move(region)),
       arena_(region_.size_bytes(), kPlaceAlignment),
-      idle_(context.cancel) {
+      idle_(context.cancel),
+      piece_bytes_(piece_bytes(context.table, settings)) {
   idle_.set();
   if (context.table.sharding().quantization.weights)
     quantized_ = std::make_unique<QuantizedGather>(context);
+  if (settings.staged) {
+    staging_ = std::make_unique<SpareBuffers>(context, kStagedGathers, piece_bytes_,
+                                              "gathered parameters");
+  }
   if (!context.ranks.node) return;
   for (UnitId u = 0; u < context.table.unit_count(); ++u) {
     parts_.emplace_back(context.cancel);
@@ -41,6 +49,16 @@ std::uint64_t UnitGather::place_bytes(const ChunkTable& table, UnitId unit) noex
   return round_up(table.unit_param_bytes(unit), kPlaceAlignment);
 }
 
+std::uint64_t UnitGather::piece_bytes(const ChunkTable& table, const ReductionSettings& settings) {
+  const auto slices = static_cast<std::uint64_t>(table.sharding().world_size);
+  const std::uint64_t tiles = settings.bucket_elements / slices / kTileElements;
+  std::uint64_t largest_count = 0;
+  for (UnitId u = 0; u < table.unit_count(); ++u)
+    largest_count = std::max(largest_count, table.unit(u).slice_count);
+  const std::uint64_t count = std::max<std::uint64_t>(1, tiles) * kTileElements;
+  return slices * std::min(count, largest_count) * size_bytes(table.dtype());
+}
+
 std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Signal& updated) {
   const std::uint64_t size_bytes = place_bytes(context_.table, unit);
   const std::optional<std::uint64_t> offset = arena_.allocate(size_bytes);
@@ -51,7 +69,8 @@ std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Si
                                                 .updated = &updated,
                                                 .need = need,
                                                 .done = Signal(context_.cancel),
-                                                .vacated = Signal(context_.cancel)});
+                                                .vacated = Signal(context_.cancel),
+                                                .pieces_done = Signal(context_.cancel)});
   if (!parts_.empty()) {
     Part& part = parts_[unit];
     flight->from_node = part.generation == need.generation;
@@ -94,10 +113,57 @@ Task<> UnitGather::load_own(const Flight& flight) {
                       flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
 }
 
+Task<ParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {
+  return home_.fetch(flight.unit, flight.need,
+                     flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+}
+
+/// This rank's slice, where the unit is on the device.
+std::span<std::byte> UnitGather::own_place(const Flight& flight) const {
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  return {flight.memory + table.own_begin(flight.unit) * element_bytes,
+          table.unit(flight.unit).slice_count * element_bytes};
+}
+
 Task<> UnitGather::issue_quantized(const FlightPtr& flight) {
-  co_await load_own(*flight);
-  const QuantizedGather::Codes codes = co_await quantized_->encode(flight->unit, flight->memory);
+  ParamHome::Fetched own;
+  if (staging_) {
+    own = co_await fetch_own(*flight);
+  } else {
+    co_await load_own(*flight);
+    own.bytes = own_place(*flight);
+  }
+  const QuantizedGather::Codes codes = co_await quantized_->encode(flight->unit, own.bytes);
   under_way(flight, quantized_->begin(codes), codes);
+}
+
+/// Every rank cuts a slice alike, and makes the calls of a unit's pieces in their order.
+Task<> UnitGather::issue_pieces(const FlightPtr& flight) {
+  Communicator* ranks = context_.ranks.params.get();
+  if (flight->from_node) {
+    Part& part = parts_[flight->unit];
+    co_await part.there.wait();
+    flight->own.bytes = part.bytes.bytes();
+    ranks = context_.ranks.node.get();
+  } else {
+    flight->own = co_await fetch_own(*flight);
+  }
+  const std::span<const std::byte> own = flight->own.bytes;
+  flight->missing_bytes = own.size();
+  const std::uint64_t share = piece_share(ranks->world_size());
+  for (std::uint64_t first = 0; first < own.size(); first += share) {
+    Piece piece{.first_byte = first,
+                .size_bytes = std::min(share, own.size() - first),
+                .slice_bytes = own.size(),
+                .buffer = {}};
+    piece.buffer = co_await staging_->take();
+    const auto slices = static_cast<std::uint64_t>(ranks->world_size());
+    Task<> gathering = ranks->all_gather(own.subspan(first, piece.size_bytes),
+                                         piece.buffer.first(slices * piece.size_bytes));
+    context_.spawn(land_piece(flight, std::move(gathering), piece));
+  }
+  under_way(flight, flight->pieces_done.wait(), {});
 }
 
 void UnitGather::under_way(const FlightPtr& flight, Task<> gathering,
@@ -112,11 +178,12 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
     co_await issue_quantized(flight);
     co_return;
   }
-  const ChunkTable& table = context_.table;
-  const std::size_t element_bytes = size_bytes(table.dtype());
-  const std::span<std::byte> whole(flight->memory, table.unit_param_bytes(flight->unit));
-  std::span<std::byte> own = whole.subspan(table.own_begin(flight->unit) * element_bytes,
-                                           table.unit(flight->unit).slice_count * element_bytes);
+  if (staging_) {
+    co_await issue_pieces(flight);
+    co_return;
+  }
+  const std::span<std::byte> whole(flight->memory, context_.table.unit_param_bytes(flight->unit));
+  std::span<std::byte> own = own_place(*flight);
   Communicator* ranks = context_.ranks.params.get();
   if (flight->from_node) {
     Part& part = parts_[flight->unit];
@@ -132,6 +199,66 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
     co_await load_own(*flight);
   }
   under_way(flight, ranks->all_gather(own, whole), {});
+}
+
+/// Bytes of each of `slices` slices in a piece: whole tiles.
+std::uint64_t UnitGather::piece_share(int slices) const noexcept {
+  const std::uint64_t tile_bytes = kTileElements * size_bytes(context_.table.dtype());
+  return piece_bytes_ / static_cast<std::uint64_t>(slices) / tile_bytes * tile_bytes;
+}
+
+Task<> UnitGather::land_piece(FlightPtr flight, Task<> gathering, Piece piece) {
+  co_await std::move(gathering);
+  co_await bring(*flight, piece);
+  staging_->give_back(piece.buffer);
+  flight->missing_bytes -= piece.size_bytes;
+  if (flight->missing_bytes > 0) co_return;
+  flight->own = {};
+  flight->pieces_done.set();
+}
+
+/// Each slice's part of a piece, to its place on the device.
+Task<> UnitGather::bring(const Flight& flight, Piece piece) {
+  const std::uint64_t unit_bytes = context_.table.unit_param_bytes(flight.unit);
+  WorkGroup copies(context_.reactor);
+  std::uint64_t at = 0;
+  for (std::uint64_t slice = 0; slice < unit_bytes; slice += piece.slice_bytes) {
+    const Stream::Copy request{.destination = flight.memory + slice + piece.first_byte,
+                               .source = piece.buffer.data() + at,
+                               .size_bytes = piece.size_bytes,
+                               .direction = Stream::Direction::kToDevice};
+    at += piece.size_bytes;
+    copies.spawn(copy(context_.reactor, context_.to_device, request));
+  }
+  co_await copies.wait_idle();
+}
+
+/// All slices of a quantized unit, to their places.
+Task<> UnitGather::decode(const Flight& flight, QuantizedGather::Codes codes) {
+  const ChunkTable& table = context_.table;
+  const std::uint64_t slice_count = table.unit(flight.unit).slice_count;
+  co_await quantized_->finish(codes);
+  if (!staging_) {
+    co_await quantized_->decode(codes, {.first = 0, .count = slice_count},
+                                {flight.memory, table.unit_param_bytes(flight.unit)});
+    quantized_->give_back(codes);
+    co_return;
+  }
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const std::uint64_t share = piece_share(table.sharding().world_size);
+  Piece piece{.first_byte = 0,
+              .size_bytes = 0,
+              .slice_bytes = slice_count * element_bytes,
+              .buffer = co_await staging_->take()};
+  for (; piece.first_byte < piece.slice_bytes; piece.first_byte += share) {
+    piece.size_bytes = std::min(share, piece.slice_bytes - piece.first_byte);
+    const QuantizedGather::Run run{.first = piece.first_byte / element_bytes,
+                                   .count = piece.size_bytes / element_bytes};
+    co_await quantized_->decode(codes, run, piece.buffer);
+    co_await bring(flight, piece);
+  }
+  staging_->give_back(piece.buffer);
+  quantized_->give_back(codes);
 }
 
 /// This rank's, where the unit is on the device.
@@ -153,7 +280,7 @@ Task<> UnitGather::keep_part(const Flight& flight) {
 
 Task<> UnitGather::land(FlightPtr flight, Task<> gathering, QuantizedGather::Codes codes) {
   co_await std::move(gathering);
-  if (!codes.buffer.empty()) co_await quantized_->finish(codes, flight->memory);
+  if (!codes.buffer.empty()) co_await decode(*flight, codes);
   flight->done.set();
   if (!parts_.empty() && !flight->from_node) co_await keep_part(*flight);
   under_way_.remove(flight);

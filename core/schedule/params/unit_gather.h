@@ -7,6 +7,9 @@
 // nothing is started that then has to wait for memory. One coroutine makes the gathers; a slow
 // slice delays those behind it.
 //
+// Where ranks cannot reach the device's memory a unit is gathered in host memory, in pieces of
+// every slice, of which a few are under way, and each is copied to its places.
+//
 // With a second partition (hpZ of ZeRO++, Wang et al. 2023) a unit that was gathered
 // from all ranks once in a generation leaves a part in the host memory of each rank of a node, and
 // is gathered from the node's parts from then on: the same values, quantized before or not.
@@ -25,6 +28,8 @@
 #include "core/schedule/context.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/params/quantized_gather.h"
+#include "core/schedule/spare_buffers.h"
+#include "core/sharding/reduction.h"
 #include "tiers/arena.h"
 
 namespace ziggurat {
@@ -32,12 +37,16 @@ namespace ziggurat {
 class UnitGather {
  public:
   /// `region`: device memory, as long on every rank.
-  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition, or
-  /// the codes of quantized units.
-  UnitGather(Context& context, ParamHome& home, DeviceBuffer region);
+  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition,
+  /// the codes of quantized units, or pieces on their way to the device.
+  UnitGather(Context& context, ParamHome& home, DeviceBuffer region,
+             const ReductionSettings& settings);
 
   /// Bytes of region that `unit` takes.
   static std::uint64_t place_bytes(const ChunkTable& table, UnitId unit) noexcept;
+  /// Host memory for a piece, all slices' of it, where units are gathered so; kStagedGathers are
+  /// taken.
+  static std::uint64_t piece_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
   /// A unit's place, and the gather that fills it.
   struct Flight {
@@ -50,6 +59,10 @@ class UnitGather {
     bool from_node = false;  ///< gathered from the parts of this node's ranks
     Signal done;
     Signal vacated;  ///< and nothing is copied from it any more
+    // Where it is gathered in pieces:
+    ParamHome::Fetched own{};         ///< this rank's slice, until all have it
+    std::uint64_t missing_bytes = 0;  ///< of each slice
+    Signal pieces_done;
   };
   /// Starts the gather of `unit` in a place that is free now; nullptr if none is.
   std::shared_ptr<Flight> start(UnitId unit, Need need, Signal& updated);
@@ -76,7 +89,21 @@ class UnitGather {
   Task<> drain();
   Task<> issue(const FlightPtr& flight);
   Task<> load_own(const Flight& flight);
+  Task<ParamHome::Fetched> fetch_own(const Flight& flight);
+  std::span<std::byte> own_place(const Flight& flight) const;
   Task<> issue_quantized(const FlightPtr& flight);
+  Task<> issue_pieces(const FlightPtr& flight);
+  /// The same run of every slice, side by side in a buffer.
+  struct Piece {
+    std::uint64_t first_byte;  ///< of a slice
+    std::uint64_t size_bytes;
+    std::uint64_t slice_bytes;  ///< a whole one
+    std::span<std::byte> buffer;
+  };
+  std::uint64_t piece_share(int slices) const noexcept;
+  Task<> land_piece(FlightPtr flight, Task<> gathering, Piece piece);
+  Task<> bring(const Flight& flight, Piece piece);
+  Task<> decode(const Flight& flight, QuantizedGather::Codes codes);
   void under_way(const FlightPtr& flight, Task<> gathering, QuantizedGather::Codes codes);
   Task<> land(FlightPtr flight, Task<> gathering, QuantizedGather::Codes codes);
   Task<> keep_part(const Flight& flight);
@@ -93,6 +120,8 @@ class UnitGather {
   std::uint64_t order_ = 0;
   std::vector<Part> parts_;                     ///< by unit; none without a second partition
   std::unique_ptr<QuantizedGather> quantized_;  ///< if parameters travel so
+  std::uint64_t piece_bytes_;
+  std::unique_ptr<SpareBuffers> staging_;  ///< for pieces, where units are gathered in them
 };
 
 }  // namespace ziggurat
