@@ -86,10 +86,25 @@ void EngineImpl::fail(std::exception_ptr error) {
   if (!followed_from_another(error)) tell_ranks(error);
 }
 
+/// The trainer's call: a device that it finds lost ends the run, and the other ranks learn why.
+template <class T>
+Task<T> EngineImpl::ending_the_run(Task<T> call) {
+  std::exception_ptr error;
+  try {
+    co_return co_await std::move(call);
+  } catch (const Error& failure) {
+    error = std::current_exception();
+    if (failure.code() != ErrorCode::kUnavailable) std::rethrow_exception(error);
+  }
+  fail(error);
+  std::rethrow_exception(error);
+}
+
 TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
   calls_->require_acquire(unit, generation_);
   at_rest_ = false;
-  const TypedDeviceSpan<const std::byte> params = runtime_.reactor.block_on(cache_->acquire(unit));
+  const TypedDeviceSpan<const std::byte> params =
+      runtime_.reactor.block_on(ending_the_run(cache_->acquire(unit)));
   calls_->acquired(unit, generation_);
   return params;
 }
@@ -110,7 +125,7 @@ DeviceSpan<float> EngineImpl::gradient(UnitId unit) {
 
 DeviceSpan<float> EngineImpl::accumulator(UnitId unit) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
-  return runtime_.reactor.block_on(flow_->accumulator(unit));
+  return runtime_.reactor.block_on(ending_the_run(flow_->accumulator(unit)));
 }
 
 void EngineImpl::clear_frozen(UnitId unit) {
@@ -122,7 +137,7 @@ void EngineImpl::clear_frozen(UnitId unit) {
     if (param.frozen && values.empty()) values = accumulator(unit);
     if (param.frozen) {
       const DeviceSpan<std::byte> frozen = values.subspan(begin, count).as<std::byte>();
-      runtime_.reactor.block_on(compute_->clear(frozen));
+      runtime_.reactor.block_on(ending_the_run(compute_->clear(frozen)));
     }
     begin += count;
   }

@@ -163,6 +163,8 @@ class EngineImpl final : public LentEngine {
 
   // engine.cc
   Task<> close();
+  template <class T>
+  Task<T> ending_the_run(Task<T> call);
   bool awaited_by_ranks() const;
   DeviceSpan<float> accumulator(UnitId unit);
   void clear_frozen(UnitId unit);

@@ -171,7 +171,6 @@ Task<bool> EngineImpl::store_found() {
 static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 
 Task<> EngineImpl::open_store() {
-  const bool out_of_reach = !device_.host_accessible();
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   // It takes a little of the device, before that is divided.
   compute_ =
@@ -204,14 +203,12 @@ Task<> EngineImpl::open_store() {
                                                     .state = kind,
                                                     .sharding = cut,
                                                     .placement = config_.placement,
-                                                    .reduction = exchanged,
-                                                    .device_out_of_reach = out_of_reach},
+                                                    .reduction = exchanged},
                                                    config_.host_budget_bytes);
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
-  plan_ =
-      plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes, out_of_reach);
+  plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
   const Account device = device_.account();
   const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();

@@ -89,8 +89,7 @@ void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& plac
 
 HostPlan plan_with(const HostRequest& request, std::uint64_t tiles, std::uint64_t budget_bytes) {
   const ChunkTable table(request.model, tiles, request.state, request.sharding);
-  return plan_host(table, request.placement, request.reduction, budget_bytes,
-                   request.device_out_of_reach);
+  return plan_host(table, request.placement, request.reduction, budget_bytes);
 }
 
 }  // namespace
@@ -120,10 +119,9 @@ std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes,
-                   bool device_out_of_reach) {
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes) {
   HostPlan plan;
-  const Items items(table, placement, device_out_of_reach);
+  const Items items(table, placement, reduction.staged);
   plan.device_chunks = items.device_chunks();
   const std::uint64_t element_bytes = size_bytes(table.dtype());
   // A trainer that lends its gradients takes the norm itself.
@@ -157,7 +155,10 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   }
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
-  if (placement.params == Tier::kNvme) {
+  // Ranks exchange what is in host memory.
+  const bool exchanged =
+      placement.params == Tier::kDevice && reduction.staged && !table.sharding().one_rank();
+  if (placement.params == Tier::kNvme || exchanged) {
     plan.reserves.push_back({Purpose::kParams, largest_home_bytes});
   }
   if (placement.grads == Tier::kNvme) {

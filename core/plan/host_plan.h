@@ -59,14 +59,12 @@ struct HostRequest {
   const Sharding& sharding;
   const Placement& placement;
   const ReductionSettings& reduction;
-  /// The CPU cannot touch the device's memory: it works on host memory in its place.
-  bool device_out_of_reach = false;
 };
 
-/// The division of `budget_bytes` for an existing chunk table.
+/// The division of `budget_bytes` for an existing chunk table. With `reduction.staged` the CPU
+/// works on host memory in place of what is on the device.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes,
-                   bool device_out_of_reach = false);
+                   const ReductionSettings& reduction, std::uint64_t budget_bytes);
 
 /// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
 /// leaves 12 work items. Errors: MemoryExhausted, with the smallest budget and what it is made of,

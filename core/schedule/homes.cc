@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "base/checksum.h"
 #include "base/error.h"
 
@@ -195,7 +194,6 @@ Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriorit
 }
 
 Task<ParamHome::Fetched> ParamHome::fetch(UnitId unit, Need need, IoPriority priority) {
-  ZIGGURAT_CHECK(tier_ == Tier::kHost || tier_ == Tier::kNvme, "unit {} is not the CPU's", unit);
   Fetched fetched;
   if (tier_ == Tier::kHost) {
     fetched.bytes = host_[unit].bytes();
@@ -208,11 +206,19 @@ Task<ParamHome::Fetched> ParamHome::fetch(UnitId unit, Need need, IoPriority pri
       .holder = "parameter read"};
   fetched.lease = co_await context_.pool.acquire(lease);
   const std::span<std::byte> memory = fetched.lease.bytes();
+  fetched.bytes = memory;
+  if (tier_ == Tier::kDevice) {
+    const Stream::Copy request{.destination = memory.data(),
+                               .source = device_[unit].data(),
+                               .size_bytes = memory.size(),
+                               .direction = Stream::Direction::kToHost};
+    co_await copy(context_.reactor, context_.to_host, request);
+    co_return fetched;
+  }
   reading_[unit] = memory;
   const std::vector<Item> wanted = items(unit);
   co_await read_items(wanted, memory, context_.table.home_begin(unit), priority);
   reading_[unit] = {};
-  fetched.bytes = memory;
   co_return fetched;
 }
 
@@ -225,6 +231,10 @@ Task<> ParamHome::gather(UnitId unit, Need need) {
     co_await gather_swapped(unit, need);
     co_return;
   }
+  if (out_of_reach()) {
+    co_await gather_staged(unit, need);
+    co_return;
+  }
   const std::span<std::byte> whole =
       tier_ == Tier::kHost
           ? host_[unit].bytes()
@@ -234,6 +244,31 @@ Task<> ParamHome::gather(UnitId unit, Need need) {
       whole.subspan(context_.table.own_begin(unit) * element_bytes,
                     context_.table.unit(unit).slice_count * element_bytes),
       whole);
+}
+
+/// In host memory, where ranks meet, between the device and the device.
+Task<> ParamHome::gather_staged(UnitId unit, Need need) {
+  const ChunkTable& table = context_.table;
+  const std::size_t element_bytes = size_bytes(table.dtype());
+  const LeaseRequest wanted{.purpose = Purpose::kParams,
+                            .size_bytes = table.unit_param_bytes(unit),
+                            .need = need,
+                            .holder = "parameter gather"};
+  const Lease lease = co_await context_.pool.acquire(wanted);
+  const std::uint64_t begin = table.own_begin(unit) * element_bytes;
+  const std::span<std::byte> own =
+      lease.bytes().subspan(begin, table.unit(unit).slice_count * element_bytes);
+  const Stream::Copy out{.destination = own.data(),
+                         .source = device_[unit].data() + begin,
+                         .size_bytes = own.size(),
+                         .direction = Stream::Direction::kToHost};
+  co_await copy(context_.reactor, context_.to_host, out);
+  co_await context_.ranks.params->all_gather(own, lease.bytes());
+  const Stream::Copy back{.destination = device_[unit].data(),
+                          .source = lease.bytes().data(),
+                          .size_bytes = lease.bytes().size(),
+                          .direction = Stream::Direction::kToDevice};
+  co_await copy(context_.reactor, context_.to_device, back);
 }
 
 /// Reads this rank's slice back, and writes the others'.

@@ -99,6 +99,7 @@ class ParamHome {
   Task<> read_item(std::size_t item, std::span<std::byte> memory, IoPriority priority);
   Task<> write_item(std::size_t item, std::span<const std::byte> bytes);
   Task<> gather_swapped(UnitId unit, Need need);
+  Task<> gather_staged(UnitId unit, Need need);
 
   Context& context_;
   Tier tier_;
