@@ -67,10 +67,16 @@ class CudaDevice : public Device {
 
   bool host_accessible() const noexcept final { return false; }
 
-  /// A stream of the caller's, by the driver's handle (cudaStream_t; PyTorch: `stream.cuda_stream`;
-  /// null: the legacy default stream). Used on any thread. Its events may be awaited on the
-  /// reactor; dropping the result waits for those that it recorded. record() and wait() refuse a
-  /// stream that captures a graph (kInvalidArgument).
+  /// A stream of the caller's, by the driver's handle (cudaStream_t; PyTorch:
+  /// `stream.cuda_stream`). Used on any thread. Its events may be awaited on the reactor; dropping
+  /// the result waits for those that it recorded, and comes before the stream is destroyed.
+  /// record() and wait() refuse a stream that captures a graph (kInvalidArgument).
+  ///
+  /// Null is the legacy default stream, as cudaStreamLegacy, also in a program that was compiled
+  /// with per-thread default streams. The device's own streams are non-blocking, so it and they
+  /// wait for each other by events alone. cudaStreamPerThread is the stream of the thread that
+  /// calls record() or wait(): calls of a trainer that uses it are made on the thread that queues
+  /// its work ("Stream synchronization behavior" in the CUDA runtime's manual).
   virtual std::unique_ptr<StreamRef> caller_stream(void* handle) = 0;
 
   /// What makes every CUDA call, for those who launch kernels on this device's streams.

@@ -87,12 +87,19 @@ CudaCallerStream::CudaCallerStream(std::shared_ptr<CudaContext> context, Reactor
 /// itself; and waiting for an event from outside breaks the capture.
 void CudaCallerStream::refuse_capture() const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  context_->call({"cudaStreamIsCapturing"},
-                 [&] { return cudaStreamIsCapturing(handle_, &status); });
+  context_->call({"cudaStreamIsCapturing"}, [&] {
+    const cudaError_t result = cudaStreamIsCapturing(handle_, &status);
+    // The legacy default stream cannot be used while a blocking stream captures.
+    if (result != cudaErrorStreamCaptureImplicit) return result;
+    static_cast<void>(cudaGetLastError());
+    status = cudaStreamCaptureStatusActive;
+    return cudaSuccess;
+  });
   if (status == cudaStreamCaptureStatusNone) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the caller's stream {} is capturing a CUDA graph: call the engine "
-                          "before or after the capture",
+              fmt::format("{}: the caller's stream {} is capturing a CUDA graph, or is the legacy "
+                          "default stream while one captures: call the engine before or after "
+                          "the capture",
                           context_->description(), fmt::ptr(static_cast<void*>(handle_))));
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/cuda_double/api_stream.cc: streams, events and host functions.
 #include <algorithm>
+#include <thread>
 
 #include "tests/cuda_double/api.h"
 
@@ -10,16 +11,45 @@ namespace {
 constexpr std::uint64_t kMarkNs = 200;
 constexpr std::uint64_t kHostFunctionNs = 2000;
 
+CUstream_st& new_stream(Machine& its) {
+  its.streams.push_back(std::make_unique<CUstream_st>());
+  CUstream_st& created = *its.streams.back();
+  created.device = current_device();
+  created.actor = static_cast<Actor>(its.streams.size());
+  return created;
+}
+
+/// "The per-thread default stream is an implicit stream local to both the thread and the CUcontext,
+/// and which does not synchronize with other streams (just like explicitly created streams)"; it
+/// "is not a non-blocking stream and will synchronize with the legacy default stream" ("Stream
+/// synchronization behavior"; the handle is driver_types.h:113-121).
+CUstream_st* thread_stream(Machine& its) {
+  static_cast<void>(current(its));
+  CUstream_st*& stream = its.thread_streams[{std::this_thread::get_id(), current_device()}];
+  if (stream == nullptr) {
+    stream = &new_stream(its);
+    stream->implicit = true;
+  }
+  return stream;
+}
+
+/// "When a blocking stream is capturing, the legacy stream is in an unusable state until the
+/// blocking stream capture is terminated" (cuda_runtime_api.h:2608-2611).
+bool unusable(const Machine& its, const CUstream_st* stream) {
+  return stream == its.devices[static_cast<std::size_t>(stream->device)]->null_stream &&
+         std::ranges::any_of(its.streams, [stream](const auto& other) {
+           return other->capturing && other->device == stream->device &&
+                  (other->flags & cudaStreamNonBlocking) == 0;
+         });
+}
+
 cudaError_t create_stream(cudaStream_t* stream, const char* name, unsigned flags, int priority) {
   return call(name, [&](Machine& its, auto&) {
     if ((flags & ~unsigned{cudaStreamNonBlocking}) != 0) return cudaErrorInvalidValue;
     static_cast<void>(current(its));
-    its.streams.push_back(std::make_unique<CUstream_st>());
-    CUstream_st& created = *its.streams.back();
-    created.device = current_device();
+    CUstream_st& created = new_stream(its);
     created.flags = flags;
     created.priority = std::clamp(priority, -5, 0);  // "clamped to the nearest" of the range
-    created.actor = static_cast<Actor>(its.streams.size());
     *stream = &created;
     return cudaSuccess;
   });
@@ -30,9 +60,7 @@ cudaError_t create_stream(cudaStream_t* stream, const char* name, unsigned flags
 cudaError_t destroy_stream(Machine& its, cudaStream_t handle) {
   CUstream_st* stream = stream_of(its, handle, "cudaStreamDestroy");
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-  if (stream == its.devices[static_cast<std::size_t>(stream->device)]->null_stream) {
-    return cudaErrorInvalidResourceHandle;
-  }
+  if (stream->implicit) return cudaErrorInvalidResourceHandle;
   if (!its.idle(stream)) {
     its.find(fmt::format("cudaStreamDestroy: {} on stream {} is under way",
                          stream->queue.back()->what, stream->actor));
@@ -45,6 +73,7 @@ cudaError_t destroy_stream(Machine& its, cudaStream_t handle) {
 
 CUstream_st* stream_of(Machine& its, cudaStream_t handle, const char* name) {
   if (handle == nullptr || handle == cudaStreamLegacy) return current(its).null_stream;
+  if (handle == cudaStreamPerThread) return thread_stream(its);
   const auto at = std::find_if(its.streams.begin(), its.streams.end(),
                                [&](const auto& one) { return one.get() == handle; });
   CUstream_st* stream = at == its.streams.end() ? nullptr : at->get();
@@ -65,6 +94,7 @@ CUevent_st* event_of(Machine& its, cudaEvent_t handle, const char* name) {
 
 cudaError_t open_for_work(CUstream_st* stream) noexcept {
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (unusable(machine(), stream)) return cudaErrorStreamCaptureImplicit;
   return stream->capturing ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
 }
 
@@ -140,6 +170,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* 
   return call("cudaStreamIsCapturing", [&](Machine& its, auto&) {
     CUstream_st* stream = stream_of(its, handle, "cudaStreamIsCapturing");
     if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    // "while a blocking stream on the same device is capturing, it will return
+    // cudaErrorStreamCaptureImplicit" for the null stream (:2603-2606).
+    if (unusable(its, stream)) return cudaErrorStreamCaptureImplicit;
     *status = stream->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
     return cudaSuccess;
   });

@@ -29,9 +29,8 @@ void find_leaks(Machine& its) {
                          registered ? "registered" : "allocated"));
   }
   for (const auto& stream : its.streams) {
-    const bool null_stream =
-        its.devices[static_cast<std::size_t>(stream->device)]->null_stream == stream.get();
-    if (!stream->destroyed && !null_stream) its.find(fmt::format("leak: stream {}", stream->actor));
+    if (!stream->destroyed && !stream->implicit)
+      its.find(fmt::format("leak: stream {}", stream->actor));
     if (!Machine::idle(stream.get())) {
       its.find(fmt::format("under way at the end: {} on stream {}", stream->queue.back()->what,
                            stream->actor));

@@ -58,6 +58,7 @@ void Machine::reset(std::uint64_t new_seed, const Options& new_options) {
   }
   ZIGGURAT_CHECK(findings.empty(), "cuda_double: {} findings were not taken", findings.size());
   streams.clear();
+  thread_streams.clear();
   events.clear();
   devices.clear();
   pools.clear();
@@ -65,6 +66,7 @@ void Machine::reset(std::uint64_t new_seed, const Options& new_options) {
     devices.push_back(std::make_unique<DeviceState>(i, options, mix(seed, 1000u + unsigned(i))));
     streams.push_back(std::make_unique<CUstream_st>());
     streams.back()->device = i;
+    streams.back()->implicit = true;
     streams.back()->actor = static_cast<Actor>(streams.size());
     devices.back()->null_stream = streams.back().get();
   }

@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -123,8 +124,9 @@ class Machine {
   std::uint64_t host_tick = 0;
   AccessHistory history;
   std::vector<std::string> findings;
-  std::vector<std::unique_ptr<CUstream_st>> streams;                    // destroyed ones too
-  std::unordered_map<cudaEvent_t, std::unique_ptr<CUevent_st>> events;  // destroyed ones too
+  std::vector<std::unique_ptr<CUstream_st>> streams;                       // destroyed ones too
+  std::map<std::pair<std::thread::id, int>, cudaStream_t> thread_streams;  // by device
+  std::unordered_map<cudaEvent_t, std::unique_ptr<CUevent_st>> events;     // destroyed ones too
   std::list<Pool> pools;
 
  private:
@@ -164,6 +166,7 @@ struct CUstream_st {
   std::uint64_t submitted = 0;
   std::uint64_t end_ns = 0;
   bool capturing = false;
+  bool implicit = false;  ///< the legacy default stream, or a thread's: nobody's to destroy
   bool destroyed = false;
 };
 

@@ -389,6 +389,39 @@ TEST_F(Runtime, work_on_a_capturing_stream_is_refused) {
   set_capturing(one_, false);
 }
 
+TEST_F(Runtime, the_null_stream_is_unusable_while_a_blocking_stream_captures) {
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
+  set_capturing(blocking, true);
+  cudaStreamCaptureStatus status{};
+  EXPECT_EQ(cudaStreamIsCapturing(cudaStreamLegacy, &status), cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(cudaMemsetAsync(device_, 1, kSize, nullptr), cudaErrorStreamCaptureImplicit);
+  EXPECT_EQ(cudaStreamIsCapturing(one_, &status), cudaSuccess) << "others go on";
+  EXPECT_EQ(status, cudaStreamCaptureStatusNone);
+  set_capturing(blocking, false);
+  EXPECT_EQ(cudaStreamIsCapturing(cudaStreamLegacy, &status), cudaSuccess);
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
+TEST_F(Runtime, a_threads_default_stream_is_its_own) {
+  ASSERT_EQ(cudaMemsetAsync(device_, 1, kSize, cudaStreamPerThread), cudaSuccess);
+  std::thread other([&] {
+    EXPECT_EQ(cudaStreamSynchronize(cudaStreamPerThread), cudaSuccess) << "another, and idle";
+    EXPECT_EQ(cudaMemsetAsync(device_, 2, kSize, cudaStreamPerThread), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(cudaStreamPerThread), cudaSuccess);
+  });
+  other.join();
+  ASSERT_EQ(cudaStreamSynchronize(cudaStreamPerThread), cudaSuccess);
+  EXPECT_THAT(take_findings(),
+              ::testing::Contains(::testing::HasSubstr("nothing orders it after")));
+  // It is no non-blocking one: the null stream waits for it.
+  ASSERT_EQ(cudaMemsetAsync(device_, 3, kSize, cudaStreamPerThread), cudaSuccess);
+  ASSERT_EQ(cudaMemset(device_, 4, kSize), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(*device_bytes(device_, 1), std::byte{4});
+  EXPECT_EQ(cudaStreamDestroy(cudaStreamPerThread), cudaErrorInvalidResourceHandle);
+}
+
 TEST_F(Runtime, equal_seeds_give_equal_traces) {
   const auto trace = [](std::uint64_t seed) {
     reset(seed);

@@ -236,6 +236,34 @@ TEST_F(CudaCallerTest, a_stream_that_captures_is_refused) {
   expect_works();
 }
 
+TEST_F(CudaCallerTest, default_streams_are_streams_like_others) {
+  const auto stream = device_->create_stream("engine");
+  for (const cudaStream_t handle : {cudaStream_t{nullptr}, cudaStreamLegacy, cudaStreamPerThread}) {
+    const auto caller = device_->caller_stream(handle);
+    ASSERT_EQ(cudaMemsetAsync(place_.data(), 6, kMiB, handle), cudaSuccess);
+    stream->wait(caller->record());
+    stream->copy({host(0, kMiB).data(), place_.data(), kMiB, Direction::kToHost},
+                 [&](std::exception_ptr error) { EXPECT_FALSE(error); });
+    caller->wait(stream->record());
+    ASSERT_EQ(cudaMemsetAsync(place_.data(), 7, kMiB, handle), cudaSuccess);
+    reactor_.block_on(caller->record().wait());
+    EXPECT_EQ(host(0, kMiB)[kMiB - 1], std::byte{6});
+  }
+}
+
+TEST_F(CudaCallerTest, the_legacy_stream_is_refused_while_a_blocking_stream_captures) {
+  const auto legacy = device_->caller_stream(nullptr);
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
+  cuda_double::set_capturing(blocking, true);
+  const Error error = error_of([&] { static_cast<void>(legacy->record()); });
+  EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(error.what(), HasSubstr("before or after"));
+  cuda_double::set_capturing(blocking, false);
+  reactor_.block_on(legacy->record().wait());
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
+}
+
 TEST_F(CudaDeviceTest, an_event_that_cannot_be_recorded_does_not_end_a_transfer) {
   register_all();
   const auto stream = device_->create_stream("test");
