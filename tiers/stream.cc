@@ -111,7 +111,7 @@ std::exception_ptr Stream::start(const Copy& copy, std::shared_ptr<void>& kept) 
   return nullptr;
 }
 
-void Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
+Event Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done) {
   const Nanoseconds queued = monotonic_now();
   std::shared_ptr<void> kept;
   const char* verb = "was not begun after an earlier failure";
@@ -139,6 +139,7 @@ void Stream::copy(const Copy& copy, std::function<void(std::exception_ptr)> done
     done(outcome.error ? of_copy(copy, name, verb, outcome.error) : nullptr);
   };
   finished->then(std::move(action));
+  return Event(finished);
 }
 
 Event Stream::record() {

@@ -66,13 +66,14 @@ class Stream : public StreamRef {
   };
 
   /// Queues `copy` and returns; `done` runs on the reactor's thread when it and all before it have
-  /// finished, with the error, if it or one before it failed. Host memory must stay valid until
-  /// then, and is registered (Device::register_host_memory) where the device asks for that. Before
+  /// finished, with the error, if it or one before it failed. The event says the same, for streams
+  /// that wait for the copy. Host memory must stay valid until then, and is registered
+  /// (Device::register_host_memory) where the device asks for that. Before
   /// it touches memory of a buffer, it waits for those who had that memory before
   /// (DeviceBuffer::before_use). Errors, by `done`: kInvalidArgument for a device side that is not
   /// in one of the device's buffers, or a host side that is not registered; kUnavailable when the
   /// device is lost.
-  void copy(const Copy& copy, std::function<void(std::exception_ptr)> done);
+  Event copy(const Copy& copy, std::function<void(std::exception_ptr)> done);
 
   /// On a failed stream: an event that fails.
   Event record() final;

@@ -76,8 +76,8 @@ class DeviceConformance : public testing::Test {
   void copy_now(Stream& stream, const Stream::Copy& request) {
     reactor_.block_on(copy(reactor_, stream, request));
   }
-  void queue(Stream& stream, const Stream::Copy& request) {
-    stream.copy(request, [](std::exception_ptr error) { EXPECT_FALSE(error); });
+  Event queue(Stream& stream, const Stream::Copy& request) {
+    return stream.copy(request, [](std::exception_ptr error) { EXPECT_FALSE(error); });
   }
   std::vector<std::byte> read_back(Stream& stream, const DeviceBuffer& buffer) {
     const std::size_t used = used_;
@@ -237,10 +237,11 @@ TYPED_TEST(DeviceConformance, a_stream_waits_for_an_event_of_another) {
     this->keep_busy(*first, a);
     this->queue(*first, {a.data(), source.data(), source.size(), Direction::kToDevice});
     second->wait(first->record());
-    this->queue(*second, {b.data(), a.data(), source.size(), Direction::kOnDevice});
-    first->wait(second->record());
-    this->queue(*first, {back.data(), b.data(), back.size(), Direction::kToHost});
-    this->reactor_.block_on(first->record().wait());
+    const Event copied =
+        this->queue(*second, {b.data(), a.data(), source.size(), Direction::kOnDevice});
+    first->wait(copied);
+    this->reactor_.block_on(
+        this->queue(*first, {back.data(), b.data(), back.size(), Direction::kToHost}).wait());
     EXPECT_EQ(std::memcmp(source.data(), back.data(), back.size()), 0) << round;
   }
 }
