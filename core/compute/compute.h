@@ -2,9 +2,9 @@
 // core/compute/compute.h: what is done to bytes where they lie: by the CPU's workers in memory that
 // it may touch (cpu_compute.h), by kernels on a stream of a GPU (cuda_compute.h). The same bits.
 //
-// An operation begins when it is awaited and returns when it has finished; what it reads and writes
-// is its own until then. Operations of one Compute may overlap: who needs an order awaits. Spans in
-// device memory are of the Compute's device. Reactor's thread.
+// An operation begins when it is awaited and returns when it has finished, or gives the event of
+// its end; what it reads and writes is its own until then. Operations of one Compute may overlap:
+// who needs an order awaits. Spans in device memory are of the Compute's device. Reactor's thread.
 //
 // Errors of all: kUnavailable when the device is lost.
 #pragma once
@@ -34,8 +34,13 @@ class Compute {
   /// The same memory for the CPU; empty where the CPU may not touch it.
   virtual std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept = 0;
 
-  /// Every byte is zero. Writes `bytes` once.
-  virtual Task<> clear(DeviceSpan<std::byte> bytes) = 0;
+  /// Operations that begin when this has returned come after `event`: a GPU waits for it in their
+  /// place, and this returns at once.
+  virtual Task<> after(const Event& event) = 0;
+
+  /// Every byte is zero once the event has happened: it returns when this is certain to come. What
+  /// is queued on another stream waits for the event. Writes `bytes` once.
+  virtual Task<Event> clear(DeviceSpan<std::byte> bytes) = 0;
 
   /// Whole tiles of a gradient (kTileElements), each rounded as round_gradient() does.
   struct Rounding {

@@ -24,7 +24,7 @@ std::span<std::byte> CpuCompute::host_view(DeviceSpan<std::byte> bytes) const no
 }
 
 /// In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
-Task<> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
+Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   std::vector<std::function<void()>> jobs;
   for (std::uint64_t begin = 0; begin < bytes.size(); begin += kClearBytes) {
     jobs.emplace_back(
@@ -36,6 +36,7 @@ Task<> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   for (const std::function<void()>& job : jobs)
     group.spawn(workers_.run(reactor_, "clear accumulator", job));
   co_await group.wait_idle();
+  co_return Event();
 }
 
 /// One job, tile after tile: a tile of 16-bit values that lands where fp32 values began lies over

@@ -13,7 +13,8 @@ class CpuCompute final : public Compute {
   CpuCompute(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
 
   std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept override;
-  Task<> clear(DeviceSpan<std::byte> bytes) override;
+  Task<> after(const Event& event) override { return event.wait(); }
+  Task<Event> clear(DeviceSpan<std::byte> bytes) override;
   Task<> round(const Rounding& rounding) override;
   Task<> update(const Update& update) override;
 

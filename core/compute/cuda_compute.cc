@@ -38,11 +38,15 @@ class CudaCompute final : public Compute {
 
   std::span<std::byte> host_view(DeviceSpan<std::byte>) const noexcept override { return {}; }
 
-  Task<> clear(DeviceSpan<std::byte> bytes) override {
+  Task<> after(const Event& event) override {
+    stream_->wait(event);
+    co_return;
+  }
+
+  Task<Event> clear(DeviceSpan<std::byte> bytes) override {
     launch("clear", bytes.size(),
            [&](StreamHandle stream) { cuda::clear(stream, as_argument(bytes)); });
-    const Event cleared = stream_->record();
-    co_await cleared.wait();
+    co_return stream_->record();
   }
 
   /// The next round() may write the same sums: it comes behind this one's copy.

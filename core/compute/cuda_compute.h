@@ -3,7 +3,8 @@
 // function (cuda_compute_absent.cc).
 //
 // All operations are queued on one stream of the Compute's own and run in its order, beside the
-// copy streams. An operation has finished when the host knows it.
+// copy streams: what one of them waits for (after()), those behind it wait for too. One that
+// returns no event has finished when the host knows it.
 #pragma once
 
 #include <cstdint>

@@ -17,6 +17,12 @@
 #include "optimizer/gradient.h"
 
 namespace ziggurat {
+namespace {
+
+/// Before anything changes: a stream that may not wait for an event now may not for any.
+void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
+
+}  // namespace
 
 std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
                                      Runtime& runtime, Device& device,
@@ -100,67 +106,88 @@ Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::rethrow_exception(error);
 }
 
-TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit) {
+TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
   calls_->require_acquire(unit, generation_);
+  refuse_unfit(stream);
   at_rest_ = false;
-  const TypedDeviceSpan<const std::byte> params =
+  const ParamCache::Acquired acquired = 
       runtime_.reactor.block_on(ending_the_run(cache_->acquire(unit)));
+  try {
+    const CountedTime waited(runtime_.metrics, Counter::kWaitParamsNs);
+    stream.wait(acquired.landed);
+  } catch (const Error& error) {
+    runtime_.reactor.post([this, unit] { cache_->release(unit, {}); });
+    throw Error(
+        error.code(),
+        fmt::format("acquire(unit {} '{}'): its parameters ({}): {}", unit, model_.units[unit].name,
+                    format_bytes(acquired.params.bytes.size()), error.what()),
+        error.native());
+  }
   calls_->acquired(unit, generation_);
-  return params;
+  return acquired.params;
 }
 
-void EngineImpl::release(UnitId unit) {
+void EngineImpl::release(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
   calls_->require_release(unit);
+  const Event read = stream.record();
   calls_->released(unit);
-  runtime_.reactor.post([this, unit] { cache_->release(unit); });
+  runtime_.reactor.post([this, unit, read] { cache_->release(unit, read); });
 }
 
-DeviceSpan<float> EngineImpl::gradient(UnitId unit) {
+DeviceSpan<float> EngineImpl::gradient(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
   require_not_lent("gradient()");
   calls_->require_gradient(unit);
-  const DeviceSpan<float> values = accumulator(unit);
-  calls_->has_gradient(unit);
-  return values;
-}
-
-DeviceSpan<float> EngineImpl::accumulator(UnitId unit) {
+  refuse_unfit(stream);
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
-  return runtime_.reactor.block_on(ending_the_run(flow_->accumulator(unit)));
+  const GradientFlow::Accumulator its = 
+      runtime_.reactor.block_on(ending_the_run(flow_->accumulator(unit)));
+  stream.wait(its.zeroed);
+  calls_->has_gradient(unit);
+  return its.values;
 }
 
-void EngineImpl::clear_frozen(UnitId unit) {
-  if (table_->model().units[unit].constant()) return;  // nobody looks at it
-  DeviceSpan<float> values;
+void EngineImpl::finish_gradient(UnitId unit, StreamRef& stream) {
+  const Turn turn(turn_);
+  require_not_lent("finish_gradient()");
+  calls_->require_finish_gradient(unit);
+  const Event added = stream.record();
+  at_rest_ = false;
+  runtime_.reactor.block_on(ending_the_run(send_gradient(unit, added)));
+  calls_->finished_gradient(unit);
+}
+
+/// `added`: the trainer's part in the accumulator.
+Task<> EngineImpl::send_gradient(UnitId unit, Event added) {
+  cancel_.check();
+  co_await compute_->after(added);
+  co_await clear_frozen(unit);
+  const std::uint64_t making = generation_ + 1;
+  flow_->finish(unit, making);
+  cache_->params_may_change(unit);
+  sweep_->gradient_started(unit, making, guess_ ? &*guess_ : nullptr);
+}
+
+Task<> EngineImpl::clear_frozen(UnitId unit) {
+  if (table_->model().units[unit].constant()) co_return;  // nobody looks at it
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
     const std::uint64_t count = param.count();
-    if (param.frozen && values.empty()) values = accumulator(unit);
     if (param.frozen) {
-      const DeviceSpan<std::byte> frozen = values.subspan(begin, count).as<std::byte>();
-      runtime_.reactor.block_on(ending_the_run(compute_->clear(frozen)));
+      const GradientFlow::Accumulator its = co_await flow_->accumulator(unit);
+      const DeviceSpan<std::byte> frozen = its.values.subspan(begin, count).as<std::byte>();
+      const Event cleared = co_await compute_->clear(frozen);
+      co_await compute_->after(cleared);
     }
     begin += count;
   }
 }
 
-void EngineImpl::finish_gradient(UnitId unit) {
-  require_not_lent("finish_gradient()");
-  calls_->require_finish_gradient(unit);
-  at_rest_ = false;
-  clear_frozen(unit);
-  runtime_.reactor.block_on([](EngineImpl& self, UnitId finished) -> Task<> {
-    self.cancel_.check();
-    const std::uint64_t making = self.generation_ + 1;
-    self.flow_->finish(finished, making);
-    self.cache_->params_may_change(finished);
-    self.sweep_->gradient_started(finished, making, self.guess_ ? &*self.guess_ : nullptr);
-    co_return;
-  }(*this, unit));
-  calls_->finished_gradient(unit);
-}
-
 void EngineImpl::read_master(
     UnitId unit, const std::function<void(std::uint64_t, std::span<const float>)>& consume) {
+  const Turn turn(turn_);
   calls_->require_unit("read_master", unit);
   runtime_.reactor.block_on(sweep_->settled());
   const UnitChunks& chunks = table_->unit(unit);

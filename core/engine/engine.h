@@ -14,10 +14,15 @@
 // whole model instead: gradient() gives the same accumulator until finish_gradient(), called in the
 // last; all accumulators are then on the device at once, and stage 3 gathers 2K times.
 //
-// Called from one thread, the trainer's; calls block until what they promise is true. A call out of
-// order (a unit that is not there, release() without acquire(), finish_gradient() without
-// gradient(), acquire() after finish_gradient()) is kInvalidArgument and changes nothing.
-// integrations/gpt is the worked example.
+// A trainer that computes on a GPU gives the stream on which it queues what uses a unit
+// (CudaDevice::caller_stream): the engine's copies and the trainer's kernels then wait for each
+// other on the GPU, and the trainer's thread for NVMe, running updates and memory alone.
+// integrations/device_mlp is the worked example of this, integrations/gpt that of the CPU.
+//
+// Calls block until what they promise is true. They may come from any thread and are made one at a
+// time; among ranks their order is the program's. A call out of order (a unit that is not there,
+// release() without acquire(), finish_gradient() without gradient(), acquire() after
+// finish_gradient()) is kInvalidArgument and changes nothing.
 #pragma once
 
 #include <cstddef>
@@ -127,19 +132,43 @@ class Engine {
 
   /// Makes `unit`'s parameters present on the device, in ModelSpec::dtype, all of this generation,
   /// and pins them there until release(). Shapes: flat, in ModelSpec's order. Nested acquires
-  /// count. They are all there when it returns, and no work that reads them is queued any more when
-  /// release() is called. A trainer on the CPU has a HostDevice, and HostDevice::view() of them.
-  virtual TypedDeviceSpan<const std::byte> acquire(UnitId unit) = 0;
-  virtual void release(UnitId unit) = 0;
+  /// count. What is queued on `stream` from now on finds them; a trainer on the CPU has a
+  /// HostDevice, and HostDevice::view() of them.
+  ///
+  /// A stream is one of the engine's device, or the Host, on which they are there when the call
+  /// returns. Several may be used, and each call may name another: an order between them is the
+  /// trainer's to make. When the engine is closed, nothing that uses what was not released or
+  /// finished is under way. Errors of the four calls: kInvalidArgument, changing nothing, for a
+  /// stream that captures a graph; the device's own, if it is lost.
+  virtual TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) = 0;
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit) {
+    Host host;
+    return acquire(unit, host);
+  }
+  /// What `stream` has queued so far is the last that reads them: nothing frees, reuses or
+  /// overwrites them before it has ended. On the Host it has.
+  virtual void release(UnitId unit, StreamRef& stream) = 0;
+  void release(UnitId unit) {
+    Host host;
+    release(unit, host);
+  }
 
-  /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; add into
-  /// it.
-  virtual DeviceSpan<float> gradient(UnitId unit) = 0;
-  /// `unit`'s gradient of this step is complete: rounds it once to the model's type and sends it on
-  /// its way; the span is gone. The unit's parameters may change from now on: they are not acquired
-  /// again before step(). Not needed of a unit whose parameters are all frozen
-  /// (ParamGroup::frozen): ranks do not exchange its gradient.
-  virtual void finish_gradient(UnitId unit) = 0;
+  /// `unit`'s fp32 gradient accumulator on the device, zero when a step first asks for it; what is
+  /// queued on `stream` from now on may add into it.
+  virtual DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) = 0;
+  DeviceSpan<float> gradient(UnitId unit) {
+    Host host;
+    return gradient(unit, host);
+  }
+  /// With what `stream` has queued so far `unit`'s gradient of this step is complete: rounds it
+  /// once to the model's type and sends it on its way; the span is gone. The unit's parameters may
+  /// change from now on: they are not acquired again before step(). Not needed of a unit whose
+  /// parameters are all frozen (ParamGroup::frozen): ranks do not exchange its gradient.
+  virtual void finish_gradient(UnitId unit, StreamRef& stream) = 0;
+  void finish_gradient(UnitId unit) {
+    Host host;
+    finish_gradient(unit, host);
+  }
 
   /// Optional, before the step's first finish_gradient(): with the step's options known, updates
   /// may start during backward instead of after it (EngineConfig::speculation), and are undone if

@@ -18,6 +18,7 @@ std::uint64_t EngineImpl::durable_generation() const {
 }
 
 void EngineImpl::make_durable() {
+  const Turn turn(turn_);
   require_blob_given("make_durable()");
   if (!storage_->store) {
     throw Error(

@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,14 +49,18 @@ class EngineImpl final : public LentEngine {
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
 
-  TypedDeviceSpan<const std::byte> acquire(UnitId unit) override;
-  void release(UnitId unit) override;
-  DeviceSpan<float> gradient(UnitId unit) override;
-  void finish_gradient(UnitId unit) override;
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) override;
+  void release(UnitId unit, StreamRef& stream) override;
+  DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) override;
+  void finish_gradient(UnitId unit, StreamRef& stream) override;
+  using Engine::finish_gradient;
   void prepare_step(const StepOptions& options) override;
   StepResult step(const StepOptions& options) override;
 
-  std::uint64_t generation() const override { return generation_; }
+  std::uint64_t generation() const override {
+    const Turn turn(turn_);
+    return generation_;
+  }
   std::uint64_t durable_generation() const override;
   void make_durable() override;
   bool resumed() const override { return resumed_; }
@@ -90,6 +95,9 @@ class EngineImpl final : public LentEngine {
                      std::span<float> values) override;
 
  private:
+  /// A trainer's call, one at a time. What it hands values to (read_master()) may call too.
+  using Turn = std::lock_guard<std::recursive_mutex>;
+
   /// A chunk's memory while the store is made or read.
   struct ItemMemory {
     Lease lease{};  ///< none for a record within reach where it stays
@@ -166,8 +174,8 @@ class EngineImpl final : public LentEngine {
   template <class T>
   Task<T> ending_the_run(Task<T> call);
   bool awaited_by_ranks() const;
-  DeviceSpan<float> accumulator(UnitId unit);
-  void clear_frozen(UnitId unit);
+  Task<> clear_frozen(UnitId unit);
+  Task<> send_gradient(UnitId unit, Event added);
   Task<> read_master_chunk(ChunkId id, std::vector<float>& values);
   void fail(std::exception_ptr error);
 
@@ -260,6 +268,7 @@ class EngineImpl final : public LentEngine {
   std::optional<StateWrites> writes_;        // of a trainer that lends its parameters
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  mutable std::recursive_mutex turn_;
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;

@@ -94,6 +94,7 @@ void EngineImpl::widen_params(ChunkId id, std::span<float> masters) const {
 }
 
 void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
+  const Turn turn(turn_);
   require_lent(unit, "lend_params", params.count());
   if (const DType dtype = table_->dtype(unit); params.dtype != dtype) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -107,6 +108,7 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
 }
 
 void EngineImpl::expect_gradients() {
+  const Turn turn(turn_);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     self.at_rest_ = false;
@@ -116,6 +118,7 @@ void EngineImpl::expect_gradients() {
 }
 
 void EngineImpl::wait_updated(UnitId unit) {
+  const Turn turn(turn_);
   calls_->require_unit("wait_updated", unit);
   runtime_.reactor.block_on([](EngineImpl& self, UnitId of) -> Task<> {
     self.cancel_.check();
@@ -124,6 +127,7 @@ void EngineImpl::wait_updated(UnitId unit) {
 }
 
 void EngineImpl::wait_all_updated() {
+  const Turn turn(turn_);
   runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
@@ -132,10 +136,12 @@ void EngineImpl::wait_all_updated() {
 
 StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
                             const StepOptions& options) {
+  const Turn turn(turn_);
   return runtime_.reactor.block_on(finish_lent_step(gradients, options));
 }
 
 void EngineImpl::refuse_step(const Error& why) {
+  const Turn turn(turn_);
   runtime_.reactor.block_on([](EngineImpl& self, const Error& its) -> Task<> {
     self.cancel_.check();
     co_await self.agree_on_lent_step({.blob = {}}, its);
@@ -243,6 +249,7 @@ void EngineImpl::require_blob_given(const char* call) const {
 }
 
 void EngineImpl::give_blob(std::span<const std::byte> blob) {
+  const Turn turn(turn_);
   if (!blob_awaited_) {
     throw Error(
         ErrorCode::kInvalidArgument,

@@ -29,6 +29,7 @@ std::unique_ptr<StateService> EngineImpl::make_service() {
 }
 
 std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
+  const Turn turn(turn_);
   if (service_) return service_->pieces_of(rank);
   if (rank == 0) return own_pieces();
   throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of 1 rank: give 0", rank));
@@ -36,6 +37,7 @@ std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
 
 void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_view name,
                                std::span<float> values) {
+  const Turn turn(turn_);
   const std::vector<Piece> pieces = pieces_of(rank);
   const auto found = std::ranges::find(pieces, piece, &Piece::name);
   if (found == pieces.end()) {

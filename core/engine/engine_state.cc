@@ -44,6 +44,7 @@ std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string
 }
 
 void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float> values) {
+  const Turn turn(turn_);
   const std::size_t index = require_state("read_state", unit, name, values.size());
   runtime_.reactor.block_on(
       [](EngineImpl& self, UnitId of, std::size_t array, std::span<float> wanted) -> Task<> {
@@ -80,6 +81,7 @@ Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<flo
 }
 
 void EngineImpl::write_state(UnitId unit, std::string_view name, std::span<const float> values) {
+  const Turn turn(turn_);
   const std::size_t index = require_state("write_state", unit, name, values.size());
   runtime_.reactor.block_on(
       [](EngineImpl& self, UnitId of, std::size_t array, std::span<const float> given) -> Task<> {

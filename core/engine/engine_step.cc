@@ -96,6 +96,7 @@ bool EngineImpl::may_guess() const {
 
 /// What is wrong with `options` is said by step(), on every rank.
 void EngineImpl::prepare_step(const StepOptions& options) {
+  const Turn turn(turn_);
   require_not_lent("prepare_step()");
   runtime_.reactor.block_on([](EngineImpl& self, const StepOptions& announced) -> Task<> {
     self.cancel_.check();
@@ -113,6 +114,7 @@ void EngineImpl::prepare_step(const StepOptions& options) {
 }
 
 StepResult EngineImpl::step(const StepOptions& options) {
+  const Turn turn(turn_);
   require_not_lent("step() without gradients");
   for (UnitId u = 0; u < model_.units.size(); ++u) {
     if (model_.units[u].frozen() && !flow_->finished(u)) finish_gradient(u);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/trainer_calls.h: which calls a trainer may make next, unit by unit.
 //
-// Every call of Engine that names a unit is judged here first, on the trainer's thread and before
+// Every call of Engine that names a unit is judged here first, on the caller's thread and before
 // it changes anything: a call out of order is kInvalidArgument, naming the call, the unit and what
 // to do instead, and the engine stays usable. What lies below may rely on the order. Private to the
-// engine; the trainer's thread only.
+// engine, which makes one call at a time.
 #pragma once
 
 #include <cstddef>

@@ -175,22 +175,25 @@ DeviceSpan<const std::byte> ParamHome::view(UnitId unit) const noexcept {
   return {reinterpret_cast<std::uintptr_t>(lent.data()), lent.size()};
 }
 
-Task<> ParamHome::load(UnitId unit, std::byte* destination, Need need, IoPriority priority) {
+Task<ParamHome::Loading> ParamHome::load(UnitId unit, std::byte* destination, Need need,
+                                         IoPriority priority) {
   const std::size_t element_bytes = size_bytes(context_.table.dtype());
   const std::uint64_t begin = context_.table.home_begin(unit);
   Stream::Copy request{.destination = destination + begin * element_bytes,
                        .source = nullptr,
                        .size_bytes = context_.table.home_count(unit) * element_bytes,
                        .direction = Stream::Direction::kToDevice};
-  Fetched fetched;
+  Loading loading;
   if (tier_ == Tier::kDevice) {
     request.source = device_[unit].data();
     request.direction = Stream::Direction::kOnDevice;
   } else {
-    fetched = co_await fetch(unit, need, priority);
+    Fetched fetched = co_await fetch(unit, need, priority);
     request.source = fetched.bytes.data();
+    loading.staging = std::move(fetched.lease);
   }
-  co_await copy(context_.reactor, context_.to_device, request);
+  loading.landed = context_.to_device.copy(request, [](const std::exception_ptr&) {});
+  co_return loading;
 }
 
 Task<ParamHome::Fetched> ParamHome::fetch(UnitId unit, Need need, IoPriority priority) {

@@ -63,8 +63,14 @@ class ParamHome {
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept;
   /// The trainer has moved what it lends, while no update of it is under way.
   void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
+  /// A copy to the device that is queued.
+  struct Loading {
+    Event landed;
+    Lease staging;  ///< what it reads where the home is no memory: kept until it has landed
+  };
   /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.
-  Task<> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
+  /// Returns once the copy is queued; it reads the home, or the staging, until it has landed.
+  Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
   /// What is here of `unit`, for the CPU: where it lives, or read into memory on loan.
   struct Fetched {
     Lease lease;

@@ -34,19 +34,19 @@ RamEngine::RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float
   }
 }
 
-TypedDeviceSpan<const std::byte> RamEngine::acquire(UnitId id) {
+TypedDeviceSpan<const std::byte> RamEngine::acquire(UnitId id, StreamRef&) {
   Unit& unit = units_.at(id);
   ++unit.acquired;
   acquisitions_.push_back(id);
   return {dtype_, {reinterpret_cast<std::uintptr_t>(unit.params.data()), unit.params.size()}};
 }
 
-void RamEngine::release(UnitId id) {
+void RamEngine::release(UnitId id, StreamRef&) {
   ZIGGURAT_CHECK(units_.at(id).acquired > 0, "released more often than acquired");
   --units_[id].acquired;
 }
 
-DeviceSpan<float> RamEngine::gradient(UnitId id) {
+DeviceSpan<float> RamEngine::gradient(UnitId id, StreamRef&) {
   Unit& unit = units_.at(id);
   ZIGGURAT_CHECK(!unit.finished, "a finished gradient asked for again");
   if (!unit.open) std::fill(unit.accumulator.begin(), unit.accumulator.end(), 0.0F);
@@ -54,7 +54,7 @@ DeviceSpan<float> RamEngine::gradient(UnitId id) {
   return {reinterpret_cast<std::uintptr_t>(unit.accumulator.data()), unit.accumulator.size()};
 }
 
-void RamEngine::finish_gradient(UnitId id) {
+void RamEngine::finish_gradient(UnitId id, StreamRef&) {
   Unit& unit = units_.at(id);
   ZIGGURAT_CHECK(unit.open && !unit.finished, "finish_gradient without gradient");
   round_params(unit.accumulator, {dtype_, unit.rounded});

@@ -3,7 +3,7 @@
 // tiers, no threads, no overlap.
 //
 // It also checks what a trainer owes an engine: acquire and release in pairs, every gradient
-// finished once before step().
+// finished once before step(). Every stream is the host to it.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +22,14 @@ class RamEngine final : public Engine {
   RamEngine(const ModelSpec& model, const OptimizerConfig& adamw, float clip_norm,
             const Initializer& initialize);
 
-  TypedDeviceSpan<const std::byte> acquire(UnitId unit) override;
-  void release(UnitId unit) override;
-  DeviceSpan<float> gradient(UnitId unit) override;
-  void finish_gradient(UnitId unit) override;
+  TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) override;
+  void release(UnitId unit, StreamRef& stream) override;
+  DeviceSpan<float> gradient(UnitId unit, StreamRef& stream) override;
+  void finish_gradient(UnitId unit, StreamRef& stream) override;
+  using Engine::acquire;
+  using Engine::finish_gradient;
+  using Engine::gradient;
+  using Engine::release;
   StepResult step(const StepOptions& options) override;
   std::uint64_t generation() const override { return generation_; }
   std::uint64_t durable_generation() const override { return 0; }

@@ -19,6 +19,7 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
       home_(home),
       stages_(context.table.unit_count(), Stage::kNone),
       buffers_(context.table.unit_count()),
+      zeroed_(context.table.unit_count()),
       spare_returned_(context.cancel),
       norm_memory_(context.permanent_lease(
           Purpose::kStaging, GradientNorm::memory_bytes(context.table), "sums of squares")),
@@ -67,13 +68,15 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   }
 }
 
-Task<DeviceSpan<float>> GradientFlow::accumulator(UnitId unit) {
+Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
   context_.cancel.check();
   const UnitChunks& chunks = context_.table.unit(unit);
   ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
   DeviceBuffer& buffer = buffers_[unit];
-  if (stages_[unit] == Stage::kAccumulating)
-    co_return device_span(buffer).as<float>().first(chunks.count);
+  if (stages_[unit] == Stage::kAccumulating) {
+    const DeviceSpan<float> values = device_span(buffer).as<float>().first(chunks.count);
+    co_return Accumulator{.values = values, .zeroed = zeroed_[unit]};
+  }
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
   // Until then its last gradient may not have been used yet. A trainer that acquired the unit has
@@ -81,8 +84,12 @@ Task<DeviceSpan<float>> GradientFlow::accumulator(UnitId unit) {
   co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
-  co_await context_.compute.clear(device_span(buffer).first(size_bytes));
-  co_return device_span(buffer).as<float>().first(chunks.count);
+  // A trainer's stream may still read parameters that lay there.
+  const std::vector<Event> before = buffer.before_use();
+  for (const Event& read : before) co_await context_.compute.after(read);
+  zeroed_[unit] = co_await context_.compute.clear(device_span(buffer).first(size_bytes));
+  const DeviceSpan<float> values = device_span(buffer).as<float>().first(chunks.count);
+  co_return Accumulator{.values = values, .zeroed = zeroed_[unit]};
 }
 
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
@@ -136,6 +143,8 @@ Task<> GradientFlow::flow_chunk(ChunkId id, DeviceSpan<float> accumulator, Need 
   const DeviceSpan<std::byte> rounded =
       accumulator.as<std::byte>().first(context_.table.chunk(id).param_bytes());
   co_await home_.accept(id, rounded, need);
+  // With its gradient a chunk may be updated, at once where updates start early.
+  co_await cache_.readers_done(context_.table.chunk(id).unit);
   home_.arrived(id).set();
 }
 

@@ -33,11 +33,16 @@ class GradientFlow {
     return size_bytes * 2 <= largest_bytes;
   }
 
+  struct Accumulator {
+    DeviceSpan<float> values;
+    Event zeroed;  ///< who adds waits for it
+  };
   /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
   /// unit's gradient must not be finished in this step.
-  Task<DeviceSpan<float>> accumulator(UnitId unit);
+  Task<Accumulator> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
-  /// once. A constant unit needs no accumulator, and nothing is sent.
+  /// once. What Context::compute does from now on comes after all that was added (Compute::after).
+  /// A constant unit needs no accumulator, and nothing is sent.
   void finish(UnitId unit, std::uint64_t generation);
 
   bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }
@@ -65,6 +70,7 @@ class GradientFlow {
   GradHome& home_;
   std::vector<Stage> stages_;          // per unit
   std::vector<DeviceBuffer> buffers_;  // per unit
+  std::vector<Event> zeroed_;          // per unit
   std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
   Signal spare_returned_;
   Lease norm_memory_;

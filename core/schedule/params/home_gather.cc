@@ -26,7 +26,10 @@ Task<> HomeGather::drain() {
     const std::uint64_t generation = next_generation_ - 1;
     const bool changed =
         generation == first_generation_ || !context_.table.model().units[unit].constant();
-    if (changed) co_await home_.gather(unit, Need{.generation = generation, .position = unit});
+    if (changed) {
+      co_await cache_.readers_done(unit);
+      co_await home_.gather(unit, Need{.generation = generation, .position = unit});
+    }
     cache_.unit_updated(unit, generation);
     if (++next_unit_ == updated_.size()) {
       next_unit_ = 0;

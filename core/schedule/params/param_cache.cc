@@ -50,7 +50,7 @@ MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::strin
 
 ParamCache::~ParamCache() { context_.device.on_free({}); }
 
-Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
+Task<ParamCache::Acquired> ParamCache::acquire(UnitId unit) {
   context_.cancel.check();
   ZIGGURAT_CHECK(unit < slots_.size(), "unit {} of {}", unit, slots_.size());
   Slot& slot = slots_[unit];
@@ -58,15 +58,17 @@ Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   learn(unit);
   if (gather_) {
-    Task<TypedDeviceSpan<const std::byte>> gathered = acquire_gathered(unit);
+    Task<Acquired> gathered = acquire_gathered(unit);
     co_return co_await std::move(gathered);
   }
   if (home_.used_at_home()) {
     co_await wait_updated(unit);
     ++slot.pins;
-    co_return TypedDeviceSpan<const std::byte>{dtype, home_.view(unit).first(unpadded_bytes)};
+    const TypedDeviceSpan<const std::byte> params{dtype, home_.view(unit).first(unpadded_bytes)};
+    co_return Acquired{.params = params, .landed = {}};
   }
-  const bool present = slot.state == State::kPresent && slot.generation == generation_;
+  const bool present =
+      slot.state == State::kPresent && slot.generation == generation_ && slot.landed.happened();
   context_.metrics.add(present ? Counter::kPrefetchHits : Counter::kPrefetchMisses, 1);
   while (slot.state != State::kPresent || slot.generation != generation_) {
     co_await wait_updated(unit);
@@ -80,10 +82,11 @@ Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire(UnitId unit) {
   }
   ++slot.pins;
   prefetch();
-  co_return TypedDeviceSpan<const std::byte>{dtype, device_span(slot.buffer).first(unpadded_bytes)};
+  const DeviceSpan<const std::byte> bytes = device_span(slot.buffer).first(unpadded_bytes);
+  co_return Acquired{.params = {dtype, bytes}, .landed = slot.landed};
 }
 
-Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit) {
+Task<ParamCache::Acquired> ParamCache::acquire_gathered(UnitId unit) {
   Slot& slot = slots_[unit];
   const bool decided = slot.state == State::kPresent && slot.generation == generation_;
   if (!decided && !start_gather(unit, 0)) {
@@ -107,7 +110,7 @@ Task<TypedDeviceSpan<const std::byte>> ParamCache::acquire_gathered(UnitId unit)
   const DType dtype = context_.table.dtype();
   const std::uint64_t unpadded_bytes = context_.table.unit(unit).count * size_bytes(dtype);
   const auto memory = reinterpret_cast<std::uintptr_t>(flight->memory);
-  co_return TypedDeviceSpan<const std::byte>{dtype, {memory, unpadded_bytes}};
+  co_return Acquired{.params = {dtype, {memory, unpadded_bytes}}, .landed = {}};
 }
 
 /// Decides that `unit` is gathered next, in place of units whose next use is farther than
@@ -126,15 +129,29 @@ bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
   return true;
 }
 
-void ParamCache::release(UnitId unit) {
+void ParamCache::release(UnitId unit, const Event& read) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins > 0, "unit {} is released more often than acquired", unit);
+  std::erase_if(slot.readers, [](const Event& other) { return other.happened(); });
+  if (!read.happened()) {
+    if (slot.buffer) slot.buffer.used_until(read);
+    if (slot.flight) gather_->used_until(*slot.flight, read);
+    if (home_.used_at_home()) slot.readers.push_back(read);
+  }
   if (--slot.pins > 0 || home_.used_at_home()) return;
   if (!persists(unit) && next_use(unit) > limits_.max_reuse_distance) drop(slot);
   prefetch();
   memory_returned();  // an unpinned unit can be dropped for whoever waits
 }
 
+Task<> ParamCache::readers_done(UnitId unit) {
+  const std::vector<Event> readers = slots_[unit].readers;
+  const Event landed = slots_[unit].landed;  // a copy reads the home too
+  for (const Event& read : readers) co_await read.wait();
+  co_await landed.wait();
+}
+
+/// Returns when the copy is queued; the rest is land()'s.
 Task<> ParamCache::load(UnitId unit, bool on_demand) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
@@ -153,9 +170,12 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
       buffer = allocate_now(size_bytes, Purpose::kParams, next_use(unit));
     }
     if (buffer && generation == generation_) {
-      co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
-                          on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
+      ParamHome::Loading loading =
+          co_await home_.load(unit, buffer.data(), Need{.generation = generation_, .position = 0},
+                              on_demand ? IoPriority::kDemand : IoPriority::kPrefetch);
       slot.buffer = std::move(buffer);
+      slot.landed = loading.landed;
+      context_.spawn(land(unit, std::move(loading)));
     }
   } catch (...) {
     error = std::current_exception();
@@ -169,6 +189,19 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   slot.settled.set();
   memory_returned();  // whoever waits for memory may drop what was only prefetched
   if (error) std::rethrow_exception(error);
+}
+
+/// A copy that fails ends the run: streams that wait for it go on without its bytes.
+Task<> ParamCache::land(UnitId unit, ParamHome::Loading loading) {
+  try {
+    co_await loading.landed.wait();
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                fmt::format("unit {} ('{}'): its parameters ({}) did not reach the device: {}",
+                            unit, context_.table.model().units[unit].name,
+                            format_bytes(context_.table.unit_param_bytes(unit)), error.what()),
+                error.native());
+  }
 }
 
 Task<> ParamCache::wait_updated(UnitId unit) {
@@ -233,7 +266,7 @@ void ParamCache::drop(Slot& slot) {
   if (slot.state != State::kPresent) return;
   slot.state = State::kAbsent;
   slot.buffer = {};
-  if (slot.flight) gather_->free(*slot.flight);
+  if (slot.flight) gather_->free(slot.flight);
   slot.flight = {};
 }
 
@@ -306,6 +339,8 @@ Task<> ParamCache::quiesce() {
   if (gather_) co_await gather_->idle();
   for (Slot& slot : slots_) {
     if (slot.state == State::kLoading) co_await slot.settled.wait();
+    const Event landed = slot.landed;
+    co_await landed.wait();
   }
 }
 

@@ -11,7 +11,11 @@
 // in which order, is decided from the trainer's calls, the learned order and sizes only, at the
 // instant of a call and never on what time made of it; and in memory set aside (unit_gather.h), so
 // that no accumulator drives parameters out on one rank and not on another. A decided unit counts
-// as present; acquire() waits until it is. Reactor's thread only.
+// as present; acquire() waits until it is.
+//
+// A loaded unit is present once its copy is queued: who reads it waits for the copy's event, on its
+// stream or on the host. Memory of a unit that is dropped carries the events of its readers, and
+// its next writer waits for them. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +52,17 @@ class ParamCache {
   ParamCache(const ParamCache&) = delete;
   ParamCache& operator=(const ParamCache&) = delete;
 
-  /// Waits until `unit` is on the device at the current generation and pins it.
-  Task<TypedDeviceSpan<const std::byte>> acquire(UnitId unit);
-  void release(UnitId unit);
+  struct Acquired {
+    TypedDeviceSpan<const std::byte> params;
+    Event landed;  ///< they are there; readers wait for it
+  };
+  /// Waits until the last hop of `unit` to the device, at the current generation, is queued, and
+  /// pins the unit.
+  Task<Acquired> acquire(UnitId unit);
+  /// The reader has finished with it when `read` happens.
+  void release(UnitId unit, const Event& read);
+  /// Waits until nobody reads `unit`'s parameters at home any more: they may be overwritten there.
+  Task<> readers_done(UnitId unit);
 
   /// Waits until `unit` stands at the current generation at home.
   Task<> wait_updated(UnitId unit);
@@ -74,23 +86,27 @@ class ParamCache {
   std::uint64_t take_order() noexcept { return gather_ ? gather_->take_order() : 0; }
 
  private:
+  /// kPresent: its copy is at least queued.
   enum class State : std::uint8_t { kAbsent, kLoading, kPresent };
   struct Slot {
     explicit Slot(CancelScope& cancel) : settled(cancel), updated(cancel) {}
     State state = State::kAbsent;
     DeviceBuffer buffer;
+    Event landed;                                // the last copy from home
     std::shared_ptr<UnitGather::Flight> flight;  // in place of the buffer, where units are gathered
+    std::vector<Event> readers;                  // of what is used at home
     std::uint64_t generation = 0;                // of the contents
     std::size_t pins = 0;
     bool may_change = false;  // at home
-    Signal settled;           // not loading
+    Signal settled;           // not kLoading
     std::uint64_t home_generation = 0;
     Signal updated;  // home_generation == generation_
   };
 
-  Task<TypedDeviceSpan<const std::byte>> acquire_gathered(UnitId unit);
+  Task<Acquired> acquire_gathered(UnitId unit);
   bool start_gather(UnitId unit, std::uint64_t nearer_than);
   Task<> load(UnitId unit, bool on_demand);
+  Task<> land(UnitId unit, ParamHome::Loading loading);
   DeviceBuffer allocate_now(std::uint64_t size_bytes, Purpose purpose, std::uint64_t nearer_than);
   bool drop_farthest(std::uint64_t nearer_than);
   void drop(Slot& slot);

@@ -84,8 +84,17 @@ std::shared_ptr<UnitGather::Flight> UnitGather::start(UnitId unit, Need need, Si
   return flight;
 }
 
-void UnitGather::free(const Flight& flight) noexcept {
-  arena_.free(static_cast<std::uint64_t>(flight.memory - region_.data()), flight.size_bytes);
+void UnitGather::used_until(Flight& flight, const Event& read) {
+  flight.readers.push_back(read);
+  region_.used_until(read);
+}
+
+void UnitGather::free(const FlightPtr& flight) {
+  arena_.free(static_cast<std::uint64_t>(flight->memory - region_.data()), flight->size_bytes);
+  std::erase_if(left_, [](const FlightPtr& other) {
+    return std::ranges::all_of(other->readers, &Event::happened);
+  });
+  if (!flight->readers.empty()) left_.push_back(flight);
 }
 
 void UnitGather::hurry(Flight& flight) {
@@ -98,19 +107,31 @@ Task<> UnitGather::drain() {
   while (!queue_.empty()) {
     const FlightPtr flight = queue_.front();
     co_await flight->updated->wait();
-    // Whoever had this place before may have been dropped while its slices were still coming.
-    const std::vector<FlightPtr> before(under_way_.begin(), under_way_.end());
-    for (const FlightPtr& other : before) {
-      if (overlap(*flight, *other)) co_await other->vacated.wait();
-    }
+    co_await place_vacated(*flight);
     co_await issue(flight);
   }
   draining_ = false;
 }
 
+/// Whoever had this place before may have been dropped while its slices were still coming, or while
+/// what a trainer had queued still read them.
+Task<> UnitGather::place_vacated(const Flight& flight) {
+  const std::vector<FlightPtr> before(under_way_.begin(), under_way_.end());
+  for (const FlightPtr& other : before) {
+    if (overlap(flight, *other)) co_await other->vacated.wait();
+  }
+  const std::vector<FlightPtr> left = left_;
+  for (const FlightPtr& other : left) {
+    if (!overlap(flight, *other)) continue;
+    for (const Event& read : other->readers) co_await read.wait();
+  }
+}
+
 Task<> UnitGather::load_own(const Flight& flight) {
-  co_await home_.load(flight.unit, flight.memory, flight.need,
-                      flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+  const ParamHome::Loading loading =
+      co_await home_.load(flight.unit, flight.memory, flight.need,
+                          flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
+  co_await loading.landed.wait();
 }
 
 Task<ParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {

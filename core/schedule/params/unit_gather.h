@@ -55,8 +55,9 @@ class UnitGather {
     std::uint64_t size_bytes;
     Signal* updated;  ///< this rank's slice is at home
     Need need;
-    bool wanted = false;     ///< somebody waits
-    bool from_node = false;  ///< gathered from the parts of this node's ranks
+    bool wanted = false;           ///< somebody waits
+    bool from_node = false;        ///< gathered from the parts of this node's ranks
+    std::vector<Event> readers{};  ///< of what lies there
     Signal done;
     Signal vacated;  ///< and nothing is copied from it any more
     // Where it is gathered in pieces:
@@ -66,8 +67,11 @@ class UnitGather {
   };
   /// Starts the gather of `unit` in a place that is free now; nullptr if none is.
   std::shared_ptr<Flight> start(UnitId unit, Need need, Signal& updated);
-  /// Frees the place at once; a gather under way there ends before the next begins.
-  void free(const Flight& flight) noexcept;
+  /// Somebody reads what lies in the flight's place until `read` happens.
+  void used_until(Flight& flight, const Event& read);
+  /// Frees the place at once; a gather under way there ends before the next begins, and so does
+  /// what reads it.
+  void free(const std::shared_ptr<Flight>& flight);
   void hurry(Flight& flight);
 
   /// Nothing is under way.
@@ -87,6 +91,7 @@ class UnitGather {
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
   Task<> drain();
+  Task<> place_vacated(const Flight& flight);
   Task<> issue(const FlightPtr& flight);
   Task<> load_own(const Flight& flight);
   Task<ParamHome::Fetched> fetch_own(const Flight& flight);
@@ -115,6 +120,7 @@ class UnitGather {
   Arena arena_;
   std::deque<FlightPtr> queue_;
   std::list<FlightPtr> under_way_;  ///< taken from the queue, not done
+  std::vector<FlightPtr> left_;     ///< freed, and perhaps still read
   bool draining_ = false;
   Signal idle_;
   std::uint64_t order_ = 0;
