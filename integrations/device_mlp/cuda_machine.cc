@@ -32,8 +32,11 @@ class CudaMachine final : public Machine {
     const cudaError_t created = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
     if (created != cudaSuccess) static_cast<void>(cudaFreeHost(memory));
     require("cudaStreamCreateWithFlags", created);
+    for_engine_ = device.caller_stream(stream_);
   }
   ~CudaMachine() override {
+    for_engine_.reset();
+    static_cast<void>(cudaStreamSynchronize(stream_));
     static_cast<void>(cudaStreamDestroy(stream_));
     static_cast<void>(cudaFreeHost(pinned_.data()));
   }
@@ -44,7 +47,7 @@ class CudaMachine final : public Machine {
   void run(const Each<LinearGradient>& program) override { launch(program, stream_); }
   void run(const Each<LinearBackward>& program) override { launch(program, stream_); }
   void run(const Each<EmbedGradient>& program) override { launch(program, stream_); }
-  void finish() override { require("cudaStreamSynchronize", cudaStreamSynchronize(stream_)); }
+  StreamRef& stream() override { return *for_engine_; }
 
   void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) override {
     std::memcpy(room_for(bytes.size()).data(), bytes.data(), bytes.size());
@@ -64,11 +67,12 @@ class CudaMachine final : public Machine {
   }
   void copy(void* to, const void* from, std::size_t size_bytes, cudaMemcpyKind kind) {
     require("cudaMemcpyAsync", cudaMemcpyAsync(to, from, size_bytes, kind, stream_));
-    finish();
+    require("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
   }
 
   std::span<std::byte> pinned_;
   cudaStream_t stream_ = nullptr;
+  std::unique_ptr<StreamRef> for_engine_;
 };
 
 }  // namespace

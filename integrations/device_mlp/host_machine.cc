@@ -20,13 +20,16 @@ class HostMachine final : public Machine {
   void run(const Each<LinearGradient>& program) override { run_each(program); }
   void run(const Each<LinearBackward>& program) override { run_each(program); }
   void run(const Each<EmbedGradient>& program) override { run_each(program); }
-  void finish() override {}
+  StreamRef& stream() override { return host_; }
   void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) override {
     std::ranges::copy(bytes, HostDevice::view(to).begin());
   }
   void read(std::span<std::byte> to, DeviceSpan<const std::byte> bytes) override {
     std::ranges::copy(HostDevice::view(bytes), to.begin());
   }
+
+ private:
+  Host host_;
 };
 
 }  // namespace

@@ -24,8 +24,9 @@ class Machine {
   virtual void run(const Each<LinearGradient>& program) = 0;
   virtual void run(const Each<LinearBackward>& program) = 0;
   virtual void run(const Each<EmbedGradient>& program) = 0;
-  /// All that was queued is done. What follows is too when it returns.
-  virtual void finish() = 0;
+  /// Where they queue: the engine's calls order its copies with them by it.
+  virtual StreamRef& stream() = 0;
+  /// What was queued is done before these, and they are when they return.
   virtual void write(DeviceSpan<std::byte> to, std::span<const std::byte> bytes) = 0;
   virtual void read(std::span<std::byte> to, DeviceSpan<const std::byte> bytes) = 0;
 };

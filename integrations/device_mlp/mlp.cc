@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/device_mlp/mlp.cc: acquire, compute, release; layer by layer.
+// integrations/device_mlp/mlp.cc: acquire, queue, release; layer by layer. Nobody waits for the
+// device between the bytes of a step and its loss, but by the engine's calls on the stream.
 #include "integrations/device_mlp/mlp.h"
 
 #include <cmath>
@@ -26,18 +27,15 @@ const std::uint8_t* bytes_at(DeviceSpan<std::byte> span) noexcept {
   return reinterpret_cast<const std::uint8_t*>(span.address());
 }
 
-/// A unit's parameters for as long as this lives: until everything that reads them has run.
+/// A unit's parameters, for what is queued until release().
 class Acquired {
  public:
   Acquired(Engine& engine, Machine& machine, UnitId unit)
       : engine_(engine), machine_(machine), unit_(unit) {
-    const TypedDeviceSpan<const std::byte> span = engine.acquire(unit);
+    const TypedDeviceSpan<const std::byte> span = engine.acquire(unit, machine.stream());
     params_ = {.dtype = span.dtype, .values = pointer(span.bytes)};
   }
-  void release() {
-    machine_.finish();
-    engine_.release(unit_);
-  }
+  void release() { engine_.release(unit_, machine_.stream()); }
   const Params& params() const noexcept { return params_; }
 
  private:
@@ -163,7 +161,7 @@ void Mlp::head() {
               .logits = pointer(space_.logits),
               .probabilities = pointer(space_.probabilities)},
       shape_.rows);
-  const DeviceSpan<float> gradient = engine_.gradient(kHead);
+  const DeviceSpan<float> gradient = engine_.gradient(kHead, machine_.stream());
   run(machine_,
       LinearGradient{.shape = shape,
                      .x = pointer(space_.h),
@@ -180,13 +178,13 @@ void Mlp::head() {
                      .dx = pointer(space_.dh)},
       space_.dh.size());
   head.release();
-  engine_.finish_gradient(kHead);
+  engine_.finish_gradient(kHead, machine_.stream());
 }
 
 void Mlp::backward() {
   const Shape shape = hidden_shape(shape_);
   Acquired hidden(engine_, machine_, kHidden);
-  const DeviceSpan<float> gradient = engine_.gradient(kHidden);
+  const DeviceSpan<float> gradient = engine_.gradient(kHidden, machine_.stream());
   run(machine_,
       LinearGradient{.shape = shape,
                      .x = pointer(space_.x),
@@ -203,9 +201,9 @@ void Mlp::backward() {
                      .dx = pointer(space_.dx)},
       space_.dx.size());
   hidden.release();
-  engine_.finish_gradient(kHidden);
+  engine_.finish_gradient(kHidden, machine_.stream());
 
-  const DeviceSpan<float> table = engine_.gradient(kEmbedding);
+  const DeviceSpan<float> table = engine_.gradient(kEmbedding, machine_.stream());
   run(machine_,
       EmbedGradient{.tokens = bytes_at(space_.tokens),
                     .dx = pointer(space_.dx),
@@ -213,8 +211,7 @@ void Mlp::backward() {
                     .rows = shape_.rows * shape_.context,
                     .gradient = pointer(table)},
       table.size());
-  machine_.finish();
-  engine_.finish_gradient(kEmbedding);
+  engine_.finish_gradient(kEmbedding, machine_.stream());
 }
 
 double Mlp::step(std::span<const std::uint8_t> text, std::uint64_t step, float learning_rate) {
