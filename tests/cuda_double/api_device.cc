@@ -116,6 +116,7 @@ cudaError_t admit(Machine& its, const char* name) {
     return device.sticky;
   }
   if (its.calls != its.fail_call_at) return cudaSuccess;
+  its.struck = name;
   if (is_sticky(its.call_error)) its.fail_device(current_device(), its.call_error);
   return its.call_error;
 }

@@ -68,6 +68,12 @@ void lose_device(cudaError_t error) {
   for (std::size_t i = 0; i < its.devices.size(); ++i) its.fail_device(static_cast<int>(i), error);
 }
 
+std::string struck() {
+  Machine& its = machine();
+  const Machine::Lock lock(its.mutex);
+  return its.struck;
+}
+
 std::uint64_t calls() {
   Machine& its = machine();
   const Machine::Lock lock(its.mutex);

@@ -23,7 +23,10 @@ namespace ziggurat::cuda_double {
 /// Who moves the virtual clock.
 enum class Pace {
   kWhenWaitedFor,  ///< threads that wait, each query by one operation, and pending host functions
-  kByHand,         ///< advance_to() alone
+  /// As kWhenWaitedFor, but only while all other threads of the process sleep (quiet.h): where
+  /// what they do depends on nothing else that takes real time, the trace is the same each time.
+  kWhenQuiet,
+  kByHand,  ///< advance_to() alone
 };
 
 struct Options {
@@ -52,6 +55,9 @@ void fail_completion(std::uint64_t n, cudaError_t error);
 /// Every device fails now with a sticky error. What is under way never completes, but copies to
 /// pinned memory go on writing there, with each later call: such memory is not to be used again.
 void lose_device(cudaError_t error = cudaErrorLaunchFailure);
+/// What the injected error struck: "cudaEventRecord", "cudaMemcpyAsync of 64 bytes to the host".
+/// Empty: nothing so far.
+std::string struck();
 /// "This leaves the process in an inconsistent state and any further CUDA work will return the same
 /// error" (driver_types.h:769-935), and uncorrectable ECC errors (:628).
 bool is_sticky(cudaError_t error) noexcept;

@@ -14,6 +14,7 @@
 #include "tests/cuda_double/ptx/fatbin.h"
 #include "tests/cuda_double/ptx/parse.h"
 #include "tests/cuda_double/ptx/run.h"
+#include "tests/cuda_double/twins.h"
 
 namespace ziggurat::cuda_double {
 namespace {
@@ -33,7 +34,7 @@ struct Stub {
   Module* module = nullptr;
   std::string name;
   std::map<int, std::shared_ptr<const ptx::Kernel>> kernels;  // by device
-  std::function<void(const TwinLaunch&)> twin;
+  Twin twin;
 };
 
 /// Like the machine, for ever: objects register before main() and leave after it.
@@ -111,9 +112,12 @@ cudaError_t run(Machine& its, const Stub& stub, const ptx::Kernel& kernel, Devic
                 const ptx::Launch& launch, std::vector<Access>& accesses) {
   ptx::GlobalMemory memory(its, device);
   cudaError_t error = cudaSuccess;
+  const Twin* const twin = stub.twin ? &stub.twin : program_twin(stub.name);
   try {
-    if (stub.twin) {
-      stub.twin(TwinLaunch(launch.grid, launch.block, kernel, launch.parameters, memory));
+    if (twin != nullptr && twin != &stub.twin && programs_are_compared()) {
+      registry().executed += run_compared(its, device, *twin, kernel, launch, accesses);
+    } else if (twin != nullptr) {
+      (*twin)(TwinLaunch(kernel, launch, memory));
     } else {
       registry().executed += ptx::run(kernel, launch, memory);
     }
@@ -170,7 +174,7 @@ cudaError_t launch(Machine& its, const void* address, const Configuration& asked
 
 }  // namespace
 
-void set_twin(const void* stub, std::function<void(const TwinLaunch&)> twin) {
+void set_twin(const void* stub, Twin twin) {
   const Machine::Lock lock(machine().mutex);
   registry().stubs.at(stub).twin = std::move(twin);
 }

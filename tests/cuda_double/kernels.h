@@ -10,25 +10,29 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <typeinfo>
+#include <vector>
 
 #include "tests/cuda_double/ptx/global_memory.h"
 #include "tests/cuda_double/ptx/program.h"
+#include "tests/cuda_double/ptx/run.h"
 
 namespace ziggurat::cuda_double {
 
 /// A launch, as a twin sees it: the same arithmetic, compiled by g++, for long campaigns.
 class TwinLaunch {
  public:
-  TwinLaunch(dim3 its_grid, dim3 its_block, const ptx::Kernel& kernel,
-             std::span<const std::byte> parameters, ptx::GlobalMemory& memory)
-      : grid(its_grid),
-        block(its_block),
+  TwinLaunch(const ptx::Kernel& kernel, const ptx::Launch& launch, ptx::GlobalMemory& memory)
+      : grid(launch.grid),
+        block(launch.block),
+        seed(launch.seed),
         kernel_(kernel),
-        parameters_(parameters),
+        parameters_(launch.parameters),
         memory_(memory) {}
 
   const dim3 grid;
   const dim3 block;
+  const std::uint64_t seed;  ///< for the order of blocks and threads
 
   template <class T>
   T parameter(std::size_t n) const {
@@ -40,34 +44,48 @@ class TwinLaunch {
   /// Errors: ptx::Fault, as a kernel would have.
   template <class T>
   std::span<const T> reads(const T* device, std::size_t count) const {
-    return {touch(const_cast<T*>(device), count, false), count};
+    return {reinterpret_cast<const T*>(touch(device, count * sizeof(T), false)), count};
   }
   template <class T>
   std::span<T> writes(T* device, std::size_t count) const {
-    return {touch(device, count, true), count};
+    return {reinterpret_cast<T*>(touch(device, count * sizeof(T), true)), count};
   }
 
+  /// What writes() gave, and the bytes that were there.
+  struct Written {
+    std::byte* bytes;
+    std::vector<std::byte> before;
+  };
+  const std::vector<Written>& written() const noexcept { return written_; }
+
  private:
-  template <class T>
-  T* touch(T* device, std::size_t count, bool writes) const {
-    std::byte* first = nullptr;
-    for (std::size_t n = 0; n < count; ++n) {
-      const auto address = reinterpret_cast<std::uint64_t>(device + n);
-      std::byte* here =
-          writes ? memory_.write(address, sizeof(T)) : memory_.read(address, sizeof(T));
-      if (n == 0) first = here;
-    }
-    return reinterpret_cast<T*>(first);
-  }
+  std::byte* touch(const void* device, std::size_t size_bytes, bool writes) const;
 
   const ptx::Kernel& kernel_;
   std::span<const std::byte> parameters_;
   ptx::GlobalMemory& memory_;
+  mutable std::vector<Written> written_;
 };
+
+using Twin = std::function<void(const TwinLaunch&)>;
 
 /// `stub` is the kernel's name as the host has it (a template's instance too). An empty twin:
 /// its PTX runs again.
-void set_twin(const void* stub, std::function<void(const TwinLaunch&)> twin);
+void set_twin(const void* stub, Twin twin);
+
+/// For the kernel of a block program (base/numerics/launch_inl.h), whose stub no other file can
+/// name; `program` is its type as typeid has it. Used as run_programs() says.
+void add_program_twin(const std::type_info& program, Twin twin);
+
+enum class Programs {
+  kPtx,
+  kTwins,
+  /// The twin, and its PTX over the same bytes: another byte, or one that the PTX touches and the
+  /// twin does not tell of, is a finding.
+  kCompared,
+};
+/// Programs without a twin run from their PTX.
+void run_programs(Programs how);
 
 /// Instructions that kernels ran so far.
 std::uint64_t instructions_executed();

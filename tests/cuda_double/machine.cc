@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "base/check.h"
+#include "tests/cuda_double/quiet.h"
 
 namespace ziggurat::cuda_double {
 namespace {
@@ -48,6 +49,7 @@ void Machine::reset(std::uint64_t new_seed, const Options& new_options) {
   installed = true;
   now_ns = calls = completions = trace = 0;
   fail_call_at = fail_completion_at = 0;
+  struck.clear();
   host = {};
   host_knows = {};
   host_tick = 0;
@@ -163,6 +165,7 @@ void Machine::complete(Lock&, const OperationRef& operation, std::uint64_t end_n
   ++completions;
   if (completions == fail_completion_at && device.sticky == cudaSuccess) {
     operation->error = completion_error;
+    struck = operation->what;
     fail_device(operation->stream->device, completion_error);
   } else if (device.sticky != cudaSuccess) {
     operation->error = device.sticky;
@@ -240,12 +243,36 @@ cudaError_t Machine::wait_for(Lock& lock, const OperationRef& operation) {
     // What waits for a lost device returns at once, done or not: the copy may still be under way.
     const cudaError_t lost = devices[static_cast<std::size_t>(device)]->sticky;
     if (lost != cudaSuccess) return lost;
-    if (options.pace == Pace::kWhenWaitedFor && step(lock)) continue;
-    if (changed_.wait_until(lock, limit) == std::cv_status::timeout) hang(operation->what.c_str());
+    go_on(lock, limit, *operation);
   }
+  if (options.pace == Pace::kWhenQuiet) changed_.notify_all();  // another may keep time now
   host_knows.merge(operation->knows);
   synchronized(device);
   return devices[static_cast<std::size_t>(device)]->sticky;
+}
+
+void Machine::go_on(Lock& lock, std::chrono::steady_clock::time_point limit,
+                    const Operation& operation) {
+  if (options.pace == Pace::kWhenWaitedFor && step(lock)) return;
+  if (options.pace == Pace::kWhenQuiet && !keeps_time_) {
+    go_on_when_quiet(lock);
+    if (std::chrono::steady_clock::now() > limit) hang(operation.what.c_str());
+    return;
+  }
+  if (changed_.wait_until(lock, limit) == std::cv_status::timeout) hang(operation.what.c_str());
+}
+
+void Machine::go_on_when_quiet(Lock& lock) {
+  constexpr std::chrono::microseconds kPause{20};
+  keeps_time_ = true;
+  const std::uint64_t calls_before = calls;
+  lock.unlock();
+  const bool quiet = all_others_sleep();
+  if (!quiet) std::this_thread::sleep_for(kPause);
+  lock.lock();
+  keeps_time_ = false;
+  // Who sleeps for the mutex has counted no call yet, but was seen before it let go of it.
+  if (quiet && calls == calls_before) static_cast<void>(step(lock));
 }
 
 cudaError_t Machine::query(Lock& lock, const OperationRef& operation) {

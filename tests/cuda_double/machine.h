@@ -117,6 +117,7 @@ class Machine {
   std::uint64_t now_ns = 0, calls = 0, completions = 0, trace = 0;
   std::uint64_t fail_call_at = 0, fail_completion_at = 0;
   cudaError_t call_error = cudaSuccess, completion_error = cudaSuccess;
+  std::string struck;  // by one of the two
   std::vector<std::unique_ptr<DeviceState>> devices;
   HostMemory host;
   std::uint64_t host_allocations = 0;
@@ -136,6 +137,9 @@ class Machine {
   };
   Next next() const;
   void complete(Lock& lock, const OperationRef& operation, std::uint64_t end_ns);
+  /// Waits on until something has changed; lets time go on, if nothing else does.
+  void go_on(Lock& lock, std::chrono::steady_clock::time_point limit, const Operation& operation);
+  void go_on_when_quiet(Lock& lock);
   void wait_on_host(Lock& lock, const OperationRef& operation);
   void finish(Operation& operation);
   void serve_host_functions();
@@ -145,6 +149,7 @@ class Machine {
   std::deque<OperationRef> host_functions_;
   std::uint64_t host_functions_queued_ = 0;
   std::uint64_t late_write_count_ = 0;
+  bool keeps_time_ = false;         // a thread does, while it is quiet
   int host_thread_of_process_ = 0;  // its pid; a fork has no such thread
 };
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <future>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda_double/cuda_test.h"
@@ -461,6 +462,48 @@ TEST(ByHand, the_clock_stands_until_it_is_moved) {
   EXPECT_FALSE(next_completion());
   ASSERT_EQ(cudaFree(memory), cudaSuccess);
   EXPECT_THAT(report(), IsEmpty());
+}
+
+TEST_F(Runtime, an_injected_error_is_told_with_what_it_struck) {
+  EXPECT_EQ(struck(), "");
+  fail_call(2, cudaErrorInvalidValue);
+  EXPECT_EQ(to_device(one_), cudaSuccess);
+  EXPECT_EQ(struck(), "");
+  EXPECT_EQ(cudaEventRecord(event_, one_), cudaErrorInvalidValue);
+  EXPECT_EQ(struck(), "cudaEventRecord");
+  ASSERT_EQ(cudaStreamSynchronize(one_), cudaSuccess);
+  fail_completion(1, cudaErrorECCUncorrectable);
+  EXPECT_EQ(to_host(two_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(two_), cudaErrorECCUncorrectable);
+  EXPECT_THAT(struck(), HasSubstr("cudaMemcpyAsync of 4096 bytes"));
+  lost_ = true;
+}
+
+class QuietRuntime : public Runtime {
+ protected:
+  QuietRuntime() : Runtime({.pace = Pace::kWhenQuiet}) {}
+};
+
+TEST_F(QuietRuntime, time_stands_still_while_a_thread_runs) {
+  using std::chrono::steady_clock;
+  std::atomic<bool> runs = false;
+  std::chrono::nanoseconds before{};
+  std::chrono::nanoseconds after{};
+  std::thread busy([&] {
+    before = now();
+    runs = true;
+    const auto until = steady_clock::now() + std::chrono::milliseconds(50);
+    while (steady_clock::now() < until) {
+    }
+    after = now();
+  });
+  while (!runs) {
+  }
+  EXPECT_EQ(to_device(one_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(one_), cudaSuccess);
+  EXPECT_GT(now(), before);
+  busy.join();
+  EXPECT_EQ(after, before) << "the copy ended beside a thread that might have queued another";
 }
 
 using RuntimeDeathTest = Runtime;

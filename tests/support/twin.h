@@ -38,14 +38,19 @@ void run_phases(const Program& program, typename Program::Shared& shared, std::u
 /// Blocks, and threads within a phase, go in an order drawn from a seed, and shared memory begins
 /// as rubbish: a result that differs under another seed depends on what a GPU does not promise.
 template <class Program>
-void run_as_twin(const Program& program) {
-  std::mt19937_64 random(next_order());
+void run_as_twin(const Program& program, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
   const auto shared = std::make_unique<typename Program::Shared>();
   for (const auto block : shuffled<std::uint64_t>(program.blocks(), random)) {
     std::fill_n(reinterpret_cast<unsigned char*>(shared.get()), sizeof(*shared),
                 static_cast<unsigned char>(0xa0 | (random() & 0xf)));
     run_phases<0>(program, *shared, block, random);
   }
+}
+
+template <class Program>
+void run_as_twin(const Program& program) {
+  run_as_twin(program, next_order());
 }
 
 }  // namespace ziggurat::testing

@@ -84,17 +84,16 @@ void GlobalMemory::append_accesses(std::vector<Access>& accesses) const {
       const Granule& granule = granules_.at(number);
       for (std::uint64_t at = 0; at < kGranule; ++at) {
         const std::uint64_t word = all(granule, writes, at / 64);
-        if (word == 0 && at % 64 == 0) {
-          at += 63;
-          continue;
-        }
-        if ((word >> (at % 64) & 1) == 0) continue;
+        const bool whole = at % 64 == 0 && (word == 0 || ~word == 0);
+        const std::uint64_t length = whole ? 64 : 1;
         const std::uint64_t address = number * kGranule + at;
+        at += length - 1;
+        if ((word >> (at % 64) & 1) == 0) continue;
         if (run.end != address) {
           end_run();
           run = {address, address};
         }
-        run.end = address + 1;
+        run.end = address + length;
       }
     }
     end_run();

@@ -22,7 +22,7 @@ class GlobalMemory {
  public:
   GlobalMemory(Machine& machine, DeviceState& device) : machine_(machine), device_(device) {}
 
-  /// Where the bytes are. `size_bytes` is a power of two up to 16. Errors: Fault, for a misaligned
+  /// Where the bytes are. `size_bytes` is a power of two up to 32. Errors: Fault, for a misaligned
   /// or illegal address, and for a race with another block.
   std::byte* read(std::uint64_t address, std::uint32_t size_bytes,
                   Strength strength = Strength::kPlain) {
