@@ -1,129 +1,152 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/core/engine_cuda_test.cc: an engine on a GPU, over the double of the CUDA runtime: the bits
-// of plain arrays, whatever order the double runs its streams in; and what becomes of a run whose
-// GPU is lost. ZIGGURAT_SEEDS: orders of streams that each placement is tried with (5).
+// of plain arrays, whatever order the double runs its streams in.
+//
+// ZIGGURAT_SEEDS: orders of streams that each run is tried with (4), of which the first
+// ZIGGURAT_PTX_SEEDS (1) interpret the kernels' PTX, and the others run their host twins. Each
+// hundredth is run twice more with nothing left to chance, and must have the same trace.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
 #include <string>
-#include <vector>
 
-#include "tests/core/gpu_harness.h"
-#include "tests/cuda_double/cuda_double.h"
-#include "tiers/cuda_device.h"
+#include "aio/thread_engine.h"
+#include "tests/core/cuda_rig.h"
+#include "tests/cuda_double/kernels.h"
+#include "tests/cuda_double/optimizer_twins.h"
 
 namespace ziggurat::testing {
 namespace {
 
+using cuda_double::Programs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr float kLearningRate = 0.01F;
+constexpr std::uint64_t kSteps = 3;
 
-/// A runtime, a GPU and an engine over them. The double is a fresh machine.
-struct GpuRig {
-  GpuRig(const ModelSpec& model, const EngineConfig& config, std::uint64_t seed)
-      : runtime((cuda_double::reset(seed), Runtime::create({.threads = 2, .trace_path = ""}))),
-        device(CudaDevice::create(runtime->reactor, {.capacity_bytes = 6 * kMiB,
-                                                     .trace = runtime->trace.get(),
-                                                     .metrics = &runtime->metrics})),
-        gpu(std::make_unique<Gpu>(kMiB)),
-        engine(Engine::open(model, config, *runtime, *device, initialize)) {}
-  /// Closes, and says what was done against the documentation or left behind.
-  std::vector<std::string> close() {
-    engine.reset();
-    gpu.reset();
-    device.reset();
-    runtime.reset();
-    return cuda_double::report();
+std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
+  const char* const wanted = std::getenv(variable);
+  return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : otherwise;
+}
+
+class EngineCuda : public ::testing::TestWithParam<GpuSettings> {
+ protected:
+  static void SetUpTestSuite() { cuda_double::add_optimizer_twins(); }
+  static void TearDownTestSuite() { cuda_double::run_programs(Programs::kPtx); }
+
+  void SetUp() override {
+    const bool guesses = GetParam().speculation == EngineConfig::Speculation::kAlways;
+    const bool on_drive = parse_placement(GetParam().placement).optimizer == Tier::kNvme;
+    EXPECT_TRUE(on_drive || !guesses) << "nothing to guess";
   }
 
-  std::unique_ptr<Runtime> runtime;
-  std::unique_ptr<CudaDevice> device;
-  std::unique_ptr<Gpu> gpu;
-  std::unique_ptr<Engine> engine;
+  /// Trains over the double as it stands, compares, and closes.
+  void train(const std::string& directory, const RuntimeOptions& options) const {
+    GpuRig rig(model_, GetParam().config(directory), options);
+    for (std::uint64_t step = 0; step < kSteps; ++step) {
+      const StepResult result = train_on(*rig.gpu, *rig.engine, model_, step, GetParam());
+      EXPECT_EQ(result.grad_norm, plain_.norms[step]);
+    }
+    EXPECT_TRUE(same_params(rig, plain_.at[kSteps], model_));
+    rig.engine->make_durable();
+    EXPECT_THAT(rig.close(), ::testing::IsEmpty());
+  }
+  /// The store is one that the CPU goes on from.
+  void train_on_cpu(const std::string& directory) const {
+    Rig cpu(model_, GetParam().config(directory));
+    EXPECT_EQ(cpu.engine->generation(), kSteps);
+    EXPECT_TRUE(testing::same_params(*cpu.engine, plain_.at[kSteps], model_));
+    if (GetParam().loss_scale || GetParam().passes != 1) return;
+    PlainTraining plain = plain_.at[kSteps];
+    train_step(*cpu.engine, model_, kSteps, GetParam().options().learning_rate);
+    plain.step(kSteps, GetParam().options().learning_rate);
+    EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model_));
+  }
+  /// One that is the seed's alone: a thread of each kind, and time goes on when all are idle.
+  std::uint64_t trace_of(std::uint64_t seed) const {
+    const ScratchDirectory directory;
+    cuda_double::reset(seed, {.pace = cuda_double::Pace::kWhenQuiet});
+    RuntimeOptions options{.threads = 1, .trace_path = ""};
+    options.io_engine = [](Reactor& reactor, const std::string&) {
+      return std::make_unique<ThreadEngine>(reactor, 1);
+    };
+    train(directory.path(), options);
+    return cuda_double::trace_hash();
+  }
+
+  const ModelSpec model_ = small_model();
+  const PlainRun plain_{model_, GetParam(), kSteps};
 };
 
-class EngineCuda : public ::testing::TestWithParam<const char*> {};
-
 TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
-  const ModelSpec model = small_model();
-  const std::uint64_t seeds = seeds_wanted(5);
+  const std::uint64_t seeds = number_of("ZIGGURAT_SEEDS", 4);
+  const std::uint64_t interpreted = number_of("ZIGGURAT_PTX_SEEDS", 1);
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
     const ScratchDirectory directory;
-    EngineConfig config = small_config(directory.path());
-    config.placement = parse_placement(GetParam());
-    PlainTraining plain(model, config.clip_norm);
-    GpuRig rig(model, config, seed);
-    for (std::uint64_t step = 0; step < 3; ++step) {
-      const StepResult result = train_on(*rig.gpu, *rig.engine, model, step, kLearningRate);
-      EXPECT_EQ(result.grad_norm, plain.step(step, kLearningRate)) << "seed " << seed;
+    cuda_double::reset(seed);
+    cuda_double::run_programs(seed <= interpreted ? Programs::kPtx : Programs::kTwins);
+    train(directory.path(), GpuRig::small());
+    if (seed % 100 == 1) train_on_cpu(directory.path());
+    if (seed % 100 == 0) {
+      EXPECT_EQ(trace_of(seed), trace_of(seed));
     }
-    EXPECT_TRUE(same_params(*rig.gpu, *rig.engine, plain, model)) << "seed " << seed;
-    rig.engine->make_durable();
-    EXPECT_THAT(rig.close(), ::testing::IsEmpty()) << "seed " << seed;
-
-    // The store is one that the CPU goes on from.
-    Rig cpu(model, config);
-    EXPECT_EQ(cpu.engine->generation(), 3U);
-    train_step(*cpu.engine, model, 3, kLearningRate);
-    plain.step(3, kLearningRate);
-    EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model)) << "seed " << seed;
+    if (HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Placements, EngineCuda,
-                         ::testing::Values("params=host,grads=host,optimizer=nvme",
-                                           "params=nvme,grads=nvme,optimizer=nvme", "all=host",
-                                           "params=nvme,grads=host,optimizer=host",
-                                           // State that stays on the GPU.
-                                           "params=device,grads=host,optimizer=nvme",
-                                           "params=host,grads=device,optimizer=host",
-                                           "params=device,grads=device,optimizer=nvme",
-                                           "all=device", "params=host,grads=host,optimizer=device",
-                                           "params=nvme,grads=nvme,optimizer=device",
-                                           // Divided.
-                                           "optimizer=device:1MiB,nvme",
-                                           "optimizer=device:1MiB,host:512KiB,nvme",
-                                           "all=nvme,optimizer=device:1MiB,nvme",
-                                           "all=device,optimizer=device:1MiB,host"));
-
-/// Lost at its n-th call or completion: the step ends with an error that names the GPU, and the
-/// store opens at a generation that was durable.
-TEST(EngineCuda, ALostGpuEndsTheRunAndNothingElse) {
-  const ModelSpec model = small_model();
-  std::uint64_t lost = 0;
-  for (std::uint64_t n = 1; n <= 301; n += 20) {
-    const ScratchDirectory directory;
-    const EngineConfig config = small_config(directory.path());
-    std::string said;
-    std::uint64_t durable = 0;
-    {
-      GpuRig rig(model, config, n);
-      train_on(*rig.gpu, *rig.engine, model, 0, kLearningRate);
-      rig.engine->make_durable();
-      cuda_double::fail_call(n, cudaErrorLaunchFailure);
-      try {
-        for (std::uint64_t step = 1; step < 3; ++step) {
-          train_on(*rig.gpu, *rig.engine, model, step, kLearningRate);
-          durable = rig.engine->durable_generation();
-        }
-      } catch (const Error& error) {
-        said = error.what();
-      }
-    }
-    if (!said.empty()) {
-      ++lost;
-      EXPECT_THAT(said, AllOf(HasSubstr("cuda0"), HasSubstr("cudaErrorLaunchFailure"))) << n;
-    }
-    Rig cpu(model, config);
-    const std::uint64_t resumed = cpu.engine->generation();
-    EXPECT_GE(resumed, std::max<std::uint64_t>(durable, 1)) << n;
-    PlainTraining plain(model, config.clip_norm);
-    for (std::uint64_t step = 0; step < resumed; ++step) plain.step(step, kLearningRate);
-    EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model)) << n;
-  }
-  EXPECT_GE(lost, 3U);
+TEST_P(EngineCuda, HasTheSameTraceForTheSameSeed) {
+  cuda_double::run_programs(Programs::kTwins);
+  const std::uint64_t trace = trace_of(1);
+  EXPECT_EQ(trace_of(1), trace);
+  EXPECT_NE(trace_of(2), trace);
 }
+
+constexpr auto kGuess = EngineConfig::Speculation::kAlways;
+constexpr const char* kStateOnDrive = "params=host,grads=host,optimizer=nvme";
+constexpr const char* kAllOnDrive = "params=nvme,grads=nvme,optimizer=nvme";
+constexpr const char* kMixed = "params=nvme,grads=host,optimizer=host";
+
+INSTANTIATE_TEST_SUITE_P(
+    Runs, EngineCuda,
+    ::testing::Values(
+        GpuSettings{.name = "StateOnDrive", .placement = kStateOnDrive},
+        GpuSettings{.name = "AllOnDrive", .placement = kAllOnDrive},
+        GpuSettings{.name = "AllInHostMemory", .placement = "all=host"},
+        GpuSettings{.name = "Mixed", .placement = kMixed},
+        GpuSettings{.name = "WithoutClipping", .placement = kStateOnDrive, .clip_norm = 0},
+        GpuSettings{
+            .name = "Guesses", .placement = kAllOnDrive, .clip_norm = 1e6F, .speculation = kGuess},
+        GpuSettings{.name = "WrongGuesses", .placement = kStateOnDrive, .speculation = kGuess},
+        GpuSettings{.name = "TwoPasses", .placement = kAllOnDrive, .passes = 2},
+        GpuSettings{.name = "LossScale", .placement = kMixed, .loss_scale = 256.0F},
+        // State that stays on the GPU.
+        GpuSettings{.name = "ParamsOnGpu", .placement = "params=device,grads=host,optimizer=nvme"},
+        GpuSettings{.name = "GradientsOnGpu",
+                    .placement = "params=host,grads=device,optimizer=host"},
+        GpuSettings{.name = "RecordsOnDrive",
+                    .placement = "params=device,grads=device,optimizer=nvme",
+                    .speculation = kGuess},
+        GpuSettings{.name = "AllOnGpu", .placement = "all=device"},
+        GpuSettings{.name = "AllOnGpuTwoPasses", .placement = "all=device", .passes = 2},
+        GpuSettings{.name = "RecordsOnGpu",
+                    .placement = "params=host,grads=host,optimizer=device"},
+        GpuSettings{.name = "RecordsOnGpuOthersOnDrive",
+                    .placement = "params=nvme,grads=nvme,optimizer=device",
+                    .loss_scale = 256.0F},
+        // Divided.
+        GpuSettings{.name = "Divided", .placement = "optimizer=device:1MiB,host:512KiB,nvme"},
+        GpuSettings{.name = "DividedGuesses",
+                    .placement = "optimizer=device:1MiB,host:512KiB,nvme",
+                    .clip_norm = 1e6F,
+                    .speculation = kGuess},
+        GpuSettings{.name = "DividedWrongGuesses",
+                    .placement = "all=nvme,optimizer=device:1MiB,nvme",
+                    .speculation = kGuess},
+        GpuSettings{.name = "DividedInMemory",
+                    .placement = "all=device,optimizer=device:1MiB,host"},
+        GpuSettings{.name = "Auto", .placement = "auto"}),
+    [](const auto& one) { return one.param.name; });
 
 }  // namespace
 }  // namespace ziggurat::testing

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "tests/core/engine_harness.h"
+#include "tests/cuda_double/cuda_double.h"
 
 namespace ziggurat::testing {
 
@@ -23,16 +24,29 @@ inline std::uint64_t seeds_wanted(std::uint64_t otherwise) {
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : otherwise;
 }
 
+/// A call of the trainer's own that failed: no error of the engine's.
+struct TrainerError : Error {
+  using Error::Error;
+};
+
+inline void require(int index, const char* call, cudaError_t result) {
+  if (result == cudaSuccess) return;
+  throw TrainerError(ErrorCode::kUnavailable,
+                     fmt::format("cuda{}: the trainer's {}: {}", index, call, cudaGetErrorName(result)));
+}
+
 /// A trainer's own stream, and pinned memory: the bytes of GPU `index` for a test that computes on
 /// the CPU.
 class Gpu {
  public:
   explicit Gpu(std::size_t bytes_max, int index = 0) : index_(index) {
     void* memory = nullptr;
-    require(cudaSetDevice(index));
-    require(cudaHostAlloc(&memory, bytes_max, cudaHostAllocDefault));
+    require(index, "cudaSetDevice", cudaSetDevice(index));
+    require(index_, "cudaHostAlloc", cudaHostAlloc(&memory, bytes_max, cudaHostAllocDefault));
     pinned_ = {static_cast<std::byte*>(memory), bytes_max};
-    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    const cudaError_t made = cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking);
+    if (made != cudaSuccess) cudaFreeHost(memory);
+    require(index_, "cudaStreamCreateWithFlags", made);
   }
   ~Gpu() {
     cudaStreamDestroy(stream_);
@@ -53,15 +67,13 @@ class Gpu {
   }
 
  private:
-  /// The trainer's own calls fail too where a GPU is lost.
-  void require(cudaError_t result) const {
-    if (result == cudaSuccess) return;
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("cuda{}: the trainer: {}", index_, cudaGetErrorName(result)));
-  }
   void copy(void* to, const void* from, std::size_t size_bytes, cudaMemcpyKind kind) {
-    require(cudaMemcpyAsync(to, from, size_bytes, kind, stream_));
-    require(cudaStreamSynchronize(stream_));
+    const cudaError_t queued = cudaMemcpyAsync(to, from, size_bytes, kind, stream_);
+    require(index_, "cudaMemcpyAsync", queued);
+    cudaError_t ended = cudaStreamSynchronize(stream_);
+    const bool of_the_wait = ended != cudaSuccess && !cuda_double::is_sticky(ended);
+    if (of_the_wait) static_cast<void>(cudaStreamSynchronize(stream_));  // the copy goes on
+    require(index_, "cudaStreamSynchronize", ended);
   }
 
   int index_;
