@@ -133,6 +133,13 @@ class BlockDevice final : public CudaDevice {
 void require_index(int index) {
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess && result != cudaErrorNoDevice &&
+      result != cudaErrorInsufficientDriver) {
+    static_cast<void>(cudaGetLastError());
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("cuda{}: cudaGetDeviceCount: {}", index, cuda_text(result)),
+                static_cast<int>(result));
+  }
   if (result != cudaSuccess || count == 0) {
     static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnavailable,
@@ -150,6 +157,7 @@ std::string name_of(int index) {
   cudaDeviceProp properties{};
   if (const cudaError_t result = cudaGetDeviceProperties(&properties, index);
       result != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("cuda{}: cudaGetDeviceProperties: {}", index, cuda_text(result)),
                 static_cast<int>(result));

@@ -44,8 +44,10 @@ class CudaCompute final : public Compute {
   }
 
   Task<Event> clear(DeviceSpan<std::byte> bytes) override {
-    launch("clear", bytes.size(),
-           [&](StreamHandle stream) { cuda::clear(stream, as_argument(bytes)); });
+    const std::exception_ptr failed = launch("clear", bytes.size(), [&](StreamHandle stream) {
+      cuda::clear(stream, as_argument(bytes));
+    });
+    if (failed) co_await fail(failed);
     co_return stream_->record();
   }
 
@@ -54,10 +56,12 @@ class CudaCompute final : public Compute {
     const std::size_t tiles = rounding.values.size() / kTileElements;
     ZIGGURAT_CHECK(tiles * sizeof(double) <= squares_.size_bytes(), "{} tiles at once", tiles);
     const std::span<double> squares = squares_.as<double>().first(tiles);
-    launch("round_gradient", rounding.values.size_bytes(), [&](StreamHandle stream) {
-      cuda::round_gradient(stream, as_argument(rounding.values), as_argument(rounding.out),
-                           squares);
-    });
+    const std::exception_ptr failed =
+        launch("round_gradient", rounding.values.size_bytes(), [&](StreamHandle stream) {
+          cuda::round_gradient(stream, as_argument(rounding.values), as_argument(rounding.out),
+                               squares);
+        });
+    if (failed) co_await fail(failed);
     if (rounding.squares.empty()) {
       const Event rounded = stream_->record();
       co_await rounded.wait();
@@ -77,30 +81,44 @@ class CudaCompute final : public Compute {
                           .grad = as_argument(update.grad),
                           .param = as_argument(update.param),
                           .first_element = update.first_element};
-    launch("update_record", update.record.size(), [&](StreamHandle stream) {
-      cuda::update_record(stream, update.steps, view, update.runs, scratch_.as<std::byte>());
-    });
+    const std::exception_ptr failed =
+        launch("update_record", update.record.size(), [&](StreamHandle stream) {
+          cuda::update_record(stream, update.steps, view, update.runs, scratch_.as<std::byte>());
+        });
+    if (failed) co_await fail(failed);
     const Event updated = stream_->record();
     co_await updated.wait();
   }
 
  private:
+  /// Launches before the one that failed run on, and their memory is theirs until they have ended.
+  Task<> fail(std::exception_ptr launched) {
+    const Event before = stream_->record();
+    try {
+      co_await before.wait();
+    } catch (const Error&) {  // the launch's own error is the news
+    }
+    std::rethrow_exception(std::move(launched));
+  }
+
   /// After a launch that failed, nothing on the device is to be relied on.
   template <class Queue>
-  void launch(const char* kernel, std::uint64_t size_bytes, const Queue& queue) {
+  std::exception_ptr launch(const char* kernel, std::uint64_t size_bytes, const Queue& queue) {
     CudaContext& context = device_.context();
     try {
       context.call({kernel, size_bytes}, [&] {
         queue(stream_->native_handle());
         return cudaSuccess;
       });
+      return nullptr;
     } catch (const Error& error) {
       // What the context itself throws names the device already.
-      const bool named = std::string_view(error.what()).starts_with(device_.description());
-      if (error.code() != ErrorCode::kUnavailable || named) throw;
-      if (!context.lost()) context.give_up(error.what());
-      throw Error(error.code(), fmt::format("{}: {}", device_.description(), error.what()),
-                  error.native());
+      if (std::string_view(error.what()).starts_with(context.description()))
+        return std::current_exception();
+      if (error.code() == ErrorCode::kUnavailable && !context.lost()) context.give_up(error.what());
+      return std::make_exception_ptr(
+          Error(error.code(), fmt::format("{}: {}", context.description(), error.what()),
+                error.native()));
     }
   }
 
