@@ -47,7 +47,10 @@ struct CudaTraits {
 std::vector<std::byte> pattern(std::size_t size_bytes, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<std::byte> bytes(size_bytes);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  for (std::size_t at = 0; at < size_bytes; at += sizeof(std::uint32_t)) {
+    const auto word = static_cast<std::uint32_t>(random());
+    std::memcpy(bytes.data() + at, &word, std::min(sizeof(word), size_bytes - at));
+  }
   return bytes;
 }
 
