@@ -111,7 +111,7 @@ TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& str
   calls_->require_acquire(unit, generation_);
   refuse_unfit(stream);
   at_rest_ = false;
-  const ParamCache::Acquired acquired = 
+  const ParamCache::Acquired acquired =
       runtime_.reactor.block_on(ending_the_run(cache_->acquire(unit)));
   try {
     const CountedTime waited(runtime_.metrics, Counter::kWaitParamsNs);
@@ -142,7 +142,7 @@ DeviceSpan<float> EngineImpl::gradient(UnitId unit, StreamRef& stream) {
   calls_->require_gradient(unit);
   refuse_unfit(stream);
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
-  const GradientFlow::Accumulator its = 
+  const GradientFlow::Accumulator its =
       runtime_.reactor.block_on(ending_the_run(flow_->accumulator(unit)));
   stream.wait(its.zeroed);
   calls_->has_gradient(unit);

@@ -31,8 +31,8 @@ struct TrainerError : Error {
 
 inline void require(int index, const char* call, cudaError_t result) {
   if (result == cudaSuccess) return;
-  throw TrainerError(ErrorCode::kUnavailable,
-                     fmt::format("cuda{}: the trainer's {}: {}", index, call, cudaGetErrorName(result)));
+  throw TrainerError(ErrorCode::kUnavailable, fmt::format("cuda{}: the trainer's {}: {}", index,
+                                                          call, cudaGetErrorName(result)));
 }
 
 /// A trainer's own stream, and pinned memory: the bytes of GPU `index` for a test that computes on
