@@ -162,6 +162,15 @@ void EngineImpl::describe_ranks() {
       config_.quantization.gradients()
           ? ""
           : fmt::format("; gradients between ranks in {}", to_string(reduction().dtype))));
+  if (reduction().staged) {
+    notes_.push_back(fmt::format(
+        "ranks exchange what they have on GPUs through host memory: {} are set aside for "
+        "gradients{}",
+        format_bytes(plan_.bucket_bytes),
+        plan_.staged_bytes > 0
+            ? fmt::format(", {} for gathered parameters", format_bytes(plan_.staged_bytes))
+            : ""));
+  }
   describe_quantization();
 }
 
