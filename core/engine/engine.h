@@ -203,6 +203,8 @@ class Engine {
       UnitId unit,
       const std::function<void(std::uint64_t first, std::span<const float> values)>& consume) = 0;
 
+  /// Where each class of state is: what was chosen, if the config left it to the engine.
+  virtual Placement placement() const { return {}; }
   /// Host memory that can hold records while the sweep waits for the norm, and memory that keeps
   /// records from sweep to sweep: what a step's lower bound depends on.
   virtual std::uint64_t read_ahead_bytes() const { return 0; }

@@ -68,6 +68,7 @@ class EngineImpl final : public LentEngine {
   void read_master(
       UnitId unit,
       const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
+  Placement placement() const override { return config_.placement; }
   std::uint64_t read_ahead_bytes() const override { return plan_.items * plan_.item_bytes; }
   std::uint64_t kept_record_bytes() const override { return plan_.kept_bytes; }
   const Metrics& metrics() const override { return runtime_.metrics; }

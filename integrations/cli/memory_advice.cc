@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/plan/auto_placement.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -151,7 +152,26 @@ std::uint64_t training_state_bytes(const TrainOptions& options) {
   return 2 * value_bytes(whole) + record_bytes(options, gpt::make_spec(whole).count());
 }
 
+namespace {
+
+/// What open() will choose, where it is left to it and the budgets are known; it also says what
+/// does not fit.
+Placement expected_placement(const TrainOptions& options, const Strategy& strategy) {
+  const RunRequest request = run_request(options, /*threads=*/1, strategy);
+  const bool chosen = request.placement.automatic && request.budgets.device_bytes > 0 &&
+                      request.budgets.host_bytes > 0;
+  if (!chosen) return request.placement;
+  try {
+    return choose_placement(request).placement;
+  } catch (const MemoryExhausted&) {
+    return request.placement;
+  }
+}
+
+}  // namespace
+
 WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
+  const Placement placement = expected_placement(options, strategy);
   const std::uint64_t values_bytes = value_bytes(options.model);
   const std::uint64_t all_records = record_bytes(options, gpt::make_spec(options.model).count());
   const std::uint64_t records = updates_share(all_records, strategy);
@@ -159,16 +179,16 @@ WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
   const std::uint64_t grads = updates_share(values_bytes, strategy);
   WritePlan plan;
   plan.fill_bytes = (static_cast<std::uint64_t>(options.engine.slots) + 1) * records;
-  if (options.engine.placement.optimizer == Tier::kNvme) {
+  if (placement.optimizer == Tier::kNvme) {
     plan.per_step_bytes += records;
   } else {
     plan.at_end_bytes += records;
   }
-  if (options.engine.placement.params == Tier::kNvme) {
+  if (placement.params == Tier::kNvme) {
     plan.fill_bytes += 2 * params;
     plan.per_step_bytes += params;
   }
-  if (options.engine.placement.grads == Tier::kNvme) {
+  if (placement.grads == Tier::kNvme) {
     plan.fill_bytes += grads;
     plan.per_step_bytes += grads;
   }

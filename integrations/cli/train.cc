@@ -143,11 +143,11 @@ void TrainRun::show(const StepRecord& record) {
     if (record.split.wait_s[i] > record.split.wait_s[longest]) longest = i;
   }
   const double waited = record.wall_s > 0 ? record.split.waiting_s() / record.wall_s : 0;
-  const std::string where =
-      waited < 0.01 ? "no waiting"
-                    : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
-                                  link_of(static_cast<Wait>(longest), options_.engine.placement,
-                                          ranks_->count() > 1));
+  const std::string where = waited < 0.01
+                                ? "no waiting"
+                                : fmt::format("waited {:.0f} %, most for {}", 100 * waited,
+                                              link_of(static_cast<Wait>(longest),
+                                                      engine_->placement(), ranks_->count() > 1));
   const std::string held_out =
       record.held_out_loss ? fmt::format(" held-out {:.4f}", *record.held_out_loss) : "";
   const std::string scale =
@@ -162,7 +162,7 @@ void TrainRun::show(const StepRecord& record) {
 
 RunFacts TrainRun::facts() {
   RunFacts facts;
-  facts.placement = options_.engine.placement;
+  facts.placement = engine_->placement();
   facts.state = options_.engine.optimizer.state;
   facts.parameters =
       gpt::make_spec(model_).count() / static_cast<std::uint64_t>(strategy_.update_shards());
