@@ -105,14 +105,17 @@ class EngineImpl final : public LentEngine {
     WorkMemory work{};
   };
 
-  // engine_open.cc
+  // engine_validate.cc
   void validate();
   void require_operations() const;
+  void require_slots(const StoreState& state) const;
+  void check_identity(const StoreState& state);
+
+  // engine_open.cc
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();
   void choose_placement_if_automatic();
-  void require_slots(const StoreState& state) const;
   Task<> build_floors();
   DeviceRequest device_request() const;
   Task<> create_state(const Initializer& initialize);
@@ -124,7 +127,6 @@ class EngineImpl final : public LentEngine {
   Task<ItemMemory> item_of(ChunkId id);
   Task<> take_record(ChunkId id, const WorkMemory& work);
   void report_progress(ChunkId id, const char* what);
-  void check_identity(const StoreState& state);
 
   // engine_load.cc
   Task<> load_state();

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_validate.cc: what open() refuses: settings that make no sense, what a device
+// has no operations for, and a store that is another run's.
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+#include "tiers/striping.h"
+
+namespace ziggurat {
+
+void EngineImpl::validate() {
+  const auto require = [](bool good, const std::string& message) {
+    if (!good) throw Error(ErrorCode::kInvalidArgument, message);
+  };
+  require(config_.slots == 1 || config_.slots == 2,
+          fmt::format("`slots={}`: 1 or 2", config_.slots));
+  require(config_.tensor_parallel >= 1, fmt::format("`tp={}`: 1 or more", config_.tensor_parallel));
+  find_place();
+  validate_quantization(*strategy_);
+  require(config_.clip_norm >= 0,
+          fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
+  require(config_.durable_every_s >= 0, "durable_every: 0 (never) or a positive number of seconds");
+  require(config_.durable_every_steps >= 1, "durable_every_steps: 1 (every step) or more");
+  require(config_.durable_every_steps == 1 ||
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          fmt::format("`durable_every_steps={}`: between two durable steps the other slot of each "
+                      "record is written over: it needs placement optimizer=nvme and slots 2; "
+                      "state in memory has durable_every, in seconds",
+                      config_.durable_every_steps));
+  require(config_.speculation != EngineConfig::Speculation::kAlways ||
+              (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
+          "speculation always: an update that starts before the step's end can be undone only with "
+          "placement optimizer=nvme and slots 2");
+  if (is_lent()) {
+    validate_lent();
+  } else {
+    require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+                       model_.dtype == DType::kBFloat16);
+    require(!config_.store.empty(), "`store`: a directory is needed");
+  }
+  require_initial_accumulator(config_.optimizer.state.optimizer,
+                              config_.optimizer.initial_accumulator);
+  require(config_.store.size() <= kStripesMax,
+          fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
+  if (!device_.host_accessible()) require_operations();
+}
+
+/// On a GPU, whose memory no worker can reach.
+void EngineImpl::require_operations() const {
+  const auto refuse_if = [&](bool asked, const char* what) {
+    if (!asked) return;
+    throw Error(ErrorCode::kUnimplemented,
+                fmt::format("device '{}': {}; use the host-emulated device for it",
+                            device_.description(), what));
+  };
+  refuse_if(config_.quantization.gradients(),
+            "`quantized_gradients`: gradients are not encoded on a GPU yet: give 16");
+  refuse_if(config_.tensor_parallel > 1 && sharding().one_rank(),
+            "`tp` without data-parallel ranks: what parts share is not rounded on a GPU yet: start "
+            "more ranks than parts");
+}
+
+/// A store keeps the slots that it was made with.
+void EngineImpl::require_slots(const StoreState& state) const {
+  if (config_.durable_every_steps == 1 || state.slots == 2) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("`durable_every_steps={}`: the store {} was made with `slots=1`, which "
+                          "has no room for it: give 1",
+                          config_.durable_every_steps, storage_->paths()));
+}
+
+/// What may not change at resume, word by word, so that the message names the word.
+void EngineImpl::check_identity(const StoreState& state) {
+  if (state.run_identity != config_.run_identity) {
+    std::istringstream stored(state.run_identity);
+    std::istringstream wanted(config_.run_identity);
+    std::string differences;
+    for (std::string a, b; (stored >> a) && (wanted >> b);) {
+      if (a != b)
+        differences +=
+            fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
+    }
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("`store={}`: another run's: {}. Give the same settings, another "
+                    "`store`, or `resume=never` to "
+                    "replace it",
+                    storage_->paths(),
+                    differences.empty() ? fmt::format("the store has '{}', this run '{}'",
+                                                      state.run_identity, config_.run_identity)
+                                        : differences));
+  }
+  if (static_cast<int>(state.slots) != config_.slots) {
+    notes_.push_back(
+        fmt::format("the store was made with `slots={}`, which stays in force", state.slots));
+  }
+  if (state.numerics_fingerprint != config_.numerics_fingerprint) {
+    notes_.push_back(
+        fmt::format("numerics changed since the store was made: '{}' then, '{}' now; the loss may "
+                    "differ in its bits",
+                    state.numerics_fingerprint, config_.numerics_fingerprint));
+  }
+}
+
+}  // namespace ziggurat
