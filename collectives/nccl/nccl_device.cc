@@ -13,8 +13,8 @@
 
 #include "base/error.h"
 #include "base/topology/core_budget.h"
+#include "collectives/cuda/rank_sum.h"
 #include "collectives/nccl/nccl_stream.h"
-#include "collectives/nccl/sum_ranks.h"
 
 namespace ziggurat {
 namespace {
@@ -178,8 +178,8 @@ class GpuDevice final : public NcclDevice {
             return Slice{lane_.stage_out() + r * length, length};
           });
       std::byte* const sum = direct ? call.output.data() + at : lane_.stage_in();
-      sum_ranks(lane_.stream(), {lane_.stage_out(), length, group.world}, dtype,
-                length / size_bytes(dtype), sum);
+      cuda::sum_ranks(lane_.stream(), {lane_.stage_out(), length, group.world}, dtype,
+                      length / size_bytes(dtype), sum);
       if (!direct) lane_.copy(call.output.data() + at, sum, length);
       lane_.copied();
     });
@@ -210,8 +210,8 @@ class GpuDevice final : public NcclDevice {
             return Slice{lane_.stage_out() + r * slice, length_of(group.rank)};
           });
       std::byte* const own = lane_.stage_in() + group.rank * slice;
-      sum_ranks(lane_.stream(), {lane_.stage_out(), slice, group.world}, dtype,
-                length_of(group.rank) / size_bytes(dtype), own);
+      cuda::sum_ranks(lane_.stream(), {lane_.stage_out(), slice, group.world}, dtype,
+                      length_of(group.rank) / size_bytes(dtype), own);
       gather(group, own, lane_.stage_in(), slice);
       lane_.copy(values, lane_.stage_in(), length);
       lane_.copied();
