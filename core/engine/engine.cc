@@ -106,6 +106,23 @@ Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::rethrow_exception(error);
 }
 
+/// On the Host it waits here, and may be the first to learn that the device is lost.
+void EngineImpl::wait_on(StreamRef& stream, const Event& event) {
+  std::exception_ptr error;
+  try {
+    stream.wait(event);
+  } catch (const Error& failure) {
+    error = std::current_exception();
+    if (failure.code() != ErrorCode::kUnavailable) throw;
+  }
+  if (!error) return;
+  runtime_.reactor.block_on([](EngineImpl& self, std::exception_ptr lost) -> Task<> {
+    self.fail(lost);
+    co_return;
+  }(*this, error));
+  std::rethrow_exception(error);
+}
+
 TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& stream) {
   const Turn turn(turn_);
   calls_->require_acquire(unit, generation_);
@@ -115,7 +132,7 @@ TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& str
       runtime_.reactor.block_on(ending_the_run(cache_->acquire(unit)));
   try {
     const CountedTime waited(runtime_.metrics, Counter::kWaitParamsNs);
-    stream.wait(acquired.landed);
+    wait_on(stream, acquired.landed);
   } catch (const Error& error) {
     runtime_.reactor.post([this, unit] { cache_->release(unit, {}); });
     throw Error(
@@ -144,7 +161,7 @@ DeviceSpan<float> EngineImpl::gradient(UnitId unit, StreamRef& stream) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitGradsNs);
   const GradientFlow::Accumulator its =
       runtime_.reactor.block_on(ending_the_run(flow_->accumulator(unit)));
-  stream.wait(its.zeroed);
+  wait_on(stream, its.zeroed);
   calls_->has_gradient(unit);
   return its.values;
 }

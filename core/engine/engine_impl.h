@@ -176,6 +176,7 @@ class EngineImpl final : public LentEngine {
   Task<> close();
   template <class T>
   Task<T> ending_the_run(Task<T> call);
+  void wait_on(StreamRef& stream, const Event& event);
   bool awaited_by_ranks() const;
   Task<> clear_frozen(UnitId unit);
   Task<> send_gradient(UnitId unit, Event added);
