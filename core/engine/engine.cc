@@ -106,21 +106,11 @@ Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::rethrow_exception(error);
 }
 
-/// On the Host it waits here, and may be the first to learn that the device is lost.
+/// What the host waits for it waits for as the engine's calls do: behind what the engine makes of
+/// the event, and where a device that is lost ends the run.
 void EngineImpl::wait_on(StreamRef& stream, const Event& event) {
-  std::exception_ptr error;
-  try {
-    stream.wait(event);
-  } catch (const Error& failure) {
-    error = std::current_exception();
-    if (failure.code() != ErrorCode::kUnavailable) throw;
-  }
-  if (!error) return;
-  runtime_.reactor.block_on([](EngineImpl& self, std::exception_ptr lost) -> Task<> {
-    self.fail(lost);
-    co_return;
-  }(*this, error));
-  std::rethrow_exception(error);
+  if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
+  runtime_.reactor.block_on(ending_the_run(event.wait()));
 }
 
 TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& stream) {
