@@ -4,7 +4,8 @@
 //
 // ZIGGURAT_SEEDS: orders of streams that each run is tried with (4), of which the first
 // ZIGGURAT_PTX_SEEDS (1) interpret the kernels' PTX, and the others run their host twins. Each
-// hundredth is run twice more with nothing left to chance, and must have the same trace.
+// hundredth with parameters on the drive is run twice more with nothing left to chance, and must
+// have the same trace.
 #include <gmock/gmock.h>
 
 #include <cstdlib>
@@ -62,6 +63,11 @@ class EngineCuda : public ::testing::TestWithParam<GpuSettings> {
     plain.step(kSteps, GetParam().options().learning_rate);
     EXPECT_TRUE(testing::same_params(*cpu.engine, plain, model_));
   }
+  /// Parameters that are on no drive are loaded ahead by the engine's thread while the trainer's
+  /// makes calls of its own, and which comes first is nobody's choice.
+  static bool has_one_order() {
+    return parse_placement(GetParam().placement).params == Tier::kNvme;
+  }
   /// One that is the seed's alone: a thread of each kind, and time goes on when all are idle.
   std::uint64_t trace_of(std::uint64_t seed) const {
     const ScratchDirectory directory;
@@ -88,7 +94,7 @@ TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
     cuda_double::run_programs(seed <= interpreted ? Programs::kPtx : Programs::kTwins);
     train(directory.path(), GpuRig::small());
     if (seed % 100 == 1) train_on_cpu(directory.path());
-    if (seed % 100 == 0) {
+    if (seed % 100 == 0 && has_one_order()) {
       EXPECT_EQ(trace_of(seed), trace_of(seed));
     }
     if (HasFailure()) return;
@@ -96,6 +102,7 @@ TEST_P(EngineCuda, TrainsWithTheBitsOfPlainArrays) {
 }
 
 TEST_P(EngineCuda, HasTheSameTraceForTheSameSeed) {
+  if (!has_one_order()) GTEST_SKIP() << "two threads call CUDA at a time";
   cuda_double::run_programs(Programs::kTwins);
   const std::uint64_t trace = trace_of(1);
   EXPECT_EQ(trace_of(1), trace);
