@@ -309,7 +309,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         GpuSettings{.name = "StateOnDrive", .placement = "params=host,grads=host,optimizer=nvme"},
         GpuSettings{.name = "AllOnDrive", .placement = "params=nvme,grads=nvme,optimizer=nvme"},
-        GpuSettings{.name = "Mixed", .placement = "params=nvme,grads=host,optimizer=host"}),
+        GpuSettings{.name = "Mixed", .placement = "params=nvme,grads=host,optimizer=host"},
+        GpuSettings{.name = "AllOnGpu", .placement = "all=device"},
+        GpuSettings{.name = "Divided", .placement = "optimizer=device:1MiB,host:512KiB,nvme"}),
     [](const auto& one) { return one.param.name; });
 
 }  // namespace
