@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "base/check.h"
@@ -49,6 +50,11 @@ class DeviceSpan {
   std::uintptr_t address_ = 0;
   std::size_t count_ = 0;
 };
+
+/// Device memory that is at hand as a range of addresses.
+inline DeviceSpan<std::byte> device_span(std::span<std::byte> addresses) noexcept {
+  return {reinterpret_cast<std::uintptr_t>(addresses.data()), addresses.size()};
+}
 
 /// Elements of a type that is known at run time only. Byte is std::byte or const std::byte.
 template <class Byte>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/context.cc: how a background pipeline's failure becomes the run's, and leases that
-// are not given back.
+// core/schedule/context.cc: copies between host memory and the device's, how a background
+// pipeline's failure becomes the run's, and leases that are not given back.
 #include "core/schedule/context.h"
 
 #include <fmt/format.h>
@@ -13,6 +13,22 @@
 namespace ziggurat {
 
 void Context::spawn(Task<> task) { tasks.spawn(guarded(std::move(task))); }
+
+Task<> Context::copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from) {
+  return copy(reactor, to_device,
+              {.destination = reinterpret_cast<std::byte*>(to.address()),
+               .source = from.data(),
+               .size_bytes = from.size(),
+               .direction = Stream::Direction::kToDevice});
+}
+
+Task<> Context::copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from) {
+  return copy(reactor, to_host,
+              {.destination = to.data(),
+               .source = reinterpret_cast<const std::byte*>(from.address()),
+               .size_bytes = to.size(),
+               .direction = Stream::Direction::kToHost});
+}
 
 Task<> Context::run_all(const char* name, const std::vector<std::function<void()>>& jobs) {
   WorkGroup group(reactor);

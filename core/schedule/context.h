@@ -3,11 +3,14 @@
 // thread only.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <span>
 #include <vector>
 
+#include "base/device_span.h"
 #include "base/runtime/async.h"
 #include "base/runtime/metrics.h"
 #include "base/runtime/trace.h"
@@ -53,6 +56,9 @@ struct Context {
   /// What a unit's chunks share is on the node of its first.
   int node_of_unit(UnitId unit) const noexcept { return node_of(table.unit(unit).first_chunk); }
 
+  /// Copies of equal sizes; resume when the bytes are there.
+  Task<> copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from);
+  Task<> copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from);
   /// Starts `task` as a background pipeline.
   void spawn(Task<> task);
   /// Runs `job`, which must outlive the await, on a worker near `chunk`'s bytes.

@@ -37,11 +37,10 @@ std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {
 
 Task<> GradHome::accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need need) {
   const std::uint64_t size_bytes = gradient.size();
-  const auto* const source = reinterpret_cast<const std::byte*>(gradient.address());
   if (tier_ == Tier::kDevice) {
     device_[id] = co_await allocate_(size_bytes, Purpose::kGradients);
     const Stream::Copy request{.destination = device_[id].data(),
-                               .source = source,
+                               .source = reinterpret_cast<const std::byte*>(gradient.address()),
                                .size_bytes = size_bytes,
                                .direction = Stream::Direction::kOnDevice};
     co_await copy(context_.reactor, context_.to_host, request);
@@ -53,11 +52,7 @@ Task<> GradHome::accept(ChunkId id, DeviceSpan<const std::byte> gradient, Need n
                                    .holder = "gradient",
                                    .numa_node = context_.node_of(id)};
   Lease lease = co_await context_.pool.acquire(lease_request);
-  const Stream::Copy request{.destination = lease.bytes().data(),
-                             .source = source,
-                             .size_bytes = size_bytes,
-                             .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, request);
+  co_await context_.copy_to_host(lease.bytes(), gradient);
   if (tier_ == Tier::kHost) {
     host_[id] = std::move(lease);
     co_return;
@@ -78,13 +73,7 @@ Task<TypedSpan<const std::byte>> GradHome::fetch(ChunkId id, std::span<std::byte
   if (tier_ == Tier::kDevice && !out_of_reach())
     grad.bytes = {device_[id].data(), device_[id].size_bytes()};
   if (tier_ == Tier::kHost) grad.bytes = host_[id].bytes();
-  if (out_of_reach()) {
-    const Stream::Copy request{.destination = item.data(),
-                               .source = device_[id].data(),
-                               .size_bytes = item.size(),
-                               .direction = Stream::Direction::kToHost};
-    co_await copy(context_.reactor, context_.to_host, request);
-  }
+  if (out_of_reach()) co_await context_.copy_to_host(item, device_span(device_[id]));
   if (tier_ != Tier::kNvme) co_return grad;
   co_await swap_->read(id, item, IoPriority::kPrefetch);
   std::uint64_t hash = 0;
@@ -103,11 +92,7 @@ Task<TypedDeviceSpan<const std::byte>> GradHome::fetch_to_device(ChunkId id,
   Task<TypedSpan<const std::byte>> fetching = fetch(id, item);
   const TypedSpan<const std::byte> host = co_await std::move(fetching);
   const DeviceSpan<std::byte> there = staging.first(host.bytes.size());
-  const Stream::Copy request{.destination = reinterpret_cast<std::byte*>(there.address()),
-                             .source = host.bytes.data(),
-                             .size_bytes = host.bytes.size(),
-                             .direction = Stream::Direction::kToDevice};
-  co_await copy(context_.reactor, context_.to_device, request);
+  co_await context_.copy_to_device(there, host.bytes);
   co_return TypedDeviceSpan<const std::byte>{dtype, there};
 }
 

@@ -20,13 +20,6 @@ std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
   return sizes;
 }
 
-Task<std::unique_ptr<SwapFile>> make_swap(Context& context, SwapEnvironment swap,
-                                          std::vector<std::uint64_t> sizes) {
-  Task<std::unique_ptr<SwapFile>> creating =
-      SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
-  co_return co_await std::move(creating);
-}
-
 }  // namespace
 
 Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap,
@@ -47,8 +40,8 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   if (home->tier_ == Tier::kNvme) {
     const Sharding& sharding = context.table.sharding();
     const int slices = sharding.params_sharded() ? 1 : sharding.world_size;
-    Task<std::unique_ptr<SwapFile>> making =
-        make_swap(context, std::move(swap), param_items(context.table, slices));
+    Task<std::unique_ptr<SwapFile>> making = SwapFile::create(
+        context.reactor, std::move(swap.places), param_items(context.table, slices), swap.fill);
     home->swap_ = co_await std::move(making);
   }
   co_return home;
@@ -115,12 +108,8 @@ Task<> ParamHome::publish(ChunkId id, TypedSpan<const std::byte> values) {
   if (tier_ == Tier::kNvme) {
     co_await write_item(item_of(id), values.bytes);
   } else if (out_of_reach()) {
-    const UnitId unit = context_.table.chunk(id).unit;
-    const Stream::Copy request{.destination = in_unit(id, device_[unit].data()).bytes.data(),
-                               .source = values.bytes.data(),
-                               .size_bytes = values.bytes.size(),
-                               .direction = Stream::Direction::kToDevice};
-    co_await copy(context_.reactor, context_.to_device, request);
+    const TypedDeviceSpan<std::byte> home = destination_on_device(id, {});
+    co_await context_.copy_to_device(home.bytes, values.bytes);
   }
 }
 
@@ -138,11 +127,7 @@ Task<> ParamHome::publish_from_device(ChunkId id, TypedDeviceSpan<const std::byt
   const UnitId unit = context_.table.chunk(id).unit;
   const std::span<std::byte> host =
       tier_ == Tier::kHost ? in_unit(id, host_[unit].bytes().data()).bytes : item;
-  const Stream::Copy request{.destination = host.data(),
-                             .source = reinterpret_cast<const std::byte*>(values.bytes.address()),
-                             .size_bytes = values.bytes.size(),
-                             .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, request);
+  co_await context_.copy_to_host(host, values.bytes);
   if (tier_ == Tier::kNvme) co_await write_item(item_of(id), host);
 }
 
@@ -208,11 +193,7 @@ Task<ParamHome::Fetched> ParamHome::fetch(UnitId unit, Need need, IoPriority pri
   const std::span<std::byte> memory = fetched.lease.bytes();
   fetched.bytes = memory;
   if (tier_ == Tier::kDevice) {
-    const Stream::Copy request{.destination = memory.data(),
-                               .source = device_[unit].data(),
-                               .size_bytes = memory.size(),
-                               .direction = Stream::Direction::kToHost};
-    co_await copy(context_.reactor, context_.to_host, request);
+    co_await context_.copy_to_host(memory, device_span(device_[unit]));
     co_return fetched;
   }
   reading_[unit] = memory;
@@ -258,17 +239,10 @@ Task<> ParamHome::gather_staged(UnitId unit, Need need) {
   const std::uint64_t begin = table.own_begin(unit) * element_bytes;
   const std::span<std::byte> own =
       lease.bytes().subspan(begin, table.unit(unit).slice_count * element_bytes);
-  const Stream::Copy out{.destination = own.data(),
-                         .source = device_[unit].data() + begin,
-                         .size_bytes = own.size(),
-                         .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, out);
+  const DeviceSpan<std::byte> home = device_span(device_[unit]);
+  co_await context_.copy_to_host(own, home.subspan(begin, own.size()));
   co_await context_.ranks.params->all_gather(own, lease.bytes());
-  const Stream::Copy back{.destination = device_[unit].data(),
-                          .source = lease.bytes().data(),
-                          .size_bytes = lease.bytes().size(),
-                          .direction = Stream::Direction::kToDevice};
-  co_await copy(context_.reactor, context_.to_device, back);
+  co_await context_.copy_to_device(home, lease.bytes());
 }
 
 /// Reads this rank's slice back, and writes the others'.

@@ -41,27 +41,9 @@ inline void PrintTo(const GpuSettings& settings, std::ostream* out) { *out << se
 inline StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step,
                            const GpuSettings& settings) {
   engine.prepare_step(settings.options());
-  const auto units = static_cast<UnitId>(model.units.size());
   const float scale = settings.loss_scale.value_or(1.0F);
-  for (int pass = 0; pass < settings.passes; ++pass) {
-    for (UnitId u = 0; u < units; ++u) {
-      engine.acquire(u);
-      engine.release(u);
-    }
-    for (UnitId u = units; u-- > 0;) {
-      const TypedDeviceSpan<const std::byte> on_gpu = engine.acquire(u);
-      const std::vector<std::byte> bytes = gpu.read(on_gpu.bytes);
-      const TypedSpan<const std::byte> params{on_gpu.dtype, bytes};
-      const DeviceSpan<float> accumulator = engine.gradient(u);
-      std::vector<std::byte> sums = gpu.read(accumulator.as<std::byte>());
-      const std::span<float> gradient(reinterpret_cast<float*>(sums.data()), params.count());
-      for (std::size_t i = 0; i < params.count(); ++i)
-        gradient[i] += scale * gradient_of(value_at(params, i), u, i, step);
-      gpu.write(accumulator.as<std::byte>(), sums);
-      engine.release(u);
-      if (pass == settings.passes - 1) engine.finish_gradient(u);
-    }
-  }
+  for (int pass = 0; pass < settings.passes; ++pass)
+    pass_on(gpu, engine, model, step, 0, scale, pass == settings.passes - 1);
   return engine.step(settings.options());
 }
 

@@ -144,7 +144,7 @@ class EngineCudaRanks : public ::testing::TestWithParam<World> {
 };
 
 TEST_P(EngineCudaRanks, GiveTheBitsOfPlainArrays) {
-  const std::uint64_t seeds = seeds_wanted(GetParam().ranks == 2 ? 2 : 1);
+  const std::uint64_t seeds = number_of("ZIGGURAT_SEEDS", GetParam().ranks == 2 ? 2 : 1);
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     const ScratchDirectory directory;
     train(directory, seed);

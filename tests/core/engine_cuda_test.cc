@@ -25,11 +25,6 @@ using ::testing::HasSubstr;
 
 constexpr std::uint64_t kSteps = 3;
 
-std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
-  const char* const wanted = std::getenv(variable);
-  return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : otherwise;
-}
-
 class EngineCuda : public ::testing::TestWithParam<GpuSettings> {
  protected:
   static void SetUpTestSuite() { cuda_double::add_optimizer_twins(); }

@@ -18,9 +18,9 @@
 
 namespace ziggurat::testing {
 
-/// Orders of streams that a test is tried with: ZIGGURAT_SEEDS, or `otherwise`.
-inline std::uint64_t seeds_wanted(std::uint64_t otherwise) {
-  const char* const wanted = std::getenv("ZIGGURAT_SEEDS");
+/// The number that environment variable `variable` holds, or `otherwise`: how much a test tries.
+inline std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
+  const char* const wanted = std::getenv(variable);
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : otherwise;
 }
 
@@ -81,10 +81,10 @@ class Gpu {
   cudaStream_t stream_ = nullptr;
 };
 
-/// train_step() with the GPU's memory.
-inline StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step,
-                           float learning_rate, int rank = 0) {
-  engine.prepare_step({.learning_rate = learning_rate, .blob = {}});
+/// One pass of the trainer of engine_harness.h on the GPU's memory; the gradients of the last pass
+/// of a step are finished.
+inline void pass_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step, int rank,
+                    float scale, bool last) {
   const auto units = static_cast<UnitId>(model.units.size());
   for (UnitId u = 0; u < units; ++u) {
     engine.acquire(u);
@@ -98,11 +98,18 @@ inline StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std
     std::vector<std::byte> sums = gpu.read(accumulator.as<std::byte>());
     const std::span<float> gradient(reinterpret_cast<float*>(sums.data()), params.count());
     for (std::size_t i = 0; i < params.count(); ++i)
-      gradient[i] += gradient_of(value_at(params, i), u, i, step, rank);
+      gradient[i] += scale * gradient_of(value_at(params, i), u, i, step, rank);
     gpu.write(accumulator.as<std::byte>(), sums);
     engine.release(u);
-    engine.finish_gradient(u);
+    if (last) engine.finish_gradient(u);
   }
+}
+
+/// train_step() with the GPU's memory.
+inline StepResult train_on(Gpu& gpu, Engine& engine, const ModelSpec& model, std::uint64_t step,
+                           float learning_rate, int rank = 0) {
+  engine.prepare_step({.learning_rate = learning_rate, .blob = {}});
+  pass_on(gpu, engine, model, step, rank, 1.0F, true);
   return engine.step({.learning_rate = learning_rate, .blob = {}});
 }
 

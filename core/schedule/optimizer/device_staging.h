@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/bytes.h"
 #include "core/schedule/context.h"
 
 namespace ziggurat {
@@ -17,13 +18,15 @@ class DeviceStaging {
  public:
   /// Chunks at once.
   static constexpr std::size_t kItems = 3;
+  /// Where kernels like the parts of an item to begin.
+  static constexpr std::uint64_t kAlignment = 256;
   /// What one chunk takes where its first `device_chunks` chunks are updated by the device; 0 where
   /// everything lives there.
   static std::uint64_t item_bytes(const ChunkTable& table, const Placement& placement,
                                   std::size_t device_chunks) {
     std::uint64_t largest = 0;
     for (const Chunk& chunk : table.chunks().first(device_chunks))
-      if (!chunk.constant) largest = std::max(largest, part_bytes(chunk.param_bytes()));
+      if (!chunk.constant) largest = std::max(largest, round_up(chunk.param_bytes(), kAlignment));
     const std::uint64_t parts =
         (placement.params != Tier::kDevice ? 1 : 0) + (placement.grads != Tier::kDevice ? 1 : 0);
     return parts * largest;
@@ -69,11 +72,6 @@ class DeviceStaging {
   }
 
  private:
-  /// Parts begin where kernels like them to.
-  static std::uint64_t part_bytes(std::uint64_t size_bytes) {
-    return (size_bytes + 255) / 256 * 256;
-  }
-
   std::vector<Item> spare_;
   Signal returned_;
 };

@@ -52,19 +52,11 @@ DeviceSpan<std::byte> RecordHome::on_device(ChunkId id) const noexcept {
 }
 
 Task<> RecordHome::fetch(ChunkId id, std::span<std::byte> record) const {
-  const Stream::Copy request{.destination = record.data(),
-                             .source = device_[id].data(),
-                             .size_bytes = record.size(),
-                             .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, request);
+  co_await context_.copy_to_host(record, device_span(device_[id]));
 }
 
 Task<> RecordHome::bring_home(ChunkId id, std::span<const std::byte> record) const {
-  const Stream::Copy request{.destination = device_[id].data(),
-                             .source = record.data(),
-                             .size_bytes = record.size(),
-                             .direction = Stream::Direction::kToDevice};
-  co_await copy(context_.reactor, context_.to_device, request);
+  co_await context_.copy_to_device(device_span(device_[id]), record);
 }
 
 std::size_t RecordHome::device_count() const noexcept {

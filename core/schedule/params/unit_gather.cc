@@ -211,11 +211,7 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
     co_await part.there.wait();
     own = part_of(*flight);
     ranks = context_.ranks.node.get();
-    const Stream::Copy request{.destination = own.data(),
-                               .source = part.bytes.bytes().data(),
-                               .size_bytes = own.size(),
-                               .direction = Stream::Direction::kToDevice};
-    co_await copy(context_.reactor, context_.to_device, request);
+    co_await context_.copy_to_device(device_span(own), part.bytes.bytes());
   } else {
     co_await load_own(*flight);
   }
@@ -244,12 +240,10 @@ Task<> UnitGather::bring(const Flight& flight, Piece piece) {
   WorkGroup copies(context_.reactor);
   std::uint64_t at = 0;
   for (std::uint64_t slice = 0; slice < unit_bytes; slice += piece.slice_bytes) {
-    const Stream::Copy request{.destination = flight.memory + slice + piece.first_byte,
-                               .source = piece.buffer.data() + at,
-                               .size_bytes = piece.size_bytes,
-                               .direction = Stream::Direction::kToDevice};
+    const std::span<std::byte> place(flight.memory + slice + piece.first_byte, piece.size_bytes);
+    copies.spawn(
+        context_.copy_to_device(device_span(place), piece.buffer.subspan(at, piece.size_bytes)));
     at += piece.size_bytes;
-    copies.spawn(copy(context_.reactor, context_.to_device, request));
   }
   co_await copies.wait_idle();
 }
@@ -291,11 +285,7 @@ std::span<std::byte> UnitGather::part_of(const Flight& flight) const {
 
 Task<> UnitGather::keep_part(const Flight& flight) {
   Part& part = parts_[flight.unit];
-  const Stream::Copy request{.destination = part.bytes.bytes().data(),
-                             .source = part_of(flight).data(),
-                             .size_bytes = part.bytes.bytes().size(),
-                             .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, request);
+  co_await context_.copy_to_host(part.bytes.bytes(), device_span(part_of(flight)));
   part.there.set();
 }
 
