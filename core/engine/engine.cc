@@ -77,11 +77,12 @@ Task<> EngineImpl::close() {
   pool_.reset();
 }
 
-/// Something is under way in which others take part. Lent gradients are none of it, nor records in
-/// memory.
+/// Something is under way in which others take part, or a step was begun that they will wait in.
+/// Lent gradients are none of it, nor records in memory.
 bool EngineImpl::awaited_by_ranks() const {
   if (is_lent() && records_ && !records_->through_store()) return storing_;
-  return (tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open());
+  if ((tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open())) return true;
+  return announced_.has_value() || (calls_ && calls_->in_step());
 }
 
 /// From now on every call throws `error`; what waits is woken with it.

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace ziggurat {
@@ -71,6 +73,10 @@ void TrainerCalls::require_finish_gradient(UnitId unit) const {
       refuse("finish_gradient", unit, "it has no gradient yet: add it into gradient() first");
     case Gradient::kAccumulating: break;
   }
+}
+
+bool TrainerCalls::in_step() const noexcept {
+  return std::ranges::any_of(units_, [](const Unit& u) { return u.gradient != Gradient::kNone; });
 }
 
 void TrainerCalls::ended_step() {

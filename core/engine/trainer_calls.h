@@ -32,6 +32,8 @@ class TrainerCalls {
   void released(UnitId unit) { --units_[unit].held; }
   void has_gradient(UnitId unit) { units_[unit].gradient = Gradient::kAccumulating; }
   void finished_gradient(UnitId unit) { units_[unit].gradient = Gradient::kFinished; }
+  /// A gradient was asked for, and the step was not made yet.
+  bool in_step() const noexcept;
   /// The step was made, or undone.
   void ended_step();
 

@@ -478,6 +478,23 @@ TEST_P(EngineRanksApart, LearnThatOneOfThemHasGone) {
   EXPECT_THAT(error_in(errors[1]).what(), HasSubstr("the trainer's own"));
 }
 
+// It has exchanged nothing of the step yet.
+TEST_P(EngineRanksApart, LearnThatOneOfThemHasGoneWithAStepBegun) {
+  for (const bool announced : {true, false}) {
+    const auto errors = part_ways(GetParam(), [announced](Engine& engine, const ModelSpec&) {
+      if (announced) {
+        engine.prepare_step({.learning_rate = kLearningRate, .blob = {}});
+      } else {
+        engine.gradient(4);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // what was under way has ended
+      throw Error(ErrorCode::kInvalidArgument, "the trainer's own");
+    });
+    EXPECT_THAT(error_in(errors[0]).what(),
+                ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("the engine was closed")));
+  }
+}
+
 // A step that one rank never makes: the others wait as long as they are told to, and no longer.
 TEST_P(EngineRanksApart, WaitNoLongerThanTheyAreToldTo) {
   const auto errors = part_ways(
