@@ -17,6 +17,7 @@
 #include "base/device_span.h"
 #include "base/runtime/reactor.h"
 #include "base/runtime/worker_pool.h"
+#include "collectives/quantize/quantized_block.h"
 #include "optimizer/update.h"
 #include "tiers/device.h"
 
@@ -51,6 +52,15 @@ class Compute {
   /// Reads 4 bytes an element, writes its rounded size.
   virtual Task<> round(const Rounding& rounding) = 0;
 
+  /// Blocks of a gradient in 8 or 4 bits, as quantize() makes them.
+  struct Quantizing {
+    DeviceSpan<const float> values;
+    QuantizedBits bits = QuantizedBits::k8;
+    std::span<std::byte> codes;  ///< out: quantized_bytes() of host memory
+  };
+  /// Reads 4 bytes an element; 1.02 or 0.52 cross the link. Only where ComputeLimits has it.
+  virtual Task<> quantize(const Quantizing& quantizing) = 0;
+
   /// A record and what goes with it, as in RecordView.
   struct Update {
     StepView steps;
@@ -66,10 +76,15 @@ class Compute {
   virtual Task<> update(const Update& update) = 0;
 };
 
-/// That of `device`; `count_max`: elements of the longest span that is rounded, for which a GPU
-/// gives some memory. All must outlive it. Errors: kUnimplemented for a device that this build has
+/// What a GPU gives some memory for.
+struct ComputeLimits {
+  std::uint64_t round_count_max = 0;  ///< elements of the longest span that is rounded
+  bool quantizes = false;             ///< gradients
+};
+
+/// That of `device`. All must outlive it. Errors: kUnimplemented for a device that this build has
 /// no kernels for; kResourceExhausted.
 std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
-                                      std::uint64_t count_max);
+                                      const ComputeLimits& limits);
 
 }  // namespace ziggurat

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/runtime/async.h"
+#include "collectives/quantize/quantize.h"
 #include "optimizer/gradient.h"
 #include "tiers/host_device.h"
 #include "tiers/record_hash.h"
@@ -53,6 +54,14 @@ Task<> CpuCompute::round(const Rounding& rounding) {
     }
   };
   co_await workers_.run(reactor_, "round gradient", job);
+}
+
+Task<> CpuCompute::quantize(const Quantizing& quantizing) {
+  const std::function<void()> job = [&] {
+    ziggurat::quantize(quantizing.bits, as_typed(HostDevice::view(quantizing.values)),
+                       quantizing.codes);
+  };
+  co_await workers_.run(reactor_, "quantize gradient", job);
 }
 
 Task<> CpuCompute::update(const Update& update) {

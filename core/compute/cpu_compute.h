@@ -16,6 +16,7 @@ class CpuCompute final : public Compute {
   Task<> after(const Event& event) override { return event.wait(); }
   Task<Event> clear(DeviceSpan<std::byte> bytes) override;
   Task<> round(const Rounding& rounding) override;
+  Task<> quantize(const Quantizing& quantizing) override;
   Task<> update(const Update& update) override;
 
  private:

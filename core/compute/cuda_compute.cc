@@ -4,10 +4,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "collectives/quantize/cuda/quantize.h"
 #include "optimizer/cuda/gradient.h"
 #include "optimizer/cuda/update.h"
 #include "tiers/cuda_context.h"
@@ -27,14 +29,22 @@ TypedSpan<Byte> as_argument(TypedDeviceSpan<Byte> span) noexcept {
   return {span.dtype, as_argument(span.bytes)};
 }
 
+/// Elements that are quantized at once: whole blocks, few enough for little memory and enough for
+/// the launch to cost less than the copy.
+constexpr std::uint64_t kCodedAtOnce = std::uint64_t{1} << 18;
+
 class CudaCompute final : public Compute {
  public:
-  CudaCompute(CudaDevice& device, Reactor& reactor, std::uint64_t count_max)
+  CudaCompute(CudaDevice& device, Reactor& reactor, const ComputeLimits& limits)
       : device_(device),
         reactor_(reactor),
         stream_(device.create_stream("compute", StreamPriority::kNormal)),
-        squares_(device.allocate(count_max / kTileElements * sizeof(double), Purpose::kStaging)),
-        scratch_(device.allocate(cuda::kUpdateScratchBytes, Purpose::kStaging)) {}
+        squares_(device.allocate(limits.round_count_max / kTileElements * sizeof(double),
+                                 Purpose::kStaging)),
+        scratch_(device.allocate(cuda::kUpdateScratchBytes, Purpose::kStaging)) {
+    if (limits.quantizes)
+      codes_ = device.allocate(quantized_bytes(QuantizedBits::k8, kCodedAtOnce), Purpose::kStaging);
+  }
 
   std::span<std::byte> host_view(DeviceSpan<std::byte>) const noexcept override { return {}; }
 
@@ -72,6 +82,29 @@ class CudaCompute final : public Compute {
                                .size_bytes = rounding.squares.size_bytes(),
                                .direction = Stream::Direction::kToHost};
     co_await copy(reactor_, *stream_, request);
+  }
+
+  /// Piece by piece, each behind the last one's copy.
+  Task<> quantize(const Quantizing& quantizing) override {
+    const std::uint64_t count = quantizing.values.size();
+    for (std::uint64_t first = 0; first < count; first += kCodedAtOnce) {
+      const std::uint64_t elements = std::min(kCodedAtOnce, count - first);
+      const std::uint64_t bytes = quantized_bytes(quantizing.bits, elements);
+      const DeviceSpan<const float> values = quantizing.values.subspan(first, elements);
+      const DeviceSpan<std::byte> codes = device_span(codes_).first(bytes);
+      const std::exception_ptr failed =
+          launch("quantize", values.size_bytes(), [&](StreamHandle stream) {
+            cuda::quantize(stream, quantizing.bits, as_typed(as_argument(values)),
+                           as_argument(codes));
+          });
+      if (failed) co_await fail(failed);
+      const Stream::Copy request{
+          .destination = quantizing.codes.data() + quantized_bytes(quantizing.bits, first),
+          .source = as_argument(codes).data(),
+          .size_bytes = bytes,
+          .direction = Stream::Direction::kToHost};
+      co_await copy(reactor_, *stream_, request);
+    }
   }
 
   /// The kernels of the next one come behind these: all may have the same scratch.
@@ -127,13 +160,14 @@ class CudaCompute final : public Compute {
   std::unique_ptr<Stream> stream_;
   DeviceBuffer squares_;  // of a round() under way, tile by tile
   DeviceBuffer scratch_;  // of an update()
+  DeviceBuffer codes_;    // of a quantize()
 };
 
 }  // namespace
 
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
-                                           std::uint64_t count_max) {
-  return std::make_unique<CudaCompute>(device, reactor, count_max);
+                                           const ComputeLimits& limits) {
+  return std::make_unique<CudaCompute>(device, reactor, limits);
 }
 
 }  // namespace ziggurat

@@ -7,7 +7,6 @@
 // returns no event has finished when the host knows it.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "core/compute/compute.h"
@@ -15,11 +14,11 @@
 
 namespace ziggurat {
 
-/// `count_max`: elements of the longest span that is rounded; it takes 8 bytes of the device's
-/// memory for each of their tiles, and some KiB. Host memory of results (Rounding::squares) is
-/// registered with the device. Both must outlive it.
+/// Takes 8 bytes of the device's memory for each tile of the longest span that is rounded, 260 KiB
+/// where gradients are quantized, and some KiB. Host memory of results (Rounding::squares,
+/// Quantizing::codes) is registered with the device. Both must outlive it.
 /// Errors: kResourceExhausted, kUnavailable; kUnimplemented in a build without CUDA.
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
-                                           std::uint64_t count_max);
+                                           const ComputeLimits& limits);
 
 }  // namespace ziggurat

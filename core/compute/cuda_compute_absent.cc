@@ -6,7 +6,7 @@
 
 namespace ziggurat {
 
-std::unique_ptr<Compute> make_cuda_compute(CudaDevice&, Reactor&, std::uint64_t) {
+std::unique_ptr<Compute> make_cuda_compute(CudaDevice&, Reactor&, const ComputeLimits&) {
   throw Error(ErrorCode::kUnimplemented,
               "this build has no CUDA: build with ZIGGURAT_WITH_CUDA=ON where nvcc is installed");
 }

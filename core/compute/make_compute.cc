@@ -9,10 +9,10 @@
 namespace ziggurat {
 
 std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
-                                      std::uint64_t count_max) {
+                                      const ComputeLimits& limits) {
   if (device.host_accessible()) return std::make_unique<CpuCompute>(reactor, workers);
   if (auto* const gpu = dynamic_cast<CudaDevice*>(&device))
-    return make_cuda_compute(*gpu, reactor, count_max);
+    return make_cuda_compute(*gpu, reactor, limits);
   throw Error(ErrorCode::kUnimplemented,
               fmt::format("device '{}': there are no kernels for it; use a GPU of CUDA's, or "
                           "the host-emulated device",

@@ -107,7 +107,6 @@ class EngineImpl final : public LentEngine {
 
   // engine_validate.cc
   void validate();
-  void require_operations() const;
   void require_slots(const StoreState& state) const;
   void check_identity(const StoreState& state);
 

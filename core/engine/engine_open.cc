@@ -117,8 +117,9 @@ static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   // It takes a little of the device, before that is divided.
-  compute_ =
-      make_compute(device_, runtime_.reactor, *runtime_.workers, kChunkTilesMax * kTileElements);
+  compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers,
+                          {.round_count_max = kChunkTilesMax * kTileElements,
+                           .quantizes = sharding().quantization.gradients()});
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(ErrorCode::kInvalidArgument,

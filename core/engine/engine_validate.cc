@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_validate.cc: what open() refuses: settings that make no sense, what a device
-// has no operations for, and a store that is another run's.
+// core/engine/engine_validate.cc: what open() refuses: settings that make no sense, and a store
+// that is another run's.
 #include <fmt/format.h>
 
 #include <sstream>
@@ -45,22 +45,6 @@ void EngineImpl::validate() {
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
           fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
-  if (!device_.host_accessible()) require_operations();
-}
-
-/// On a GPU, whose memory no worker can reach.
-void EngineImpl::require_operations() const {
-  const auto refuse_if = [&](bool asked, const char* what) {
-    if (!asked) return;
-    throw Error(ErrorCode::kUnimplemented,
-                fmt::format("device '{}': {}; use the host-emulated device for it",
-                            device_.description(), what));
-  };
-  refuse_if(config_.quantization.gradients(),
-            "`quantized_gradients`: gradients are not encoded on a GPU yet: give 16");
-  refuse_if(config_.tensor_parallel > 1 && sharding().one_rank(),
-            "`tp` without data-parallel ranks: what parts share is not rounded on a GPU yet: start "
-            "more ranks than parts");
 }
 
 /// A store keeps the slots that it was made with.

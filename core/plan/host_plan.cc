@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
 #include "core/plan/device_plan.h"
+#include "core/schedule/gradients/gradient_flow.h"
 #include "core/schedule/gradients/gradient_norm.h"
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/params/quantized_gather.h"
@@ -126,7 +127,8 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   const std::uint64_t element_bytes = size_bytes(table.dtype());
   // A trainer that lends its gradients takes the norm itself.
   if (placement.grads != Tier::kTrainer)
-    plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table));
+    plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table)) +
+                      lease_bytes(GradientFlow::copies_bytes(table, reduction));
   if (!table.sharding().one_rank()) {
     plan.bucket_bytes =
         lease_bytes(kReduceBuckets * GradientReducer::bucket_bytes(table, reduction));

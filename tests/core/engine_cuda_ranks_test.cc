@@ -202,30 +202,18 @@ INSTANTIATE_TEST_SUITE_P(
               .ranks = 4,
               .node_ranks = 2,
               .quantization = {.weights = true},
+              .ranks_per_node = 2},
+        World{.name = "Gradients8BitWithinANode",
+              .stage = 3,
+              .quantization = {.gradient_bits = 8},
+              .ranks_per_node = 2},
+        World{.name = "Gradients4BitOneTileBucketsOfTwoNodes",
+              .stage = 3,
+              .ranks = 4,
+              .bucket_elements = 1,
+              .quantization = {.weights = true, .gradient_bits = 4},
               .ranks_per_node = 2}),
     [](const auto& world) { return std::string(world.param.name); });
-
-std::string refusal(const World& world, const EngineConfig& config) {
-  cuda_double::reset(1, {.devices = world.ranks});
-  const auto runtimes = connected_runtimes(world.ranks, /*threads=*/1);
-  const auto errors = run_ranks(world.ranks, [&](int rank) {
-    GpuRank on(*runtimes[static_cast<std::size_t>(rank)], rank, small_model(), config);
-  });
-  const Error error = error_in(errors[0]);
-  EXPECT_EQ(error.code(), ErrorCode::kUnimplemented);
-  return error.what();
-}
-
-TEST(EngineCudaRanks, RefuseByNameWhatAGpuHasNoOperationsFor) {
-  const ScratchDirectory directory;
-  const World quantized{.name = "", .stage = 3, .quantization = {.gradient_bits = 8}};
-  EXPECT_THAT(refusal(quantized, config_of(quantized, directory)),
-              AllOf(HasSubstr("cuda0"), HasSubstr("`quantized_gradients`")));
-  const World divided{.name = "", .stage = 2};
-  EngineConfig parts = config_of(divided, directory);
-  parts.tensor_parallel = 2;
-  EXPECT_THAT(refusal(divided, parts), AllOf(HasSubstr("cuda0"), HasSubstr("`tp`")));
-}
 
 // A rank that gathers in pieces, and one that gathers at once.
 TEST(EngineCudaRanks, OfStage3AllHaveGpusOrNone) {

@@ -7,39 +7,18 @@
 
 #include <barrier>
 
-#include "core/sharding/tensor_part.h"
-#include "tests/core/ranks_harness.h"
+#include "tests/core/tensor_rig.h"
 
 namespace ziggurat::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-constexpr float kLearningRate = 0.01F;
 constexpr std::uint64_t kSteps = 3;
 
-/// Divided and shared parameters side by side within a tile, and in tiles of their own.
-ModelSpec whole_model() {
-  return {
-      "divided",
-      {{"table",
-        {{.name = "table.weight", .shape = {256, 96}, .tp_dim = 0},
-         {.name = "positions.weight", .shape = {200, 128}}}},
-       {"layer",
-        {{.name = "columns.weight", .shape = {40, 192}, .tp_dim = 1, .tp_sections = 3},
-         {.name = "rows.weight", .shape = {320, 90}, .tp_dim = 0},
-         {.name = "norm.weight", .shape = {300}, .decay = false},
-         {.name = "columns.bias", .shape = {192}, .decay = false, .tp_dim = 0, .tp_sections = 3},
-         {.name = "rows.bias", .shape = {90}, .decay = false}}}}};
-}
-
-/// For each element of the part's unit, its number in the whole.
-std::vector<std::uint64_t> whole_elements(const UnitSpec& unit, TensorPart part) {
-  std::vector<std::uint64_t> elements(unit.count());
-  for_each_run(unit, part, 0, unit.count(), [&](const PartRun& run) {
-    for (std::uint64_t i = 0; i < run.count; ++i) elements[run.begin + i] = run.whole_begin + i;
-  });
-  return elements;
+PartRig on_host(Runtime& runtime, const EngineConfig& config) {
+  return {runtime, config, HostDevice::create(runtime.reactor, 8 * kMiB),
+          std::make_unique<HostBytes>()};
 }
 
 struct World {
@@ -54,60 +33,6 @@ struct World {
   int node_ranks = 0;
 };
 void PrintTo(const World& world, std::ostream* out) { *out << world.name; }
-
-/// One rank: its part of the model, and what a trainer that computes it would do.
-class PartRig {
- public:
-  PartRig(Runtime& runtime, const EngineConfig& config)
-      : part_{runtime.ranks->rank() % config.tensor_parallel, config.tensor_parallel},
-        data_rank_(runtime.ranks->rank() / config.tensor_parallel),
-        model_(part_of(whole_model(), part_.ranks)),
-        device_(HostDevice::create(runtime.reactor, 8 * kMiB)) {
-    for (const UnitSpec& unit : model_.units) elements_.push_back(whole_elements(unit, part_));
-    engine = Engine::open(model_, config, runtime, *device_,
-                          [this](UnitId unit, std::uint64_t first, std::span<float> values) {
-                            for (std::size_t i = 0; i < values.size(); ++i)
-                              values[i] = initial_value(unit, elements_[unit][first + i]);
-                          });
-  }
-
-  /// `fault` is added to a shared gradient's element.
-  StepResult step(std::uint64_t step, float fault = 0) {
-    engine->prepare_step({.learning_rate = kLearningRate, .blob = {}});
-    for (auto u = static_cast<UnitId>(model_.units.size()); u-- > 0;) {
-      const auto params = HostDevice::view(engine->acquire(u));
-      const auto gradient = HostDevice::view(engine->gradient(u));
-      for (std::size_t i = 0; i < params.count(); ++i)
-        gradient[i] += gradient_of(value_at(params, i), u, elements_[u][i], step, data_rank_);
-      if (u == 1) gradient[shared_runs(model_.units[u])[0].begin] += fault;
-      engine->release(u);
-      engine->finish_gradient(u);
-    }
-    return engine->step({.learning_rate = kLearningRate, .blob = {}});
-  }
-
-  /// The parameters have `plain`'s bits.
-  bool has_params_of(const PlainTraining& plain) {
-    bool same = true;
-    for (UnitId u = 0; u < model_.units.size(); ++u) {
-      const auto params = HostDevice::view(engine->acquire(u));
-      for (std::size_t i = 0; i < params.count(); ++i)
-        same = same && value_at(params, i) == value_at(plain.params(u), elements_[u][i]);
-      engine->release(u);
-    }
-    return same;
-  }
-
- private:
-  TensorPart part_;
-  int data_rank_;
-  ModelSpec model_;
-  std::vector<std::vector<std::uint64_t>> elements_;
-  std::unique_ptr<Device> device_;
-
- public:
-  std::unique_ptr<Engine> engine;
-};
 
 /// Its destructor waits for all ranks.
 struct Together {
@@ -143,14 +68,14 @@ TEST_P(EngineTensor, HoldsTheBitsOfPlainArrays) {
   PlainTraining expected = plain_of(world, 0);
   std::vector<double> norms;
   for (std::uint64_t step = 0; step < kSteps; ++step)
-    norms.push_back(expected.step(step, kLearningRate));
+    norms.push_back(expected.step(step, kPartLearningRate));
   EngineConfig config = config_of(world, directory.path());
   config.clip_norm = 0;
   config.speculation = EngineConfig::Speculation::kAuto;
   const int ranks = world.parts * world.data;
   const auto runtimes = connected_runtimes(ranks, 1);
   const auto errors = run_ranks(ranks, [&](int rank) {
-    PartRig rig(*runtimes[static_cast<std::size_t>(rank)], config);
+    PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
     for (std::uint64_t step = 0; step < kSteps; ++step) {
       // Squares are added in another order.
       EXPECT_NEAR(rig.step(step).grad_norm, norms[step], 1e-6 * norms[step]) << "rank " << rank;
@@ -170,7 +95,7 @@ std::vector<double> clipped_norms(const World& world) {
   const auto runtimes = connected_runtimes(ranks, 1);
   std::vector<std::vector<double>> norms(static_cast<std::size_t>(ranks));
   const auto errors = run_ranks(ranks, [&](int rank) {
-    PartRig rig(*runtimes[static_cast<std::size_t>(rank)], config);
+    PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
     for (std::uint64_t step = 0; step < kSteps; ++step) {
       const StepResult result = rig.step(step);
       EXPECT_TRUE(result.clipped);
@@ -220,10 +145,11 @@ TEST(EngineTensorStore, GoesOnInAnyStageAndRefusesAnotherDivision) {
     EngineConfig config = config_of(world, directory.path());
     config.clip_norm = 0;
     config.strategy.zero_stage = stage;
-    for (std::uint64_t step = first; step < first + 2; ++step) expected.step(step, kLearningRate);
+    for (std::uint64_t step = first; step < first + 2; ++step)
+      expected.step(step, kPartLearningRate);
     const auto runtimes = connected_runtimes(4, 1);
     const auto errors = run_ranks(4, [&](int rank) {
-      PartRig rig(*runtimes[static_cast<std::size_t>(rank)], config);
+      PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
       EXPECT_EQ(rig.engine->generation(), first);
       for (std::uint64_t step = first; step < first + 2; ++step) rig.step(step);
       EXPECT_TRUE(rig.has_params_of(expected)) << "stage " << stage << ", rank " << rank;
@@ -236,7 +162,7 @@ TEST(EngineTensorStore, GoesOnInAnyStageAndRefusesAnotherDivision) {
   config.tensor_parallel = 4;
   const auto runtimes = connected_runtimes(4, 1);
   const auto errors =
-      run_ranks(4, [&](int rank) { PartRig(*runtimes[static_cast<std::size_t>(rank)], config); });
+      run_ranks(4, [&](int rank) { on_host(*runtimes[static_cast<std::size_t>(rank)], config); });
   for (const std::exception_ptr& thrown : errors) {
     EXPECT_THAT(error_in(thrown).what(),
                 HasSubstr("made by 4 ranks of which each 2 divide the layers, this run has "
@@ -253,7 +179,7 @@ TEST(EngineTensorRanks, AreToldWhoseSharedGradientsDifferBeforeAnythingIsUpdated
     const auto runtimes = connected_runtimes(4, 1);
     std::barrier<> all_done(4);
     const auto errors = run_ranks(4, [&](int rank) {
-      PartRig rig(*runtimes[static_cast<std::size_t>(rank)], config);
+      PartRig rig = on_host(*runtimes[static_cast<std::size_t>(rank)], config);
       const Together leaving{all_done};  // an engine that closes ends what others are still in
       rig.step(0);
       rig.engine->make_durable();
@@ -273,7 +199,7 @@ TEST(EngineTensorOpen, RefusesRanksThatDoNotDivideAndThatDoNotAgree) {
     const auto runtimes = connected_runtimes(3, 1);
     const auto errors = run_ranks(3, [&](int rank) {
       const EngineConfig config = config_of({.name = "three"}, directory.path());
-      PartRig(*runtimes[static_cast<std::size_t>(rank)], config);
+      on_host(*runtimes[static_cast<std::size_t>(rank)], config);
     });
     for (const std::exception_ptr& thrown : errors)
       EXPECT_THAT(error_in(thrown).what(), HasSubstr("1 would be left over"));
@@ -282,7 +208,7 @@ TEST(EngineTensorOpen, RefusesRanksThatDoNotDivideAndThatDoNotAgree) {
   const auto errors = run_ranks(4, [&](int rank) {
     const EngineConfig config =
         config_of({.name = "four", .parts = rank == 0 ? 4 : 2}, directory.path());
-    PartRig(*runtimes[static_cast<std::size_t>(rank)], config);
+    on_host(*runtimes[static_cast<std::size_t>(rank)], config);
   });
   for (const std::exception_ptr& thrown : errors)
     EXPECT_THAT(error_in(thrown).what(), HasSubstr("tp"));

@@ -5,12 +5,33 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/memory_exhausted.h"
+#include "optimizer/gradient.h"
 
 namespace ziggurat {
+namespace {
+
+/// Two chunks at a time, in pieces long enough for a link.
+constexpr std::size_t kCopies = 2;
+constexpr std::uint64_t kCopyCount = 16 * kTileElements;
+
+std::uint64_t copy_bytes(const ChunkTable& table) {
+  return std::min(kCopyCount, table.largest_chunk_count()) * size_bytes(table.dtype());
+}
+
+}  // namespace
+
+std::uint64_t GradientFlow::copies_bytes(const ChunkTable& table,
+                                         const ReductionSettings& reduction) {
+  const Sharding& sharding = table.sharding();
+  const bool by_run = sharding.one_rank() && sharding.tensor.ranks > 1;
+  return by_run && reduction.staged ? kCopies * copy_bytes(table) : 0;
+}
 
 GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
                            std::size_t accumulators_max, const ReductionSettings& reduction)
@@ -30,6 +51,9 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
   for (std::size_t i = 0; i < accumulators_max; ++i) {
     spare_.push_back(context.device.allocate(largest_bytes, Purpose::kAccumulators));
   }
+  if (copies_bytes(context.table, reduction) > 0)
+    copies_ = std::make_unique<SpareBuffers>(context, kCopies, copy_bytes(context.table),
+                                             "copies of gradients");
   if (!context.table.sharding().one_rank())
     reducer_ = std::make_unique<GradientReducer>(context, reduction, norm_);
 }
@@ -160,6 +184,12 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
     co_return;
   }
   // Tiles of which tensor-parallel parts share a run are summed run by run.
+  if (copies_) {
+    const Compute::Rounding whole{.values = accumulator, .out = rounded, .squares = {}};
+    co_await context_.compute.round(whole);
+    co_await sum_copies(id, rounded);
+    co_return;
+  }
   const std::span<const std::byte> values = context_.compute.host_view(accumulator.as<std::byte>());
   const TypedSpan<std::byte> out{rounded.dtype, context_.compute.host_view(rounded.bytes)};
   const std::function<void()> job = [&] {
@@ -167,6 +197,28 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
                 {reinterpret_cast<const float*>(values.data()), chunk.count}, out);
   };
   co_await context_.workers.run(context_.reactor, "round gradient", job);
+}
+
+/// A copy is rounded again, which changes no bit of what is rounded.
+Task<> GradientFlow::sum_copies(ChunkId id, TypedDeviceSpan<const std::byte> rounded) {
+  const Chunk& chunk = context_.table.chunk(id);
+  const std::span<std::byte> buffer = co_await copies_->take();
+  for (std::uint64_t first = 0; first < chunk.count; first += kCopyCount) {
+    const std::uint64_t count = std::min(kCopyCount, chunk.count - first);
+    const DeviceSpan<const std::byte> there = rounded.subspan(first, count).bytes;
+    const TypedSpan<std::byte> copied{rounded.dtype, buffer.first(there.size())};
+    co_await context_.copy_to_host(copied.bytes, there);
+    const std::function<void()> job = [&] {
+      std::array<float, kTileElements> values;
+      for (std::uint64_t at = 0; at < count; at += kTileElements) {
+        const TypedSpan<std::byte> tile = copied.subspan(at, kTileElements);
+        widen(tile, values);
+        norm_.round(chunk.unit, chunk.begin + first + at, values, tile);
+      }
+    };
+    co_await context_.workers.run(context_.reactor, "sum gradient", job);
+  }
+  copies_->give_back(buffer);
 }
 
 Task<> GradientFlow::all_arrived() {

@@ -15,6 +15,7 @@
 #include "core/schedule/gradients/gradient_reducer.h"
 #include "core/schedule/homes.h"
 #include "core/schedule/params/param_cache.h"
+#include "core/schedule/spare_buffers.h"
 
 namespace ziggurat {
 
@@ -32,6 +33,10 @@ class GradientFlow {
                                               std::uint64_t largest_bytes) noexcept {
     return size_bytes * 2 <= largest_bytes;
   }
+
+  /// Host memory that the norm takes beside its sums: for copies of what the CPU sums run by run,
+  /// where it cannot reach the device. 0: none.
+  static std::uint64_t copies_bytes(const ChunkTable& table, const ReductionSettings& reduction);
 
   struct Accumulator {
     DeviceSpan<float> values;
@@ -61,6 +66,7 @@ class GradientFlow {
   Task<> flow(UnitId unit, Need need, std::shared_ptr<GradientReducer::Reduction> reduction);
   Task<> flow_chunk(ChunkId chunk, DeviceSpan<float> accumulator, Need need, Signal* reduced);
   Task<> round(ChunkId chunk, DeviceSpan<float> accumulator);
+  Task<> sum_copies(ChunkId chunk, TypedDeviceSpan<const std::byte> rounded);
   Task<DeviceBuffer> take_accumulator(std::uint64_t size_bytes);
   Task<DeviceBuffer> one_more(std::uint64_t size_bytes);
 
@@ -75,6 +81,7 @@ class GradientFlow {
   Signal spare_returned_;
   Lease norm_memory_;
   GradientNorm norm_;
+  std::unique_ptr<SpareBuffers> copies_;      // where copies_bytes() says so
   std::unique_ptr<GradientReducer> reducer_;  // among several ranks
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;

@@ -138,11 +138,7 @@ std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
 /// To the device; nothing is left to do where `result` lies there.
 Task<> GradientReducer::bring(std::span<const std::byte> result, DeviceSpan<std::byte> to) {
   if (!settings_.staged) co_return;
-  const Stream::Copy request{.destination = reinterpret_cast<std::byte*>(to.address()),
-                             .source = result.data(),
-                             .size_bytes = result.size(),
-                             .direction = Stream::Direction::kToDevice};
-  co_await copy(context_.reactor, context_.to_device, request);
+  co_await context_.copy_to_device(to, result);
 }
 
 /// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
@@ -197,11 +193,7 @@ Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
   const DeviceSpan<std::byte> rounded = run.as<std::byte>().first(sent.size());
   const Compute::Rounding rounding{.values = run, .out = {settings_.dtype, rounded}, .squares = {}};
   co_await context_.compute.round(rounding);
-  const Stream::Copy request{.destination = sent.data(),
-                             .source = reinterpret_cast<const std::byte*>(rounded.address()),
-                             .size_bytes = sent.size(),
-                             .direction = Stream::Direction::kToHost};
-  co_await copy(context_.reactor, context_.to_host, request);
+  co_await context_.copy_to_host(sent, rounded);
 }
 
 Task<> GradientReducer::take_in(Bucket bucket, Task<> sent) {

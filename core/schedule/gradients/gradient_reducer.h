@@ -11,7 +11,7 @@
 // node (quantized_reduction.cc): those bits depend on how many ranks a node has, too.
 //
 // Ranks exchange host memory. Of a device that the CPU cannot reach, what a bucket sends is rounded
-// in its own place there and copied to the bucket, and the sum is copied back from there.
+// or quantized there and copied to the bucket, and the sum is copied back from there.
 //
 // One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
 // order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
@@ -92,6 +92,7 @@ class GradientReducer {
 
   // quantized_reduction.cc
   Task<> encode(const Bucket& bucket);
+  Task<> encode_on_device(DeviceSpan<const float> run, std::span<std::byte> codes);
   Task<> send_codes(const Bucket& bucket);
   Task<> send_node_sums(const Bucket& bucket);
   Task<> take_in_codes(const Bucket& bucket);

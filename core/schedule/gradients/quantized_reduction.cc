@@ -80,10 +80,20 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
   const Sharding& sharding = context_.table.sharding();
   const NodeGrid nodes = sharding.nodes();
   const Runs sent = Codes(bucket, sharding).sent;
+  const auto run_of = [&](int slice) {
+    return static_cast<std::size_t>(slice % nodes.within * nodes.nodes + slice / nodes.within);
+  };
+  if (settings_.staged) {
+    WorkGroup runs(context_.reactor);
+    for (int slice = 0; slice < sharding.world_size; ++slice)
+      runs.spawn(
+          encode_on_device(values(bucket, slice), sent.part(run_of(slice), 0, bucket.count)));
+    co_await runs.wait_idle();
+    co_return;
+  }
   std::vector<std::function<void()>> jobs;
   for (int slice = 0; slice < sharding.world_size; ++slice) {
-    const auto run =
-        static_cast<std::size_t>(slice % nodes.within * nodes.nodes + slice / nodes.within);
+    const std::size_t run = run_of(slice);
     const std::span<const std::byte> here =
         context_.compute.host_view(values(bucket, slice).as<std::byte>());
     const auto* const run_begin = reinterpret_cast<const float*>(here.data());
@@ -95,6 +105,14 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
     });
   }
   co_await context_.run_all("quantize gradient", jobs);
+}
+
+/// Codes cross the link, not values.
+Task<> GradientReducer::encode_on_device(DeviceSpan<const float> run, std::span<std::byte> codes) {
+  const int bits = context_.table.sharding().quantization.gradient_bits;
+  const Compute::Quantizing quantizing{
+      .values = run, .bits = static_cast<QuantizedBits>(bits), .codes = codes};
+  co_await context_.compute.quantize(quantizing);
 }
 
 /// The first exchange, begun at once.
