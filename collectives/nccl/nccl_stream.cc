@@ -123,7 +123,8 @@ void NcclStream::finish() {
     if (group.handle == nullptr) continue;
     settle(group.handle, nccl_->ncclCommFinalize_(group.handle), "ncclCommFinalize",
            std::min(timeout_, kFinishMost));
-    nccl_->check(nccl_->ncclCommDestroy_(std::exchange(group.handle, nullptr)), "ncclCommDestroy");
+    nccl_->check(nccl_->ncclCommDestroy_(group.handle), "ncclCommDestroy");
+    group.handle = nullptr;
   }
 }
 
