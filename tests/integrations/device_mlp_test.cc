@@ -16,12 +16,15 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "integrations/device_mlp/mlp.h"
+#include "integrations/device_mlp/program.h"
 #include "tests/cuda_double/cuda_double.h"
 #include "tests/support/scratch_directory.h"
 
 namespace ziggurat::device_mlp {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using testing::ScratchDirectory;
 
 std::vector<std::uint8_t> read_text() {
@@ -111,6 +114,52 @@ TEST(DeviceMlp, HasTheSameBitsOnAGpuAndOnTheCpu) {
     for (std::uint64_t seed = 1; seed <= seeds; ++seed)
       EXPECT_EQ(losses_on_gpu(shape, 4, placement, seed), expected) << placement << ", " << seed;
   }
+}
+
+/// What `device_mlp` prints of its steps.
+std::string program_output(const std::string& device, const std::string& store) {
+  cuda_double::reset(3);
+  std::ostringstream out;
+  train({.text_path = ZIGGURAT_TEST_TEXT,
+         .device = device,
+         .store = store,
+         .placement = "all=device,optimizer=device:1MiB,nvme",
+         .device_memory_bytes = 4 * kMiB,
+         .host_memory_bytes = 16 * kMiB,
+         .steps = 3,
+         .shape = {.rows = 4, .context = 4, .width = 16, .hidden = 64}},
+        out);
+  const std::string text = out.str();
+  return text.substr(std::min(text.find("step 1 "), text.size()));
+}
+
+TEST(DeviceMlpProgram, PrintsTheSameLossBitsOnAGpuAndOnTheHostAndResumes) {
+  const ScratchDirectory host;
+  const ScratchDirectory gpu;
+  const std::string expected = program_output("host", host.path());
+  EXPECT_THAT(expected, AllOf(HasSubstr("step 1 loss 5."), HasSubstr("\nstep 3 loss 5.")));
+  EXPECT_EQ(program_output("cuda:0", gpu.path()), expected);
+  EXPECT_THAT(cuda_double::report(), ::testing::IsEmpty());
+  EXPECT_EQ(program_output("auto", gpu.path()), "") << "all steps had been made";
+}
+
+TEST(DeviceMlpProgram, NamesWhatIsWrongWithItsFlags) {
+  const auto refusal = [](const ProgramOptions& options) -> std::string {
+    std::ostringstream out;
+    try {
+      train(options, out);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  cuda_double::reset(1);
+  EXPECT_THAT(refusal({.text_path = ZIGGURAT_TEST_TEXT, .device = "cuda:x"}),
+              AllOf(HasSubstr("--device cuda:x"), HasSubstr("cuda:N")));
+  EXPECT_THAT(refusal({.text_path = ZIGGURAT_TEST_TEXT, .device = "cuda:7"}), HasSubstr("7"));
+  const ScratchDirectory store;
+  EXPECT_THAT(refusal({.text_path = "/nowhere", .device = "host", .store = store.path()}),
+              AllOf(HasSubstr("--text /nowhere"), HasSubstr("0 bytes")));
 }
 
 /// Moves the double's clock, as a GPU would its own, until it is held.
