@@ -7,12 +7,16 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/log.h"
 
 namespace ziggurat {
 namespace {
+
+/// For sockets to tell of a rank that NCCL misses.
+constexpr Nanoseconds kNewsMost = std::chrono::seconds(1);
 
 /// What members tell each other of a call before NCCL hears of it.
 struct Announcement {
@@ -111,6 +115,19 @@ void NcclRanks::Group::fail(const std::exception_ptr& error) {
   if (!joined.is_set()) joined.fail(error);
 }
 
+/// NCCL may fail for a rank that is gone before sockets tell of it, and does not say whose fault it
+/// was: a moment for their news.
+Task<> NcclRanks::wait_for_news(std::shared_ptr<NcclRanks> self, ErrorCode code) {
+  if (code != ErrorCode::kUnavailable) co_return;
+  Clock& clock = self->transport_->reactor().clock();
+  const Nanoseconds give_up = clock.now() + kNewsMost;
+  while (!self->transport_->failed() && clock.now() < give_up) {
+    const auto turn = std::make_shared<Signal>(self->transport_->reactor());
+    clock.after(std::chrono::milliseconds(1), [turn] { turn->set(); });
+    co_await turn->wait();
+  }
+}
+
 /// Ends the calls of all ranks. If another's failure has ended them before, its reason is the
 /// better one, and `what` is what it ended here.
 void NcclRanks::fail(const Error& error, const std::string& what) {
@@ -161,6 +178,7 @@ Task<> NcclRanks::join(std::shared_ptr<NcclRanks> self, std::shared_ptr<Group> g
   ExchangeCommunicator& sockets = *group->sockets;
   const CallOrder::Key key{sockets.id(), 0};
   const std::string what = fmt::format("joining {} ranks through NCCL", sockets.world_size());
+  std::optional<Error> failed;
   try {
     const auto all = std::make_shared<std::vector<Introduction>>();
     Task<> met = introduce(self, group, all);
@@ -179,8 +197,11 @@ Task<> NcclRanks::join(std::shared_ptr<NcclRanks> self, std::shared_ptr<Group> g
     co_await std::move(joined);
     group->joined.set();
   } catch (const Error& error) {
-    self->fail(error, what);
+    failed = error;
   }
+  if (!failed) co_return;
+  co_await wait_for_news(self, failed->code());
+  self->fail(*failed, what);
 }
 
 void NcclRanks::require_compatible(const Group& group, const std::vector<Introduction>& all) const {
@@ -245,6 +266,7 @@ Task<> NcclRanks::carry_out(std::shared_ptr<NcclRanks> self, std::shared_ptr<Iss
 Task<> NcclRanks::run(std::shared_ptr<NcclRanks> self, std::shared_ptr<Issued> call, Task<> told) {
   ExchangeCommunicator& sockets = *call->caller->sockets;
   const std::shared_ptr<Group> group = call->caller->group;
+  std::optional<Error> failed;
   try {
     co_await std::move(told);
     self->require_agreement(*call);
@@ -261,8 +283,11 @@ Task<> NcclRanks::run(std::shared_ptr<NcclRanks> self, std::shared_ptr<Issued> c
     self->order_->taken(call->key);
     co_await std::move(ran);
   } catch (const Error& error) {
-    self->fail(error, describe(call->call.spec) + " through NCCL");
+    failed = error;
   }
+  if (!failed) co_return;
+  co_await wait_for_news(self, failed->code());
+  self->fail(*failed, describe(call->call.spec) + " through NCCL");
 }
 
 /// Every member sees the same list, and refuses for itself.

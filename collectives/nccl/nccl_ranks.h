@@ -71,6 +71,7 @@ class NcclRanks : public std::enable_shared_from_this<NcclRanks> {
   static Task<> run(std::shared_ptr<NcclRanks> self, std::shared_ptr<Issued> call, Task<> told);
   static Task<> end_of(std::shared_ptr<Issued> call);
   void require_agreement(const Issued& call) const;
+  static Task<> wait_for_news(std::shared_ptr<NcclRanks> self, ErrorCode code);
   [[noreturn]] void fail(const Error& error, const std::string& what);
   void give_up();
 
