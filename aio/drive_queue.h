@@ -57,6 +57,11 @@ class DriveQueue final : public IoEngine {
   void remove(const std::string& path) override { inside_->remove(path); }
   bool exists(const std::string& path) override { return inside_->exists(path); }
   void sync_directory(const std::string& path) override { inside_->sync_directory(path); }
+  void make_directory(const std::string& path) override { inside_->make_directory(path); }
+  void remove_directory(const std::string& path) override { inside_->remove_directory(path); }
+  std::vector<std::string> names_in(const std::string& directory) override {
+    return inside_->names_in(directory);
+  }
   void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;

@@ -189,6 +189,21 @@ void FaultyEngine::sync_directory(const std::string& path) {
   inside_->sync_directory(path);
 }
 
+void FaultyEngine::make_directory(const std::string& path) {
+  strike_name(FaultPoint::kMakeDirectory, "make directory " + path);
+  inside_->make_directory(path);
+}
+
+void FaultyEngine::remove_directory(const std::string& path) {
+  strike_name(FaultPoint::kRemoveDirectory, "remove directory " + path);
+  inside_->remove_directory(path);
+}
+
+std::vector<std::string> FaultyEngine::names_in(const std::string& directory) {
+  strike_name(FaultPoint::kNamesIn, "list directory " + directory);
+  return inside_->names_in(directory);
+}
+
 std::size_t FaultyEngine::in_flight() const noexcept {
   return inside_->in_flight() + held_->ops.size();
 }

@@ -31,6 +31,9 @@ enum class FaultPoint : std::uint8_t {
   kRemove,
   kExists,
   kSyncDirectory,
+  kMakeDirectory,
+  kRemoveDirectory,
+  kNamesIn,
   kCount,
 };
 
@@ -96,6 +99,9 @@ class FaultyEngine final : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void remove_directory(const std::string& path) override;
+  std::vector<std::string> names_in(const std::string& directory) override;
   void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/runtime/reactor.h"
 
@@ -91,6 +92,12 @@ class IoEngine {
   virtual void remove(const std::string& path) = 0;
   virtual bool exists(const std::string& path) = 0;
   virtual void sync_directory(const std::string& path) = 0;
+  /// One that is there already is fine; the one that it is made in must be.
+  virtual void make_directory(const std::string& path) = 0;
+  /// An empty one.
+  virtual void remove_directory(const std::string& path) = 0;
+  /// Names of the files and directories in one, in order. Errors: ENOENT where there is none.
+  virtual std::vector<std::string> names_in(const std::string& directory) = 0;
   /// Later reads of `file` come from the drive, not from pages that were clean when this was called
   /// (posix_fadvise): after a failed sync those may show what the drive never got. Sync first, as
   /// dirty pages stay.

@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 #include "aio/fork_closed.h"
@@ -324,6 +325,29 @@ void PosixFiles::sync_directory(const std::string& path) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd) throw system_error(errno, "open directory " + path);
   if (::fsync(fd.get()) != 0) throw system_error(errno, "fsync of directory " + path);
+}
+
+void PosixFiles::make_directory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) == 0) return;
+  const int error = errno;
+  struct ::stat about {};
+  const bool there = error == EEXIST && ::stat(path.c_str(), &about) == 0 && S_ISDIR(about.st_mode);
+  if (!there) throw system_error(error, "make directory " + path);
+}
+
+void PosixFiles::remove_directory(const std::string& path) {
+  if (::rmdir(path.c_str()) != 0) throw system_error(errno, "remove directory " + path);
+}
+
+std::vector<std::string> PosixFiles::names_in(const std::string& directory) {
+  std::error_code failure;
+  std::vector<std::string> names;
+  std::filesystem::directory_iterator entry(directory, failure);
+  for (; !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure))
+    names.push_back(entry->path().filename().string());
+  if (failure) throw system_error(failure.value(), "list directory " + directory);
+  std::ranges::sort(names);
+  return names;
 }
 
 void PosixFiles::drop_cache(FileHandle file) {

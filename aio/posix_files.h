@@ -49,6 +49,9 @@ class PosixFiles : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  void make_directory(const std::string& path) override;
+  void remove_directory(const std::string& path) override;
+  std::vector<std::string> names_in(const std::string& directory) override;
   void drop_cache(FileHandle file) override;
 
   /// The descriptor behind an open handle, for facts that no engine reports (extents, residency).

@@ -317,6 +317,25 @@ void SimulatedEngine::sync_directory(const std::string& path) {
   disk_.count_event();
 }
 
+void SimulatedEngine::make_directory(const std::string& path) { check_power("make", path); }
+
+void SimulatedEngine::remove_directory(const std::string& path) {
+  check_power("remove", path);
+  if (!names_in(path).empty())
+    throw system_error(ENOTEMPTY, fmt::format("remove directory {}", path));
+}
+
+std::vector<std::string> SimulatedEngine::names_in(const std::string& directory) {
+  check_power("list", directory);
+  std::set<std::string> names;
+  const std::string prefix = directory + "/";
+  for (const auto& [path, inode] : disk_.names_) {
+    if (!path.starts_with(prefix)) continue;
+    names.insert(path.substr(prefix.size(), path.find('/', prefix.size()) - prefix.size()));
+  }
+  return {names.begin(), names.end()};
+}
+
 void SimulatedEngine::drop_cache(FileHandle file) {
   auto& node = inode(file);
   node.current = SimulatedDisk::on_drive(node);

@@ -152,6 +152,10 @@ class SimulatedEngine final : public IoEngine {
   void remove(const std::string& path) override;
   bool exists(const std::string& path) override;
   void sync_directory(const std::string& path) override;
+  /// Directories are the names of files alone: one that has none is always there, and durable.
+  void make_directory(const std::string& path) override;
+  void remove_directory(const std::string& path) override;
+  std::vector<std::string> names_in(const std::string& directory) override;
   void drop_cache(FileHandle file) override;
   void register_memory(std::span<std::byte>) override {}
   void submit(IoOp& op) override;

@@ -162,6 +162,22 @@ TEST_P(IoEngineConformance, CreateRefusesAFileThatExistsAndOpenOneThatDoesNot) {
   EXPECT_THAT(missing.what(), HasSubstr(directory.file("nothing")));
 }
 
+TEST_P(IoEngineConformance, NamesInADirectoryAreThoseOfFilesAndDirectories) {
+  const std::string inner = directory.file("inner");
+  engine->make_directory(inner);
+  engine->make_directory(inner);
+  engine->close(create("b"));
+  engine->close(create("a"));
+  EXPECT_THAT(engine->names_in(directory.path()), ::testing::IsSupersetOf({"a", "b"}));
+  engine->close(create("inner/c"));
+  EXPECT_THAT(engine->names_in(directory.path()), ElementsAre("a", "b", "inner"));
+  EXPECT_THAT(engine->names_in(inner), ElementsAre("c"));
+  EXPECT_EQ(error_of([&] { engine->remove_directory(inner); }).native(), ENOTEMPTY);
+  engine->remove(inner + "/c");
+  engine->remove_directory(inner);
+  EXPECT_THAT(engine->names_in(directory.path()), ElementsAre("a", "b"));
+}
+
 TEST_P(IoEngineConformance, RenameReplacesAndRemoveRemoves) {
   const FileHandle old_file = create("new");
   AlignedBuffer memory(kBlock);
