@@ -191,7 +191,8 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
                     .first_chunk = static_cast<ChunkId>(chunks_.size()),
                     .chunk_count = 0,
                     .updated_count = 0,
-                    .first_tile = tile_count_});
+                    .first_tile = tile_count_,
+                    .first_tile_alone = tile_count_alone_});
   const std::uint64_t slice_tiles = slice_count / kTileElements;
   const std::vector<bool> constant = constant_tiles(unit, padded_count);
   std::set<std::uint64_t> places;  // in a slice, where constant tiles begin or end in any slice
@@ -219,6 +220,7 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
   units_.back().chunk_count =
       static_cast<std::uint32_t>(chunks_.size() - units_.back().first_chunk);
   tile_count_ += padded_count / kTileElements;
+  tile_count_alone_ += slice_elements(count, 1) / kTileElements;
 }
 
 /// `places`: where chunks must end.

@@ -54,6 +54,8 @@ struct UnitChunks {
   std::uint32_t chunk_count;
   std::uint32_t updated_count;  ///< of these, those that are not constant
   std::uint64_t first_tile;     ///< of the model's tiles, in order of unit and offset
+  /// The same where one rank has the model: a number that no cut among data-parallel ranks moves.
+  std::uint64_t first_tile_alone;
 };
 
 class ChunkTable {
@@ -149,9 +151,10 @@ class ChunkTable {
         std::min(chunk(id).begin + chunk(id).count, unit(chunk(id).unit).count);
     return end - std::min(end, chunk(id).begin);
   }
-  /// Where chunk `id` begins among the model's elements, padding counted.
+  /// Where chunk `id` begins among the model's elements, padding of one rank's counted: what noise
+  /// is keyed by, so that it stays the same when the state is cut anew.
   std::uint64_t first_element(ChunkId id) const noexcept {
-    return unit(chunk(id).unit).first_tile * kTileElements + chunk(id).begin;
+    return unit(chunk(id).unit).first_tile_alone * kTileElements + chunk(id).begin;
   }
   /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
   /// too.
@@ -188,6 +191,7 @@ class ChunkTable {
   std::vector<std::vector<bool>> constant_cuts_;  ///< per unit: constant_everywhere(); none: empty
   std::size_t updated_count_ = 0;
   std::uint64_t tile_count_ = 0;
+  std::uint64_t tile_count_alone_ = 0;
 };
 
 }  // namespace ziggurat

@@ -62,6 +62,16 @@ ModelSpec part_of(const ModelSpec& whole, int ranks) {
   return model;
 }
 
+ModelSpec whole_of(const ModelSpec& part, int ranks) {
+  ModelSpec model = part;
+  for (UnitSpec& unit : model.units) {
+    for (ParamSpec& param : unit.params) {
+      if (param.tp_dim >= 0) param.shape[static_cast<std::size_t>(param.tp_dim)] *= ranks;
+    }
+  }
+  return model;
+}
+
 std::vector<ElementRun> shared_runs(const UnitSpec& unit) {
   std::vector<ElementRun> runs;
   std::uint64_t begin = 0;

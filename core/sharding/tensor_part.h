@@ -32,6 +32,8 @@ struct TensorPart {
 /// Errors: kInvalidArgument, with the arithmetic, for a dimension that does not divide.
 ModelSpec part_of(const ModelSpec& whole, int ranks);
 UnitSpec part_of(const UnitSpec& whole, int ranks);
+/// The other way: the whole of what each of `ranks` has a part of.
+ModelSpec whole_of(const ModelSpec& part, int ranks);
 
 /// Elements [begin, end) of a unit's flat parameters.
 struct ElementRun {

@@ -320,8 +320,8 @@ TEST_P(AmongRanks, EveryTileIsUpdatedByOneRankOrByAll) {
       for (ChunkId id = 0; id < mine.chunks().size(); ++id) {
         const Chunk& chunk = mine.chunk(id);
         ASSERT_LE(chunk.begin + chunk.count, mine.unit(chunk.unit).padded_count);
-        for (std::uint64_t i = 0; i < chunk.count / kTileElements; ++i)
-          ++updates[mine.first_element(id) / kTileElements + i];
+        const std::uint64_t first = mine.unit(chunk.unit).first_tile + chunk.begin / kTileElements;
+        for (std::uint64_t i = 0; i < chunk.count / kTileElements; ++i) ++updates[first + i];
       }
     }
     EXPECT_THAT(updates, ::testing::Each(stage == 0 ? world_size_ : 1)) << "stage " << stage;
@@ -353,6 +353,18 @@ TEST_P(AmongRanks, EverySliceIsCutAlike) {
         EXPECT_EQ(own[i].begin, mine.own_begin(u) + cut[i].begin);
         EXPECT_EQ(own[i].count, cut[i].count);
       }
+    }
+  }
+}
+
+TEST_P(AmongRanks, NoiseIsKeyedAsWhereOneRankHasTheModel) {
+  const ChunkTable alone(model_, 1U << 20);
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const ChunkTable mine = table(3, rank);
+    for (ChunkId id = 0; id < mine.chunks().size(); ++id) {
+      const Chunk& chunk = mine.chunk(id);
+      const ChunkId first = alone.unit(chunk.unit).first_chunk;
+      EXPECT_EQ(mine.first_element(id), alone.first_element(first) + chunk.begin);
     }
   }
 }
