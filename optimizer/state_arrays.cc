@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// optimizer/state_arrays.cc: where each array is in a record; split's halves joined and divided.
+#include "optimizer/state_arrays.h"
+
+#include <cstring>
+
+#include "base/check.h"
+#include "optimizer/eight_bit.h"
+#include "optimizer/rounding.h"
+#include "optimizer/state_format.h"
+#include "optimizer/state_values.h"
+
+namespace ziggurat {
+namespace {
+
+StateElement moment_element(StateFormat format) {
+  switch (format) {
+    case StateFormat::kBf16Moments:
+    case StateFormat::kBf16: return StateElement::kBF16;
+    case StateFormat::k8Bit: return StateElement::kCode;
+    default: return StateElement::kF32;
+  }
+}
+
+/// Where the array's values begin in a record: the segments are in the arrays' order, but that a
+/// split master has two.
+std::uint64_t offset_of(const StateKind& state, std::size_t index, std::size_t record_bytes) {
+  const RecordFormat shape = record_format(state);
+  const bool split = state.format == StateFormat::kSplit;
+  return shape.offset(index + (split && index > 0 ? 1 : 0), shape.tiles(record_bytes));
+}
+
+struct Halves {
+  std::uint64_t residuals;  ///< where they begin
+  explicit Halves(const StateKind& state, std::size_t record_bytes) {
+    const RecordFormat shape = record_format(state);
+    residuals = shape.offset(1, shape.tiles(record_bytes));
+  }
+};
+
+bool is_split_master(const StateKind& state, std::size_t index) {
+  return index == 0 && state.format == StateFormat::kSplit;
+}
+
+}  // namespace
+
+std::vector<StateArray> state_arrays(const StateKind& state) {
+  const std::vector<std::string> names = state_names(state.optimizer);
+  const bool bf16_master = state.format == StateFormat::kBf16;
+  std::vector<StateArray> arrays{
+      {names[0], bf16_master ? StateElement::kBF16 : StateElement::kF32}};
+  for (std::size_t i = 1; i < names.size(); ++i)
+    arrays.push_back({names[i], moment_element(state.format)});
+  if (state.format != StateFormat::k8Bit) return arrays;
+  for (std::size_t i = 1; i < names.size(); ++i)
+    arrays.push_back({names[i] + ".scale", StateElement::kF32, kEightBitBlock});
+  return arrays;
+}
+
+void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
+                      std::uint64_t first, std::span<std::byte> bytes) {
+  const StateArray array = state_arrays(state)[index];
+  if (!is_split_master(state, index)) {
+    const std::uint64_t begin =
+        offset_of(state, index, record.size()) + first * array.element_bytes();
+    ZIGGURAT_CHECK(begin + bytes.size() <= record.size(), "array {} of a record of {} bytes",
+                   array.name, record.size());
+    std::memcpy(bytes.data(), record.data() + begin, bytes.size());
+    return;
+  }
+  const auto* params = reinterpret_cast<const bf16*>(record.data());
+  const auto* residuals = reinterpret_cast<const std::uint16_t*>(
+      record.data() + Halves(state, record.size()).residuals);
+  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+    const float master = joined({params[first + i], residuals[first + i]});
+    std::memcpy(bytes.data() + i * sizeof(float), &master, sizeof(float));
+  }
+}
+
+void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
+                       std::uint64_t first, std::span<std::byte> record) {
+  const StateArray array = state_arrays(state)[index];
+  if (!is_split_master(state, index)) {
+    const std::uint64_t begin =
+        offset_of(state, index, record.size()) + first * array.element_bytes();
+    ZIGGURAT_CHECK(begin + bytes.size() <= record.size(), "array {} of a record of {} bytes",
+                   array.name, record.size());
+    std::memcpy(record.data() + begin, bytes.data(), bytes.size());
+    return;
+  }
+  auto* params = reinterpret_cast<bf16*>(record.data());
+  auto* residuals =
+      reinterpret_cast<std::uint16_t*>(record.data() + Halves(state, record.size()).residuals);
+  for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+    float master = 0;
+    std::memcpy(&master, bytes.data() + i * sizeof(float), sizeof(float));
+    const SplitMaster split = split_master(quiet(master));
+    params[first + i] = split.param;
+    residuals[first + i] = split.residual;
+  }
+}
+
+}  // namespace ziggurat
