@@ -29,15 +29,6 @@ static_assert(std::endian::native == std::endian::little,
 constexpr std::size_t kHeaderBytesMax = 100'000'000;  // the reference reader's limit
 constexpr std::size_t kBufferBytes = 1 << 20;
 
-std::string_view safetensors_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return "F32";
-    case DType::kBFloat16: return "BF16";
-    case DType::kFloat16: return "F16";
-  }
-  return "?";
-}
-
 std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -89,7 +80,7 @@ std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("safetensors: {} has a negative dimension", tensor.name));
     }
-    header[tensor.name] = {{"dtype", safetensors_name(tensor.dtype)},
+    header[tensor.name] = {{"dtype", to_string(tensor.type)},
                            {"shape", tensor.shape},
                            {"data_offsets", {offset, offset + tensor.size_bytes()}}};
     offset += tensor.size_bytes();
@@ -164,10 +155,14 @@ void SafetensorsWriter::append(std::span<const float> values) {
     const SafetensorsTensor& tensor = tensors_[tensor_];
     const std::uint64_t room = std::min<std::uint64_t>(tensor.count() - element_, kBufferBytes / 4);
     const std::span<const float> part = values.first(std::min<std::uint64_t>(room, values.size()));
-    switch (tensor.dtype) {
-      case DType::kFloat32: write(std::as_bytes(part)); break;
-      case DType::kBFloat16: write(rounded(part, float_to_bf16)); break;
-      case DType::kFloat16: write(rounded(part, float_to_fp16)); break;
+    switch (tensor.type) {
+      case TensorType::kF32: write(std::as_bytes(part)); break;
+      case TensorType::kBF16: write(rounded(part, float_to_bf16)); break;
+      case TensorType::kF16: write(rounded(part, float_to_fp16)); break;
+      case TensorType::kU8:
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            fmt::format("{}: '{}' is of codes, which no value is rounded to", path_, tensor.name));
     }
     element_ += part.size();
     values = values.subspan(part.size());

@@ -16,17 +16,17 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "core/checkpoint/tensor_type.h"
 
 namespace ziggurat {
 
 struct SafetensorsTensor {
   std::string name;
-  DType dtype = DType::kFloat32;
+  TensorType type = TensorType::kF32;
   std::vector<std::int64_t> shape;
 
   std::uint64_t count() const noexcept;
-  std::uint64_t size_bytes() const noexcept { return count() * ziggurat::size_bytes(dtype); }
+  std::uint64_t size_bytes() const noexcept { return count() * ziggurat::size_bytes(type); }
 };
 
 /// The length and the JSON: everything of a file before its first tensor.

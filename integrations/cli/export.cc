@@ -49,7 +49,8 @@ int export_model(const ExportCommand& command) {
   std::vector<SafetensorsTensor> tensors;
   for (const UnitSpec& unit : run.spec.units) {
     for (const ParamSpec& param : unit.params) {
-      tensors.push_back({.name = param.name, .dtype = command.dtype, .shape = param.shape});
+      tensors.push_back(
+          {.name = param.name, .type = tensor_type(command.dtype), .shape = param.shape});
     }
   }
   const std::uint64_t generation = run.engine->generation();

@@ -101,10 +101,10 @@ struct ParsedFile {
 
 TEST_F(SafetensorsTest, HoldsNamesShapesTypesAndValuesInTheFormatsTerms) {
   SafetensorsWriter writer(path(),
-                           {{.name = "wte.weight", .dtype = DType::kFloat32, .shape = {2, 3}},
-                            {.name = "scale", .dtype = DType::kBFloat16, .shape = {}},
-                            {.name = "ln.bias", .dtype = DType::kBFloat16, .shape = {3}},
-                            {.name = "ln.weight", .dtype = DType::kFloat16, .shape = {3}}},
+                           {{.name = "wte.weight", .type = TensorType::kF32, .shape = {2, 3}},
+                            {.name = "scale", .type = TensorType::kBF16, .shape = {}},
+                            {.name = "ln.bias", .type = TensorType::kBF16, .shape = {3}},
+                            {.name = "ln.weight", .type = TensorType::kF16, .shape = {3}}},
                            {.metadata = {{"format", "pt"}}});
   writer.append(std::vector<float>{1, 2, 3, 4, 5, 6});
   writer.append(std::vector<float>{0.5F, 1.00390625F, -3, 1e30F, 1.00048828125F, 65519, 65520});
@@ -134,7 +134,7 @@ TEST_F(SafetensorsTest, AnySplitOfTheValuesMakesTheSameFile) {
     std::uint64_t count = 0;
     for (unsigned i = 0; i < 1 + random() % 6; ++i) {
       tensors.push_back({.name = "t" + std::to_string(i),
-                         .dtype = random() % 2 ? DType::kFloat32 : DType::kBFloat16,
+                         .type = random() % 2 ? TensorType::kF32 : TensorType::kBF16,
                          .shape = {static_cast<std::int64_t>(random() % 5),
                                    static_cast<std::int64_t>(random() % 9)}});
       count += tensors.back().count();
@@ -158,7 +158,7 @@ TEST_F(SafetensorsTest, AnySplitOfTheValuesMakesTheSameFile) {
     for (const SafetensorsTensor& tensor : tensors) {
       for (std::size_t i = 0; i < tensor.count(); ++i, ++at) {
         const float expected =
-            tensor.dtype == DType::kFloat32 ? values[at] : bf16_to_float(float_to_bf16(values[at]));
+            tensor.type == TensorType::kF32 ? values[at] : bf16_to_float(float_to_bf16(values[at]));
         ASSERT_EQ(file.value(tensor.name, i), expected) << tensor.name << " " << i;
       }
     }
@@ -167,7 +167,7 @@ TEST_F(SafetensorsTest, AnySplitOfTheValuesMakesTheSameFile) {
 
 TEST_F(SafetensorsTest, ValuesThatCrossTheBufferAreWhole) {
   const std::int64_t count = 700'001;
-  SafetensorsWriter writer(path(), {{.name = "big", .dtype = DType::kBFloat16, .shape = {count}}},
+  SafetensorsWriter writer(path(), {{.name = "big", .type = TensorType::kBF16, .shape = {count}}},
                            {});
   std::vector<float> values(static_cast<std::size_t>(count));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 251);
@@ -180,7 +180,7 @@ TEST_F(SafetensorsTest, ValuesThatCrossTheBufferAreWhole) {
 TEST_F(SafetensorsTest, AFileThatIsThereStaysUnlessAskedFor) {
   std::ofstream(path()) << "precious";
   const std::vector<SafetensorsTensor> tensors{
-      {.name = "t", .dtype = DType::kFloat32, .shape = {1}}};
+      {.name = "t", .type = TensorType::kF32, .shape = {1}}};
   try {
     SafetensorsWriter(path(), tensors, {});
     FAIL() << "replaced a file unasked";
@@ -198,7 +198,7 @@ TEST_F(SafetensorsTest, AFileThatIsThereStaysUnlessAskedFor) {
 }
 
 TEST_F(SafetensorsTest, AFileThatAppearsMeanwhileStaysToo) {
-  SafetensorsWriter writer(path(), {{.name = "t", .dtype = DType::kFloat32, .shape = {0}}}, {});
+  SafetensorsWriter writer(path(), {{.name = "t", .type = TensorType::kF32, .shape = {0}}}, {});
   std::ofstream(path()) << "precious";
   EXPECT_THROW(writer.finish(), Error);
   EXPECT_EQ(contents(path()), "precious");
@@ -206,7 +206,7 @@ TEST_F(SafetensorsTest, AFileThatAppearsMeanwhileStaysToo) {
 
 TEST_F(SafetensorsTest, AnAbandonedWriterLeavesNothing) {
   {
-    SafetensorsWriter writer(path(), {{.name = "t", .dtype = DType::kFloat32, .shape = {4}}}, {});
+    SafetensorsWriter writer(path(), {{.name = "t", .type = TensorType::kF32, .shape = {4}}}, {});
     writer.append(std::vector<float>{1, 2});
     EXPECT_EQ(files(), 1U);
     EXPECT_THROW(writer.finish(), Error);
@@ -216,7 +216,7 @@ TEST_F(SafetensorsTest, AnAbandonedWriterLeavesNothing) {
 }
 
 TEST_F(SafetensorsTest, TooManyValuesAreRefused) {
-  SafetensorsWriter writer(path(), {{.name = "t", .dtype = DType::kFloat32, .shape = {2}}}, {});
+  SafetensorsWriter writer(path(), {{.name = "t", .type = TensorType::kF32, .shape = {2}}}, {});
   writer.append(std::vector<float>{1, 2});
   EXPECT_THROW(writer.append(std::vector<float>{3}), Error);
 }
@@ -234,7 +234,7 @@ TEST_F(SafetensorsTest, AFullDiskIsSaidAtOnceAndLeavesNothing) {
   ErrorCode code = ErrorCode::kCancelled;
   std::string message;
   try {
-    SafetensorsWriter(path(), {{.name = "t", .dtype = DType::kFloat32, .shape = {4096}}},
+    SafetensorsWriter(path(), {{.name = "t", .type = TensorType::kF32, .shape = {4096}}},
                       {.overwrite = true, .metadata = {}});
   } catch (const Error& error) {
     code = error.code();
@@ -250,7 +250,7 @@ TEST_F(SafetensorsTest, AFullDiskIsSaidAtOnceAndLeavesNothing) {
 
 TEST_F(SafetensorsTest, ALinkOrAFolderUnderTheNameIsRefused) {
   const std::vector<SafetensorsTensor> tensors{
-      {.name = "t", .dtype = DType::kFloat32, .shape = {1}}};
+      {.name = "t", .type = TensorType::kF32, .shape = {1}}};
   fs::create_symlink(path("elsewhere"), path());
   EXPECT_THROW(SafetensorsWriter(path(), tensors, {.overwrite = true, .metadata = {}}), Error);
   fs::create_directory(path("folder"));
@@ -273,7 +273,7 @@ TEST(SafetensorsHeader, RefusesNamesThatReadersWouldRefuse) {
   const auto header = [](std::vector<std::string> names) {
     std::vector<SafetensorsTensor> tensors;
     for (std::string& name : names)
-      tensors.push_back({.name = name, .dtype = DType::kFloat32, .shape = {1}});
+      tensors.push_back({.name = name, .type = TensorType::kF32, .shape = {1}});
     return safetensors_header(tensors, {});
   };
   EXPECT_THROW(header({""}), Error);
@@ -281,14 +281,14 @@ TEST(SafetensorsHeader, RefusesNamesThatReadersWouldRefuse) {
   EXPECT_THROW(header({"a", "b", "a"}), Error);
   EXPECT_THROW(header({"\xff\xfe"}), Error);
   EXPECT_NO_THROW(header({"a\"b\\c", "h.0.ln_1.weight"}));
-  const SafetensorsTensor negative{.name = "n", .dtype = DType::kFloat32, .shape = {2, -1}};
+  const SafetensorsTensor negative{.name = "n", .type = TensorType::kF32, .shape = {2, -1}};
   EXPECT_THROW(safetensors_header({&negative, 1}, {}), Error);
 }
 
 TEST(SafetensorsHeader, BeginsDataAtAMultipleOfEight) {
   for (std::size_t length = 1; length < 20; ++length) {
     const SafetensorsTensor tensor{
-        .name = std::string(length, 'x'), .dtype = DType::kFloat32, .shape = {1}};
+        .name = std::string(length, 'x'), .type = TensorType::kF32, .shape = {1}};
     EXPECT_EQ(safetensors_header({&tensor, 1}, {}).size() % 8, 0U);
   }
 }

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/checkpoint_reader.cc: from runs to the hashed stretches that hold them.
+#include "core/checkpoint/checkpoint_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "core/checkpoint/tensor_box.h"
+
+namespace ziggurat {
+
+Task<std::unique_ptr<CheckpointReader>> CheckpointReader::open(Environment environment,
+                                                               std::string directory) {
+  std::unique_ptr<CheckpointReader> reader(new CheckpointReader(environment, std::move(directory)));
+  co_await reader->read_manifest();
+  co_return std::move(reader);
+}
+
+Task<> CheckpointReader::read_manifest() {
+  const std::string path = fmt::format("{}/{}", directory_, Manifest::kFileName);
+  if (!environment_.io.exists(path)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: there is no checkpoint: it has no {}", directory_, Manifest::kFileName),
+        ENOENT);
+  }
+  const auto file = DirectFile::open(environment_.reactor, environment_.io, path, {.direct = false},
+                                     environment_.observers);
+  const std::uint64_t size = file->size_bytes();
+  if (size > Manifest::kTextBytesMax) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: {} bytes, and the longest manifest has {}",
+                                                  path, size, Manifest::kTextBytesMax));
+  }
+  std::string text(size, '\0');
+  co_await file->read(0, std::as_writable_bytes(std::span(text)));
+  const std::function<void()> parse = [&] { manifest_ = parse_manifest(text, path); };
+  co_await environment_.workers.run(environment_.reactor, "parse manifest", parse);
+  for (const StateFile& its : manifest_.files) {
+    const std::string shard = directory_ + "/" + its.name;
+    if (!environment_.io.exists(shard)) {
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("{}: it is missing, and the manifest names it", shard), ENOENT);
+    }
+    files_.push_back(DirectFile::open(environment_.reactor, environment_.io, shard,
+                                      {.direct = false}, environment_.observers));
+    if (const std::uint64_t found = files_.back()->size_bytes(); found != its.size_bytes) {
+      throw Error(ErrorCode::kDataLoss, fmt::format("{}: it has {} bytes, and {} were written",
+                                                    shard, found, its.size_bytes));
+    }
+  }
+  pieces_of_.resize(manifest_.content.tensors.size());
+  for (std::size_t p = 0; p < manifest_.pieces.size(); ++p) {
+    pieces_of_[manifest_.pieces[p].tensor].push_back(p);
+    std::vector<std::uint64_t>& begins = block_begins_.emplace_back();
+    std::uint64_t at = 0;
+    for (const HashedBytes& hashed : manifest_.pieces[p].hashed) {
+      begins.push_back(at);
+      at += hashed.size_bytes;
+    }
+  }
+}
+
+Task<> CheckpointReader::read(std::size_t tensor, std::span<const TensorRun> runs,
+                              std::span<std::byte> array) {
+  const StateTensor& of = manifest_.content.tensors[tensor];
+  const std::uint64_t size = size_bytes(of.type);
+  struct Segment {
+    std::uint64_t in_piece, at, count;
+  };
+  for (const std::size_t p : pieces_of_[tensor]) {
+    std::vector<Segment> found;
+    for (const TensorRun& run : runs) {
+      std::uint64_t at = run.at;
+      for (const TensorBox& box : boxes_of(of.shape, run.first, run.count)) {
+        for_each_common_run(box, manifest_.pieces[p].box,
+                            [&](std::uint64_t in_box, std::uint64_t in_piece, std::uint64_t count) {
+                              found.push_back({in_piece, at + in_box, count});
+                            });
+        at += box.count();
+      }
+    }
+    for (const Segment& segment : found) {
+      co_await read_piece(p, segment.in_piece * size, segment.count * size,
+                          array.subspan(segment.at * size, segment.count * size));
+    }
+  }
+}
+
+/// Bytes [first, first + count) of a piece.
+Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,
+                                    std::span<std::byte> out) {
+  const std::vector<std::uint64_t>& begins = block_begins_[piece];
+  auto index =
+      static_cast<std::size_t>(std::ranges::upper_bound(begins, first) - begins.begin()) - 1;
+  std::uint64_t at = first;
+  while (at < first + count) {
+    const BlockPtr its = co_await block(piece, index);
+    const std::uint64_t inside = at - begins[index];
+    const std::uint64_t here = std::min(its->bytes.size() - inside, first + count - at);
+    std::memcpy(out.data() + (at - first), its->bytes.data() + inside, here);
+    at += here;
+    ++index;
+  }
+}
+
+Task<CheckpointReader::BlockPtr> CheckpointReader::block(std::size_t piece, std::size_t index) {
+  const BlockId id{piece, index};
+  if (const auto found = blocks_.find(id); found != blocks_.end()) {
+    const BlockPtr its = found->second;
+    co_await its->ready.wait();
+    keep(id, its);
+    co_return its;
+  }
+  const BlockPtr its = std::make_shared<Block>(environment_.reactor);
+  blocks_[id] = its;
+  std::exception_ptr error;
+  try {
+    co_await read_block(manifest_.pieces[piece], index, block_begins_[piece][index], *its);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    blocks_.erase(id);
+    its->ready.fail(error);
+    std::rethrow_exception(error);
+  }
+  its->ready.set();
+  keep(id, its);
+  co_return its;
+}
+
+/// As the one used last.
+void CheckpointReader::keep(const BlockId& id, const BlockPtr& block) {
+  if (!blocks_.contains(id)) return;
+  const auto found = std::ranges::find(kept_, id);
+  if (found != kept_.end()) {
+    kept_.splice(kept_.end(), kept_, found);
+    return;
+  }
+  kept_.push_back(id);
+  kept_bytes_ += block->bytes.size();
+  while (kept_bytes_ > kKeptBytesMax && kept_.size() > 1) {
+    const auto oldest = blocks_.find(kept_.front());
+    kept_bytes_ -= oldest->second->bytes.size();
+    blocks_.erase(oldest);
+    kept_.pop_front();
+  }
+}
+
+Task<> CheckpointReader::read_block(const StatePiece& piece, std::size_t index, std::uint64_t begin,
+                                    Block& into) {
+  const HashedBytes& expected = piece.hashed[index];
+  into.bytes.resize(expected.size_bytes);
+  DirectFile& file = *files_[piece.file];
+  co_await file.read(piece.offset_bytes + begin, into.bytes);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = hash64(into.bytes, 0); };
+  co_await environment_.workers.run(environment_.reactor, "verify checkpoint", job);
+  if (hash == expected.hash) co_return;
+  throw Error(ErrorCode::kDataLoss,
+              fmt::format("{}: bytes {} to {}, of '{}', are not what was written: this checkpoint "
+                          "is damaged; load another one",
+                          file.path(), piece.offset_bytes + begin,
+                          piece.offset_bytes + begin + expected.size_bytes,
+                          manifest_.content.tensors[piece.tensor].name));
+}
+
+Task<> CheckpointReader::prove(const StatePiece& piece) {
+  std::uint64_t begin = 0;
+  for (std::size_t i = 0; i < piece.hashed.size(); ++i) {
+    Block block(environment_.reactor);
+    co_await read_block(piece, i, begin, block);
+    begin += piece.hashed[i].size_bytes;
+  }
+}
+
+Task<> CheckpointReader::prove_header(std::size_t index) {
+  const StateFile& file = manifest_.files[index];
+  std::vector<std::byte> header(file.header_bytes);
+  co_await files_[index]->read(0, header);
+  if (hash64(header, 0) == file.header_hash) co_return;
+  throw Error(ErrorCode::kDataLoss,
+              fmt::format("{}: its header is not what was written: other tools misread it; what "
+                          "the manifest says still loads",
+                          files_[index]->path()));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/checkpoint_reader.h: a checkpoint directory as a source of state: every byte that
+// is given out was hashed and compared. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "aio/direct_file.h"
+#include "base/runtime/worker_pool.h"
+#include "core/checkpoint/manifest.h"
+#include "core/checkpoint/state_source.h"
+
+namespace ziggurat {
+
+class CheckpointReader final : public StateSource {
+ public:
+  struct Environment {
+    Reactor& reactor;
+    WorkerPool& workers;
+    IoEngine& io;
+    IoObservers observers{};
+  };
+  /// Proven bytes that are kept, in case the next chunk needs the rest of them.
+  static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{32} << 20;
+
+  /// Reads the manifest of `directory`; the shards are opened and their sizes compared. Errors:
+  /// kInvalidArgument where there is no checkpoint; kDataLoss naming what is wrong.
+  static Task<std::unique_ptr<CheckpointReader>> open(Environment environment,
+                                                      std::string directory);
+
+  const StateContent& content() const noexcept override { return manifest_.content; }
+  const Manifest& manifest() const noexcept { return manifest_; }
+  Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
+              std::span<std::byte> array) override;
+  std::string place() const override { return directory_; }
+
+  /// Reads and compares everything of a piece, or a file's header.
+  Task<> prove(const StatePiece& piece);
+  Task<> prove_header(std::size_t file);
+
+ private:
+  CheckpointReader(Environment environment, std::string directory)
+      : environment_(environment), directory_(std::move(directory)) {}
+
+  /// Bytes that are hashed together: those being read are waited for by all who want them.
+  struct Block {
+    explicit Block(Reactor& reactor) : ready(reactor) {}
+    std::vector<std::byte> bytes{};
+    Signal ready;
+  };
+  using BlockId = std::pair<std::size_t, std::size_t>;  // piece, and which of its hashed bytes
+  using BlockPtr = std::shared_ptr<Block>;
+
+  Task<> read_manifest();
+  Task<BlockPtr> block(std::size_t piece, std::size_t index);
+  Task<> read_block(const StatePiece& piece, std::size_t index, std::uint64_t begin, Block& into);
+  Task<> read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,
+                    std::span<std::byte> out);
+  void keep(const BlockId& id, const BlockPtr& block);
+
+  Environment environment_;
+  std::string directory_;
+  Manifest manifest_;
+  std::vector<std::unique_ptr<DirectFile>> files_;
+  std::vector<std::vector<std::size_t>> pieces_of_;       // per tensor
+  std::vector<std::vector<std::uint64_t>> block_begins_;  // per piece, in bytes
+  std::map<BlockId, BlockPtr> blocks_;
+  std::list<BlockId> kept_;  // the one used last comes last
+  std::uint64_t kept_bytes_ = 0;
+};
+
+}  // namespace ziggurat

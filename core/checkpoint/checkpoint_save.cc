@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/checkpoint_save.cc: the order of a commit, and what is left when it fails.
+#include "core/checkpoint/checkpoint_save.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <utility>
+
+#include "base/error.h"
+#include "tiers/quorum.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::string_view kNameBegin = "step-";
+
+std::string manifest_path(const std::string& directory) {
+  return fmt::format("{}/{}", directory, Manifest::kFileName);
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::uint64_t step) { return fmt::format("{}{:09}", kNameBegin, step); }
+
+std::vector<std::uint64_t> checkpoint_steps(IoEngine& io, const std::string& folder) {
+  std::vector<std::uint64_t> steps;
+  std::vector<std::string> names;
+  try {
+    names = io.names_in(folder);
+  } catch (const Error& error) {
+    if (error.native() != ENOENT) throw;
+  }
+  for (const std::string& name : names) {
+    std::uint64_t step = 0;
+    const char* const digits = name.data() + std::min(name.size(), kNameBegin.size());
+    const auto [end, error] = std::from_chars(digits, name.data() + name.size(), step);
+    if (error != std::errc{} || checkpoint_name(step) != name) continue;
+    if (io.exists(manifest_path(folder + "/" + name))) steps.push_back(step);
+  }
+  std::ranges::sort(steps);
+  return steps;
+}
+
+std::string find_checkpoint(IoEngine& io, const std::string& path) {
+  if (io.exists(manifest_path(path))) return path;
+  const std::vector<std::uint64_t> steps = checkpoint_steps(io, path);
+  if (!steps.empty()) return path + "/" + checkpoint_name(steps.back());
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: there is no checkpoint: neither a {}, nor a directory {}.. with one",
+                          path, Manifest::kFileName, kNameBegin),
+              ENOENT);
+}
+
+std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention) {
+  std::vector<std::uint64_t> gone;
+  if (retention.keep_last == 0) return gone;
+  const std::uint64_t older =
+      steps.size() - std::min<std::uint64_t>(steps.size(), retention.keep_last);
+  for (std::uint64_t i = 0; i < older; ++i) {
+    const bool stays = retention.keep_every > 0 && steps[i] % retention.keep_every == 0;
+    if (!stays) gone.push_back(steps[i]);
+  }
+  return gone;
+}
+
+void remove_checkpoint(IoEngine& io, const std::string& directory) {
+  if (io.exists(manifest_path(directory))) {
+    io.remove(manifest_path(directory));
+    io.sync_directory(directory);
+  }
+  for (const std::string& name : io.names_in(directory)) io.remove(directory + "/" + name);
+  io.remove_directory(directory);
+}
+
+CheckpointSave::CheckpointSave(Environment environment, Request request)
+    : environment_(environment),
+      request_(std::move(request)),
+      directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
+
+/// All ranks go on, or each throws: what it met itself, or that another met something.
+Task<> CheckpointSave::agree(std::exception_ptr error) {
+  std::array<std::uint64_t, 1> failed{error ? 1U : 0U};
+  const std::span<std::uint64_t> view(failed);
+  co_await environment_.ranks.all_reduce(view, Communicator::Op::kMax);
+  if (error) std::rethrow_exception(error);
+  if (failed[0] != 0)
+    throw PeerFailed(ErrorCode::kUnavailable,
+                     fmt::format("{}: another rank could not save its part", directory_));
+}
+
+void CheckpointSave::make_directory() {
+  IoEngine& io = environment_.io;
+  io.make_directory(request_.folder);
+  if (io.exists(manifest_path(directory_))) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: this step's checkpoint is there already, and stays as it is", directory_),
+        EEXIST);
+  }
+  io.make_directory(directory_);
+  for (const std::string& name : io.names_in(directory_)) io.remove(directory_ + "/" + name);
+}
+
+Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environment,
+                                                            Request request) {
+  std::unique_ptr<CheckpointSave> save(new CheckpointSave(environment, std::move(request)));
+  std::exception_ptr error;
+  try {
+    if (environment.ranks.rank() == 0) save->make_directory();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  co_await save->agree(error);
+  try {
+    const std::vector<StateTensor>& tensors = save->request_.content.tensors;
+    Task<std::unique_ptr<CheckpointWriter>> making = CheckpointWriter::create(
+        {environment.reactor, environment.workers, environment.io, environment.observers},
+        save->directory_, std::move(save->request_.plan), tensors);
+    save->writer_ = co_await std::move(making);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::exception_ptr agreed;
+  try {
+    co_await save->agree(error);
+  } catch (...) {
+    agreed = std::current_exception();
+  }
+  if (agreed) {
+    save->clean();
+    std::rethrow_exception(agreed);
+  }
+  co_return std::move(save);
+}
+
+Task<> CheckpointSave::commit(std::exception_ptr failure) {
+  Manifest manifest;
+  std::exception_ptr error = failure;
+  if (!error) {
+    try {
+      manifest.pieces = co_await writer_->finish();
+      manifest.files = writer_->files();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  std::exception_ptr agreed;
+  try {
+    co_await agree(error);
+    co_await gather(manifest);
+    std::exception_ptr published;
+    if (environment_.ranks.rank() == 0) {
+      try {
+        co_await publish(manifest);
+      } catch (...) {
+        published = std::current_exception();
+      }
+    }
+    co_await agree(published);
+  } catch (...) {
+    agreed = std::current_exception();
+  }
+  if (agreed) {
+    clean();
+    std::rethrow_exception(agreed);
+  }
+  writer_->keep();
+}
+
+/// Rank 0's manifest gets the files and pieces of all.
+Task<> CheckpointSave::gather(Manifest& manifest) {
+  Communicator& ranks = environment_.ranks;
+  const std::string own = files_text(manifest);
+  const std::uint64_t size = own.size();
+  std::vector<std::uint64_t> sizes(static_cast<std::size_t>(ranks.world_size()));
+  co_await ranks.all_gather(std::as_bytes(std::span(&size, 1)),
+                            std::as_writable_bytes(std::span(sizes)));
+  if (ranks.rank() != 0) {
+    co_await ranks.send(std::as_bytes(std::span(own)), 0);
+    co_return;
+  }
+  manifest.content = request_.content;
+  for (int rank = 1; rank < ranks.world_size(); ++rank) {
+    std::string text(sizes[static_cast<std::size_t>(rank)], '\0');
+    co_await ranks.recv(std::as_writable_bytes(std::span(text)), rank);
+    add_files(manifest, text, fmt::format("rank {}'s part of {}", rank, directory_));
+  }
+}
+
+Task<> CheckpointSave::write_text(const std::string& path, const std::string& text) {
+  IoEngine& io = environment_.io;
+  const std::string part = path + ".part";
+  if (io.exists(part)) io.remove(part);
+  {
+    const auto file = DirectFile::open(environment_.reactor, io, part,
+                                       {.create = true, .writable = true, .direct = false},
+                                       environment_.observers);
+    co_await file->write(0, std::as_bytes(std::span(text)));
+    co_await file->sync();
+  }
+  io.rename(part, path);
+}
+
+Task<> CheckpointSave::publish(const Manifest& manifest) {
+  IoEngine& io = environment_.io;
+  const std::string path = manifest_path(directory_);
+  // The names of the shards are durable before the manifest that speaks of them.
+  io.sync_directory(directory_);
+  const std::string text = to_text(manifest);
+  co_await write_text(path, text);
+  io.sync_directory(directory_);
+  io.sync_directory(request_.folder);
+  // Whole from here on; what follows is housekeeping.
+  const std::string latest = checkpoint_name(request_.content.step) + "\n";
+  co_await write_text(request_.folder + "/latest", latest);
+  for (const std::uint64_t step :
+       expired(checkpoint_steps(io, request_.folder), request_.retention))
+    remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));
+  io.sync_directory(request_.folder);
+}
+
+void CheckpointSave::clean() noexcept {
+  writer_.reset();
+  if (environment_.ranks.rank() != 0) return;
+  try {
+    if (environment_.io.exists(manifest_path(directory_))) return;
+    remove_checkpoint(environment_.io, directory_);
+  } catch (const std::exception&) {
+    // It has no manifest: nobody takes it for a checkpoint, and the next save removes it.
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/checkpoint_writer.cc: runs of tensors to stretches of files.
+#include "core/checkpoint/checkpoint_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/checksum.h"
+#include "base/error.h"
+
+namespace ziggurat {
+
+CheckpointWriter::CheckpointWriter(Environment environment, std::string directory, ShardPlan plan,
+                                   std::vector<StateTensor> tensors)
+    : environment_(environment),
+      directory_(std::move(directory)),
+      plan_(std::move(plan)),
+      tensors_(std::move(tensors)),
+      pieces_of_(tensors_.size()),
+      hashed_(plan_.pieces.size()) {
+  for (std::size_t p = 0; p < plan_.pieces.size(); ++p)
+    pieces_of_[plan_.pieces[p].tensor].push_back(p);
+}
+
+Task<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(Environment environment,
+                                                                 std::string directory,
+                                                                 ShardPlan plan,
+                                                                 std::vector<StateTensor> tensors) {
+  std::unique_ptr<CheckpointWriter> writer(
+      new CheckpointWriter(environment, std::move(directory), std::move(plan), std::move(tensors)));
+  const ShardPlan& of = writer->plan_;
+  // All space first: a disk that is too small is found out before anything is written.
+  for (const StateFile& file : of.files) {
+    const std::string path = writer->directory_ + "/" + file.name;
+    writer->files_.push_back(DirectFile::open(environment.reactor, environment.io, path,
+                                              {.create = true, .writable = true, .direct = false},
+                                              environment.observers));
+    writer->paths_.push_back(path);
+    writer->files_.back()->allocate(file.size_bytes);
+  }
+  for (std::size_t f = 0; f < of.files.size(); ++f)
+    co_await writer->files_[f]->write(0, std::as_bytes(std::span(of.headers[f])));
+  co_return std::move(writer);
+}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (!kept_) remove_files();
+}
+
+void CheckpointWriter::remove_files() noexcept {
+  files_.clear();
+  for (const std::string& path : paths_) {
+    try {
+      environment_.io.remove(path);
+    } catch (const std::exception&) {
+      // What stays is no checkpoint: no manifest speaks of it, and the next save removes it.
+    }
+  }
+}
+
+std::vector<CheckpointWriter::Segment> CheckpointWriter::segments(
+    const StateTensor& tensor, const StatePiece& piece, std::span<const TensorRun> runs) const {
+  std::vector<Segment> found;
+  for (const TensorRun& run : runs) {
+    std::uint64_t at = run.at;
+    for (const TensorBox& box : boxes_of(tensor.shape, run.first, run.count)) {
+      for_each_common_run(box, piece.box,
+                          [&](std::uint64_t in_box, std::uint64_t in_piece, std::uint64_t count) {
+                            found.push_back({in_piece, at + in_box, count});
+                          });
+      at += box.count();
+    }
+  }
+  std::ranges::sort(found, {}, &Segment::in_piece);
+  return found;
+}
+
+Task<> CheckpointWriter::write(std::size_t tensor, std::span<const TensorRun> runs,
+                               std::span<const std::byte> array) {
+  for (const std::size_t piece : pieces_of_[tensor]) {
+    const std::vector<Segment> found = segments(tensors_[tensor], plan_.pieces[piece], runs);
+    // As a rule all of it is one stretch of the file.
+    for (std::size_t begin = 0; begin < found.size();) {
+      std::size_t end = begin + 1;
+      while (end < found.size() &&
+             found[end].in_piece == found[end - 1].in_piece + found[end - 1].count)
+        ++end;
+      co_await write_piece(piece, std::span(found).subspan(begin, end - begin), array);
+      begin = end;
+    }
+  }
+}
+
+Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment> segments,
+                                     std::span<const std::byte> array) {
+  const StatePiece& piece = plan_.pieces[index];
+  const std::uint64_t size = ziggurat::size_bytes(tensors_[piece.tensor].type);
+  const std::uint64_t first = segments.front().in_piece;
+  const std::uint64_t count = segments.back().in_piece + segments.back().count - first;
+  std::vector<std::byte> stretch(count * size);
+  ZIGGURAT_CHECK(stretch.size() <= kHashedBytesMax, "{} bytes of '{}' at once", stretch.size(),
+                 tensors_[piece.tensor].name);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] {
+    for (const Segment& segment : segments) {
+      std::memcpy(stretch.data() + (segment.in_piece - first) * size,
+                  array.data() + segment.at * size, segment.count * size);
+    }
+    hash = hash64(stretch, 0);
+  };
+  co_await environment_.workers.run(environment_.reactor, "hash checkpoint", job);
+  co_await files_[piece.file]->write(piece.offset_bytes + first * size, stretch,
+                                     IoPriority::kWriteBack);
+  const auto [its, fresh] = hashed_[index].insert_or_assign(
+      first * size, HashedBytes{.size_bytes = stretch.size(), .hash = hash});
+  if (fresh) written_bytes_ += stretch.size();
+}
+
+Task<std::vector<StatePiece>> CheckpointWriter::finish() {
+  for (std::size_t p = 0; p < plan_.pieces.size(); ++p) {
+    StatePiece& piece = plan_.pieces[p];
+    std::uint64_t end = 0;
+    piece.hashed.clear();
+    for (const auto& [begin, hashed] : hashed_[p]) {
+      ZIGGURAT_CHECK(begin == end, "'{}': bytes {} to {} were not written",
+                     tensors_[piece.tensor].name, end, begin);
+      end += hashed.size_bytes;
+      piece.hashed.push_back(hashed);
+    }
+    ZIGGURAT_CHECK(end == piece.box.count() * ziggurat::size_bytes(tensors_[piece.tensor].type),
+                   "'{}': {} bytes of {} were written", tensors_[piece.tensor].name, end,
+                   piece.box.count() * ziggurat::size_bytes(tensors_[piece.tensor].type));
+  }
+  for (const std::unique_ptr<DirectFile>& file : files_) co_await file->sync();
+  files_.clear();
+  co_return plan_.pieces;
+}
+
+}  // namespace ziggurat

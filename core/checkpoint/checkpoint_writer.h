@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/checkpoint_writer.h: the files that one rank writes of a checkpoint: filled in
+// any order, hashed on the way, synced at the end. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aio/direct_file.h"
+#include "base/runtime/worker_pool.h"
+#include "core/checkpoint/shard_plan.h"
+#include "core/checkpoint/state_source.h"
+
+namespace ziggurat {
+
+class CheckpointWriter final : public StateSink {
+ public:
+  struct Environment {
+    Reactor& reactor;
+    WorkerPool& workers;
+    IoEngine& io;
+    IoObservers observers{};
+  };
+  /// Makes the files of `plan` in `directory`, which is there, with their space reserved and their
+  /// headers written. `tensors` are ChunkRuns::tensors(). Errors: kResourceExhausted where the
+  /// space is not there, errno's; what was made is removed then.
+  static Task<std::unique_ptr<CheckpointWriter>> create(Environment environment,
+                                                        std::string directory, ShardPlan plan,
+                                                        std::vector<StateTensor> tensors);
+  /// Without keep(): removes its files.
+  ~CheckpointWriter() override;
+
+  /// What no piece of this rank covers is left to others.
+  Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
+               std::span<const std::byte> array) override;
+  /// Everything was given: syncs the files. The pieces, with their hashes; the files are whole
+  /// when their directory was synced, too. Errors: errno's.
+  Task<std::vector<StatePiece>> finish();
+  /// The files stay.
+  void keep() noexcept { kept_ = true; }
+
+  const std::vector<StateFile>& files() const noexcept { return plan_.files; }
+  std::uint64_t size_bytes() const noexcept { return plan_.size_bytes(); }
+  std::uint64_t written_bytes() const noexcept { return written_bytes_; }
+
+ private:
+  CheckpointWriter(Environment environment, std::string directory, ShardPlan plan,
+                   std::vector<StateTensor> tensors);
+  /// Elements that follow one another in the array and in a piece.
+  struct Segment {
+    std::uint64_t in_piece, at, count;
+  };
+  std::vector<Segment> segments(const StateTensor& tensor, const StatePiece& piece,
+                                std::span<const TensorRun> runs) const;
+  Task<> write_piece(std::size_t piece, std::span<const Segment> segments,
+                     std::span<const std::byte> array);
+  void remove_files() noexcept;
+
+  Environment environment_;
+  std::string directory_;
+  ShardPlan plan_;
+  std::vector<StateTensor> tensors_;
+  std::vector<std::unique_ptr<DirectFile>> files_;
+  std::vector<std::string> paths_;
+  std::vector<std::vector<std::size_t>> pieces_of_;  // per tensor
+  /// Per piece: what was written, by where it begins.
+  std::vector<std::map<std::uint64_t, HashedBytes>> hashed_;
+  std::uint64_t written_bytes_ = 0;
+  bool kept_ = false;
+};
+
+}  // namespace ziggurat

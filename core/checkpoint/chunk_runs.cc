@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/chunk_runs.cc: from places in a part's unit to places in whole parameters.
+#include "core/checkpoint/chunk_runs.h"
+
+#include <algorithm>
+
+#include "core/sharding/tensor_part.h"
+
+namespace ziggurat {
+namespace {
+
+TensorType type_of(StateElement element) {
+  switch (element) {
+    case StateElement::kBF16: return TensorType::kBF16;
+    case StateElement::kCode: return TensorType::kU8;
+    case StateElement::kF32: break;
+  }
+  return TensorType::kF32;
+}
+
+std::uint64_t blocks(std::uint64_t count, std::uint32_t block) {
+  return (count + block - 1) / block;
+}
+
+}  // namespace
+
+ChunkRuns::ChunkRuns(const ChunkTable& table)
+    : table_(table), arrays_(state_arrays(table.state())) {
+  const ModelSpec whole = whole_of(table.model(), table.sharding().tensor.ranks);
+  for (UnitId unit = 0; unit < whole.units.size(); ++unit) add_unit(unit, whole.units[unit]);
+}
+
+void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
+  params_.emplace_back();
+  scales_.emplace_back(arrays_.size(), -1);
+  for (const ParamSpec& param : whole.params) {
+    std::vector<int>& of = params_.back().emplace_back(arrays_.size(), -1);
+    const std::size_t held = param.constant ? kConstantArrays : arrays_.size();
+    for (std::size_t a = 0; a < held; ++a) {
+      if (arrays_[a].is_scale()) continue;
+      of[a] = static_cast<int>(tensors_.size());
+      tensors_.push_back(
+          {.name = a == 0 ? param.name : state_tensor_name(arrays_[a].name, param.name),
+           .owner = param.name,
+           .array = arrays_[a].name,
+           // A constant record is of fp32 masters, whatever the others hold.
+           .type = param.constant ? TensorType::kF32 : type_of(arrays_[a].element),
+           .shape = param.shape});
+    }
+  }
+  if (whole.constant()) return;
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    if (!arrays_[a].is_scale()) continue;
+    scales_[unit][a] = static_cast<int>(tensors_.size());
+    const std::uint64_t count = blocks(whole.count(), arrays_[a].block);
+    tensors_.push_back({.name = state_tensor_name(arrays_[a].name, whole.name),
+                        .owner = whole.name,
+                        .array = arrays_[a].name,
+                        .type = TensorType::kF32,
+                        .shape = {static_cast<std::int64_t>(count)}});
+  }
+}
+
+std::vector<StateUnit> ChunkRuns::units() const {
+  std::vector<StateUnit> units;
+  for (const UnitSpec& unit : table_.model().units) {
+    units.push_back({.name = unit.name, .params = {}});
+    for (const ParamSpec& param : unit.params) units.back().params.push_back(param.name);
+  }
+  return units;
+}
+
+int ChunkRuns::tensor(std::size_t array, UnitId unit, std::size_t param) const {
+  return arrays_[array].is_scale() ? scales_[unit][array] : params_[unit][param][array];
+}
+
+std::vector<ChunkRuns::OfTensor> ChunkRuns::of(ChunkId chunk) const {
+  std::vector<OfTensor> all;
+  if (table_.real_count(chunk) == 0) return all;
+  add_params(chunk, all);
+  if (!table_.chunk(chunk).constant) add_scales(chunk, all);
+  return all;
+}
+
+void ChunkRuns::add_params(ChunkId id, std::vector<OfTensor>& all) const {
+  const Chunk& chunk = table_.chunk(id);
+  const UnitSpec& unit = table_.model().units[chunk.unit];
+  const TensorPart part = table_.sharding().tensor;
+  const std::uint64_t end = chunk.begin + table_.real_count(id);
+  std::uint64_t begin = 0;
+  for (std::size_t p = 0; p < unit.params.size(); ++p) {
+    const ParamSpec& param = unit.params[p];
+    const std::uint64_t from = std::max(begin, chunk.begin);
+    const std::uint64_t to = std::min(begin + param.count(), end);
+    if (from < to) {
+      const UnitSpec alone{.name = unit.name, .params = {param}};
+      std::vector<TensorRun> runs;
+      for_each_run(alone, part, from - begin, to - from, [&](const PartRun& run) {
+        runs.push_back(
+            {.first = run.whole_begin, .count = run.count, .at = begin + run.begin - chunk.begin});
+      });
+      const std::size_t held = chunk.constant ? kConstantArrays : arrays_.size();
+      for (std::size_t a = 0; a < held; ++a) {
+        const int tensor = params_[chunk.unit][p][a];
+        if (tensor >= 0)
+          all.push_back({.tensor = static_cast<std::size_t>(tensor), .array = a, .runs = runs});
+      }
+    }
+    begin += param.count();
+  }
+}
+
+void ChunkRuns::add_scales(ChunkId id, std::vector<OfTensor>& all) const {
+  const Chunk& chunk = table_.chunk(id);
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    const int tensor = scales_[chunk.unit][a];
+    if (tensor < 0) continue;
+    const std::uint32_t block = arrays_[a].block;
+    all.push_back({.tensor = static_cast<std::size_t>(tensor),
+                   .array = a,
+                   .runs = {{.first = chunk.begin / block,
+                             .count = blocks(table_.real_count(id), block),
+                             .at = 0}}});
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/chunk_runs.h: a rank's chunks as runs of the model's tensors, and the other way.
+// Arithmetic only; any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/state_source.h"
+#include "core/sharding/chunk_table.h"
+#include "optimizer/state_arrays.h"
+
+namespace ziggurat {
+
+class ChunkRuns {
+ public:
+  /// `table` must outlive this.
+  explicit ChunkRuns(const ChunkTable& table);
+
+  /// All of the model, whatever this rank has of it; constant parameters have a master alone.
+  const std::vector<StateTensor>& tensors() const noexcept { return tensors_; }
+  std::vector<StateUnit> units() const;
+  const std::vector<StateArray>& arrays() const noexcept { return arrays_; }
+
+  struct OfTensor {
+    std::size_t tensor;  ///< of tensors()
+    std::size_t array;   ///< of arrays(): TensorRun::at counts its values in the chunk's record
+    std::vector<TensorRun> runs;
+  };
+  /// What the chunk's record has, padding left out; a tensor at a time.
+  std::vector<OfTensor> of(ChunkId chunk) const;
+
+  /// Tensor of array `array` over parameter `param` of `unit`, or over the unit itself where the
+  /// array is of scales; -1: there is none.
+  int tensor(std::size_t array, UnitId unit, std::size_t param) const;
+
+ private:
+  void add_unit(UnitId unit, const UnitSpec& whole);
+  void add_params(ChunkId chunk, std::vector<OfTensor>& all) const;
+  void add_scales(ChunkId chunk, std::vector<OfTensor>& all) const;
+
+  const ChunkTable& table_;
+  std::vector<StateArray> arrays_;
+  std::vector<StateTensor> tensors_;
+  std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: tensor
+  std::vector<std::vector<int>> scales_;               // [unit][array]
+};
+
+}  // namespace ziggurat

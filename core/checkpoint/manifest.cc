@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/manifest.cc: to JSON and back; a text that comes back differently is refused.
+#include "core/checkpoint/manifest.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/checksum.h"
+#include "base/error.h"
+#include "core/checkpoint/manifest_rules.h"
+#include "core/checkpoint/strict_json.h"
+#include "optimizer/state_format.h"
+
+namespace ziggurat {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::string_view kChecksumBegin = "{\"checksum\":\"";
+constexpr std::string_view kChecksumEnd = "\",\n";
+constexpr std::size_t kDigits = 16;
+
+std::string hex(std::uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+std::string bytes_text(std::span<const std::byte> bytes) {
+  std::string text;
+  text.reserve(2 * bytes.size());
+  for (const std::byte byte : bytes)
+    fmt::format_to(std::back_inserter(text), "{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
+std::vector<std::byte> bytes_of(const JsonField& field) {
+  const std::string text = field.text();
+  std::vector<std::byte> bytes(text.size() / 2);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    unsigned value = 0;
+    std::from_chars(text.data() + 2 * i, text.data() + 2 * i + 2, value, 16);
+    bytes[i] = static_cast<std::byte>(value);
+  }
+  if (bytes_text(bytes) != text) field.refuse("it is no bytes in hexadecimal digits");
+  return bytes;
+}
+
+ordered_json state_json(const std::optional<StateKind>& state) {
+  if (!state) return nullptr;
+  return {{"optimizer", to_string(state->optimizer)}, {"format", to_string(state->format)}};
+}
+
+std::optional<StateKind> state_of(const JsonField& field) {
+  if (field.is_null()) return std::nullopt;
+  field.require_keys({"optimizer", "format"});
+  const auto optimizer = parse_optimizer(field.at("optimizer").text());
+  const auto format = parse_state_format(field.at("format").text());
+  if (!optimizer || !format) field.refuse("this program does not know that state");
+  return StateKind{*optimizer, *format};
+}
+
+ordered_json layout_json(const SavedLayout& layout) {
+  return {{"ranks", layout.ranks},
+          {"tensor_parallel", layout.tensor_parallel},
+          {"zero_stage", layout.zero_stage},
+          {"shard_group", layout.shard_group},
+          {"placement", layout.placement}};
+}
+
+SavedLayout layout_of(const JsonField& field) {
+  constexpr std::uint64_t kMax = 1U << 30;
+  field.require_keys({"ranks", "tensor_parallel", "zero_stage", "shard_group", "placement"});
+  return {.ranks = static_cast<int>(field.at("ranks").number(kMax)),
+          .tensor_parallel = static_cast<int>(field.at("tensor_parallel").number(kMax)),
+          .zero_stage = static_cast<int>(field.at("zero_stage").number(kMax)),
+          .shard_group = static_cast<int>(field.at("shard_group").number(kMax)),
+          .placement = field.at("placement").text()};
+}
+
+ordered_json content_json(const StateContent& content) {
+  ordered_json units = ordered_json::array();
+  for (const StateUnit& unit : content.units) units.push_back({unit.name, unit.params});
+  ordered_json tensors = ordered_json::array();
+  for (const StateTensor& tensor : content.tensors)
+    tensors.push_back(
+        {tensor.name, tensor.owner, tensor.array, to_string(tensor.type), tensor.shape});
+  ordered_json resume = ordered_json::object();
+  for (const auto& [name, text] : content.resume) resume[name] = ordered_json::parse(text);
+  return {{"model", content.model},
+          {"dtype", to_string(content.dtype)},
+          {"state", state_json(content.state)},
+          {"step", content.step},
+          {"run_identity", content.run_identity},
+          {"numerics_fingerprint", content.numerics_fingerprint},
+          {"layout", layout_json(content.layout)},
+          {"versions", content.versions},
+          {"resume", resume},
+          {"blob", bytes_text(content.blob)},
+          {"units", units},
+          {"tensors", tensors}};
+}
+
+StateContent content_of(const JsonField& field) {
+  field.require_keys({"model", "dtype", "state", "step", "run_identity", "numerics_fingerprint",
+                      "layout", "versions", "resume", "blob", "units", "tensors"});
+  StateContent content;
+  content.model = field.at("model").text();
+  const JsonField dtype = field.at("dtype");
+  if (!parse_dtype(dtype.text())) dtype.refuse("it is no type of parameters");
+  content.dtype = *parse_dtype(dtype.text());
+  content.state = state_of(field.at("state"));
+  content.step = field.at("step").number();
+  content.run_identity = field.at("run_identity").text();
+  content.numerics_fingerprint = field.at("numerics_fingerprint").text();
+  content.layout = layout_of(field.at("layout"));
+  for (const auto& [name, value] : field.at("versions").value().items())
+    content.versions[name] = JsonField(value, field.path() + ".versions." + name).text();
+  for (const auto& [name, value] : field.at("resume").value().items())
+    content.resume[name] = value.dump();
+  content.blob = bytes_of(field.at("blob"));
+  const JsonField units = field.at("units");
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    StateUnit& unit = content.units.emplace_back();
+    unit.name = units.at(u).at(std::size_t{0}).text();
+    const JsonField params = units.at(u).at(1);
+    for (std::size_t p = 0; p < params.size(); ++p) unit.params.push_back(params.at(p).text());
+  }
+  const JsonField tensors = field.at("tensors");
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const JsonField its = tensors.at(t);
+    const auto type = parse_tensor_type(its.at(3).text());
+    if (!type) its.refuse("it has no type that is known");
+    content.tensors.push_back({.name = its.at(std::size_t{0}).text(),
+                               .owner = its.at(1).text(),
+                               .array = its.at(2).text(),
+                               .type = *type,
+                               .shape = its.at(4).numbers()});
+  }
+  return content;
+}
+
+ordered_json files_json(const Manifest& manifest) {
+  ordered_json files = ordered_json::array();
+  for (const StateFile& file : manifest.files)
+    files.push_back({file.name, file.size_bytes, file.header_bytes, hex(file.header_hash)});
+  return files;
+}
+
+ordered_json pieces_json(const Manifest& manifest) {
+  ordered_json pieces = ordered_json::array();
+  for (const StatePiece& piece : manifest.pieces) {
+    ordered_json sizes = ordered_json::array();
+    ordered_json hashes = ordered_json::array();
+    for (const HashedBytes& hashed : piece.hashed) {
+      sizes.push_back(hashed.size_bytes);
+      hashes.push_back(hex(hashed.hash));
+    }
+    pieces.push_back({piece.tensor, piece.file, piece.offset_bytes, piece.box.offsets,
+                      piece.box.shape, sizes, hashes});
+  }
+  return pieces;
+}
+
+StatePiece piece_of(const JsonField& its) {
+  StatePiece piece{.tensor = static_cast<std::uint32_t>(its.at(std::size_t{0}).number(UINT32_MAX)),
+                   .file = static_cast<std::uint32_t>(its.at(1).number(UINT32_MAX)),
+                   .offset_bytes = its.at(2).number(),
+                   .box = {.offsets = its.at(3).numbers(), .shape = its.at(4).numbers()},
+                   .hashed = {}};
+  const JsonField sizes = its.at(5);
+  const JsonField hashes = its.at(6);
+  if (sizes.size() != hashes.size()) its.refuse("it has more hashes than sizes, or fewer");
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    piece.hashed.push_back({sizes.at(i).number(), hashes.at(i).hex()});
+  return piece;
+}
+
+/// Behind the files that are there already.
+void read_files(const JsonField& top, Manifest& manifest) {
+  const auto before = static_cast<std::uint32_t>(manifest.files.size());
+  const JsonField files = top.at("files");
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const JsonField its = files.at(f);
+    manifest.files.push_back({.name = its.at(std::size_t{0}).text(),
+                              .size_bytes = its.at(1).number(),
+                              .header_bytes = its.at(2).number(),
+                              .header_hash = its.at(3).hex()});
+  }
+  const JsonField pieces = top.at("pieces");
+  for (std::size_t p = 0; p < pieces.size(); ++p) {
+    manifest.pieces.push_back(piece_of(pieces.at(p)));
+    manifest.pieces.back().file += before;
+  }
+}
+
+/// The text behind the checksum's line, proven.
+std::string_view proven(std::string_view text, const std::string& place) {
+  const std::size_t begin = kChecksumBegin.size() + kDigits + kChecksumEnd.size();
+  const bool framed =
+      text.size() > begin && text.starts_with(kChecksumBegin) &&
+      text.substr(kChecksumBegin.size() + kDigits, kChecksumEnd.size()) == kChecksumEnd;
+  if (!framed)
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it does not begin with a checksum", place));
+  const std::string_view rest = text.substr(begin);
+  if (text.substr(kChecksumBegin.size(), kDigits) != hex(hash64(std::as_bytes(std::span(rest)), 0)))
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: its checksum is wrong: it was changed or cut short", place));
+  return rest;
+}
+
+std::string body(const Manifest& manifest) {
+  std::string text = fmt::format("\"schema\":{},\n\"content\":", Manifest::kSchema) +
+                     content_json(manifest.content).dump();
+  text += ",\n\"files\":" + files_json(manifest).dump();
+  text += ",\n\"pieces\":" + pieces_json(manifest).dump() + "}\n";
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> missing_resume_names(const StateContent& content) {
+  std::vector<std::string> missing;
+  for (const std::string_view name : kResumeNames) {
+    const auto found = content.resume.find(std::string(name));
+    const bool there =
+        found != content.resume.end() && (found->second != "null" || name == "loss_scale");
+    if (!there) missing.emplace_back(name);
+  }
+  return missing;
+}
+
+std::string files_text(const Manifest& manifest) {
+  return "{\"files\":" + files_json(manifest).dump() +
+         ",\"pieces\":" + pieces_json(manifest).dump() + "}";
+}
+
+void add_files(Manifest& manifest, std::string_view text, const std::string& place) {
+  const nlohmann::json json = parse_strict(text, place);
+  read_files(JsonField(json, place), manifest);
+}
+
+std::string to_text(const Manifest& manifest) {
+  const std::string broken = broken_rule(manifest);
+  if (!broken.empty()) throw Error(ErrorCode::kInvalidArgument, "manifest: " + broken);
+  const std::string rest = body(manifest);
+  return fmt::format("{}{}{}{}", kChecksumBegin, hex(hash64(std::as_bytes(std::span(rest)), 0)),
+                     kChecksumEnd, rest);
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& place) {
+  static_cast<void>(proven(text, place));
+  const nlohmann::json json = parse_strict(text, place);
+  const JsonField top(json, place);
+  if (const std::uint64_t schema = top.at("schema").number(); schema != Manifest::kSchema) {
+    top.refuse(fmt::format("schema {}: this program reads {}; a newer one may", schema,
+                           Manifest::kSchema));
+  }
+  top.require_keys({"checksum", "schema", "content", "files", "pieces"});
+  Manifest manifest{.content = content_of(top.at("content")), .files = {}, .pieces = {}};
+  read_files(top, manifest);
+  const std::string broken = broken_rule(manifest);
+  if (!broken.empty()) top.refuse(broken);
+  return manifest;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/manifest.h: `manifest.json`, what a checkpoint directory says of itself: what it
+// has, in which file each piece of each tensor lies, and the hash of every byte.
+//
+// Whoever reads a checkpoint believes the manifest and nothing else: headers of shards are for
+// other tools. A text is refused before anything is sized by it if it is not what to_text() could
+// have written.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/checkpoint/state_content.h"
+#include "core/checkpoint/tensor_box.h"
+
+namespace ziggurat {
+
+/// Bytes that are hashed together, at most: what a reader holds to prove any byte of them.
+inline constexpr std::uint64_t kHashedBytesMax = std::uint64_t{4} << 20;
+
+/// The next `size_bytes` of a piece.
+struct HashedBytes {
+  std::uint64_t size_bytes = 0;
+  std::uint64_t hash = 0;  ///< hash64() under seed 0
+  friend bool operator==(const HashedBytes&, const HashedBytes&) = default;
+};
+
+/// A box of a tensor, in one file, row by row.
+struct StatePiece {
+  std::uint32_t tensor = 0;        ///< of StateContent::tensors
+  std::uint32_t file = 0;          ///< of Manifest::files
+  std::uint64_t offset_bytes = 0;  ///< in the file
+  TensorBox box;
+  std::vector<HashedBytes> hashed;  ///< all of it, in order
+  friend bool operator==(const StatePiece&, const StatePiece&) = default;
+};
+
+struct StateFile {
+  std::string name;  ///< in the checkpoint's directory: no path
+  std::uint64_t size_bytes = 0;
+  std::uint64_t header_bytes = 0;  ///< before the first tensor
+  std::uint64_t header_hash = 0;   ///< of those
+  friend bool operator==(const StateFile&, const StateFile&) = default;
+};
+
+struct Manifest {
+  static constexpr std::string_view kFileName = "manifest.json";
+  static constexpr std::uint64_t kSchema = 1;
+  /// Longer texts are refused: a checkpoint of 10 TB has about 100 MB.
+  static constexpr std::uint64_t kTextBytesMax = std::uint64_t{1} << 30;
+
+  StateContent content;
+  std::vector<StateFile> files;
+  std::vector<StatePiece> pieces;
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+/// What StateContent::resume must have before a run can go on elsewhere as if nothing had happened;
+/// `verify` names what is missing. "loss_scale" is there even where it is null.
+inline constexpr std::array<std::string_view, 10> kResumeNames{
+    "schedule",    "loss_scale", "consumed_samples", "consumed_tokens", "data_cursor", "rng",
+    "best_metric", "data",       "evaluation",       "tokenizer"};
+std::vector<std::string> missing_resume_names(const StateContent& content);
+
+/// The files and pieces alone, as one rank has them; and such a text added to what others have.
+/// Errors: kDataLoss naming `place`.
+std::string files_text(const Manifest& manifest);
+void add_files(Manifest& manifest, std::string_view text, const std::string& place);
+
+/// Canonical JSON, with a checksum of itself in its first line. Errors: kInvalidArgument for
+/// content that parse_manifest() would refuse, naming it.
+std::string to_text(const Manifest& manifest);
+/// `place` is where the text is from, for messages. Errors: kDataLoss, saying what is wrong with
+/// which tensor or file: the checksum, a schema, names that leave the directory or repeat, pieces
+/// that overlap, leave their file or do not cover their tensor, sizes that do not agree.
+Manifest parse_manifest(std::string_view text, const std::string& place);
+
+}  // namespace ziggurat

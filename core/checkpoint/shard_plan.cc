@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/shard_plan.cc: slices cut into boxes, boxes dealt out to files.
+#include "core/checkpoint/shard_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/checksum.h"
+#include "core/checkpoint/safetensors_writer.h"
+
+namespace ziggurat {
+namespace {
+
+/// The part's box in the whole parameter: one, or one for each section of those that are fused.
+std::vector<TensorBox> whole_boxes(const ParamSpec& param, TensorPart part, const TensorBox& box) {
+  if (part.ranks == 1 || param.tp_dim < 0) return {box};
+  const auto d = static_cast<std::size_t>(param.tp_dim);
+  const std::int64_t section = param.shape[d] / param.tp_sections;
+  std::vector<TensorBox> boxes;
+  for (std::int64_t s = 0; s < param.tp_sections; ++s) {
+    const std::int64_t begin = std::max(box.offsets[d], s * section);
+    const std::int64_t end = std::min(box.offsets[d] + box.shape[d], (s + 1) * section);
+    if (begin >= end) continue;
+    TensorBox its = box;
+    its.offsets[d] = (s * part.ranks + part.rank) * section + (begin - s * section);
+    its.shape[d] = end - begin;
+    boxes.push_back(std::move(its));
+  }
+  return boxes;
+}
+
+/// In pieces of at most `count_max` elements, cut across the first dimension that can be.
+void cut_box(TensorBox box, std::uint64_t count_max, std::vector<TensorBox>& boxes) {
+  while (box.count() > count_max) {
+    const auto d = static_cast<std::size_t>(
+        std::ranges::find_if(box.shape, [](std::int64_t n) { return n > 1; }) - box.shape.begin());
+    const std::uint64_t row = box.count() / static_cast<std::uint64_t>(box.shape[d]);
+    const auto rows = static_cast<std::int64_t>(std::max<std::uint64_t>(1, count_max / row));
+    TensorBox first = box;
+    first.shape[d] = std::min(rows, box.shape[d] - 1);
+    box.offsets[d] += first.shape[d];
+    box.shape[d] -= first.shape[d];
+    cut_box(std::move(first), count_max, boxes);
+  }
+  boxes.push_back(std::move(box));
+}
+
+class Planner {
+ public:
+  Planner(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
+          std::uint64_t shard_bytes_max)
+      : table_(table),
+        runs_(runs),
+        rank_(rank),
+        chunks_(table, rank),
+        bytes_max_(shard_bytes_max) {}
+
+  ShardPlan plan() {
+    for (UnitId unit = 0; unit < table_.unit_count(); ++unit) add_unit(unit);
+    name_files();
+    return std::move(plan_);
+  }
+
+ private:
+  struct File {
+    std::set<std::uint32_t> tensors;
+    std::uint64_t size_bytes = 0;
+  };
+
+  /// Elements of the unit whose chunks this rank writes: one range, since slices are.
+  ElementRun range_of(UnitId unit) const {
+    const UnitChunks& chunks = table_.unit(unit);
+    ElementRun range{0, 0};
+    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+      if (!chunks_.writes(id) || table_.real_count(id) == 0) continue;
+      const std::uint64_t begin = table_.chunk(id).begin;
+      if (range.end == 0) range.begin = begin;
+      range.end = begin + table_.real_count(id);
+    }
+    return range;
+  }
+
+  void add_unit(UnitId id) {
+    const ElementRun range = range_of(id);
+    if (range.end == 0) return;
+    const UnitSpec& unit = table_.model().units[id];
+    std::uint64_t begin = 0;
+    for (std::size_t p = 0; p < unit.params.size(); ++p) {
+      const ParamSpec& param = unit.params[p];
+      const std::uint64_t from = std::max(begin, range.begin);
+      const std::uint64_t to = std::min(begin + param.count(), range.end);
+      if (from < to && chunks_.writes(param)) {
+        for (const TensorBox& part : boxes_of(param.shape, from - begin, to - from)) {
+          for (const TensorBox& whole : whole_boxes(param, table_.sharding().tensor, part))
+            add_box(id, p, whole);
+        }
+      }
+      begin += param.count();
+    }
+    for (std::size_t a = 0; a < runs_.arrays().size(); ++a) {
+      const StateArray& array = runs_.arrays()[a];
+      const int tensor = array.is_scale() ? runs_.tensor(a, id, 0) : -1;
+      if (tensor < 0) continue;
+      const auto first = static_cast<std::int64_t>(range.begin / array.block);
+      const auto end = static_cast<std::int64_t>((range.end + array.block - 1) / array.block);
+      add_piece(static_cast<std::uint32_t>(tensor), {{first}, {end - first}});
+    }
+  }
+
+  void add_box(UnitId unit, std::size_t param, const TensorBox& box) {
+    for (std::size_t a = 0; a < runs_.arrays().size(); ++a) {
+      const int tensor = runs_.arrays()[a].is_scale() ? -1 : runs_.tensor(a, unit, param);
+      if (tensor >= 0) add_piece(static_cast<std::uint32_t>(tensor), box);
+    }
+  }
+
+  void add_piece(std::uint32_t tensor, const TensorBox& box) {
+    const std::uint64_t size = size_bytes(runs_.tensors()[tensor].type);
+    std::vector<TensorBox> boxes;
+    cut_box(box, std::max<std::uint64_t>(1, bytes_max_ / size), boxes);
+    for (const TensorBox& its : boxes) {
+      const std::uint64_t bytes = its.count() * size;
+      const auto fits = [&](const File& file) {
+        return file.size_bytes + bytes <= bytes_max_ && !file.tensors.contains(tensor);
+      };
+      auto file = std::ranges::find_if(files_, fits);
+      if (file == files_.end()) file = files_.insert(files_.end(), File{});
+      file->tensors.insert(tensor);
+      file->size_bytes += bytes;
+      plan_.pieces.push_back({.tensor = tensor,
+                              .file = static_cast<std::uint32_t>(file - files_.begin()),
+                              .offset_bytes = 0,
+                              .box = its,
+                              .hashed = {}});
+    }
+  }
+
+  /// Wider types come first, so that each value lies on a multiple of its size.
+  void name_files() {
+    const auto width = [&](const StatePiece& piece) {
+      return size_bytes(runs_.tensors()[piece.tensor].type);
+    };
+    std::ranges::stable_sort(plan_.pieces, [&](const StatePiece& a, const StatePiece& b) {
+      return a.file != b.file ? a.file < b.file : width(a) > width(b);
+    });
+    for (std::uint32_t f = 0; f < files_.size(); ++f) {
+      std::vector<SafetensorsTensor> tensors;
+      nlohmann::ordered_json offsets = nlohmann::ordered_json::object();
+      std::uint64_t at = 0;
+      for (StatePiece& piece : plan_.pieces) {
+        if (piece.file != f) continue;
+        const StateTensor& tensor = runs_.tensors()[piece.tensor];
+        tensors.push_back({.name = tensor.name, .type = tensor.type, .shape = piece.box.shape});
+        offsets[tensor.name]["saved_offsets"] = piece.box.offsets;
+        piece.offset_bytes = at;
+        at += piece.box.count() * size_bytes(tensor.type);
+      }
+      // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
+      plan_.headers.push_back(
+          safetensors_header(tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", offsets.dump()}}));
+      const std::string& header = plan_.headers.back();
+      for (StatePiece& piece : plan_.pieces) {
+        if (piece.file == f) piece.offset_bytes += header.size();
+      }
+      plan_.files.push_back(
+          {.name = fmt::format("rank-{:05}-of-{:05}-{:05}.safetensors", rank_.rank, rank_.ranks, f),
+           .size_bytes = header.size() + at,
+           .header_bytes = header.size(),
+           .header_hash = hash64(std::as_bytes(std::span(header)), 0)});
+    }
+  }
+
+  const ChunkTable& table_;
+  const ChunkRuns& runs_;
+  SavingRank rank_;
+  WrittenChunks chunks_;
+  std::uint64_t bytes_max_;
+  std::vector<File> files_;
+  ShardPlan plan_;
+};
+
+}  // namespace
+
+std::uint64_t ShardPlan::size_bytes() const noexcept {
+  std::uint64_t total = 0;
+  for (const StateFile& file : files) total += file.size_bytes;
+  return total;
+}
+
+bool WrittenChunks::writes(ChunkId chunk) const noexcept {
+  if (rank_.replica != 0) return false;
+  if (table_.slices_held() == 1) return true;
+  const Chunk& its = table_.chunk(chunk);
+  const std::uint64_t slice = its.begin / table_.unit(its.unit).slice_count;
+  return slice == static_cast<std::uint64_t>(table_.sharding().rank);
+}
+
+ShardPlan plan_shards(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
+                      std::uint64_t shard_bytes_max) {
+  return Planner(table, runs, rank, shard_bytes_max).plan();
+}
+
+}  // namespace ziggurat

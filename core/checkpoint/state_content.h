@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/state_content.h: what a copy of a model's training state has, whoever holds it: a
+// checkpoint, a store, a file of weights.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "core/checkpoint/tensor_type.h"
+#include "optimizer/state_kind.h"
+
+namespace ziggurat {
+
+/// One array over one parameter, or, of scales, over one unit.
+struct StateTensor {
+  /// What it is called where all are in one place: a master has its parameter's name, any other
+  /// array state_tensor_name().
+  std::string name;
+  std::string owner;  ///< the parameter; of scales, the unit
+  std::string array;  ///< "master", "exp_avg", "exp_avg.scale": optimizer/state_arrays.h
+  TensorType type = TensorType::kF32;
+  std::vector<std::int64_t> shape;  ///< of the whole, whoever has parts of it
+
+  std::uint64_t count() const noexcept {
+    std::uint64_t total = 1;
+    for (const std::int64_t dimension : shape) total *= static_cast<std::uint64_t>(dimension);
+    return total;
+  }
+  std::uint64_t size_bytes() const noexcept { return count() * ziggurat::size_bytes(type); }
+  friend bool operator==(const StateTensor&, const StateTensor&) = default;
+};
+/// "optimizer.exp_avg.wte.weight".
+std::string state_tensor_name(const std::string& array, const std::string& owner);
+
+/// Parameters that lie one after the other; blocks of scales are counted from where they begin.
+struct StateUnit {
+  std::string name;
+  std::vector<std::string> params;
+  friend bool operator==(const StateUnit&, const StateUnit&) = default;
+};
+
+/// How the state lay among ranks where it was saved. For people: a load does not need it.
+struct SavedLayout {
+  int ranks = 1;
+  int tensor_parallel = 1;
+  int zero_stage = 0;
+  int shard_group = 1;
+  std::string placement;
+  friend bool operator==(const SavedLayout&, const SavedLayout&) = default;
+};
+
+struct StateContent {
+  std::string model;               ///< ModelSpec::name
+  DType dtype = DType::kBFloat16;  ///< of the parameters that a trainer is given
+  std::optional<StateKind> state;  ///< none: weights alone
+  std::vector<StateUnit> units;    ///< in order; none: not known
+  std::vector<StateTensor> tensors;
+  std::uint64_t step = 0;       ///< finished optimizer steps
+  std::vector<std::byte> blob;  ///< the trainer's own
+  std::string run_identity;     ///< EngineConfig::run_identity
+  std::string numerics_fingerprint;
+  SavedLayout layout;
+  /// What a trainer says of its run beside the blob, for tools and people: JSON texts by name, of
+  /// kResumeNames.
+  std::map<std::string, std::string> resume;
+  std::map<std::string, std::string> versions;  ///< "ziggurat": "0.1.0"
+
+  friend bool operator==(const StateContent&, const StateContent&) = default;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/state_loader.cc: which tensor of the source each array comes from, and by which
+// way.
+#include "core/checkpoint/state_loader.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/numerics/float16.h"
+#include "core/sharding/tensor_part.h"
+#include "optimizer/eight_bit.h"
+#include "optimizer/state_format.h"
+#include "optimizer/state_values.h"
+
+namespace ziggurat {
+namespace {
+
+/// exp_avg_sq and Adagrad's sum have no sign.
+EightBitCode code_of(const std::string& array) {
+  return array == "exp_avg_sq" || array == "sum" ? EightBitCode::kUnsigned : EightBitCode::kSigned;
+}
+
+std::uint64_t last_value(std::span<const TensorRun> runs) {
+  std::uint64_t end = 0;
+  for (const TensorRun& run : runs) end = std::max(end, run.at + run.count);
+  return end;
+}
+
+/// Values of a type with a sign, to fp32: exactly.
+void widen(TensorType type, std::span<const std::byte> bytes, std::span<float> values) {
+  if (type == TensorType::kF32) return void(std::memcpy(values.data(), bytes.data(), bytes.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
+    values[i] = type == TensorType::kBF16 ? bf16_to_float(bits) : fp16_to_float(bits);
+  }
+}
+
+}  // namespace
+
+StateLoader::StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table,
+                         StateSource& source, LoadOptions options, float initial_accumulator)
+    : reactor_(reactor),
+      workers_(workers),
+      table_(table),
+      source_(source),
+      options_(options),
+      initial_accumulator_(initial_accumulator),
+      runs_(table),
+      sources_(runs_.tensors().size(), -1),
+      arrays_(runs_.arrays().size()) {
+  require_optimizer();
+  match();
+}
+
+std::uint64_t StateLoader::step() const noexcept {
+  return options_.weights_only ? 0 : source_.content().step;
+}
+
+void StateLoader::require_optimizer() const {
+  const StateContent& content = source_.content();
+  if (options_.weights_only) return;
+  if (!content.state) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: it has weights and no optimizer state: load its weights alone, "
+                            "and training begins at step 0",
+                            source_.place()));
+  }
+  const OptimizerKind saved = content.state->optimizer;
+  const OptimizerKind wanted = table_.state().optimizer;
+  if (state_names(saved) == state_names(wanted)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: its state is {}'s, and this run's optimizer is {}: give "
+                          "`optimizer={}`, or load its weights alone",
+                          source_.place(), to_string(saved), to_string(wanted), to_string(saved)));
+}
+
+/// Blocks of scales begin at the same elements.
+bool StateLoader::units_alike() const { return source_.content().units == runs_.units(); }
+
+void StateLoader::match() {
+  const StateContent& content = source_.content();
+  std::map<std::pair<std::string, std::string>, int> found;
+  for (std::size_t i = 0; i < content.tensors.size(); ++i)
+    found[{content.tensors[i].array, content.tensors[i].owner}] = static_cast<int>(i);
+  std::set<std::string> owners;
+  for (std::size_t t = 0; t < runs_.tensors().size(); ++t) {
+    const StateTensor& tensor = runs_.tensors()[t];
+    owners.insert(tensor.owner);
+    const auto its = found.find({tensor.array, tensor.owner});
+    const bool master = tensor.array == runs_.arrays()[0].name;
+    if (options_.weights_only && !master) continue;
+    if (its == found.end()) {
+      if (!master) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: it has no parameter '{}', which this model has", source_.place(),
+                              tensor.name));
+    }
+    const StateTensor& saved = content.tensors[static_cast<std::size_t>(its->second)];
+    // Scales of other units are read where values are decoded.
+    if (saved.shape != tensor.shape && tensor.owner == tensor.name) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: '{}' has the shape [{}] there and [{}] in this model", source_.place(),
+                      tensor.name, fmt::join(saved.shape, ", "), fmt::join(tensor.shape, ", ")));
+    }
+    sources_[t] = its->second;
+  }
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    const StateArray& array = runs_.arrays()[a];
+    if (options_.weights_only && a > 0) continue;
+    bool same = true;
+    std::set<std::string> types;
+    TensorType wanted = TensorType::kF32;
+    for (std::size_t t = 0; t < runs_.tensors().size(); ++t) {
+      const StateTensor& tensor = runs_.tensors()[t];
+      if (tensor.array != array.name || sources_[t] < 0) continue;
+      const TensorType saved = content.tensors[static_cast<std::size_t>(sources_[t])].type;
+      same = same && saved == tensor.type;
+      types.insert(std::string(to_string(saved)));
+      wanted = tensor.type;
+    }
+    const bool codes = array.element == StateElement::kCode || array.is_scale();
+    if (codes && !units_alike()) same = false;
+    arrays_[a].way = same ? Way::kSame : Way::kConverted;
+    if (same || array.is_scale()) continue;
+    const bool widened = wanted == TensorType::kF32;
+    arrays_[a].note = fmt::format("{}: {} to {}, {}", array.name, fmt::join(types, " and "),
+                                  to_string(wanted), widened ? "exactly" : "rounded");
+    notes_.push_back(arrays_[a].note);
+  }
+  if (options_.weights_only) return;
+  std::size_t fresh = 0;
+  std::string first;
+  for (std::size_t t = 0; t < sources_.size(); ++t) {
+    const StateTensor& tensor = runs_.tensors()[t];
+    if (sources_[t] >= 0 || tensor.owner == tensor.name) continue;
+    const std::size_t array = static_cast<std::size_t>(
+        std::ranges::find(runs_.arrays(), tensor.array, &StateArray::name) -
+        runs_.arrays().begin());
+    if (runs_.arrays()[array].is_scale()) continue;
+    if (fresh++ == 0) first = tensor.name;
+  }
+  if (fresh > 0)
+    notes_.push_back(
+        fmt::format("{} arrays of the optimizer are not there and begin anew, '{}' "
+                    "first: their parameters were frozen",
+                    fresh, first));
+}
+
+std::vector<std::string> StateLoader::notes() const { return notes_; }
+
+Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
+  const Chunk& chunk = table_.chunk(id);
+  const std::function<void()> begin = [&] {
+    if (chunk.constant) {
+      std::ranges::fill(record, std::byte{});
+      return;
+    }
+    const std::vector<float> zeros(chunk.count);
+    write_record(table_.state().optimizer, table_.state().format, zeros, record,
+                 initial_accumulator_);
+  };
+  co_await workers_.run(reactor_, "begin record", begin);
+  const std::vector<ChunkRuns::OfTensor> all = runs_.of(id);
+  std::set<std::size_t> converted;
+  for (const ChunkRuns::OfTensor& of : all) {
+    if (sources_[of.tensor] < 0) continue;
+    // A constant record holds fp32, as its tensor does.
+    if (arrays_[of.array].way == Way::kSame) co_await copy(of, id, record);
+    if (arrays_[of.array].way == Way::kConverted && !runs_.arrays()[of.array].is_scale())
+      converted.insert(of.array);
+  }
+  for (const std::size_t array : converted) co_await convert(array, all, id, record);
+}
+
+Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<std::byte> record) {
+  const StateArray& array = runs_.arrays()[of.array];
+  const bool constant = table_.chunk(id).constant;
+  const TensorType type = runs_.tensors()[of.tensor].type;
+  const std::uint32_t in_record =
+      constant ? static_cast<std::uint32_t>(sizeof(float)) : array.element_bytes();
+  if (size_bytes(type) != in_record) {
+    // A constant parameter in a record that is not.
+    std::vector<ChunkRuns::OfTensor> one{of};
+    co_await convert(of.array, one, id, record);
+    co_return;
+  }
+  std::vector<std::byte> bytes(last_value(of.runs) * in_record);
+  co_await source_.read(static_cast<std::size_t>(sources_[of.tensor]), of.runs, bytes);
+  const StateKind kind = constant ? StateKind{} : table_.state();
+  const std::function<void()> job = [&] {
+    for (const TensorRun& run : of.runs) {
+      const auto its = std::span(bytes).subspan(run.at * in_record, run.count * in_record);
+      if (constant) {
+        std::memcpy(record.data() + run.at * in_record, its.data(), its.size());
+      } else {
+        write_state_array(kind, of.array, its, run.at, record);
+      }
+    }
+  };
+  co_await workers_.run(reactor_, "copy state", job);
+}
+
+/// All of the chunk's values of an array, since those of 8 bits are encoded block by block.
+Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId id,
+                            std::span<std::byte> record) {
+  std::vector<float> values(table_.real_count(id));
+  const bool constant = table_.chunk(id).constant;
+  if (constant) {
+    std::memcpy(values.data(), record.data(), values.size() * sizeof(float));
+  } else {
+    read_state_values(table_.state(), array, record, values);
+  }
+  for (const ChunkRuns::OfTensor& of : all) {
+    if (of.array == array && sources_[of.tensor] >= 0) co_await read_values(of, values);
+  }
+  const std::function<void()> job = [&] {
+    if (constant) {
+      std::memcpy(record.data(), values.data(), values.size() * sizeof(float));
+    } else {
+      write_state_values(table_.state(), array, values, record);
+    }
+  };
+  co_await workers_.run(reactor_, "convert state", job);
+}
+
+Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> values) {
+  const auto index = static_cast<std::size_t>(sources_[of.tensor]);
+  const StateTensor& saved = source_.content().tensors[index];
+  std::vector<std::byte> bytes(last_value(of.runs) * size_bytes(saved.type));
+  co_await source_.read(index, of.runs, bytes);
+  if (saved.type == TensorType::kU8) {
+    co_await decode(saved, of, bytes, values);
+    co_return;
+  }
+  const std::size_t size = size_bytes(saved.type);
+  for (const TensorRun& run : of.runs) {
+    widen(saved.type, std::span(bytes).subspan(run.at * size, run.count * size),
+          values.subspan(run.at, run.count));
+  }
+}
+
+/// Codes with the scales of their blocks, which are counted from the beginning of the source's
+/// unit.
+Task<> StateLoader::decode(const StateTensor& codes, const ChunkRuns::OfTensor& of,
+                           std::span<const std::byte> bytes, std::span<float> values) {
+  const StateContent& content = source_.content();
+  std::uint64_t before = 0;
+  std::string unit;
+  for (const StateUnit& its : content.units) {
+    std::uint64_t at = 0;
+    for (const std::string& param : its.params) {
+      if (param == codes.owner) {
+        unit = its.name;
+        before = at;
+      }
+      const auto found = std::ranges::find(content.tensors, param, &StateTensor::name);
+      if (found != content.tensors.end()) at += found->count();
+    }
+  }
+  const auto found = std::ranges::find_if(content.tensors, [&](const StateTensor& tensor) {
+    return tensor.owner == unit && tensor.array == codes.array + ".scale";
+  });
+  if (found == content.tensors.end()) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, and has no scales",
+                                                  source_.place(), codes.name));
+  }
+  const auto scales = static_cast<std::size_t>(found - content.tensors.begin());
+  const std::array<float, 256>& table = eight_bit_values(code_of(codes.array));
+  for (const TensorRun& run : of.runs) {
+    const std::uint64_t first = (before + run.first) / kEightBitBlock;
+    const std::uint64_t last = (before + run.first + run.count - 1) / kEightBitBlock;
+    std::vector<float> its(last - first + 1);
+    const TensorRun wanted{.first = first, .count = its.size(), .at = 0};
+    co_await source_.read(scales, std::span(&wanted, 1), std::as_writable_bytes(std::span(its)));
+    for (std::uint64_t i = 0; i < run.count; ++i) {
+      const auto code = static_cast<std::uint8_t>(bytes[run.at + i]);
+      values[run.at + i] = table[code] * its[(before + run.first + i) / kEightBitBlock - first];
+    }
+  }
+}
+
+}  // namespace ziggurat

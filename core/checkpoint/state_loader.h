@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/state_loader.h: a rank's records from any source: how the state was cut there
+// does not matter, and where its formats are others it is converted.
+//
+// What keeps every bit: the same format; fp32 and split; bf16 to fp32; 8 bits where units have the
+// same parameters in the same order. Anything else rounds, and notes() names it. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/runtime/worker_pool.h"
+#include "core/checkpoint/chunk_runs.h"
+#include "core/checkpoint/load_options.h"
+#include "core/checkpoint/state_source.h"
+
+namespace ziggurat {
+
+class StateLoader {
+ public:
+  /// All references must outlive this. Errors: kInvalidArgument naming the source and the first
+  /// parameter that it lacks or has in another shape; for another optimizer's state, and for
+  /// weights without one unless those are all that is wanted.
+  StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSource& source,
+              LoadOptions options, float initial_accumulator);
+
+  /// Makes the chunk's record. Errors: the source's.
+  Task<> load(ChunkId chunk, std::span<std::byte> record);
+
+  /// The step that the state stands at.
+  std::uint64_t step() const noexcept;
+  /// What is lost or left out, a line each.
+  std::vector<std::string> notes() const;
+
+ private:
+  /// How an array of this table comes from the source.
+  enum class Way : std::uint8_t { kFresh, kSame, kConverted };
+  struct Array {
+    Way way = Way::kFresh;
+    std::string note{};
+  };
+  void match();
+  void require_optimizer() const;
+  bool units_alike() const;
+  Task<> copy(const ChunkRuns::OfTensor& of, ChunkId chunk, std::span<std::byte> record);
+  Task<> convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId chunk,
+                 std::span<std::byte> record);
+  Task<> read_values(const ChunkRuns::OfTensor& of, std::span<float> values);
+  Task<> decode(const StateTensor& codes, const ChunkRuns::OfTensor& of,
+                std::span<const std::byte> bytes, std::span<float> values);
+
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  const ChunkTable& table_;
+  StateSource& source_;
+  LoadOptions options_;
+  float initial_accumulator_;
+  ChunkRuns runs_;
+  std::vector<int> sources_;   // per tensor of runs_: of the source's; -1: none
+  std::vector<Array> arrays_;  // per array of runs_
+  std::vector<std::string> notes_;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/state_saver.h: a rank's records to a sink, tensor by tensor, bit for bit.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/runtime/worker_pool.h"
+#include "core/checkpoint/chunk_runs.h"
+#include "core/checkpoint/state_source.h"
+
+namespace ziggurat {
+
+class StateSaver {
+ public:
+  /// All references must outlive this.
+  StateSaver(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSink& sink)
+      : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
+
+  /// `record` is the chunk's, and stays as it is until the Task ends. Errors: the sink's.
+  Task<> save(ChunkId chunk, std::span<const std::byte> record);
+
+ private:
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  const ChunkTable& table_;
+  StateSink& sink_;
+  ChunkRuns runs_;
+};
+
+}  // namespace ziggurat

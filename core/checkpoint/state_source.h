@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/state_source.h: state by name: where it is read from and written to, whatever
+// holds it and however it was cut there.
+//
+// The currency is the run: elements of a tensor that follow one another, counted in the whole
+// tensor in row-major order. Who reads says which runs he wants and where in his array each begins;
+// the source knows in which files they lie. Reactor's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/runtime/async.h"
+#include "core/checkpoint/state_content.h"
+
+namespace ziggurat {
+
+/// Elements [first, first + count) of a tensor, at [at, at + count) of somebody's array.
+struct TensorRun {
+  std::uint64_t first;
+  std::uint64_t count;
+  std::uint64_t at;
+};
+
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  virtual const StateContent& content() const noexcept = 0;
+  /// Reads `runs` of tensor `tensor` of content() into `array`, proven to be what was written. Any
+  /// number may be under way. Errors: kDataLoss naming the file and the tensor; errno's.
+  virtual Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
+                      std::span<std::byte> array) = 0;
+  /// For messages: the directory or the file.
+  virtual std::string place() const = 0;
+};
+
+class StateSink {
+ public:
+  virtual ~StateSink() = default;
+  /// Takes `runs` of tensor `tensor` from `array`. What was given before for the same elements is
+  /// replaced. Errors: errno's, naming the file.
+  virtual Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
+                       std::span<const std::byte> array) = 0;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/tensor_box.h: rectangular parts of tensors: what PyTorch's distributed checkpoint
+// calls offsets and sizes. Arithmetic only; any thread.
+//
+// Elements of a tensor, and those of a box, are counted in row-major order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace ziggurat {
+
+struct TensorBox {
+  std::vector<std::int64_t> offsets;  ///< of its first element in the tensor
+  std::vector<std::int64_t> shape;    ///< as many; none of them 0
+
+  std::uint64_t count() const noexcept;
+  friend bool operator==(const TensorBox&, const TensorBox&) = default;
+};
+/// All of a tensor of `shape`.
+TensorBox whole_box(std::span<const std::int64_t> shape);
+
+/// Elements [first, first + count) of a tensor of `shape` as boxes, in order: at most 2 d - 1 of d
+/// dimensions.
+///
+///   shape 4 x 5, elements 3 to 16:  row 0, columns 3-4 | rows 1-2, whole | row 3, columns 0-1
+std::vector<TensorBox> boxes_of(std::span<const std::int64_t> shape, std::uint64_t first,
+                                std::uint64_t count);
+
+/// What two boxes of one tensor have in common.
+std::optional<TensorBox> common(const TensorBox& a, const TensorBox& b);
+
+/// Calls `body(in a, in b, count)` for each run of elements that follow one another in both boxes,
+/// in order; as few as possible.
+void for_each_common_run(
+    const TensorBox& a, const TensorBox& b,
+    const std::function<void(std::uint64_t in_a, std::uint64_t in_b, std::uint64_t count)>& body);
+
+}  // namespace ziggurat
