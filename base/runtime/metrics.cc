@@ -30,6 +30,7 @@ std::string_view to_string(Counter counter) noexcept {
     case Counter::kStateReadBytes: return "state_read_bytes";
     case Counter::kStateReadAgainBytes: return "state_read_again_bytes";
     case Counter::kStateWriteBytes: return "state_write_bytes";
+    case Counter::kSaveReadBytes: return "save_read_bytes";
     case Counter::kCheckpoints: return "checkpoints";
     case Counter::kCheckpointNs: return "checkpoint_ns";
     case Counter::kLeasesOnNode: return "leases_on_node";

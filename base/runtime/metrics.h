@@ -36,6 +36,7 @@ enum class Counter : std::uint8_t {
   kStateReadBytes,         ///< of records, for an update; part of kNvmeReadBytes
   kStateReadAgainBytes,    ///< of these, of records whose memory was needed sooner by others
   kStateWriteBytes,        ///< of records, after their update
+  kSaveReadBytes,          ///< records read from their slots for a save alone
   kCheckpoints,            ///< of state in memory, written while training went on
   kCheckpointNs,           ///< from the first one's begin to its end, and so on
   kLeasesOnNode,           ///< of host memory, on the NUMA node that was asked for

@@ -32,6 +32,14 @@ std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig&
   return engine;
 }
 
+std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
+                                     Runtime& runtime, Device& device, StateSource& source,
+                                     const LoadOptions& options) {
+  auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
+  engine->open(source, options);
+  return engine;
+}
+
 EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
                        Device& device)
     : model_(model),
@@ -61,6 +69,7 @@ Task<> EngineImpl::close() {
     }
   }
   service_.reset();
+  saves_.reset();
   sweep_.reset();
   home_gather_.reset();
   flow_.reset();

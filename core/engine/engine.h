@@ -28,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,8 +37,10 @@
 
 #include "base/device_span.h"
 #include "base/dtype.h"
+#include "base/error.h"
 #include "base/runtime/metrics.h"
 #include "base/typed_span.h"
+#include "core/checkpoint/load_options.h"
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
@@ -46,6 +49,8 @@
 #include "tiers/device.h"
 
 namespace ziggurat {
+
+class StateSource;
 
 /// What a step does to the parameters of one group.
 struct GroupStep {
@@ -66,6 +71,25 @@ struct GroupStep {
   bool operator==(const GroupStep&) const = default;
 };
 
+/// A checkpoint of a step, for other places and other layouts (core/checkpoint/checkpoint_save.h).
+struct CheckpointRequest {
+  std::string folder;  ///< the checkpoint is FOLDER/step-NNNNNNNNN; made if it is not there
+  /// What the trainer says of its run beside its blob: JSON texts, by kResumeNames.
+  std::map<std::string, std::string> resume;
+  std::uint64_t keep_last = 0;   ///< checkpoints of the folder that stay, the newest; 0: all
+  std::uint64_t keep_every = 0;  ///< and those of steps that it divides
+};
+
+/// What became of a save.
+struct SaveOutcome {
+  std::uint64_t step = 0;
+  std::string directory;
+  std::optional<Error> failure{};  ///< none: it is whole and durable
+  std::uint64_t size_bytes = 0;    ///< that this rank wrote
+  double seconds = 0;
+  double stalled_s = 0;  ///< that updates waited for it
+};
+
 struct StepOptions {
   float learning_rate = 0;
   std::optional<Betas> betas =
@@ -77,6 +101,9 @@ struct StepOptions {
   /// Where it is given, a norm that is not finite skips the step instead of being an error, so
   /// updates before the norm are guesses, as with clipping.
   std::optional<float> loss_scale = std::nullopt;
+  /// The step, once made, is saved while training goes on; every rank gives one, or none does. Not
+  /// while a save is under way: ended_saves() names it then. With EngineConfig::Checkpoint::saves.
+  const CheckpointRequest* checkpoint = nullptr;
   std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made
                                     ///< durable with this step; at most as the config says
   /// It comes later (LentEngine::give_blob), and the step is not durable before.
@@ -128,6 +155,12 @@ class Engine {
   static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
                                       Runtime& runtime, Device& device,
                                       const Initializer& initialize);
+  /// The same from any copy of the state (core/checkpoint/state_source.h), however it was cut and
+  /// held there. A store that is there and may be resumed goes before it. Errors beside: those of
+  /// the source, and of what does not fit the model or the optimizer.
+  static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
+                                      Runtime& runtime, Device& device, StateSource& source,
+                                      const LoadOptions& options);
   virtual ~Engine() = default;
 
   /// Makes `unit`'s parameters present on the device, in ModelSpec::dtype, all of this generation,
@@ -193,7 +226,16 @@ class Engine {
   /// closes its engine without it ends the others' calls.
   virtual void make_durable() = 0;
 
-  /// True if open() found a store and resumed; then the blob of the generation it resumed at.
+  /// Saves the newest step, and returns when that is done; a save under way is waited for first.
+  /// Errors: why it failed; nothing of it is left then, and training may go on.
+  virtual void save_checkpoint(const CheckpointRequest& request) = 0;
+  /// Waits for the save under way. Before make_durable() at the end of a run.
+  virtual void finish_saves() = 0;
+  /// Saves that ended, well or not, since this was asked last.
+  virtual std::vector<SaveOutcome> ended_saves() = 0;
+
+  /// True if open() found a store and resumed, or loaded a state with its step; then the blob of
+  /// the generation it goes on from.
   virtual bool resumed() const = 0;
   virtual std::span<const std::byte> resumed_blob() const = 0;
 

@@ -131,6 +131,15 @@ struct EngineConfig {
   /// loses what came after the last one. Needs two slots: between them the other slot of each
   /// record is written over. Never changes bits.
   std::uint64_t durable_every_steps = 1;
+  /// Checkpoints that leave (StepOptions::checkpoint).
+  struct Checkpoint {
+    /// They may be asked for: host memory of two records is set aside for them.
+    bool saves = false;
+    std::uint64_t bandwidth_bytes_per_s = 0;  ///< that a rank writes at most; 0: no limit
+    /// The longest that training waits for one record to be copied; then the save is given up.
+    double stall_max_s = 60;
+  };
+  Checkpoint checkpoint;
   enum class Resume : std::uint8_t {
     kAuto,
     kNever,  ///< a store that is there is replaced

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "core/checkpoint/state_loader.h"
+#include "core/engine/background_save.h"
 #include "core/engine/lent_engine.h"
 #include "core/engine/record_copies.h"
 #include "core/engine/state_service.h"
@@ -48,6 +50,7 @@ class EngineImpl final : public LentEngine {
 
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
+  void open(StateSource& source, const LoadOptions& options);
 
   TypedDeviceSpan<const std::byte> acquire(UnitId unit, StreamRef& stream) override;
   void release(UnitId unit, StreamRef& stream) override;
@@ -63,7 +66,10 @@ class EngineImpl final : public LentEngine {
   }
   std::uint64_t durable_generation() const override;
   void make_durable() override;
-  bool resumed() const override { return resumed_; }
+  void save_checkpoint(const CheckpointRequest& request) override;
+  void finish_saves() override;
+  std::vector<SaveOutcome> ended_saves() override;
+  bool resumed() const override { return resumed_ || loaded_; }
   std::span<const std::byte> resumed_blob() const override { return resumed_blob_; }
   void read_master(
       UnitId unit,
@@ -216,6 +222,14 @@ class EngineImpl final : public LentEngine {
   Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
   Task<> checkpoint_ended();
 
+  // engine_checkpoint.cc
+  void open_saves();
+  std::uint64_t save_memory_bytes() const;
+  void begin_save(const CheckpointRequest& request);
+  StateContent content(const CheckpointRequest& request) const;
+  void require_saves(const char* call) const;
+  void begin_load();
+
   // engine_step.cc
   Task<StepResult> finish_step(const StepOptions& options);
   Task<StepVerdict> judged(const StepOptions& options);
@@ -271,6 +285,12 @@ class EngineImpl final : public LentEngine {
   std::optional<StateWrites> writes_;        // of a trainer that lends its parameters
   std::unique_ptr<OptimizerSweep> sweep_;
 
+  std::unique_ptr<BackgroundSave> saves_;  // with EngineConfig::Checkpoint::saves
+  std::vector<SaveOutcome> ended_saves_;   // that nobody has asked for
+  StateSource* source_ = nullptr;          // while it is opened from one
+  LoadOptions load_options_;
+  std::unique_ptr<StateLoader> loader_;  // while the state is made from source_
+
   mutable std::recursive_mutex turn_;
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
@@ -282,6 +302,7 @@ class EngineImpl final : public LentEngine {
   bool checkpoint_awaits_ = false;    // and a checkpoint with it
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
+  bool loaded_ = false;                   // with its step, from a source
   std::size_t group_count_ = 0;           // of the model's parameters
   std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
   std::vector<GroupStep> announced_groups_;

@@ -66,6 +66,13 @@ void EngineImpl::open(const Initializer& initialize) {
   }(*this, initialize));
 }
 
+void EngineImpl::open(StateSource& source, const LoadOptions& options) {
+  source_ = &source;
+  load_options_ = options;
+  open(Initializer());
+  source_ = nullptr;
+}
+
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   if (!config_.param_groups.empty()) assign_groups(model_, config_.param_groups);
@@ -153,6 +160,8 @@ Task<> EngineImpl::open_store() {
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
+  const std::uint64_t aside = std::min(save_memory_bytes(), config_.host_budget_bytes);
+  config_.host_budget_bytes -= aside;
   plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
   require_host_budget(plan_, config_.host_budget_bytes);
   const Account device = device_.account();
@@ -259,6 +268,7 @@ Task<> EngineImpl::build_floors() {
                                            reduction());
   }
   co_await set_gather_region_aside();
+  open_saves();
   describe();
 }
 
@@ -307,9 +317,11 @@ void EngineImpl::make_sweep() {
       .ranks = storage_->quorum,
       .unit_updated = [this](UnitId unit,
                              std::uint64_t generation) { unit_updated(unit, generation); },
-      .writes = writes_ ? &*writes_ : nullptr};
+      .writes = writes_ ? &*writes_ : nullptr,
+      .watch = saves_.get()};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
                                             generation_);
+  if (saves_) saves_->set_sweep(*sweep_);
 }
 
 void EngineImpl::report_progress(ChunkId id, const char* what) {
@@ -323,13 +335,15 @@ std::size_t EngineImpl::chunks_at_once() const {
 }
 
 Task<> EngineImpl::create_state(const Initializer& initialize) {
+  begin_load();
   const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
     return create_chunk(static_cast<ChunkId>(id), initialize);
   };
   co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
-  last_blob_ = wrap_blob(0, {});
+  loader_.reset();
+  last_blob_ = wrap_blob(generation_, resumed_blob_);
   const std::function<void()> before_seal = [this] {
-    if (config_.before_seal) config_.before_seal(0);
+    if (config_.before_seal) config_.before_seal(generation_);
   };
   if (storage_->store) {
     co_await storage_->store->commit(0, last_blob_, before_seal);
@@ -344,7 +358,12 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   StripedStore* const store = storage_->store.get();
   std::uint64_t hash = 0;
   const std::uint64_t seed = store != nullptr ? store->write_seed(id, 0) : 0;
+  if (loader_) co_await loader_->load(id, memory.work.record);
   const std::function<void()> job = [&] {
+    if (loader_) {
+      if (store != nullptr) hash = record_hash(memory.work.record, seed, table_->record_format(id));
+      return;
+    }
     std::vector<float> masters(chunk.count);
     const std::span<float> real = std::span(masters).first(table_->real_count(id));
     if (is_lent()) {
@@ -363,7 +382,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   co_await context_->run_near(id, "initialize", job);
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
   if (is_lent()) {
-    records_->set_holds(id, 0);
+    records_->set_holds(id, generation_);
   } else {
     co_await take_record(id, memory.work);
   }

@@ -116,6 +116,7 @@ void EngineImpl::prepare_step(const StepOptions& options) {
 StepResult EngineImpl::step(const StepOptions& options) {
   const Turn turn(turn_);
   require_not_lent("step() without gradients");
+  if (options.checkpoint != nullptr) require_saves("step()");
   for (UnitId u = 0; u < model_.units.size(); ++u) {
     if (model_.units[u].frozen() && !flow_->finished(u)) finish_gradient(u);
   }
@@ -158,6 +159,12 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   ++generation_;
   begin_step();
   if (verdict.checkpoint) begin_checkpoint();
+  if (options.checkpoint != nullptr) {
+    if (verdict.saving)
+      saves_->skipped(generation_);
+    else
+      begin_save(*options.checkpoint);
+  }
   co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
 }
 
@@ -183,6 +190,7 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
     co_await agree_on_step(options, own, verdict);
   } else {
     verdict.checkpoint = checkpoint_due();
+    verdict.saving = saves_ && saves_->under_way();
   }
   if (verdict.refused) co_return verdict;
   double squared = 0;
@@ -204,6 +212,7 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
                         .options = options_hash(options),
                         .order = cache_->take_order(),
                         .refusal = refusal,
+                        .saving = saves_ && saves_->under_way() ? 1U : 0U,
                         .checkpoint = checkpoint_due() ? 1U : 0U};
   static_assert(sizeof(facts) <= GradientNorm::kHeadBytes);
   std::memcpy(norm.message(own).data(), &facts, sizeof(facts));
@@ -214,6 +223,7 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
     StepFacts theirs{};
     std::memcpy(&theirs, norm.message(rank).data(), sizeof(theirs));
     if (rank == 0) verdict.checkpoint = theirs.checkpoint != 0;
+    verdict.saving = verdict.saving || theirs.saving != 0;
     const auto objected = objection(theirs, rank, facts, own);
     if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
   }

@@ -36,11 +36,23 @@ void EngineImpl::validate() {
           "placement optimizer=nvme and slots 2");
   if (is_lent()) {
     validate_lent();
+    require(!config_.checkpoint.saves,
+            "checkpoint saves: parameters are in the trainer's memory, and such an engine saves no "
+            "checkpoints yet");
   } else {
     require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                        model_.dtype == DType::kBFloat16);
     require(!config_.store.empty(), "`store`: a directory is needed");
   }
+  require(
+      config_.optimizer.state.format != StateFormat::k8Bit || config_.tensor_parallel == 1,
+      fmt::format("`state_format=8bit` with `tp={}`: a block's scale is of divided and undivided "
+                  "parameters, so those that every rank has whole would drift apart; choose "
+                  "another state_format",
+                  config_.tensor_parallel));
+  require(config_.checkpoint.stall_max_s > 0,
+          fmt::format("checkpoint_stall_max={:g}: a positive number of seconds",
+                      config_.checkpoint.stall_max_s));
   require_initial_accumulator(config_.optimizer.state.optimizer,
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,

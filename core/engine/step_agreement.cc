@@ -28,6 +28,7 @@ std::uint64_t options_hash(const StepOptions& options) {
   std::string text = fmt::format("{} {} {} {} {} {}", options.learning_rate,
                                  options.betas.has_value(), betas.beta1, betas.beta2,
                                  options.loss_scale.has_value(), options.loss_scale.value_or(0.0F));
+  text += options.checkpoint != nullptr ? " saved" : "";
   for (const GroupStep& group : options.groups) {
     text +=
         fmt::format(" {} {} {} {} {} {} {} {}", group.learning_rate, group.beta1, group.beta2,

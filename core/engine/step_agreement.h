@@ -34,6 +34,7 @@ struct StepFacts {
   std::uint64_t options = 0;  ///< options_hash()
   std::uint64_t order = 0;    ///< of gathers
   StepRefusal refusal = StepRefusal::kNone;
+  std::uint64_t saving = 0;      ///< 1: a save is under way here
   std::uint64_t checkpoint = 0;  ///< 1: state in memory is to be stored after this step; rank 0's
 };
 /// Covers all that ranks must have alike, so not the blob.
@@ -49,6 +50,7 @@ struct StepVerdict {
   std::optional<Error> refused;
   double norm = 0;          ///< of the gradients' mean over the ranks
   bool checkpoint = false;  ///< the step, if it is made, is stored
+  bool saving = false;      ///< a save is under way on some rank
 };
 
 }  // namespace ziggurat

@@ -41,6 +41,7 @@ struct RankChannels {
     // The first call of an engine is its store's: two ranks that open something else are found out.
     store = ranks.split(all);
     steps = ranks.split(all);
+    saves = ranks.split(all);
   }
 
   std::unique_ptr<Communicator> params;    ///< gathers: in the order of use (stage 3) or of units,
@@ -57,6 +58,7 @@ struct RankChannels {
   ByNode quantized_params;  ///< of what is quantized, in place of `params`: across, then within
   ByNode quantized_grads;   ///< in place of `grads`: within, then across
   std::unique_ptr<Communicator> steps;  ///< of all: one call a step(), with its norm
+  std::unique_ptr<Communicator> saves;  ///< of all: a save's begin and end, one save at a time
   std::unique_ptr<Communicator> store;  ///< of all: the store's, at open, then one a generation
 
  private:

@@ -34,6 +34,9 @@ class RamEngine final : public Engine {
   std::uint64_t generation() const override { return generation_; }
   std::uint64_t durable_generation() const override { return 0; }
   void make_durable() override {}
+  void save_checkpoint(const CheckpointRequest&) override {}
+  void finish_saves() override {}
+  std::vector<SaveOutcome> ended_saves() override { return {}; }
   bool resumed() const override { return false; }
   std::span<const std::byte> resumed_blob() const override { return {}; }
   void read_master(

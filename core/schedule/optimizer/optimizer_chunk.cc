@@ -114,6 +114,8 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
 /// a gradient stays as it is.
 Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
   const std::shared_ptr<const StepScalars> steps = pass.step;
+  if (parts_.watch != nullptr && parts_.homes.records.stays(id))
+    co_await parts_.watch->before_change(id, pass.generation);
   if (parts_.homes.records.updated_on_device(id)) {
     co_await update_on_device(pass, id, item, *steps, hash);
     co_return;
@@ -249,6 +251,8 @@ Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint
   // The generation before must be durable before a byte of this one is written: its slots are what
   // a crash falls back to.
   if (pass.previous) co_await pass.previous->done.wait();
+  if (parts_.watch != nullptr)
+    co_await parts_.watch->before_write(id, pass.generation, pass.stored);
   const std::span<const std::byte> record = item.memory.record;
   // The work items of the others are what reads wait for; what has its own only has to be durable.
   const IoPriority priority =

@@ -59,6 +59,13 @@ bool OptimizerSweep::can_guess() const {
   return parts_.homes.records.through_store() && parts_.store->state().slots == 2 && fresh_;
 }
 
+std::uint64_t OptimizerSweep::storing() const noexcept {
+  const Pass* newest = current_.get();
+  if (newest != nullptr && newest->state == Pass::State::kOpen) newest = newest->previous.get();
+  if (newest != nullptr) return newest->stored;
+  return parts_.store != nullptr ? parts_.store->durable_generation() : 0;
+}
+
 bool OptimizerSweep::step_open() const { return current_ && current_->state == Pass::State::kOpen; }
 
 void OptimizerSweep::gradient_started(UnitId unit, std::uint64_t generation,
@@ -302,6 +309,9 @@ Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
   co_await update(pass, id, item, hash);
   updated(pass, id);
   make_way(pass, id, item);
+  const bool stays = parts_.homes.records.stays(id);
+  if (parts_.watch != nullptr && !stays)
+    co_await parts_.watch->made(id, pass.generation, item.memory.record);
   co_await write(pass, id, item, hash);
 }
 

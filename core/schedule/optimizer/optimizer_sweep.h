@@ -29,6 +29,7 @@
 #include "base/runtime/trace.h"
 #include "core/schedule/context.h"
 #include "core/schedule/optimizer/device_staging.h"
+#include "core/schedule/optimizer/record_watch.h"
 #include "core/schedule/optimizer/state_writes.h"
 #include "core/schedule/optimizer/work_memory.h"
 #include "optimizer/update.h"
@@ -49,6 +50,8 @@ class OptimizerSweep {
     std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
     /// What is in it goes into the records of the next step, before its update. Not with guesses.
     StateWrites* writes = nullptr;
+    /// Null: nobody copies records.
+    RecordWatch* watch = nullptr;
   };
   struct Settings {
     std::size_t work_items = 0;  ///< that fit beside all gradients and kept records
@@ -95,6 +98,8 @@ class OptimizerSweep {
   Task<> settled();
   /// Waits until the chunk's record is that of `generation`, a finished step: durable or not.
   Task<> record_written(ChunkId id, std::uint64_t generation);
+  /// The store's generation that the newest finished step's records go into.
+  std::uint64_t storing() const noexcept;
   /// The generation of the store that has the chunk's newest record, if it was written since it was
   /// made.
   std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }

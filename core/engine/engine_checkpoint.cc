@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_checkpoint.cc: state that leaves the engine while it trains, and comes from
+// elsewhere when it opens.
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "core/engine/engine_impl.h"
+
+namespace ziggurat {
+
+/// Set aside before the rest of the budget is planned.
+std::uint64_t EngineImpl::save_memory_bytes() const {
+  return config_.checkpoint.saves ? BackgroundSave::memory_bytes(*table_) : 0;
+}
+
+void EngineImpl::open_saves() {
+  if (!config_.checkpoint.saves) return;
+  saves_ = std::make_unique<BackgroundSave>(BackgroundSave::Parts{.context = *context_,
+                                                                  .runtime = runtime_,
+                                                                  .records = *records_,
+                                                                  .store = storage_->store.get(),
+                                                                  .ranks = *channels_->saves,
+                                                                  .settings = config_.checkpoint});
+}
+
+void EngineImpl::require_saves(const char* call) const {
+  if (saves_) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: a checkpoint is asked for, and the engine was opened without "
+                          "EngineConfig::Checkpoint::saves, so no memory is set aside for it",
+                          call));
+}
+
+StateContent EngineImpl::content(const CheckpointRequest& request) const {
+  const ChunkRuns runs(*table_);
+  const Sharding& ranks = table_->sharding();
+  return {.model = model_.name,
+          .dtype = model_.dtype,
+          .state = table_->state(),
+          .units = runs.units(),
+          .tensors = runs.tensors(),
+          .step = generation_,
+          .blob = {last_blob_.begin() + sizeof(BlobHeader), last_blob_.end()},
+          .run_identity = config_.run_identity,
+          .numerics_fingerprint = config_.numerics_fingerprint,
+          .layout = {.ranks = ranks.ranks(),
+                     .tensor_parallel = ranks.tensor.ranks,
+                     .zero_stage = ranks.stage,
+                     .shard_group = ranks.world_size,
+                     .placement = to_string(config_.placement)},
+          .resume = request.resume,
+          .versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}}};
+}
+
+/// The newest step is saved.
+void EngineImpl::begin_save(const CheckpointRequest& request) {
+  const Communicator& ranks = *channels_->saves;
+  const SavingRank rank{.rank = ranks.rank(),
+                        .ranks = ranks.world_size(),
+                        .replica = place_.data / table_->sharding().world_size};
+  const ChunkRuns runs(*table_);
+  BackgroundSave::Request save{.generation = generation_,
+                               .stored = sweep_->storing(),
+                               .rank = rank,
+                               .checkpoint = {.folder = request.folder,
+                                              .retention = {.keep_last = request.keep_last,
+                                                            .keep_every = request.keep_every},
+                                              .content = content(request),
+                                              .plan = plan_shards(*table_, runs, rank)}};
+  saves_->begin(std::move(save));
+}
+
+void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
+  const Turn turn(turn_);
+  require_saves("save_checkpoint()");
+  runtime_.reactor.block_on([](EngineImpl& self, const CheckpointRequest& wanted) -> Task<> {
+    self.cancel_.check();
+    co_await self.sweep_->settled();
+    co_await self.saves_->ended();
+    std::vector<SaveOutcome> before = self.saves_->take_outcomes();
+    self.begin_save(wanted);
+    co_await self.saves_->ended();
+    std::vector<SaveOutcome> outcomes = self.saves_->take_outcomes();
+    self.ended_saves_.insert(self.ended_saves_.end(), before.begin(), before.end());
+    if (outcomes.back().failure) throw Error(*outcomes.back().failure);
+    self.ended_saves_.push_back(outcomes.back());
+  }(*this, request));
+}
+
+void EngineImpl::finish_saves() {
+  const Turn turn(turn_);
+  if (!saves_) return;
+  runtime_.reactor.block_on(
+      [](EngineImpl& self) -> Task<> { co_await self.saves_->ended(); }(*this));
+}
+
+std::vector<SaveOutcome> EngineImpl::ended_saves() {
+  const Turn turn(turn_);
+  if (!saves_) return {};
+  std::vector<SaveOutcome> outcomes = std::exchange(ended_saves_, {});
+  runtime_.reactor.block_on([](EngineImpl& self, std::vector<SaveOutcome>& all) -> Task<> {
+    for (SaveOutcome& outcome : self.saves_->take_outcomes()) all.push_back(std::move(outcome));
+    co_return;
+  }(*this, outcomes));
+  return outcomes;
+}
+
+/// Before the state is made: from source_, if there is one.
+void EngineImpl::begin_load() {
+  if (source_ == nullptr) return;
+  loader_ = std::make_unique<StateLoader>(runtime_.reactor, *runtime_.workers, *table_, *source_,
+                                          load_options_, config_.optimizer.initial_accumulator);
+  for (const std::string& note : loader_->notes())
+    notes_.push_back(fmt::format("{}: {}", source_->place(), note));
+  if (load_options_.weights_only) return;
+  generation_ = loader_->step();
+  loaded_ = true;
+  const std::vector<std::byte>& blob = source_->content().blob;
+  if (blob.size() > blob_bytes_max()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: its blob has {} bytes, and the store holds at most {}",
+                            source_->place(), blob.size(), blob_bytes_max()));
+  }
+  resumed_blob_ = blob;
+}
+
+}  // namespace ziggurat
