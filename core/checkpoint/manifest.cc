@@ -215,6 +215,9 @@ std::string body(const Manifest& manifest) {
   return text;
 }
 
+/// There is none: said, not forgotten.
+bool may_be_null(std::string_view name) { return name == "loss_scale" || name == "best_metric"; }
+
 }  // namespace
 
 std::vector<std::string> missing_resume_names(const StateContent& content) {
@@ -222,7 +225,7 @@ std::vector<std::string> missing_resume_names(const StateContent& content) {
   for (const std::string_view name : kResumeNames) {
     const auto found = content.resume.find(std::string(name));
     const bool there =
-        found != content.resume.end() && (found->second != "null" || name == "loss_scale");
+        found != content.resume.end() && (found->second != "null" || may_be_null(name));
     if (!there) missing.emplace_back(name);
   }
   return missing;

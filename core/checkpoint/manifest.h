@@ -59,7 +59,7 @@ struct Manifest {
 };
 
 /// What StateContent::resume must have before a run can go on elsewhere as if nothing had happened;
-/// `verify` names what is missing. "loss_scale" is there even where it is null.
+/// `verify` names what is missing. "loss_scale" and "best_metric" may be null.
 inline constexpr std::array<std::string_view, 10> kResumeNames{
     "schedule",    "loss_scale", "consumed_samples", "consumed_tokens", "data_cursor", "rng",
     "best_metric", "data",       "evaluation",       "tokenizer"};

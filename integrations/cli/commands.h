@@ -79,6 +79,19 @@ std::span<const SettingOf<ExportCommand>> export_settings();
 ExportCommand read_export(const Settings& settings);
 int export_model(const ExportCommand& command);
 
+struct CkptCommand {
+  std::vector<std::string> paths;  ///< checkpoints, or folders of which the newest one is meant
+  std::uint64_t keep_last = 0;     ///< prune
+  std::uint64_t keep_every = 0;
+};
+/// What it holds, by its manifest alone.
+int ckpt_inspect(const CkptCommand& command);
+/// Reads and compares every byte. Errors: kDataLoss naming the file and the tensor.
+int ckpt_verify(const CkptCommand& command);
+/// The tensors in which two differ: exit code 1 if any does.
+int ckpt_diff(const CkptCommand& command);
+int ckpt_prune(const CkptCommand& command);
+
 int doctor(const std::vector<std::string>& paths);
 
 struct BenchIoCommand {

@@ -16,6 +16,7 @@ namespace {
 // A handler has no other way to find its state than globals.
 std::atomic<int> signals_seen{0};
 std::atomic<bool> exit_at_once{false};
+std::atomic<bool> save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 void say(std::string_view text) noexcept {
@@ -38,13 +39,19 @@ void on_signal(int) {
   errno = saved;
 }
 
-void install(void (*handler)(int)) {
+void on_save_request(int) { save_requested.store(true); }
+
+void handle(int signal, void (*handler)(int)) {
   struct sigaction action {};
   action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   ::sigemptyset(&action.sa_mask);
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(signal, &action, nullptr);
+}
+
+void install(void (*handler)(int)) {
+  handle(SIGINT, handler);
+  handle(SIGTERM, handler);
 }
 
 }  // namespace
@@ -53,9 +60,16 @@ Interrupt::Interrupt(Mode mode) {
   signals_seen.store(0);
   set_mode(mode);
   install(&on_signal);
+  save_requested.store(false);
+  handle(SIGUSR1, &on_save_request);
 }
 
-Interrupt::~Interrupt() { install(SIG_DFL); }
+Interrupt::~Interrupt() {
+  install(SIG_DFL);
+  handle(SIGUSR1, SIG_DFL);
+}
+
+bool Interrupt::take_save_request() noexcept { return save_requested.exchange(false); }
 
 void Interrupt::set_mode(Mode mode) noexcept { exit_at_once.store(mode == Mode::kExit); }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/interrupt.h: Ctrl-C and SIGTERM: the first asks for an end, the second is one.
+// integrations/cli/interrupt.h: Ctrl-C and SIGTERM: the first asks for an end, the second is one;
+// and SIGUSR1, which asks for a checkpoint.
 #pragma once
 
 namespace ziggurat::cli {
@@ -22,6 +23,8 @@ class Interrupt {
 
   void set_mode(Mode mode) noexcept;
   bool requested() const noexcept;
+  /// SIGUSR1 has come since this was asked last: a checkpoint is wanted.
+  bool take_save_request() noexcept;
 };
 
 }  // namespace ziggurat::cli

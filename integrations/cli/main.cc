@@ -198,12 +198,13 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
     if (rest.empty()) {
-      return chosen != &app ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
-                            : fmt::format(
-                                  "say what to do: bench, config, launch, plan, profile, train, "
-                                  "sample, export "
-                                  "or doctor; {}",
-                                  help);
+      return chosen != &app
+                 ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)
+                 : fmt::format(
+                       "say what to do: bench, ckpt, config, launch, plan, profile, train, "
+                       "sample, export "
+                       "or doctor; {}",
+                       help);
     }
     for (const CLI::Option* option : chosen->get_options()) known.push_back(option->get_name());
     // A word after an unknown flag is most likely its value: the flag is what to name.
@@ -230,6 +231,7 @@ class CommandLine {
     bench->require_subcommand(1);
     add_bench_io(*bench);
     for (Command& command : bench_commands()) add(*bench, std::move(command));
+    add_ckpt();
     add_launch();
     add_profile();
     add_doctor();
@@ -271,6 +273,32 @@ class CommandLine {
          }})
         ->add_option("--path", paths, "folders to measure in (default: .)")
         ->type_name("DIR");
+  }
+
+  void add_ckpt() {
+    CLI::App* ckpt = app_.add_subcommand(
+        "ckpt", "look at checkpoints: what they hold, whether they are whole, how they differ");
+    ckpt->require_subcommand(1);
+    const auto add_one = [&](const char* name, const char* help, int paths,
+                             int (*act)(const CkptCommand&)) {
+      CLI::App* app = ckpt->add_subcommand(name, help);
+      app->add_option("path", ckpt_.paths, "a checkpoint, or a folder of them: the newest there")
+          ->type_name("DIR")
+          ->expected(paths)
+          ->required();
+      app->callback([this, act] { action_ = [this, act] { return act(ckpt_); }; });
+      return app;
+    };
+    add_one("inspect", "say what a checkpoint holds, by its manifest", 1, ckpt_inspect);
+    add_one("verify", "read every byte of a checkpoint and compare it with what was written", 1,
+            ckpt_verify);
+    add_one("diff", "name the tensors in which two checkpoints differ; exit code 1 if any does", 2,
+            ckpt_diff);
+    CLI::App* prune = add_one("prune", "remove old checkpoints of a folder", 1, ckpt_prune);
+    prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
+        ->type_name("N");
+    prune->add_option("--keep-every", ckpt_.keep_every, "those of steps that N divides stay too")
+        ->type_name("N");
   }
 
   void add_launch() {
@@ -321,6 +349,7 @@ class CommandLine {
   std::vector<std::unique_ptr<Command>> commands_;
   std::vector<std::unique_ptr<Given>> given_;
   std::vector<std::unique_ptr<Paths>> paths_;
+  CkptCommand ckpt_;
   LaunchCommand launch_;
   ProfileCommand profile_;
   std::function<int()> action_;

@@ -28,15 +28,11 @@ constexpr std::uint64_t kEvaluationSequencesMax = 32;
 /// A run of so many steps prints one plain line for each.
 constexpr std::uint64_t kShortRunSteps = 200;
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 }  // namespace
 
 /// One attempt at the next step. Micro-batches are dealt out to the data-parallel ranks in turn, so
 /// that N ranks with K each see what one rank with N K sees.
-StepRecord TrainRun::step(bool interrupted) {
+StepRecord TrainRun::step(bool interrupted, bool save) {
   const std::uint64_t index = engine_->generation();
   StepTimes times;
   const double begin = now_s();
@@ -62,7 +58,8 @@ StepRecord TrainRun::step(bool interrupted) {
   record.step = index + 1;
   record.loss_scale = options.loss_scale;
   const double loss = trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F));
-  const TrainRanks::Shared shared = ranks_->share(loss, interrupted);
+  const TrainRanks::Shared shared = ranks_->share(
+      {.loss = loss, .interrupted = interrupted, .save = save || save_due(index + 1)});
   interrupted_ = shared.interrupted;
   record.loss = static_cast<float>(shared.loss);
   record.learning_rate = options.learning_rate;
@@ -78,6 +75,13 @@ StepRecord TrainRun::step(bool interrupted) {
 
   const std::vector<std::byte> blob = state_after(record.step).encode();
   options.blob = blob;
+  const CheckpointRequest request = checkpoint_request(record.step);
+  const bool last = shared.interrupted || record.step == options_.steps;
+  if (!options_.checkpoint.directory.empty() && (shared.save || last)) {
+    if (last) engine_->finish_saves();  // this one is not left out for it
+    options.checkpoint = &request;
+    saved_at_s_ = now_s();
+  }
   const StepResult result = engine_->step(options);
   ++attempts_;
   if (scaler_) scaler_->update(result.skipped);
@@ -198,6 +202,7 @@ RankFigures TrainRun::own_figures(const RunFacts& facts) {
 }
 
 void TrainRun::finish_interrupted() {
+  finish_saves();
   engine_->make_durable();
   console_.line(
       fmt::format("interrupted: generation {} of {} steps is durable in {}; the same command goes "
@@ -211,6 +216,7 @@ void TrainRun::finish_interrupted() {
 }
 
 void TrainRun::finish_done() {
+  finish_saves();
   const double begin = now_s();
   engine_->make_durable();
   const double durable = now_s();
@@ -250,9 +256,12 @@ int TrainRun::run() {
   interrupt.set_mode(Interrupt::Mode::kFinish);
   at_first_step_ = CounterSnapshot::of(runtime_->metrics);
   while (engine_->generation() < options_.steps) {
-    StepRecord record = step(interrupt.requested());
+    StepRecord record = step(interrupt.requested(), interrupt.take_save_request());
     if (options_.eval_every > 0 && record.step % options_.eval_every == 0 && !record.skipped)
       record.held_out_loss = held_out_loss();
+    if (record.held_out_loss && (!best_ || *record.held_out_loss < best_->second))
+      best_ = {record.step, *record.held_out_loss};
+    report_saves();
     log_.add(record);
     if (json_) json_->add_step(to_json(record));
     show(record);

@@ -8,6 +8,7 @@
 #include "base/topology/core_budget.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "core/engine/engine_settings.h"
+#include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/flag_words.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
@@ -23,8 +24,7 @@ void TrainRun::open() {
                                &runtime_->metrics);
   announce();
 
-  engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
-                         gpt::make_initializer(model_, options_.seed));
+  open_engine();
   for (const std::string& line : engine_->description()) console_.line("  " + in_flags(line));
   if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
   if (engine_->resumed()) resume();
@@ -34,6 +34,55 @@ void TrainRun::open() {
   }
   trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, model_,
                                             options_.shape, tensor_ranks_.get());
+}
+
+/// From the store, if there is one; else from --load, or from initial values.
+void TrainRun::open_engine() {
+  const ModelSpec spec = gpt::make_spec(model_);
+  const CheckpointOptions& from = options_.checkpoint;
+  const bool stored =
+      store_exists(options_.engine.store) && options_.engine.resume != EngineConfig::Resume::kNever;
+  if (from.load.empty() || stored) {
+    engine_ = Engine::open(spec, engine_config(), *runtime_, *device_,
+                           gpt::make_initializer(model_, options_.seed));
+    return;
+  }
+  CheckpointFiles files(*runtime_, from.load);
+  if (!from.load_weights) require_same_run(files.reader().content());
+  console_.line(fmt::format("loading {}{}", from.load_weights ? "the weights of " : "",
+                            files.reader().place()));
+  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_, files.reader(),
+                         {.weights_only = from.load_weights});
+}
+
+/// The same data in the same order: how many ranks share a step's sequences does not matter, how
+/// many sequences it has does.
+void TrainRun::require_same_run(const StateContent& content) const {
+  const RunIdentity saved = RunIdentity::parse(content.run_identity);
+  const auto sequences = [](std::int64_t batch, std::int64_t accumulate, int ranks) {
+    return batch * accumulate * ranks;
+  };
+  const int ranks = content.layout.ranks / std::max(1, content.layout.tensor_parallel);
+  const std::int64_t before = sequences(saved.batch, saved.accumulate, ranks);
+  const std::int64_t now =
+      sequences(options_.shape.batch, options_.shape.accumulate, place_.data_ranks());
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("--load {}: {}; give the same, or --load-weights to begin a new run "
+                            "with its weights",
+                            options_.checkpoint.load, what));
+  };
+  if (saved.data_hash != text_->hash())
+    refuse(fmt::format("it was trained on other data than {}", options_.data));
+  if (saved.seed != options_.seed)
+    refuse(fmt::format("its seed is {}, this run's {}", saved.seed, options_.seed));
+  if (saved.context != options_.shape.context)
+    refuse(fmt::format("its context is {}, this run's {}", saved.context, options_.shape.context));
+  if (saved.batch != options_.shape.batch || before != now)
+    refuse(
+        fmt::format("a step of it had {} sequences (batch {} x accumulate {} x {} ranks), one of "
+                    "this run has {} (batch {})",
+                    before, saved.batch, saved.accumulate, ranks, now, options_.shape.batch));
 }
 
 /// This rank's runtime, and the others, if a launcher made us one of several.

@@ -199,7 +199,8 @@ std::span<const SettingOf<TrainOptions>> train_table() {
                           &T::schedule),
           settings_within(settings_within(loss_scale_settings(), &LossScaleOptions::given),
                           &T::loss_scale),
-          settings_within(engine_settings(), &T::engine), machine_table(), output_table()})
+          settings_within(engine_settings(), &T::engine),
+          settings_within(checkpoint_settings(), &T::checkpoint), machine_table(), output_table()})
       all.insert(all.end(), part.begin(), part.end());
     return all;
   }();
@@ -228,6 +229,10 @@ TrainOptions read_run_options(const Settings& settings) {
   check_model(settings, options);
   check_tensor_parallel(settings, options);
   check_strategy(settings, options);
+  check_checkpoints(settings, options.checkpoint);
+  options.engine.checkpoint = {.saves = !options.checkpoint.directory.empty(),
+                               .bandwidth_bytes_per_s = options.checkpoint.bandwidth_bytes_per_s,
+                               .stall_max_s = options.checkpoint.stall_max_s};
   return options;
 }
 

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "collectives/rank_options.h"
 #include "core/engine/engine_config.h"
+#include "integrations/cli/checkpoint_options.h"
 #include "integrations/cli/loss_scale_options.h"
 #include "integrations/cli/schedule_options.h"
 #include "integrations/cli/settings.h"
@@ -35,6 +36,7 @@ struct TrainOptions {
   gpt::RunShape shape;
   ScheduleOptions schedule;
   LossScaleOptions loss_scale;
+  CheckpointOptions checkpoint;
 
   std::uint64_t eval_every = 0;  ///< 0: at the end only
   std::uint64_t seed = 1;

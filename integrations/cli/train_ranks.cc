@@ -32,15 +32,16 @@ std::vector<double> TrainRanks::reduce(std::vector<double> values, Communicator:
   }(*channel_, std::move(values), op));
 }
 
-TrainRanks::Shared TrainRanks::share(double loss, bool interrupted) {
-  if (count_ == 1) return {loss, interrupted};
-  const std::vector<double> sums = reduce({loss, interrupted ? 1.0 : 0.0}, Communicator::Op::kSum);
-  return {sums[0] / count_, sums[1] > 0};
+TrainRanks::Shared TrainRanks::share(const Shared& own) {
+  if (count_ == 1) return own;
+  const std::vector<double> sums =
+      reduce({own.loss, own.interrupted ? 1.0 : 0.0, own.save ? 1.0 : 0.0}, Communicator::Op::kSum);
+  return {sums[0] / count_, sums[1] > 0, sums[2] > 0};
 }
 
-double TrainRanks::mean(double value) { return share(value, false).loss; }
+double TrainRanks::mean(double value) { return share({.loss = value}).loss; }
 
-void TrainRanks::part() { share(0, false); }
+void TrainRanks::part() { share({}); }
 
 void TrainRanks::gather(std::span<std::byte> values, std::size_t one_bytes) {
   runtime_.reactor.block_on(

@@ -30,9 +30,10 @@ class TrainRanks {
   struct Shared {
     double loss = 0;           ///< mean over the ranks
     bool interrupted = false;  ///< some rank was asked to end
+    bool save = false;         ///< some rank was asked for a checkpoint
   };
   /// Shares what one step found. The time counts as waiting for ranks.
-  Shared share(double loss, bool interrupted);
+  Shared share(const Shared& own);
   double mean(double value);
   /// Every rank has come here: none of them needs another any more.
   void part();

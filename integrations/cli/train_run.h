@@ -4,13 +4,16 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collectives/mesh.h"
+#include "core/checkpoint/state_content.h"
 #include "core/engine/engine.h"
 #include "core/engine/runtime.h"
 #include "integrations/cli/console.h"
@@ -28,6 +31,11 @@
 #include "tiers/host_device.h"
 
 namespace ziggurat::cli {
+
+/// Seconds of a clock that only goes forward.
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 class TrainRun {
  public:
@@ -50,9 +58,17 @@ class TrainRun {
   void announce();
   std::vector<StoreDirectory> measured_store();
   void resume();
+  void open_engine();
+  void require_same_run(const StateContent& content) const;
+
+  // train_checkpoints.cc
+  bool save_due(std::uint64_t step) const;
+  CheckpointRequest checkpoint_request(std::uint64_t step) const;
+  void report_saves();
+  void finish_saves();
 
   // train.cc
-  StepRecord step(bool interrupted);
+  StepRecord step(bool interrupted, bool save);
   RunState state_after(std::uint64_t step) const;
   double held_out_loss();
   void show(const StepRecord& record);
@@ -85,8 +101,10 @@ class TrainRun {
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;  // at steps, skipped ones included: the data cursor
-  bool interrupted_ = false;    // some rank was asked to end
+  std::uint64_t attempts_ = 0;   // at steps, skipped ones included: the data cursor
+  bool interrupted_ = false;     // some rank was asked to end
+  double saved_at_s_ = now_s();  // when the last checkpoint was begun, by this rank's clock
+  std::optional<std::pair<std::uint64_t, double>> best_;  // step and held-out loss
   StepLog log_;
   CounterSnapshot at_first_step_;
 };

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/checkpoint_options.cc: the table, and what needs what.
+#include "integrations/cli/checkpoint_options.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+namespace ziggurat::cli {
+
+std::span<const SettingOf<CheckpointOptions>> checkpoint_settings() {
+  using In = SettingsIn<CheckpointOptions>;
+  using C = CheckpointOptions;
+  static const std::vector<SettingOf<C>> table{
+      In::text("checkpoint_dir", &C::directory,
+               {.values = "DIR",
+                .help = "write checkpoints there, one a directory, while training goes on: at the "
+                        "end, when interrupted, on SIGUSR1, and as often as the next two say",
+                .at_resume = AtResume::kSilent}),
+      In::integer("checkpoint_every", &C::every, {},
+                  {.values = "N", .help = "a checkpoint every N steps; 0: not by steps"}),
+      In::number("checkpoint_every_minutes", &C::every_minutes, {},
+                 {.values = "M", .help = "and every M minutes; 0: not by time"}),
+      In::size("checkpoint_bandwidth", &C::bandwidth_bytes_per_s, 0,
+               {.values = "SIZE",
+                .help = "bytes a second that each rank writes of a checkpoint; 0: no limit"}),
+      In::number("checkpoint_stall_max", &C::stall_max_s, {.min = 0.001},
+                 {.values = "S",
+                  .help = "seconds that training waits for a checkpoint's drive; then it is given "
+                          "up"}),
+      In::integer("keep_last", &C::keep_last, {},
+                  {.values = "N", .help = "checkpoints that stay, the newest; 0: all"}),
+      In::integer("keep_every", &C::keep_every, {},
+                  {.values = "N", .help = "those of steps that N divides stay too"}),
+      In::text("load", &C::load,
+               {.values = "DIR",
+                .help = "begin with a checkpoint's state, whatever ranks and formats it was saved "
+                        "with; a store that is there goes before it",
+                .at_resume = AtResume::kSilent}),
+      In::truth("load_weights", SettingKind::kSwitch, &C::load_weights,
+                {.help = "of --load the weights alone: training begins at step 0",
+                 .at_resume = AtResume::kSilent}),
+  };
+  return table;
+}
+
+void check_checkpoints(const Settings& settings, const CheckpointOptions& options) {
+  const auto needs = [&](const char* name, bool given, const char* other, const char* why) {
+    if (settings.given(name) && !given)
+      throw UsageError(fmt::format("{}: {}: give {} too", settings.described(name), why, other));
+  };
+  const bool saves = !options.directory.empty();
+  for (const char* name : {"checkpoint_every", "checkpoint_every_minutes", "checkpoint_bandwidth",
+                           "checkpoint_stall_max", "keep_last", "keep_every"}) {
+    needs(name, saves, "--checkpoint-dir", "no checkpoint is made without a directory");
+  }
+  needs("keep_every", options.keep_last > 0, "--keep-last", "all checkpoints stay");
+  needs("load_weights", !options.load.empty(), "--load", "nothing is loaded");
+}
+
+}  // namespace ziggurat::cli

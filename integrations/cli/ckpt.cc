@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/ckpt.cc: `ziggurat ckpt`: what checkpoints hold, whether they are whole, in what
+// two of them differ, and which may go. No GPU, no trainer, no store.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "base/bytes.h"
+#include "core/checkpoint/checkpoint_save.h"
+#include "integrations/cli/checkpoint_files.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+#include "optimizer/state_format.h"
+
+namespace ziggurat::cli {
+namespace {
+
+constexpr std::size_t kNamesShown = 20;
+
+std::unique_ptr<Runtime> make_runtime() {
+  return Runtime::create({.threads = 0, .trace_path = ""});
+}
+
+std::uint64_t files_bytes(const Manifest& manifest) {
+  std::uint64_t total = 0;
+  for (const StateFile& file : manifest.files) total += file.size_bytes;
+  return total;
+}
+
+std::string state_text(const StateContent& content) {
+  return content.state ? to_string(*content.state) : std::string("weights alone");
+}
+
+void say_resume(Console& console, const StateContent& content) {
+  const std::vector<std::string> missing = missing_resume_names(content);
+  console.line(fmt::format("resume_manifest_complete: {}", missing.empty()));
+  if (!missing.empty()) console.line(fmt::format("  missing: {}", fmt::join(missing, ", ")));
+}
+
+/// Reads and compares every byte.
+Task<> prove_all(CheckpointReader& reader, Console& console) {
+  const Manifest& manifest = reader.manifest();
+  const std::uint64_t total = files_bytes(manifest);
+  std::uint64_t done = 0;
+  for (std::size_t f = 0; f < manifest.files.size(); ++f) {
+    co_await reader.prove_header(f);
+    done += manifest.files[f].header_bytes;
+  }
+  for (const StatePiece& piece : manifest.pieces) {
+    co_await reader.prove(piece);
+    for (const HashedBytes& hashed : piece.hashed) done += hashed.size_bytes;
+    console.progress("verifying", done, total);
+  }
+}
+
+/// Where one tensor's bytes differ between two checkpoints, both proven on the way.
+struct Difference {
+  std::uint64_t elements = 0;
+};
+Task<Difference> compare(CheckpointReader& a, CheckpointReader& b, std::size_t in_a,
+                         std::size_t in_b) {
+  constexpr std::uint64_t kAtOnce = 1 << 20;
+  const StateTensor& tensor = a.content().tensors[in_a];
+  const std::uint64_t size = size_bytes(tensor.type);
+  Difference found;
+  for (std::uint64_t first = 0; first < tensor.count(); first += kAtOnce) {
+    const TensorRun run{
+        .first = first, .count = std::min(kAtOnce, tensor.count() - first), .at = 0};
+    std::vector<std::byte> ours(run.count * size);
+    std::vector<std::byte> theirs(ours.size());
+    co_await a.read(in_a, std::span(&run, 1), ours);
+    co_await b.read(in_b, std::span(&run, 1), theirs);
+    for (std::uint64_t i = 0; i < run.count; ++i)
+      found.elements += std::memcmp(&ours[i * size], &theirs[i * size], size) != 0 ? 1 : 0;
+  }
+  co_return found;
+}
+
+std::map<std::string, std::size_t> by_name(const StateContent& content) {
+  std::map<std::string, std::size_t> names;
+  for (std::size_t t = 0; t < content.tensors.size(); ++t) names[content.tensors[t].name] = t;
+  return names;
+}
+
+}  // namespace
+
+int ckpt_inspect(const CkptCommand& command) {
+  Console console;
+  const auto runtime = make_runtime();
+  CheckpointFiles files(*runtime, command.paths.at(0));
+  const Manifest& manifest = files.reader().manifest();
+  const StateContent& content = manifest.content;
+  console.line(fmt::format("{}: {} at step {}, parameters in {}, {}", files.reader().place(),
+                           content.model, content.step, to_string(content.dtype),
+                           state_text(content)));
+  console.line(fmt::format("  {} tensors in {} files, {}", content.tensors.size(),
+                           manifest.files.size(), format_bytes(files_bytes(manifest))));
+  console.line(fmt::format(
+      "  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
+      content.layout.ranks, content.layout.ranks == 1 ? "" : "s",
+      content.layout.tensor_parallel > 1
+          ? fmt::format(" of which each {} divide the layers", content.layout.tensor_parallel)
+          : "",
+      content.layout.zero_stage, content.layout.shard_group, content.layout.placement));
+  console.line(fmt::format("  run: {}", content.run_identity));
+  console.line(fmt::format("  numerics: {}", content.numerics_fingerprint));
+  for (const auto& [name, text] : content.resume) console.line(fmt::format("  {}: {}", name, text));
+  console.line(fmt::format("  {} bytes of the trainer's own", content.blob.size()));
+  say_resume(console, content);
+  return 0;
+}
+
+int ckpt_verify(const CkptCommand& command) {
+  Console console;
+  const auto runtime = make_runtime();
+  CheckpointFiles files(*runtime, command.paths.at(0));
+  CheckpointReader& reader = files.reader();
+  runtime->reactor.block_on(prove_all(reader, console));
+  const Manifest& manifest = reader.manifest();
+  console.line(fmt::format("{}: {} at step {}: every byte of {} in {} files is what was written",
+                           reader.place(), manifest.content.model, manifest.content.step,
+                           format_bytes(files_bytes(manifest)), manifest.files.size()));
+  say_resume(console, manifest.content);
+  return 0;
+}
+
+int ckpt_diff(const CkptCommand& command) {
+  Console console;
+  const auto runtime = make_runtime();
+  CheckpointFiles first(*runtime, command.paths.at(0));
+  CheckpointFiles second(*runtime, command.paths.at(1));
+  const auto ours = by_name(first.reader().content());
+  const auto theirs = by_name(second.reader().content());
+  std::size_t differing = 0;
+  std::vector<std::string> lines;
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+  for (const StateTensor& tensor : first.reader().content().tensors) total += tensor.size_bytes();
+  for (const auto& [name, index] : ours) {
+    const StateTensor& a = first.reader().content().tensors[index];
+    const auto found = theirs.find(name);
+    std::string line;
+    if (found == theirs.end()) {
+      line = fmt::format("{}: only in {}", name, first.reader().place());
+    } else if (const StateTensor& b = second.reader().content().tensors[found->second];
+               a.shape != b.shape || a.type != b.type) {
+      line = fmt::format("{}: {} [{}] and {} [{}]", name, to_string(a.type),
+                         fmt::join(a.shape, ", "), to_string(b.type), fmt::join(b.shape, ", "));
+    } else {
+      const Difference its =
+          runtime->reactor.block_on(compare(first.reader(), second.reader(), index, found->second));
+      if (its.elements > 0)
+        line = fmt::format("{}: {} of {} values differ", name, its.elements, a.count());
+    }
+    done += a.size_bytes();
+    console.progress("comparing", done, total);
+    if (line.empty()) continue;
+    ++differing;
+    lines.push_back(std::move(line));
+  }
+  for (const auto& [name, index] : theirs) {
+    if (ours.contains(name)) continue;
+    ++differing;
+    lines.push_back(fmt::format("{}: only in {}", name, second.reader().place()));
+  }
+  for (std::size_t i = 0; i < std::min(lines.size(), kNamesShown); ++i) console.line(lines[i]);
+  if (lines.size() > kNamesShown)
+    console.line(fmt::format(".. and {} more", lines.size() - kNamesShown));
+  console.line(differing == 0 ? fmt::format("{} tensors, the same bits", ours.size())
+                              : fmt::format("{} tensors differ", differing));
+  return differing == 0 ? 0 : 1;
+}
+
+int ckpt_prune(const CkptCommand& command) {
+  if (command.keep_last == 0)
+    throw UsageError("ckpt prune: say with --keep-last N how many checkpoints stay");
+  Console console;
+  const auto runtime = make_runtime();
+  runtime->reactor.block_on([](Runtime& run, const CkptCommand& wanted, Console& out) -> Task<> {
+    const std::string& from = wanted.paths.at(0);
+    const auto io = run.io_engine(run.reactor, from);
+    const std::vector<std::uint64_t> steps = checkpoint_steps(*io, from);
+    const std::vector<std::uint64_t> gone =
+        expired(steps, {.keep_last = wanted.keep_last, .keep_every = wanted.keep_every});
+    for (const std::uint64_t step : gone) {
+      remove_checkpoint(*io, from + "/" + checkpoint_name(step));
+      out.line(fmt::format("removed {}/{}", from, checkpoint_name(step)));
+    }
+    out.line(fmt::format("{}: {} checkpoints stay", from, steps.size() - gone.size()));
+    co_return;
+  }(*runtime, command, console));
+  return 0;
+}
+
+}  // namespace ziggurat::cli

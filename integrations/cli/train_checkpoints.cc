@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/train_checkpoints.cc: when a run saves, what it says of itself in a checkpoint,
+// and what became of each.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/bytes.h"
+#include "integrations/cli/train_run.h"
+
+namespace ziggurat::cli {
+
+/// By steps every rank says the same; by time rank 0 alone.
+bool TrainRun::save_due(std::uint64_t step) const {
+  const CheckpointOptions& options = options_.checkpoint;
+  if (options.every > 0 && step % options.every == 0) return true;
+  return options.every_minutes > 0 && ranks_->first() &&
+         now_s() - saved_at_s_ >= 60 * options.every_minutes;
+}
+
+CheckpointRequest TrainRun::checkpoint_request(std::uint64_t step) const {
+  using nlohmann::json;
+  const CheckpointOptions& options = options_.checkpoint;
+  const RunState state = state_after(step);
+  const auto sequences = static_cast<std::uint64_t>(
+      options_.shape.batch * options_.shape.accumulate * place_.data_ranks());
+  const std::uint64_t samples = state.attempts * sequences;
+  json schedule = json::object();
+  for (const Setting& setting : schedule_settings()) {
+    const auto found = state.settings.find(dashed(setting.name));
+    if (found != state.settings.end() && found->second != "none")
+      schedule[setting.name] = found->second;
+  }
+  json scale = nullptr;
+  if (state.loss_scale) {
+    scale = {{"scale", state.loss_scale->scale},
+             {"hysteresis_left", state.loss_scale->hysteresis_left},
+             {"steps_since_overflow", state.loss_scale->steps_since_overflow}};
+  }
+  const json best =
+      best_ ? json{{"name", "held_out_loss"}, {"step", best_->first}, {"value", best_->second}}
+            : json(nullptr);
+  const std::string data = fmt::format("{:016x}", text_->hash());
+  const auto context = static_cast<std::uint64_t>(options_.shape.context);
+  CheckpointRequest request{.folder = options.directory,
+                            .resume = {},
+                            .keep_last = options.keep_last,
+                            .keep_every = options.keep_every};
+  request.resume = {
+      {"schedule", schedule.dump()},
+      {"loss_scale", scale.dump()},
+      {"consumed_samples", json(samples).dump()},
+      {"consumed_tokens", json(samples * context).dump()},
+      {"data_cursor", json{{"attempts", state.attempts}, {"samples", samples}}.dump()},
+      // No generator has a state: batches and noise are functions of the seed and the step.
+      {"rng", json{{"seed", options_.seed}, {"step", step}}.dump()},
+      {"best_metric", best.dump()},
+      {"data", json(data).dump()},
+      {"evaluation", json{{"data", data}, {"context", context}}.dump()},
+      {"tokenizer", json("bytes").dump()}};
+  return request;
+}
+
+void TrainRun::report_saves() {
+  for (const SaveOutcome& save : engine_->ended_saves()) {
+    if (save.failure) {
+      console_.line(fmt::format("the checkpoint of step {} failed, and training goes on: {}",
+                                save.step, save.failure->what()));
+      continue;
+    }
+    console_.line(fmt::format(
+        "{}: {} a rank in {:.1f} s{}", save.directory, format_bytes(save.size_bytes), save.seconds,
+        save.stalled_s >= 0.1 ? fmt::format("; updates waited {:.1f} s for it", save.stalled_s)
+                              : ""));
+  }
+}
+
+void TrainRun::finish_saves() {
+  engine_->finish_saves();
+  report_saves();
+}
+
+}  // namespace ziggurat::cli
