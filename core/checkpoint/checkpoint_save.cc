@@ -22,6 +22,17 @@ std::string manifest_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, Manifest::kFileName);
 }
 
+/// Never empty.
+std::string text_of(const std::exception_ptr& error) {
+  std::string text;
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& what) {
+    text = what.what();
+  }
+  return text.empty() ? "it does not say why" : text;
+}
+
 }  // namespace
 
 std::string checkpoint_name(std::uint64_t step) { return fmt::format("{}{:09}", kNameBegin, step); }
@@ -81,15 +92,27 @@ CheckpointSave::CheckpointSave(Environment environment, Request request)
       request_(std::move(request)),
       directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
 
-/// All ranks go on, or each throws: what it met itself, or that another met something.
+/// All ranks go on, or each throws: what it met itself, or what another did.
 Task<> CheckpointSave::agree(std::exception_ptr error) {
-  std::array<std::uint64_t, 1> failed{error ? 1U : 0U};
-  const std::span<std::uint64_t> view(failed);
-  co_await environment_.ranks.all_reduce(view, Communicator::Op::kMax);
+  struct Message {
+    std::array<char, 504> text{};  ///< ends with a NUL; empty: nothing is wrong
+    std::uint64_t stays = 0;       ///< 1: the manifest has its name, so files stay
+  };
+  Message own{.stays = published_ ? 1U : 0U};
+  if (error) {
+    const std::string why = text_of(error);
+    std::copy_n(why.begin(), std::min(why.size(), own.text.size() - 1), own.text.begin());
+  }
+  std::vector<Message> all(static_cast<std::size_t>(environment_.ranks.world_size()));
+  co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
+                                         std::as_writable_bytes(std::span(all)));
+  for (const Message& message : all) published_ = published_ || message.stays != 0;
   if (error) std::rethrow_exception(error);
-  if (failed[0] != 0)
-    throw PeerFailed(ErrorCode::kUnavailable,
-                     fmt::format("{}: another rank could not save its part", directory_));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].text[0] == 0) continue;
+    throw PeerFailed(ErrorCode::kUnavailable, fmt::format("{}: rank {} could not save its part: {}",
+                                                          directory_, rank, all[rank].text.data()));
+  }
 }
 
 void CheckpointSave::make_directory() {
@@ -164,11 +187,10 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   } catch (...) {
     agreed = std::current_exception();
   }
-  if (agreed) {
-    clean();
-    std::rethrow_exception(agreed);
-  }
-  writer_->keep();
+  if (published_) writer_->keep();
+  if (!agreed) co_return;
+  clean();
+  std::rethrow_exception(agreed);
 }
 
 /// Rank 0's manifest gets the files and pieces of all.
@@ -205,16 +227,26 @@ Task<> CheckpointSave::write_text(const std::string& path, const std::string& te
   io.rename(part, path);
 }
 
+/// Errors: before the manifest is durable under its name, and then nothing is under it; or of what
+/// follows, and then the checkpoint is whole (published_).
 Task<> CheckpointSave::publish(const Manifest& manifest) {
   IoEngine& io = environment_.io;
-  const std::string path = manifest_path(directory_);
-  // The names of the shards are durable before the manifest that speaks of them.
-  io.sync_directory(directory_);
-  const std::string text = to_text(manifest);
-  co_await write_text(path, text);
-  io.sync_directory(directory_);
-  io.sync_directory(request_.folder);
-  // Whole from here on; what follows is housekeeping.
+  std::exception_ptr error;
+  try {
+    // The names of the shards are durable before the manifest that speaks of them.
+    io.sync_directory(directory_);
+    const std::string text = to_text(manifest);
+    co_await write_text(manifest_path(directory_), text);
+    io.sync_directory(directory_);
+    io.sync_directory(request_.folder);
+    published_ = true;
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    published_ = !withdraw();
+    std::rethrow_exception(error);
+  }
   const std::string latest = checkpoint_name(request_.content.step) + "\n";
   co_await write_text(request_.folder + "/latest", latest);
   for (const std::uint64_t step :
@@ -223,11 +255,22 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   io.sync_directory(request_.folder);
 }
 
+/// False where the manifest may be there after a crash: then every file that it names must be.
+bool CheckpointSave::withdraw() noexcept {
+  try {
+    if (environment_.io.exists(manifest_path(directory_)))
+      environment_.io.remove(manifest_path(directory_));
+    environment_.io.sync_directory(directory_);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 void CheckpointSave::clean() noexcept {
   writer_.reset();
-  if (environment_.ranks.rank() != 0) return;
+  if (published_ || environment_.ranks.rank() != 0) return;
   try {
-    if (environment_.io.exists(manifest_path(directory_))) return;
     remove_checkpoint(environment_.io, directory_);
   } catch (const std::exception&) {
     // It has no manifest: nobody takes it for a checkpoint, and the next save removes it.

@@ -67,7 +67,8 @@ class CheckpointSave {
 
   /// Every rank calls it once. `failure`: this rank could not give everything to its sink, and no
   /// checkpoint is made. Returns when it is durable under its name. Errors: `failure`; errno's;
-  /// PeerFailed. After an error nothing of it stays, as far as files can be removed.
+  /// PeerFailed. After an error nothing of it stays, as far as files can be removed; or all of it
+  /// does, where that is whole and something after it failed (`latest`, what retention lets go).
   Task<> commit(std::exception_ptr failure);
 
  private:
@@ -77,12 +78,14 @@ class CheckpointSave {
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);
   Task<> write_text(const std::string& path, const std::string& text);
+  bool withdraw() noexcept;
   void clean() noexcept;
 
   Environment environment_;
   Request request_;
   std::string directory_;
   std::unique_ptr<CheckpointWriter> writer_;
+  bool published_ = false;  // the manifest has its name, or may have it after a crash
 };
 
 }  // namespace ziggurat

@@ -83,6 +83,8 @@ struct CkptCommand {
   std::vector<std::string> paths;  ///< checkpoints, or folders of which the newest one is meant
   std::uint64_t keep_last = 0;     ///< prune
   std::uint64_t keep_every = 0;
+  DType dtype = DType::kFloat32;  ///< to-hf
+  bool force = false;
 };
 /// What it holds, by its manifest alone.
 int ckpt_inspect(const CkptCommand& command);
@@ -91,6 +93,8 @@ int ckpt_verify(const CkptCommand& command);
 /// The tensors in which two differ: exit code 1 if any does.
 int ckpt_diff(const CkptCommand& command);
 int ckpt_prune(const CkptCommand& command);
+/// paths[0], to the directory paths[1].
+int ckpt_to_hf(const CkptCommand& command);
 
 int doctor(const std::vector<std::string>& paths);
 

@@ -294,6 +294,16 @@ class CommandLine {
             ckpt_verify);
     add_one("diff", "name the tensors in which two checkpoints differ; exit code 1 if any does", 2,
             ckpt_diff);
+    CLI::App* to_hf =
+        add_one("to-hf", "write a checkpoint's weights as a directory that transformers loads", 2,
+                ckpt_to_hf);
+    to_hf
+        ->add_option_function<std::string>(
+            "--dtype", [this](const std::string& name) { ckpt_.dtype = *parse_dtype(name); },
+            "fp32: the masters, every bit; bf16, fp16: rounded, half the size")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+        ->default_str("fp32");
+    to_hf->add_flag("--force", ckpt_.force, "replace a file that is there");
     CLI::App* prune = add_one("prune", "remove old checkpoints of a folder", 1, ckpt_prune);
     prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
         ->type_name("N");

@@ -73,9 +73,10 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
                               std::bit_cast<std::uint32_t>(record.loss)));
   }
 
-  const std::vector<std::byte> blob = state_after(record.step).encode();
+  const RunState after = state_after(record.step);
+  const std::vector<std::byte> blob = after.encode();
   options.blob = blob;
-  const CheckpointRequest request = checkpoint_request(record.step);
+  const CheckpointRequest request = checkpoint_request(after);
   const bool last = shared.interrupted || record.step == options_.steps;
   if (!options_.checkpoint.directory.empty() && (shared.save || last)) {
     if (last) engine_->finish_saves();  // this one is not left out for it
@@ -83,6 +84,7 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
     saved_at_s_ = now_s();
   }
   const StepResult result = engine_->step(options);
+  if (options.checkpoint != nullptr && !result.skipped) saved_step_ = record.step;
   ++attempts_;
   if (scaler_) scaler_->update(result.skipped);
   const double end = now_s();
@@ -115,6 +117,15 @@ RunState TrainRun::state_after(std::uint64_t step) const {
     after.update(/*overflow=*/false);
     state.loss_scale = after.state();
   }
+  return state;
+}
+
+RunState TrainRun::state_now() const {
+  RunState state{.steps_done = engine_->generation(),
+                 .attempts = attempts_,
+                 .loss_scale = {},
+                 .settings = settings_};
+  if (scaler_) state.loss_scale = scaler_->state();
   return state;
 }
 

@@ -18,10 +18,9 @@ bool TrainRun::save_due(std::uint64_t step) const {
          now_s() - saved_at_s_ >= 60 * options.every_minutes;
 }
 
-CheckpointRequest TrainRun::checkpoint_request(std::uint64_t step) const {
+CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
   using nlohmann::json;
   const CheckpointOptions& options = options_.checkpoint;
-  const RunState state = state_after(step);
   const auto sequences = static_cast<std::uint64_t>(
       options_.shape.batch * options_.shape.accumulate * place_.data_ranks());
   const std::uint64_t samples = state.attempts * sequences;
@@ -53,7 +52,7 @@ CheckpointRequest TrainRun::checkpoint_request(std::uint64_t step) const {
       {"consumed_tokens", json(samples * context).dump()},
       {"data_cursor", json{{"attempts", state.attempts}, {"samples", samples}}.dump()},
       // No generator has a state: batches and noise are functions of the seed and the step.
-      {"rng", json{{"seed", options_.seed}, {"step", step}}.dump()},
+      {"rng", json{{"seed", options_.seed}, {"step", state.steps_done}}.dump()},
       {"best_metric", best.dump()},
       {"data", json(data).dump()},
       {"evaluation", json{{"data", data}, {"context", context}}.dump()},
@@ -75,8 +74,17 @@ void TrainRun::report_saves() {
   }
 }
 
+/// At the end of a run: its last step is saved too.
 void TrainRun::finish_saves() {
   engine_->finish_saves();
+  report_saves();
+  if (options_.checkpoint.directory.empty() || saved_step_ == engine_->generation()) return;
+  try {
+    engine_->save_checkpoint(checkpoint_request(state_now()));
+  } catch (const Error& error) {
+    console_.line(
+        fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));
+  }
   report_saves();
 }
 

@@ -63,13 +63,14 @@ class TrainRun {
 
   // train_checkpoints.cc
   bool save_due(std::uint64_t step) const;
-  CheckpointRequest checkpoint_request(std::uint64_t step) const;
+  CheckpointRequest checkpoint_request(const RunState& state) const;
   void report_saves();
   void finish_saves();
 
   // train.cc
   StepRecord step(bool interrupted, bool save);
   RunState state_after(std::uint64_t step) const;
+  RunState state_now() const;
   double held_out_loss();
   void show(const StepRecord& record);
   void finish_interrupted();
@@ -101,9 +102,10 @@ class TrainRun {
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;   // at steps, skipped ones included: the data cursor
-  bool interrupted_ = false;     // some rank was asked to end
-  double saved_at_s_ = now_s();  // when the last checkpoint was begun, by this rank's clock
+  std::uint64_t attempts_ = 0;    // at steps, skipped ones included: the data cursor
+  bool interrupted_ = false;      // some rank was asked to end
+  std::uint64_t saved_step_ = 0;  // of which a checkpoint was begun last
+  double saved_at_s_ = now_s();   // when the last checkpoint was begun, by this rank's clock
   std::optional<std::pair<std::uint64_t, double>> best_;  // step and held-out loss
   StepLog log_;
   CounterSnapshot at_first_step_;

@@ -169,9 +169,8 @@ TEST(ConvertedState, IsNamedWhereItIsRoundedAndExactWhereItIsNot) {
   EXPECT_THAT(differing(tensors_of(checkpoint_in(split, 3)), tensors_of(begin)), IsEmpty());
   // Rounded, and said so.
   const CheckpointRequest bf16 = to(scratch, "bf16");
-  EXPECT_THAT(
-      notes_of(scratch, begin, {.name = "bf16", .format = StateFormat::kBf16Moments}, bf16),
-      ::testing::Contains(::testing::HasSubstr("exp_avg: F32 to BF16, rounded")));
+  EXPECT_THAT(notes_of(scratch, begin, {.name = "bf16", .format = StateFormat::kBf16Moments}, bf16),
+              ::testing::Contains(::testing::HasSubstr("exp_avg: F32 to BF16, rounded")));
   // What was rounded comes back as it is.
   const CheckpointRequest wide = to(scratch, "wide");
   EXPECT_THAT(notes_of(scratch, checkpoint_in(bf16, 3), {.name = "wide"}, wide),
@@ -179,9 +178,8 @@ TEST(ConvertedState, IsNamedWhereItIsRoundedAndExactWhereItIsNot) {
   const CheckpointRequest again = to(scratch, "again");
   notes_of(scratch, checkpoint_in(wide, 3), {.name = "again", .format = StateFormat::kBf16Moments},
            again);
-  EXPECT_THAT(
-      differing(tensors_of(checkpoint_in(again, 3)), tensors_of(checkpoint_in(bf16, 3))),
-      IsEmpty());
+  EXPECT_THAT(differing(tensors_of(checkpoint_in(again, 3)), tensors_of(checkpoint_in(bf16, 3))),
+              IsEmpty());
   // From codes: as values, and named.
   const CheckpointRequest codes = to(scratch, "codes");
   EXPECT_THAT(notes_of(scratch, begin, {.name = "codes", .format = StateFormat::k8Bit}, codes),
@@ -199,14 +197,13 @@ TEST(LoadedWeights, BeginAnewWithoutTheOptimizersState) {
     rank.engine->save_checkpoint(first);
   });
   const CheckpointRequest second = to(scratch, "second");
-  on_ranks(
-      {.name = "two", .ranks = 2}, scratch, checkpoint_in(first, 3),
-      [&](CheckpointRank& rank) {
-        EXPECT_EQ(rank.engine->generation(), 0U);
-        EXPECT_FALSE(rank.engine->resumed());
-        rank.engine->save_checkpoint(second);
-      },
-      {.weights_only = true});
+  on_ranks({.name = "two", .ranks = 2}, scratch, checkpoint_in(first, 3),
+           [&](CheckpointRank& rank) {
+             EXPECT_EQ(rank.engine->generation(), 0U);
+             EXPECT_FALSE(rank.engine->resumed());
+             rank.engine->save_checkpoint(second);
+           },
+           {.weights_only = true});
   TensorBytes before = tensors_of(checkpoint_in(first, 3));
   const TensorBytes after = tensors_of(checkpoint_in(second, 0));
   for (const auto& [name, bytes] : after) {

@@ -60,8 +60,8 @@ class OpenCheckpoint {
   OpenCheckpoint(Runtime& runtime, const std::string& directory) : runtime_(runtime) {
     runtime.reactor.block_on([](OpenCheckpoint& self, const std::string& from) -> Task<> {
       self.io_ = std::make_unique<ThreadEngine>(self.runtime_.reactor);
-      Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
-          {self.runtime_.reactor, *self.runtime_.workers, *self.io_}, from);
+      Task<std::unique_ptr<CheckpointReader>> opening =
+          CheckpointReader::open({self.runtime_.reactor, *self.runtime_.workers, *self.io_}, from);
       self.reader_ = co_await std::move(opening);
     }(*this, directory));
   }
@@ -180,8 +180,8 @@ inline void on_ranks(const Layout& layout, const ScratchDirectory& scratch, cons
   std::filesystem::remove_all(store);
   const std::vector<std::unique_ptr<Runtime>> runtimes = connected_runtimes(layout.ranks, 1);
   expect_none(run_ranks(layout.ranks, [&](int rank) {
-    CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], layout,
-                       config_of(layout, store), from, options);
+    CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], layout, config_of(layout, store),
+                       from, options);
     body(its);
     its.end();
   }));

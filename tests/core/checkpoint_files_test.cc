@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/core/checkpoint_files_test.cc: a checkpoint's files on the disk: what goes wrong with one,
+// at whatever byte, is found and named; and which checkpoints stay.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "tests/core/checkpoint_rig.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string file_bytes(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+void set_file_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+Task<> prove_everything(CheckpointReader& reader) {
+  for (std::size_t f = 0; f < reader.manifest().files.size(); ++f) co_await reader.prove_header(f);
+  for (const StatePiece& piece : reader.manifest().pieces) co_await reader.prove(piece);
+}
+
+class SavedCheckpoint : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    on_ranks({.name = "two", .ranks = 2}, scratch_, "", [&](CheckpointRank& rank) {
+      rank.step();
+      rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+    });
+    runtime_ = Runtime::create({.threads = 1, .trace_path = ""});
+  }
+  std::string directory() const { return folder_ + "/" + checkpoint_name(1); }
+
+  /// What opening and proving it says; "whole" if nothing.
+  std::string verdict() {
+    try {
+      OpenCheckpoint checkpoint(*runtime_, directory());
+      runtime_->reactor.block_on(prove_everything(checkpoint.reader()));
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDataLoss) << error.what();
+      return error.what();
+    }
+    return "whole";
+  }
+
+  ScratchDirectory scratch_;
+  std::string folder_ = scratch_.path() + "/checkpoints";
+  std::unique_ptr<Runtime> runtime_;
+};
+
+TEST_F(SavedCheckpoint, IsWholeAndNamedAsTheLatest) {
+  EXPECT_EQ(verdict(), "whole");
+  EXPECT_EQ(file_bytes(folder_ + "/latest"), checkpoint_name(1) + "\n");
+}
+
+TEST_F(SavedCheckpoint, NamesTheFileOfEveryDamagedByte) {
+  std::mt19937_64 random(3);
+  for (const auto& entry : std::filesystem::directory_iterator(directory())) {
+    const std::string path = entry.path().string();
+    const std::string whole = file_bytes(path);
+    for (int i = 0; i < 60; ++i) {
+      std::string damaged = whole;
+      switch (random() % 4) {
+        case 0:
+          damaged[random() % damaged.size()] ^= static_cast<char>(1U << (random() % 8));
+          break;
+        case 1: damaged.resize(random() % damaged.size()); break;
+        case 2: damaged += 'x'; break;
+        case 3: {  // a sector of it is another one's
+          const std::size_t size = std::min<std::size_t>(512, damaged.size() / 2);
+          damaged.replace(0, size, damaged.substr(damaged.size() - size));
+          break;
+        }
+      }
+      if (damaged == whole) continue;
+      set_file_bytes(path, damaged);
+      EXPECT_THAT(verdict(), HasSubstr(entry.path().filename().string()));
+    }
+    set_file_bytes(path, whole);
+  }
+  EXPECT_EQ(verdict(), "whole");
+}
+
+TEST_F(SavedCheckpoint, NamesAFileThatIsMissingOrAnotherOnes) {
+  std::vector<std::string> shards;
+  for (const auto& entry : std::filesystem::directory_iterator(directory())) {
+    if (entry.path().extension() == ".safetensors") shards.push_back(entry.path().string());
+  }
+  std::ranges::sort(shards);
+  std::filesystem::rename(shards[0], shards[0] + ".away");
+  EXPECT_THAT(verdict(), AllOf(HasSubstr("missing"), HasSubstr("rank-00000")));
+  std::filesystem::rename(shards[0] + ".away", shards[0]);
+  const std::string first = file_bytes(shards[0]);
+  const std::string second = file_bytes(shards.back());
+  set_file_bytes(shards[0], second);
+  set_file_bytes(shards.back(), first);
+  EXPECT_THAT(verdict(), HasSubstr(".safetensors"));
+}
+
+TEST_F(SavedCheckpoint, IsNoneWithoutItsManifest) {
+  std::filesystem::remove(directory() + "/manifest.json");
+  ThreadEngine io(runtime_->reactor);
+  EXPECT_THAT(checkpoint_steps(io, folder_), ::testing::IsEmpty());
+  EXPECT_THROW(static_cast<void>(find_checkpoint(io, folder_)), Error);
+}
+
+TEST_F(SavedCheckpoint, IsNotWrittenOver) {
+  on_ranks({.name = "again", .ranks = 2}, scratch_, directory(), [&](CheckpointRank& rank) {
+    try {
+      rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+      ADD_FAILURE() << "written over";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), AnyOf(HasSubstr("is there already"), HasSubstr("another rank")));
+    }
+    rank.step();
+    rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+  });
+  EXPECT_EQ(verdict(), "whole");
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/" + checkpoint_name(2) + "/manifest.json"));
+}
+
+TEST_F(SavedCheckpoint, TakesThePlaceOfWhatWasCutOff) {
+  const std::string half = folder_ + "/" + checkpoint_name(2);
+  std::filesystem::create_directory(half);
+  set_file_bytes(half + "/rank-00000-of-00009-00000.safetensors", "half");
+  on_ranks({.name = "again"}, scratch_, directory(), [&](CheckpointRank& rank) {
+    rank.step();
+    rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+  });
+  EXPECT_FALSE(std::filesystem::exists(half + "/rank-00000-of-00009-00000.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(half + "/manifest.json"));
+}
+
+TEST(Retention, LetsTheOldOnesGoButForThoseOfSomeSteps) {
+  const std::vector<std::uint64_t> steps{10, 20, 25, 30, 40};
+  EXPECT_THAT(expired(steps, {}), ::testing::IsEmpty());
+  EXPECT_THAT(expired(steps, {.keep_last = 2}), ElementsAre(10, 20, 25));
+  EXPECT_THAT(expired(steps, {.keep_last = 1, .keep_every = 20}), ElementsAre(10, 25, 30));
+  EXPECT_THAT(expired(steps, {.keep_last = 9}), ::testing::IsEmpty());
+}
+
+TEST(Retention, RemovesOldCheckpointsOnceTheNewOneIsWhole) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/checkpoints";
+  on_ranks({.name = "one"}, scratch, "", [&](CheckpointRank& rank) {
+    for (int step = 0; step < 5; ++step) {
+      rank.step();
+      rank.engine->save_checkpoint(
+          {.folder = folder, .resume = {}, .keep_last = 2, .keep_every = 2});
+    }
+  });
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre(checkpoint_name(2), checkpoint_name(4),
+                                                     checkpoint_name(5), "latest"));
+}
+
+}  // namespace
+}  // namespace ziggurat::testing

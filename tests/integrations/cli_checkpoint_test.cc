@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/integrations/cli_checkpoint_test.cc: checkpoints as a user makes, looks at and loads them:
+// from the command line, killed and asked for by signals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <fstream>
+#include <random>
+#include <thread>
+
+#include "tests/integrations/cli_process.h"
+
+namespace ziggurat::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kSteps = 8;
+
+std::string step_name(int step) {
+  const std::string digits = std::to_string(step);
+  return "step-" + std::string(9 - digits.size(), '0') + digits;
+}
+
+Output ckpt(const TemporaryFolder& folder, const Arguments& arguments) {
+  return ziggurat(folder.path(), Arguments{"ckpt"} + arguments);
+}
+
+class CliCheckpoint : public ::testing::Test {
+ protected:
+  Arguments train(const std::string& store, int steps = kSteps) {
+    return tiny_train(folder_, store, steps);
+  }
+  std::string checkpoints() const { return folder_ / "checkpoints"; }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(CliCheckpoint, IsWrittenAsOftenAsAskedForAndAtTheEndAndLoadsWithTheSameLosses) {
+  const Output whole = ziggurat(
+      folder_.path(),
+      train("whole") + Arguments{"--checkpoint-dir", checkpoints(), "--checkpoint-every", "3"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  for (const int step : {3, 6, kSteps})
+    EXPECT_TRUE(std::filesystem::exists(checkpoints() + "/" + step_name(step) + "/manifest.json"));
+  const Output loaded = ziggurat(
+      folder_.path(), train("loaded") + Arguments{"--load", checkpoints() + "/" + step_name(3)});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  EXPECT_THAT(loaded.out, HasSubstr("resumed at step 3"));
+  std::map<int, std::string> expected = loss_bits(whole.out);
+  for (int step = 1; step <= 3; ++step) expected.erase(step);
+  EXPECT_EQ(loss_bits(loaded.out), expected);
+  // The store goes before what is to be loaded: the same command goes on.
+  const Output again =
+      ziggurat(folder_.path(), train("loaded", kSteps + 2) +
+                                   Arguments{"--load", checkpoints() + "/" + step_name(3)});
+  ASSERT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("resumed at step " + std::to_string(kSteps)));
+}
+
+TEST_F(CliCheckpoint, OfOneRankGoesOnWithTwoThatShareItsBatches) {
+  ASSERT_EQ(ziggurat(folder_.path(), train("one", 4) + Arguments{"--accumulate", "2",
+                                                                 "--checkpoint-dir", checkpoints()})
+                .exit_code,
+            0);
+  const Arguments from{"--load", checkpoints(), "--nproc", "2"};
+  const Output other =
+      ziggurat(folder_.path(), train("two") + from + Arguments{"--accumulate", "2"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, AllOf(HasSubstr("sequences"), HasSubstr("--load-weights")));
+  const Output two = ziggurat(
+      folder_.path(),
+      train("two") + from + Arguments{"--accumulate", "1", "--checkpoint-dir", folder_ / "second"});
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  EXPECT_THAT(two.out, HasSubstr("resumed at step 4"));
+  const Output verified = ckpt(folder_, {"verify", folder_ / "second"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.err;
+  EXPECT_THAT(verified.out,
+              AllOf(HasSubstr("every byte"), HasSubstr("resume_manifest_complete: true")));
+  // The whole job has seen the sequences of eight steps of one rank.
+  EXPECT_THAT(ckpt(folder_, {"inspect", folder_ / "second"}).out,
+              AllOf(HasSubstr("saved by 2 ranks"), HasSubstr("\"attempts\":8")));
+}
+
+TEST_F(CliCheckpoint, IsComparedConvertedAndPruned) {
+  ASSERT_EQ(ziggurat(folder_.path(), train("run", 4) + Arguments{"--checkpoint-dir", checkpoints(),
+                                                                 "--checkpoint-every", "2"})
+                .exit_code,
+            0);
+  const std::string two = checkpoints() + "/" + step_name(2);
+  const std::string four = checkpoints() + "/" + step_name(4);
+  EXPECT_EQ(ckpt(folder_, {"diff", two, two}).exit_code, 0);
+  const Output differ = ckpt(folder_, {"diff", two, four});
+  EXPECT_EQ(differ.exit_code, 1);
+  EXPECT_THAT(differ.out, HasSubstr("tensors differ"));
+  // The masters of the newest checkpoint are those of the store.
+  const Output exported = ckpt(folder_, {"to-hf", checkpoints(), folder_ / "hf"});
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
+  EXPECT_THAT(contents(folder_ / "hf/config.json"), HasSubstr("\"model_type\": \"gpt2\""));
+  EXPECT_EQ(ckpt(folder_, {"to-hf", checkpoints(), folder_ / "hf"}).exit_code, 1);
+  const Output pruned = ckpt(folder_, {"prune", checkpoints(), "--keep-last", "1"});
+  EXPECT_EQ(pruned.exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(two));
+  EXPECT_TRUE(std::filesystem::exists(four));
+  EXPECT_EQ(ckpt(folder_, {"prune", checkpoints()}).exit_code, 2);
+}
+
+TEST_F(CliCheckpoint, ThatIsDamagedIsNamedAndNotLoaded) {
+  ASSERT_EQ(ziggurat(folder_.path(), train("run", 2) + Arguments{"--checkpoint-dir", checkpoints()})
+                .exit_code,
+            0);
+  for (const auto& entry :
+       std::filesystem::directory_iterator(checkpoints() + "/" + step_name(2))) {
+    if (entry.path().extension() != ".safetensors") continue;
+    std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(entry.file_size() - 100));
+    file.put('x').put('y');
+  }
+  const Output verified = ckpt(folder_, {"verify", checkpoints()});
+  EXPECT_EQ(verified.exit_code, 1);
+  EXPECT_THAT(verified.err, AllOf(HasSubstr(".safetensors"), HasSubstr("not what was written")));
+  const Output loaded =
+      ziggurat(folder_.path(), train("loaded") + Arguments{"--load", checkpoints()});
+  EXPECT_EQ(loaded.exit_code, 1);
+  EXPECT_THAT(loaded.err, HasSubstr("is damaged"));
+}
+
+TEST_F(CliCheckpoint, IsMadeWhenASignalAsksForIt) {
+  Process run(folder_.path(), train("run", 100'000) + Arguments{"--checkpoint-dir", checkpoints()});
+  ASSERT_TRUE(run.wait_for_output("step 3 loss-bits")) << run.err();
+  run.signal(SIGUSR1);
+  ASSERT_TRUE(run.wait_for_output("a rank in")) << run.err();
+  run.signal(SIGTERM);
+  const Output output = run.wait();
+  EXPECT_EQ(output.exit_code, 130);
+  EXPECT_EQ(ckpt(folder_, {"verify", checkpoints()}).exit_code, 0);
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoints()))
+    count += entry.is_directory() ? 1 : 0;
+  EXPECT_EQ(count, 2);  // the one that was asked for, and that of the end
+}
+
+/// The newest checkpoint always verifies, and a run that is killed at any moment leaves no other.
+TEST_F(CliCheckpoint, IsWholeOrAbsentWheneverTheRunIsKilled) {
+  std::mt19937 random(std::random_device{}());
+  std::uniform_int_distribution<int> delay_ms(0, 900);
+  for (int kill = 0; kill < 12; ++kill) {
+    {
+      Process run(folder_.path(),
+                  train("run", 100'000) + Arguments{"--checkpoint-dir", checkpoints(),
+                                                    "--checkpoint-every", "2", "--keep-last", "3"});
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms(random)));
+      run.signal(SIGKILL);
+      run.wait();
+    }
+    if (!std::filesystem::exists(checkpoints())) continue;
+    for (const auto& entry : std::filesystem::directory_iterator(checkpoints())) {
+      if (!std::filesystem::exists(entry.path() / "manifest.json")) continue;
+      const Output verified = ckpt(folder_, {"verify", entry.path().string()});
+      EXPECT_EQ(verified.exit_code, 0) << verified.err;
+    }
+  }
+}
+
+TEST_F(CliCheckpoint, SettingsThatNeedEachOtherSaySo) {
+  const auto refused = [&](const Arguments& arguments) {
+    const Output output = ziggurat(folder_.path(), train("none") + arguments);
+    EXPECT_EQ(output.exit_code, 2);
+    return output.err;
+  };
+  EXPECT_THAT(refused({"--checkpoint-every", "2"}), HasSubstr("give --checkpoint-dir too"));
+  EXPECT_THAT(refused({"--checkpoint-every-minutes", "2"}), HasSubstr("--checkpoint-dir"));
+  EXPECT_THAT(refused({"--load-weights"}), HasSubstr("give --load too"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+}
+
+}  // namespace
+}  // namespace ziggurat::test
