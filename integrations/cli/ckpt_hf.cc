@@ -43,6 +43,8 @@ nlohmann::json config_of(const StateContent& content, DType dtype) {
           {"embd_pdrop", 0.0},
           {"resid_pdrop", 0.0},
           {"tie_word_embeddings", true},
+          {"bos_token_id", nullptr},  // every byte is text
+          {"eos_token_id", nullptr},
           {"torch_dtype", torch_dtype}};
 }
 

@@ -3,6 +3,7 @@
 // and what became of each.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
@@ -82,8 +83,10 @@ void TrainRun::finish_saves() {
   try {
     engine_->save_checkpoint(checkpoint_request(state_now()));
   } catch (const Error& error) {
-    console_.line(
-        fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));
+    if (error.native() != EEXIST) {  // a run that had ended already made it then
+      console_.line(
+          fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));
+    }
   }
   report_saves();
 }

@@ -38,6 +38,9 @@ if(TARGET ziggurat)
   add_test(NAME cli_deepspeed_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_deepspeed_peers_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_deepspeed_peers PROPERTIES LABELS multiprocess COST 60 TIMEOUT 900 SKIP_RETURN_CODE 77)
+  add_test(NAME cli_checkpoint_peers
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_checkpoint_peers_test.py $<TARGET_FILE:ziggurat>)
+  set_tests_properties(cli_checkpoint_peers PROPERTIES LABELS multiprocess COST 20 TIMEOUT 600 SKIP_RETURN_CODE 77)
   add_test(NAME cli_schedule_peers
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cli_schedule_peers_test.py $<TARGET_FILE:ziggurat>)
   set_tests_properties(cli_schedule_peers PROPERTIES LABELS multiprocess TIMEOUT 600 SKIP_RETURN_CODE 77)
