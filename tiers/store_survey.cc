@@ -27,6 +27,15 @@ std::unique_ptr<StoreSurvey> StoreSurvey::open(const StoreEnvironment& environme
   return std::unique_ptr<StoreSurvey>(new StoreSurvey(environment, std::move(file)));
 }
 
+std::unique_ptr<StoreSurvey> StoreSurvey::open_to_look(const StoreEnvironment& environment,
+                                                       const std::string& path) {
+  auto file =
+      DirectFile::open(environment.reactor, environment.io, path, {}, environment.observers);
+  std::unique_ptr<StoreSurvey> survey(new StoreSurvey(environment, std::move(file)));
+  survey->only_looks_ = true;
+  return survey;
+}
+
 Task<std::vector<std::byte>> StoreSurvey::read_bytes(std::uint64_t offset,
                                                      std::uint64_t size_bytes) {
   std::vector<std::byte> bytes;

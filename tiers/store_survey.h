@@ -20,6 +20,9 @@ class StoreSurvey {
   /// Errors: DirectFile::open's.
   static std::unique_ptr<StoreSurvey> open(const StoreEnvironment& environment,
                                            const std::string& path);
+  /// The same without the lock and without leave to write, while its owner may go on.
+  static std::unique_ptr<StoreSurvey> open_to_look(const StoreEnvironment& environment,
+                                                   const std::string& path);
 
   /// Reads the four superblock copies, from the drive. Afterwards uuid() is known. A copy that
   /// belongs to another file (a drive put it here) counts as damaged.
@@ -113,6 +116,7 @@ class StoreSurvey {
   std::array<Side, 2> sides_;
   std::array<bool, kSuperblockCopies> text_damaged_{};
   bool damaged_ = false;
+  bool only_looks_ = false;
   std::string text_;
   StoreSpec spec_;
   StoreLayout layout_;

@@ -43,7 +43,7 @@ Task<> StoreSurvey::read_superblocks() {
   // A killed process leaves writes that can be read but are still in the drive's cache. A
   // generation is only trusted, and the one before it only overwritten, once what says so cannot be
   // lost any more.
-  co_await file_->sync();
+  if (!only_looks_) co_await file_->sync();  // nothing is built on what is only looked at
   // And where a sync of that process failed, the page cache shows as clean what the drive never
   // got: what is believed comes from the drive.
   file_->drop_cache();

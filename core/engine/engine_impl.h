@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/checkpoint/blob_header.h"
 #include "core/checkpoint/state_loader.h"
 #include "core/engine/background_save.h"
 #include "core/engine/lent_engine.h"
@@ -32,13 +33,6 @@
 #include "core/sharding/strategy.h"
 
 namespace ziggurat {
-
-/// What stands before the trainer's blob in a generation's blob.
-struct BlobHeader {
-  static constexpr std::uint64_t kMagic = 0x315a494747424c31;  // "1LBGGIZ1"
-  std::uint64_t magic = kMagic;
-  std::uint64_t generation = 0;  ///< finished steps
-};
 
 class EngineImpl final : public LentEngine {
  public:

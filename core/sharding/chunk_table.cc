@@ -18,6 +18,8 @@
 namespace ziggurat {
 namespace {
 
+constexpr std::int64_t kDimensionMax = std::int64_t{1} << 50;
+
 /// The settings of elements [begin, end) of `unit`; what lies behind its parameters is padding and
 /// does not decay.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end) {
@@ -370,6 +372,53 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
                     model.name));
   }
   return table;
+}
+
+namespace {
+
+/// The parts of a rank of the store, as a trainer would have named them.
+ModelSpec model_in(const nlohmann::json& json) {
+  ModelSpec model{.name = json.at("model").get<std::string>(), .units = {}};
+  for (const nlohmann::json& unit : json.at("units")) {
+    UnitSpec& its = model.units.emplace_back(
+        UnitSpec{.name = unit.at("name").get<std::string>(), .params = {}});
+    for (const nlohmann::json& param : unit.at("params")) {
+      its.params.push_back({.name = param.at("name").get<std::string>(),
+                            .shape = param.at("shape").get<std::vector<std::int64_t>>(),
+                            .decay = param.at("decay").get<bool>()});
+      ParamSpec& last = its.params.back();
+      last.constant = last.frozen = param.value("constant", false);
+      last.tp_dim = param.value("tp_dim", -1);
+      last.tp_sections = param.value("tp_sections", 1);
+      const bool sound = last.tp_dim < std::ssize(last.shape) && last.tp_sections > 0 &&
+                         std::ranges::all_of(
+                             last.shape, [](std::int64_t d) { return d > 0 && d < kDimensionMax; });
+      if (!sound) throw Error(ErrorCode::kDataLoss, "a shape that makes no sense");
+    }
+    if (!unit.contains("param")) continue;
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      if (unit.at("param") == std::string(param_text(dtype))) its.dtype = dtype;
+    }
+  }
+  return model;
+}
+
+}  // namespace
+
+ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
+  Sharding its = sharding_of(layout);
+  const int data = rank / its.tensor.ranks;
+  its.rank = data % its.world_size;
+  its.tensor.rank = rank % its.tensor.ranks;
+  try {
+    const nlohmann::json json = parsed(layout);
+    ModelSpec model = model_in(json);
+    model.dtype = param_dtype(layout);
+    return {model, json.at("chunk_tiles_max").get<std::uint64_t>(), state_of(layout), its};
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's layout is none that a store has: {}", error.what()));
+  }
 }
 
 std::uint64_t ChunkTable::padded_count() const noexcept { return tile_count_ * kTileElements; }

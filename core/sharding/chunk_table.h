@@ -69,6 +69,9 @@ class ChunkTable {
   /// others frozen too.
   static ChunkTable from_layout(const ModelSpec& model, const std::string& layout,
                                 StateKind state = {}, Sharding sharding = {});
+  /// Rank `rank`'s table of such a store, the model being the layout's own. Errors: kDataLoss for a
+  /// layout that no store has.
+  static ChunkTable of_layout(const std::string& layout, int rank);
   /// Canonical JSON: the model's units, names and shapes, the chunk size, the formats, among how
   /// many ranks, and where layers are divided, how: with this rank's place among `ranks`, enough to
   /// put the model together (tensor_part.h).

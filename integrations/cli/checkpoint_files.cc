@@ -4,41 +4,69 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 #include "core/checkpoint/checkpoint_save.h"
+#include "integrations/cli/store_paths.h"
 
 namespace ziggurat::cli {
 
 CheckpointFiles::CheckpointFiles(Runtime& runtime, const std::string& path) : runtime_(runtime) {
-  if (!std::filesystem::is_directory(path)) {
+  std::vector<std::string> directories;
+  for (const StoreDirectory& directory : parse_store(path)) {
+    directories.push_back(directory.path);
+    if (std::filesystem::is_directory(directory.path)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: there is no such directory, so no checkpoint", path), ENOENT);
+                fmt::format("{}: there is no such directory, so no checkpoint and no store",
+                            directory.path),
+                ENOENT);
   }
-  runtime.reactor.block_on([](CheckpointFiles& self, const std::string& from) -> Task<> {
+  runtime.reactor.block_on([](CheckpointFiles& self, std::vector<std::string> from) -> Task<> {
     std::exception_ptr error;
     try {
-      self.io_ = self.runtime_.io_engine(self.runtime_.reactor, from);
-      Task<std::unique_ptr<CheckpointReader>> opening =
-          CheckpointReader::open({self.runtime_.reactor, *self.runtime_.workers, *self.io_},
-                                 find_checkpoint(*self.io_, from));
-      self.reader_ = co_await std::move(opening);
+      co_await self.open(std::move(from));
     } catch (...) {
       error = std::current_exception();
     }
     if (!error) co_return;
-    self.io_.reset();
+    self.engines_.clear();
     std::rethrow_exception(error);
-  }(*this, path));
+  }(*this, std::move(directories)));
+}
+
+Task<> CheckpointFiles::open(std::vector<std::string> directories) {
+  std::vector<StripePlace> places;
+  for (const std::string& directory : directories) {
+    engines_.push_back(runtime_.io_engine(runtime_.reactor, directory));
+    places.push_back({.io = *engines_.back(), .observers = {}, .directory = directory});
+  }
+  if (StoreReader::ranks_in(places) > 0) {
+    Task<std::unique_ptr<StoredState>> opening =
+        StoredState::open(runtime_.reactor, *runtime_.workers, std::move(places));
+    stored_ = co_await std::move(opening);
+    co_return;
+  }
+  IoEngine& io = *engines_.front();
+  Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
+      {runtime_.reactor, *runtime_.workers, io}, find_checkpoint(io, directories.front()));
+  reader_ = co_await std::move(opening);
 }
 
 CheckpointFiles::~CheckpointFiles() {
   runtime_.reactor.block_on([](CheckpointFiles& self) -> Task<> {
+    self.stored_.reset();
     self.reader_.reset();
-    self.io_.reset();
+    self.engines_.clear();
     co_return;
   }(*this));
+}
+
+StateSource& CheckpointFiles::source() noexcept {
+  if (stored_) return *stored_;
+  return *reader_;
 }
 
 }  // namespace ziggurat::cli

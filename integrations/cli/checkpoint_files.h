@@ -1,30 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/checkpoint_files.h: a checkpoint that a command reads, with the files and the
-// engine that moves their bytes.
+// integrations/cli/checkpoint_files.h: the state that a command reads, a checkpoint's or a store's,
+// with the files and the engines that move their bytes.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/checkpoint/checkpoint_reader.h"
+#include "core/checkpoint/stored_state.h"
 #include "core/engine/runtime.h"
 
 namespace ziggurat::cli {
 
 class CheckpointFiles {
  public:
-  /// The checkpoint `path`, or the newest in that folder. Errors: CheckpointReader::open()'s.
+  /// The checkpoint `path`, or the newest in that folder, or the store there; a store of several
+  /// directories has commas between. Errors: those of opening it.
   CheckpointFiles(Runtime& runtime, const std::string& path);
   ~CheckpointFiles();
   CheckpointFiles(const CheckpointFiles&) = delete;
   CheckpointFiles& operator=(const CheckpointFiles&) = delete;
 
-  CheckpointReader& reader() noexcept { return *reader_; }
+  StateSource& source() noexcept;
+  /// Null for a store, and the other way.
+  CheckpointReader* checkpoint() noexcept { return reader_.get(); }
+  StoredState* store() noexcept { return stored_.get(); }
 
  private:
+  Task<> open(std::vector<std::string> directories);
+
   Runtime& runtime_;
-  std::unique_ptr<IoEngine> io_;
+  std::vector<std::unique_ptr<IoEngine>> engines_;
   std::unique_ptr<CheckpointReader> reader_;
+  std::unique_ptr<StoredState> stored_;
 };
 
 }  // namespace ziggurat::cli

@@ -61,8 +61,7 @@ Task<> prove_all(CheckpointReader& reader, Console& console) {
 struct Difference {
   std::uint64_t elements = 0;
 };
-Task<Difference> compare(CheckpointReader& a, CheckpointReader& b, std::size_t in_a,
-                         std::size_t in_b) {
+Task<Difference> compare(StateSource& a, StateSource& b, std::size_t in_a, std::size_t in_b) {
   constexpr std::uint64_t kAtOnce = 1 << 20;
   const StateTensor& tensor = a.content().tensors[in_a];
   const std::uint64_t size = size_bytes(tensor.type);
@@ -92,13 +91,17 @@ int ckpt_inspect(const CkptCommand& command) {
   Console console;
   const auto runtime = make_runtime();
   CheckpointFiles files(*runtime, command.paths.at(0));
-  const Manifest& manifest = files.reader().manifest();
-  const StateContent& content = manifest.content;
-  console.line(fmt::format("{}: {} at step {}, parameters in {}, {}", files.reader().place(),
+  const StateContent& content = files.source().content();
+  console.line(fmt::format("{}: {} at step {}, parameters in {}, {}", files.source().place(),
                            content.model, content.step, to_string(content.dtype),
                            state_text(content)));
-  console.line(fmt::format("  {} tensors in {} files, {}", content.tensors.size(),
-                           manifest.files.size(), format_bytes(files_bytes(manifest))));
+  if (const CheckpointReader* checkpoint = files.checkpoint()) {
+    const Manifest& manifest = checkpoint->manifest();
+    console.line(fmt::format("  a checkpoint: {} tensors in {} files, {}", content.tensors.size(),
+                             manifest.files.size(), format_bytes(files_bytes(manifest))));
+  } else {
+    console.line(fmt::format("  a store: {} tensors", content.tensors.size()));
+  }
   console.line(fmt::format(
       "  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
       content.layout.ranks, content.layout.ranks == 1 ? "" : "s",
@@ -110,7 +113,7 @@ int ckpt_inspect(const CkptCommand& command) {
   console.line(fmt::format("  numerics: {}", content.numerics_fingerprint));
   for (const auto& [name, text] : content.resume) console.line(fmt::format("  {}: {}", name, text));
   console.line(fmt::format("  {} bytes of the trainer's own", content.blob.size()));
-  say_resume(console, content);
+  if (files.checkpoint() != nullptr) say_resume(console, content);
   return 0;
 }
 
@@ -118,13 +121,22 @@ int ckpt_verify(const CkptCommand& command) {
   Console console;
   const auto runtime = make_runtime();
   CheckpointFiles files(*runtime, command.paths.at(0));
-  CheckpointReader& reader = files.reader();
-  runtime->reactor.block_on(prove_all(reader, console));
-  const Manifest& manifest = reader.manifest();
-  console.line(fmt::format("{}: {} at step {}: every byte of {} in {} files is what was written",
-                           reader.place(), manifest.content.model, manifest.content.step,
+  const StateContent& content = files.source().content();
+  const std::string what =
+      fmt::format("{}: {} at step {}", files.source().place(), content.model, content.step);
+  if (StoredState* store = files.store()) {
+    const auto progress = [&](std::uint64_t done, std::uint64_t total) {
+      console.progress("verifying", done, total);
+    };
+    runtime->reactor.block_on(store->prove(progress));
+    console.line(fmt::format("{}: every record is what was written", what));
+    return 0;
+  }
+  const Manifest& manifest = files.checkpoint()->manifest();
+  runtime->reactor.block_on(prove_all(*files.checkpoint(), console));
+  console.line(fmt::format("{}: every byte of {} in {} files is what was written", what,
                            format_bytes(files_bytes(manifest)), manifest.files.size()));
-  say_resume(console, manifest.content);
+  say_resume(console, content);
   return 0;
 }
 
@@ -133,26 +145,26 @@ int ckpt_diff(const CkptCommand& command) {
   const auto runtime = make_runtime();
   CheckpointFiles first(*runtime, command.paths.at(0));
   CheckpointFiles second(*runtime, command.paths.at(1));
-  const auto ours = by_name(first.reader().content());
-  const auto theirs = by_name(second.reader().content());
+  const auto ours = by_name(first.source().content());
+  const auto theirs = by_name(second.source().content());
   std::size_t differing = 0;
   std::vector<std::string> lines;
   std::uint64_t done = 0;
   std::uint64_t total = 0;
-  for (const StateTensor& tensor : first.reader().content().tensors) total += tensor.size_bytes();
+  for (const StateTensor& tensor : first.source().content().tensors) total += tensor.size_bytes();
   for (const auto& [name, index] : ours) {
-    const StateTensor& a = first.reader().content().tensors[index];
+    const StateTensor& a = first.source().content().tensors[index];
     const auto found = theirs.find(name);
     std::string line;
     if (found == theirs.end()) {
-      line = fmt::format("{}: only in {}", name, first.reader().place());
-    } else if (const StateTensor& b = second.reader().content().tensors[found->second];
+      line = fmt::format("{}: only in {}", name, first.source().place());
+    } else if (const StateTensor& b = second.source().content().tensors[found->second];
                a.shape != b.shape || a.type != b.type) {
       line = fmt::format("{}: {} [{}] and {} [{}]", name, to_string(a.type),
                          fmt::join(a.shape, ", "), to_string(b.type), fmt::join(b.shape, ", "));
     } else {
       const Difference its =
-          runtime->reactor.block_on(compare(first.reader(), second.reader(), index, found->second));
+          runtime->reactor.block_on(compare(first.source(), second.source(), index, found->second));
       if (its.elements > 0)
         line = fmt::format("{}: {} of {} values differ", name, its.elements, a.count());
     }
@@ -165,7 +177,7 @@ int ckpt_diff(const CkptCommand& command) {
   for (const auto& [name, index] : theirs) {
     if (ours.contains(name)) continue;
     ++differing;
-    lines.push_back(fmt::format("{}: only in {}", name, second.reader().place()));
+    lines.push_back(fmt::format("{}: only in {}", name, second.source().place()));
   }
   for (std::size_t i = 0; i < std::min(lines.size(), kNamesShown); ++i) console.line(lines[i]);
   if (lines.size() > kNamesShown)

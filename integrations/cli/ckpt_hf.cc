@@ -48,7 +48,7 @@ nlohmann::json config_of(const StateContent& content, DType dtype) {
           {"torch_dtype", torch_dtype}};
 }
 
-Task<> copy_tensor(CheckpointReader& reader, std::size_t tensor, SafetensorsWriter& writer) {
+Task<> copy_tensor(StateSource& reader, std::size_t tensor, SafetensorsWriter& writer) {
   const StateTensor& of = reader.content().tensors[tensor];
   for (std::uint64_t first = 0; first < of.count(); first += kAtOnce) {
     const TensorRun run{.first = first, .count = std::min(kAtOnce, of.count() - first), .at = 0};
@@ -72,7 +72,7 @@ int ckpt_to_hf(const CkptCommand& command) {
   const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
   CheckpointFiles files(*runtime, command.paths.at(0));
   const std::string& to = command.paths.at(1);
-  const StateContent& content = files.reader().content();
+  const StateContent& content = files.source().content();
   const std::string config = config_of(content, command.dtype).dump(2) + "\n";
   std::error_code failure;
   std::filesystem::create_directories(to, failure);
@@ -89,7 +89,7 @@ int ckpt_to_hf(const CkptCommand& command) {
   SafetensorsWriter writer(to + "/model.safetensors", std::move(tensors),
                            {.overwrite = command.force, .metadata = {{"format", "pt"}}});
   for (const std::size_t tensor : masters) {
-    runtime->reactor.block_on(copy_tensor(files.reader(), tensor, writer));
+    runtime->reactor.block_on(copy_tensor(files.source(), tensor, writer));
     console.progress("writing", writer.written_bytes(), writer.file_bytes());
   }
   writer.finish();

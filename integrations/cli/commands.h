@@ -93,6 +93,8 @@ int ckpt_verify(const CkptCommand& command);
 /// The tensors in which two differ: exit code 1 if any does.
 int ckpt_diff(const CkptCommand& command);
 int ckpt_prune(const CkptCommand& command);
+/// The store paths[0], as a checkpoint in the folder paths[1].
+int ckpt_save(const CkptCommand& command);
 /// paths[0], to the directory paths[1].
 int ckpt_to_hf(const CkptCommand& command);
 

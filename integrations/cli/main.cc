@@ -282,7 +282,8 @@ class CommandLine {
     const auto add_one = [&](const char* name, const char* help, int paths,
                              int (*act)(const CkptCommand&)) {
       CLI::App* app = ckpt->add_subcommand(name, help);
-      app->add_option("path", ckpt_.paths, "a checkpoint, or a folder of them: the newest there")
+      app->add_option("path", ckpt_.paths,
+                      "a checkpoint, a folder of them (the newest there), or a store")
           ->type_name("DIR")
           ->expected(paths)
           ->required();
@@ -294,6 +295,8 @@ class CommandLine {
             ckpt_verify);
     add_one("diff", "name the tensors in which two checkpoints differ; exit code 1 if any does", 2,
             ckpt_diff);
+    add_one("save", "copy a store, at rest or in use, into a checkpoint: STORE FOLDER", 2,
+            ckpt_save);
     CLI::App* to_hf =
         add_one("to-hf", "write a checkpoint's weights as a directory that transformers loads", 2,
                 ckpt_to_hf);

@@ -48,10 +48,10 @@ void TrainRun::open_engine() {
     return;
   }
   CheckpointFiles files(*runtime_, from.load);
-  if (!from.load_weights) require_same_run(files.reader().content());
+  if (!from.load_weights) require_same_run(files.source().content());
   console_.line(fmt::format("loading {}{}", from.load_weights ? "the weights of " : "",
-                            files.reader().place()));
-  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_, files.reader(),
+                            files.source().place()));
+  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_, files.source(),
                          {.weights_only = from.load_weights});
 }
 

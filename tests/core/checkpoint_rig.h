@@ -120,11 +120,7 @@ class CheckpointRank {
   /// Without `from`, from initial values.
   CheckpointRank(Runtime& runtime, const Layout& layout, const EngineConfig& config,
                  const std::string& from, LoadOptions options = {})
-      : part_{runtime.ranks->rank() % layout.tp, layout.tp},
-        data_rank_(runtime.ranks->rank() / layout.tp),
-        model_(part_model(layout)),
-        device_(HostDevice::create(runtime.reactor, 8 * kMiB, nullptr, &runtime.metrics)) {
-    for (const UnitSpec& unit : model_.units) elements_.push_back(whole_elements(unit, part_));
+      : CheckpointRank(runtime, layout) {
     if (!from.empty()) {
       OpenCheckpoint source(runtime, from);
       engine = Engine::open(model_, config, runtime, *device_, source.reader(), options);
@@ -135,6 +131,12 @@ class CheckpointRank {
                             for (std::size_t i = 0; i < values.size(); ++i)
                               values[i] = initial_value(unit, elements_[unit][first + i]);
                           });
+  }
+
+  CheckpointRank(Runtime& runtime, const Layout& layout, const EngineConfig& config,
+                 StateSource& from)
+      : CheckpointRank(runtime, layout) {
+    engine = Engine::open(model_, config, runtime, *device_, from, {});
   }
 
   /// Makes the next step.
@@ -163,6 +165,14 @@ class CheckpointRank {
   }
 
  private:
+  CheckpointRank(Runtime& runtime, const Layout& layout)
+      : part_{runtime.ranks->rank() % layout.tp, layout.tp},
+        data_rank_(runtime.ranks->rank() / layout.tp),
+        model_(part_model(layout)),
+        device_(HostDevice::create(runtime.reactor, 8 * kMiB, nullptr, &runtime.metrics)) {
+    for (const UnitSpec& unit : model_.units) elements_.push_back(whole_elements(unit, part_));
+  }
+
   TensorPart part_;
   int data_rank_;
   ModelSpec model_;

@@ -85,6 +85,29 @@ TEST_F(CliCheckpoint, OfOneRankGoesOnWithTwoThatShareItsBatches) {
               AllOf(HasSubstr("saved by 2 ranks"), HasSubstr("\"attempts\":8")));
 }
 
+TEST_F(CliCheckpoint, OfAStoreIsItsCopyAndAStoreLoadsOnAnotherNumberOfRanks) {
+  const Output two =
+      ziggurat(folder_.path(), train("two", 4) + Arguments{"--nproc", "2", "--accumulate", "3",
+                                                           "--checkpoint-dir", checkpoints()});
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  EXPECT_EQ(ckpt(folder_, {"verify", folder_ / "two"}).exit_code, 0);
+  EXPECT_EQ(ckpt(folder_, {"diff", folder_ / "two", checkpoints()}).exit_code, 0);
+  const Output saved = ckpt(folder_, {"save", folder_ / "two", folder_ / "copy"});
+  EXPECT_EQ(saved.exit_code, 0) << saved.err;
+  EXPECT_EQ(ckpt(folder_, {"diff", folder_ / "copy", checkpoints()}).exit_code, 0);
+  EXPECT_EQ(ckpt(folder_, {"save", folder_ / "copy", folder_ / "other"}).exit_code, 2);
+  const auto three = [&](const std::string& store, const std::string& from) {
+    const Output output =
+        ziggurat(folder_.path(),
+                 train(store) + Arguments{"--nproc", "3", "--accumulate", "2", "--load", from});
+    EXPECT_EQ(output.exit_code, 0) << output.err;
+    return loss_bits(output.out);
+  };
+  const std::map<int, std::string> losses = three("three", folder_ / "two");
+  EXPECT_EQ(losses.size(), static_cast<std::size_t>(kSteps - 4));
+  EXPECT_EQ(three("again", checkpoints()), losses);
+}
+
 TEST_F(CliCheckpoint, IsComparedConvertedAndPruned) {
   ASSERT_EQ(ziggurat(folder_.path(), train("run", 4) + Arguments{"--checkpoint-dir", checkpoints(),
                                                                  "--checkpoint-every", "2"})

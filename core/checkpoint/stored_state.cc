@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/stored_state.cc: which record of which rank has an element, and its proof.
+#include "core/checkpoint/stored_state.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "core/checkpoint/blob_header.h"
+#include "core/checkpoint/shard_plan.h"
+#include "core/sharding/tensor_part.h"
+#include "optimizer/state_values.h"
+#include "tiers/record_hash.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+
+/// What a rank of the store has. Stages 1 to 3 hold the same.
+SavingRank saving_rank(const ChunkTable& table, int rank) {
+  const Sharding& ranks = table.sharding();
+  return {.rank = rank,
+          .ranks = ranks.ranks(),
+          .replica = rank / ranks.tensor.ranks / ranks.world_size};
+}
+
+}  // namespace
+
+Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, WorkerPool& workers,
+                                                     std::vector<StripePlace> places) {
+  std::unique_ptr<StoredState> state(new StoredState(reactor, workers));
+  for (const StripePlace& place : places)
+    state->place_ += (state->place_.empty() ? "" : ",") + place.directory;
+  Task<std::unique_ptr<StoreReader>> opening = StoreReader::open(reactor, std::move(places));
+  state->reader_ = co_await std::move(opening);
+  state->describe();
+  co_return std::move(state);
+}
+
+void StoredState::describe() {
+  const StoreState& stored = reader_->state();
+  for (int rank = 0; rank < reader_->ranks(); ++rank) {
+    tables_.push_back(ChunkTable::of_layout(stored.layout, rank));
+    if (tables_.back().chunks().size() != reader_->chunk_count(rank) ||
+        tables_.back().sharding().ranks() != reader_->ranks()) {
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("{}: rank {} has {} records, and its layout {}", place_, rank,
+                              reader_->chunk_count(rank), tables_.back().chunks().size()));
+    }
+  }
+  const ChunkRuns runs(tables_.front());
+  const Sharding& ranks = tables_.front().sharding();
+  content_ = {.model = tables_.front().model().name,
+              .dtype = tables_.front().dtype(),
+              .state = tables_.front().state(),
+              .units = runs.units(),
+              .tensors = runs.tensors(),
+              .step = 0,
+              .blob = {},
+              .run_identity = stored.run_identity,
+              .numerics_fingerprint = stored.numerics_fingerprint,
+              .layout = {.ranks = ranks.ranks(),
+                         .tensor_parallel = ranks.tensor.ranks,
+                         .zero_stage = ranks.stage,
+                         .shard_group = ranks.world_size,
+                         .placement = "store"},
+              .resume = {},
+              .versions = {}};
+  BlobHeader header;
+  if (stored.blob.size() >= sizeof(header)) {
+    std::memcpy(&header, stored.blob.data(), sizeof(header));
+    content_.step = header.generation;
+    content_.blob.assign(stored.blob.begin() + sizeof(header), stored.blob.end());
+  }
+  stretches_.resize(content_.tensors.size());
+  for (int rank = 0; rank < reader_->ranks(); ++rank) add_stretches(rank);
+  for (std::vector<Stretch>& of : stretches_) std::ranges::sort(of, {}, &Stretch::first);
+}
+
+/// What is on several ranks is read from the one that a checkpoint would have it from.
+void StoredState::add_stretches(int rank) {
+  const ChunkTable& table = tables_[static_cast<std::size_t>(rank)];
+  const ChunkRuns runs(table);
+  const WrittenChunks written(table, saving_rank(table, rank));
+  std::map<std::string, bool> divided;
+  for (const UnitSpec& unit : table.model().units) {
+    for (const ParamSpec& param : unit.params) divided[param.name] = written.writes(param);
+  }
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    if (!written.writes(id)) continue;
+    for (const ChunkRuns::OfTensor& of : runs.of(id)) {
+      const auto whose = divided.find(content_.tensors[of.tensor].owner);
+      if (whose != divided.end() && !whose->second) continue;
+      for (const TensorRun& run : of.runs)
+        stretches_[of.tensor].push_back({.first = run.first,
+                                         .count = run.count,
+                                         .at = run.at,
+                                         .rank = static_cast<std::uint32_t>(rank),
+                                         .chunk = id,
+                                         .array = static_cast<std::uint32_t>(of.array)});
+    }
+  }
+}
+
+Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
+                         std::span<std::byte> array) {
+  const std::vector<Stretch>& all = stretches_[tensor];
+  const std::uint64_t size = size_bytes(content_.tensors[tensor].type);
+  for (const TensorRun& run : runs) {
+    auto at = std::ranges::upper_bound(all, run.first, {}, &Stretch::first);
+    if (at != all.begin()) --at;
+    for (; at != all.end() && at->first < run.first + run.count; ++at) {
+      const std::uint64_t begin = std::max(run.first, at->first);
+      const std::uint64_t end = std::min(run.first + run.count, at->first + at->count);
+      if (begin >= end) continue;
+      const RecordPtr its = co_await record(static_cast<int>(at->rank), at->chunk);
+      const ChunkTable& table = tables_[at->rank];
+      const std::uint64_t first = at->at + (begin - at->first);
+      const std::span<std::byte> out =
+          array.subspan((run.at + (begin - run.first)) * size, (end - begin) * size);
+      if (table.chunk(at->chunk).constant) {
+        std::memcpy(out.data(), its->bytes.data() + first * size, out.size());
+      } else if (size == state_arrays(table.state())[at->array].element_bytes()) {
+        read_state_array(table.state(), at->array, its->bytes, first, out);
+      } else {  // a constant parameter, which is fp32, in a record that holds bf16
+        std::vector<float> values(first + (end - begin));
+        read_state_values(table.state(), at->array, its->bytes, values);
+        std::memcpy(out.data(), values.data() + first, out.size());
+      }
+    }
+  }
+}
+
+Task<StoredState::RecordPtr> StoredState::record(int rank, ChunkId chunk) {
+  const RecordId id{rank, chunk};
+  if (const auto found = records_.find(id); found != records_.end()) {
+    const RecordPtr its = found->second;
+    co_await its->ready.wait();
+    keep(id, its);
+    co_return its;
+  }
+  const RecordPtr its = std::make_shared<Record>(reactor_);
+  records_[id] = its;
+  std::exception_ptr error;
+  try {
+    co_await read_record(rank, chunk, *its);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    records_.erase(id);
+    its->ready.fail(error);
+    std::rethrow_exception(error);
+  }
+  its->ready.set();
+  keep(id, its);
+  co_return its;
+}
+
+/// As the one used last.
+void StoredState::keep(const RecordId& id, const RecordPtr& record) {
+  if (!records_.contains(id)) return;
+  const auto found = std::ranges::find(kept_, id);
+  if (found != kept_.end()) {
+    kept_.splice(kept_.end(), kept_, found);
+    return;
+  }
+  kept_.push_back(id);
+  kept_bytes_ += record->bytes.size();
+  while (kept_bytes_ > kKeptBytesMax && kept_.size() > 1) {
+    const auto oldest = records_.find(kept_.front());
+    kept_bytes_ -= oldest->second->bytes.size();
+    records_.erase(oldest);
+    kept_.pop_front();
+  }
+}
+
+Task<> StoredState::read_record(int rank, ChunkId chunk, Record& into) {
+  const std::uint64_t size = reader_->record_bytes(rank, chunk);
+  into.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, size)));
+  if (!into.memory) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("{}: no memory for a record of {} bytes", place_, size));
+  }
+  into.bytes = {into.memory.get(), size};
+  co_await reader_->read(rank, chunk, into.bytes);
+  const StateStore::Expected expected = reader_->expected(rank, chunk);
+  const RecordFormat& format = tables_[static_cast<std::size_t>(rank)].record_format(chunk);
+  std::uint64_t hash = 0;
+  const std::function<void()> job = [&] { hash = record_hash(into.bytes, expected.seed, format); };
+  co_await workers_.run(reactor_, "verify record", job);
+  if (hash == expected.hash) co_return;
+  if (co_await reader_->overtaken(rank, chunk)) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{}: its owner has gone on beyond step {} while it was read: try "
+                            "again, save a checkpoint of the run instead, or stop it first",
+                            place_, content_.step));
+  }
+  throw reader_->corrupt_record(rank, chunk);
+}
+
+ChunkTable StoredState::whole_table(std::uint64_t chunk_tiles_max) const {
+  const ChunkTable& part = tables_.front();
+  return {whole_of(part.model(), part.sharding().tensor.ranks), chunk_tiles_max, part.state()};
+}
+
+Task<> StoredState::prove(
+    const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+  std::uint64_t total = 0;
+  for (const ChunkTable& table : tables_) total += table.total_record_bytes();
+  std::uint64_t done = 0;
+  for (int rank = 0; rank < reader_->ranks(); ++rank) {
+    for (ChunkId id = 0; id < reader_->chunk_count(rank); ++id) {
+      Record record(reactor_);
+      co_await read_record(rank, id, record);
+      done += record.bytes.size();
+      if (progress) progress(done, total);
+    }
+  }
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/stored_state.h: a store, of however many ranks, as a source of state, at rest or
+// while its owner trains on: what reshards, exports and looks at it needs neither its ranks nor a
+// model. Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/runtime/worker_pool.h"
+#include "core/checkpoint/chunk_runs.h"
+#include "core/checkpoint/state_source.h"
+#include "tiers/store_reader.h"
+
+namespace ziggurat {
+
+class StoredState final : public StateSource {
+ public:
+  /// Records that are kept, in case the next chunk needs the rest of them.
+  static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{64} << 20;
+
+  /// Errors: StoreReader's; kDataLoss for a layout that makes no sense.
+  static Task<std::unique_ptr<StoredState>> open(Reactor& reactor, WorkerPool& workers,
+                                                 std::vector<StripePlace> places);
+
+  const StateContent& content() const noexcept override { return content_; }
+  /// Errors beside: kUnavailable where the owner has overtaken it: open it again.
+  Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
+              std::span<std::byte> array) override;
+  std::string place() const override { return place_; }
+
+  /// The same state of one rank, in chunks of at most so many tiles.
+  ChunkTable whole_table(std::uint64_t chunk_tiles_max) const;
+  /// Reads and compares every record.
+  Task<> prove(const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
+
+ private:
+  StoredState(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
+
+  /// Elements of a tensor that lie in one record.
+  struct Stretch {
+    std::uint64_t first, count, at;
+    std::uint32_t rank;
+    ChunkId chunk;
+    std::uint32_t array;
+  };
+  struct Record {
+    explicit Record(Reactor& reactor) : ready(reactor) {}
+    std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, &std::free};
+    std::span<std::byte> bytes{};
+    Signal ready;
+  };
+  using RecordId = std::pair<int, ChunkId>;
+  using RecordPtr = std::shared_ptr<Record>;
+
+  void describe();
+  void add_stretches(int rank);
+  Task<RecordPtr> record(int rank, ChunkId chunk);
+  Task<> read_record(int rank, ChunkId chunk, Record& into);
+  void keep(const RecordId& id, const RecordPtr& record);
+
+  Reactor& reactor_;
+  WorkerPool& workers_;
+  std::unique_ptr<StoreReader> reader_;
+  std::string place_;
+  StateContent content_;
+  std::vector<ChunkTable> tables_;               // by rank
+  std::vector<std::vector<Stretch>> stretches_;  // by tensor, in order
+  std::map<RecordId, RecordPtr> records_;
+  std::list<RecordId> kept_;  // the one used last comes last
+  std::uint64_t kept_bytes_ = 0;
+};
+
+}  // namespace ziggurat

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/ckpt_save.cc: `ziggurat ckpt save`: a store, at rest or in use, as a checkpoint:
+// a record at a time, whatever ranks it has.
+#include <fmt/format.h>
+
+#include "base/bytes.h"
+#include "collectives/self_communicator.h"
+#include "core/checkpoint/checkpoint_save.h"
+#include "core/checkpoint/state_loader.h"
+#include "core/checkpoint/state_saver.h"
+#include "integrations/cli/checkpoint_files.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+
+namespace ziggurat::cli {
+namespace {
+
+/// Elements of a record that is held at once: those that a training run's largest have.
+constexpr std::uint64_t kChunkTiles = 32;
+
+Task<> copy_records(Runtime& runtime, const ChunkTable& table, StateSource& from, StateSink& to,
+                    Console& console) {
+  StateLoader loader(runtime.reactor, *runtime.workers, table, from, {}, 0);
+  StateSaver saver(runtime.reactor, *runtime.workers, table, to);
+  std::uint64_t done = 0;
+  for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+    std::vector<std::byte> record(table.chunk(id).record_bytes());
+    co_await loader.load(id, record);
+    co_await saver.save(id, record);
+    done += record.size();
+    console.progress("saving", done, table.total_record_bytes());
+  }
+}
+
+Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Console& console) {
+  const auto io = runtime.io_engine(runtime.reactor, folder);
+  const ChunkTable table = from.whole_table(kChunkTiles);
+  const ChunkRuns runs(table);
+  SelfCommunicator alone;
+  Task<std::unique_ptr<CheckpointSave>> beginning = CheckpointSave::begin(
+      {.reactor = runtime.reactor, .workers = *runtime.workers, .io = *io, .ranks = alone},
+      {.folder = folder,
+       .content = from.content(),
+       .plan = plan_shards(table, runs, SavingRank{})});
+  const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
+  std::exception_ptr failure;
+  try {
+    co_await copy_records(runtime, table, from, checkpoint->sink(), console);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  co_await checkpoint->commit(failure);
+  console.line(fmt::format("{}: step {}, {}", checkpoint->directory(), from.content().step,
+                           format_bytes(checkpoint->size_bytes())));
+}
+
+}  // namespace
+
+int ckpt_save(const CkptCommand& command) {
+  Console console;
+  const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
+  CheckpointFiles files(*runtime, command.paths.at(0));
+  if (files.store() == nullptr) {
+    throw UsageError(
+        fmt::format("ckpt save: {} is no store: give the folder that `ziggurat train "
+                    "--store` made",
+                    command.paths.at(0)));
+  }
+  std::filesystem::create_directories(command.paths.at(1));
+  runtime->reactor.block_on(save(*runtime, *files.store(), command.paths.at(1), console));
+  return 0;
+}
+
+}  // namespace ziggurat::cli

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/store_reader.cc: every file surveyed as its rank would, and one choice over all of them.
+#include "tiers/store_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tiers/store_survey.h"
+
+namespace ziggurat {
+namespace {
+
+/// Whose file is looked at; agrees with itself.
+class Looker final : public Quorum {
+ public:
+  Looker(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  int rank() const noexcept override { return rank_; }
+  int world_size() const noexcept override { return world_size_; }
+  Task<std::uint64_t> min(std::uint64_t value) override { co_return value; }
+  Task<std::uint64_t> max(std::uint64_t value) override { co_return value; }
+  Task<> barrier() override { co_return; }
+
+ private:
+  int rank_;
+  int world_size_;
+};
+
+/// The place that has the file.
+const StripePlace* place_with(std::span<const StripePlace> places, const std::string& name) {
+  const auto found = std::ranges::find_if(places, [&](const StripePlace& place) {
+    return place.io.exists(place.directory + "/" + name);
+  });
+  return found == places.end() ? nullptr : &*found;
+}
+
+std::string text_of(std::span<const StripePlace> places) {
+  std::string text;
+  for (const StripePlace& place : places) text += (text.empty() ? "" : ",") + place.directory;
+  return text;
+}
+
+}  // namespace
+
+struct StoreReader::File {
+  File(int rank_, int world_size) : rank(rank_), looker(rank_, world_size) {}
+  int rank;
+  Looker looker;
+  std::optional<StoreEnvironment> environment;
+  std::string path;
+  std::unique_ptr<StoreSurvey> survey;
+};
+
+StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
+    : reactor_(reactor),
+      places_(std::move(places)),
+      fill_(HostMappingOptions{.owner = "store reader", .size_bytes = kMiB, .huge_pages = false}) {}
+
+StoreReader::~StoreReader() = default;
+
+int StoreReader::ranks_in(std::span<const StripePlace> places) {
+  int ranks = 0;
+  while (place_with(places, StateStore::file_name(ranks)) != nullptr) ++ranks;
+  return ranks;
+}
+
+Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,
+                                                     std::vector<StripePlace> places) {
+  std::unique_ptr<StoreReader> reader(new StoreReader(reactor, std::move(places)));
+  reader->ranks_ = ranks_in(reader->places_);
+  if (reader->ranks_ == 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: there is no store", text_of(reader->places_)), ENOENT);
+  }
+  std::uint32_t stripes = 1;
+  while (place_with(reader->places_, StateStore::file_name(0, stripes)) != nullptr) ++stripes;
+  for (int rank = 0; rank < reader->ranks_; ++rank) {
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
+      co_await reader->look(rank, stripe, stripes);
+  }
+  reader->choose();
+  reader->find_homes();
+  co_return std::move(reader);
+}
+
+Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) {
+  const std::string name = StateStore::file_name(rank, stripe);
+  const StripePlace* place = place_with(places_, name);
+  if (place == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} is in none of them: give all directories of the store",
+                            text_of(places_), name),
+                ENOENT);
+  }
+  auto file = std::make_unique<File>(rank, ranks_);
+  file->environment.emplace(StoreEnvironment{.reactor = reactor_,
+                                             .io = place->io,
+                                             .ranks = file->looker,
+                                             .observers = place->observers,
+                                             .staging = {},
+                                             .fill = fill_.bytes().first(kMiB),
+                                             .progress = {},
+                                             .stripe_index = stripe,
+                                             .stripe_count = stripes});
+  file->path = place->directory + "/" + name;
+  file->survey = StoreSurvey::open_to_look(*file->environment, file->path);
+  co_await file->survey->read_superblocks();
+  file->survey->check_shape();
+  co_await file->survey->read_contents();
+  if (!files_.empty() && files_.front()->survey->uuid() != file->survey->uuid()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} and {} are of different stores", files_.front()->path, file->path));
+  }
+  files_.push_back(std::move(file));
+}
+
+/// As ranks do when they recover: the lowest offer is the next limit, until all offer the same
+/// generation of the same history.
+void StoreReader::choose() {
+  std::uint64_t limit = SlotEntry::kNone;
+  for (;;) {
+    std::uint64_t lowest = SlotEntry::kNone;
+    std::uint64_t highest = 0;
+    for (const auto& file : files_) {
+      const auto newest = file->survey->newest_candidate(limit);
+      if (!newest) {
+        std::string notes;
+        for (const std::string& note : file->survey->notes()) notes += "; " + note;
+        throw Error(ErrorCode::kDataLoss,
+                    fmt::format("{}: no generation is whole in this file and all others{}",
+                                file->path, notes));
+      }
+      lowest = std::min(lowest, *newest);
+      highest = std::max(highest, *newest);
+    }
+    const auto lineage = [&](const std::unique_ptr<File>& file) {
+      return file->survey->generation(lowest).superblock.lineage;
+    };
+    if (lowest == highest) {
+      const std::uint64_t first = lineage(files_.front());
+      const bool same =
+          std::ranges::all_of(files_, [&](const auto& file) { return lineage(file) == first; });
+      if (same) break;
+      limit = lowest;
+    } else {
+      limit = lowest + 1;
+    }
+  }
+  StoreSurvey& first = *files_.front()->survey;
+  const std::uint64_t generation = *first.newest_candidate(limit);
+  const StoreSurvey::Generation& chosen = first.generation(generation);
+  state_ = {.generation = generation,
+            .epoch = chosen.superblock.epoch,
+            .slots = first.layout().slots,
+            .layout = first.spec().layout,
+            .run_identity = first.spec().run_identity,
+            .numerics_fingerprint = first.spec().numerics_fingerprint,
+            .blob = chosen.blob,
+            .notes = first.notes()};
+}
+
+void StoreReader::find_homes() {
+  homes_.resize(static_cast<std::size_t>(ranks_));
+  for (std::size_t f = 0; f < files_.size(); ++f) {
+    const StoreSpec& spec = files_[f]->survey->spec();
+    std::vector<Home>& homes = homes_[static_cast<std::size_t>(files_[f]->rank)];
+    for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
+      const ChunkId name = spec.chunk_name(chunk);
+      if (homes.size() <= name) homes.resize(name + std::size_t{1});
+      homes[name] = {.file = f, .chunk = chunk};
+    }
+  }
+}
+
+const StoreReader::Home& StoreReader::home(int rank, ChunkId chunk) const {
+  const std::vector<Home>& homes = homes_.at(static_cast<std::size_t>(rank));
+  ZIGGURAT_CHECK(chunk < homes.size(), "chunk {} of {}", chunk, homes.size());
+  return homes[chunk];
+}
+
+std::size_t StoreReader::chunk_count(int rank) const noexcept {
+  return homes_[static_cast<std::size_t>(rank)].size();
+}
+
+std::uint64_t StoreReader::record_bytes(int rank, ChunkId chunk) const {
+  const Home& its = home(rank, chunk);
+  return files_[its.file]->survey->spec().record_bytes[its.chunk];
+}
+
+StateStore::Expected StoreReader::expected(int rank, ChunkId chunk) const {
+  const Home& its = home(rank, chunk);
+  StoreSurvey& survey = *files_[its.file]->survey;
+  const SlotEntry& entry = survey.generation(state_.generation).table[its.chunk];
+  const std::uint64_t made_in = survey.spec().is_constant(its.chunk) ? 0 : state_.generation;
+  return {record_seed(survey.uuid(), chunk, made_in, entry.attempt), entry.hash};
+}
+
+Task<> StoreReader::read(int rank, ChunkId chunk, std::span<std::byte> record) const {
+  const Home& its = home(rank, chunk);
+  const StoreSurvey& survey = *files_[its.file]->survey;
+  co_await survey.file()->read(survey.layout().record_offset(its.chunk, state_.generation), record,
+                               IoPriority::kPrefetch);
+}
+
+Task<bool> StoreReader::overtaken(int rank, ChunkId chunk) const {
+  const File& file = *files_[home(rank, chunk).file];
+  if (!file.environment->io.exists(file.path)) co_return true;  // replaced by a new store
+  const auto now = StoreSurvey::open_to_look(*file.environment, file.path);
+  co_await now->read_superblocks();
+  co_return now->uuid() != file.survey->uuid() || now->newest_seen() > state_.generation;
+}
+
+Error StoreReader::corrupt_record(int rank, ChunkId chunk) const {
+  const Home& its = home(rank, chunk);
+  const StoreSurvey& survey = *files_[its.file]->survey;
+  return {ErrorCode::kDataLoss,
+          fmt::format("{}: the record of chunk {}, generation {} ({} at offset {}) has a wrong "
+                      "checksum: the drive did not return what was written",
+                      files_[its.file]->path, chunk, state_.generation,
+                      format_bytes(survey.spec().record_bytes[its.chunk]),
+                      survey.layout().record_offset(its.chunk, state_.generation))};
+}
+
+}  // namespace ziggurat

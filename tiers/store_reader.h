@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/store_reader.h: a whole store, the files of all its ranks and drives, read by one process,
+// at rest or while its owner goes on.
+//
+// Nothing is written, locked, renamed or agreed on: the owner never notices, and may close and open
+// the store meanwhile. What is read is the newest generation that superblocks, tables and blobs of
+// all files show whole and of one history; its records lie in slots that the owner writes over two
+// steps later, so whoever reads compares each with expected(), and where one is wrong asks whether
+// it was overtaken(). Reactor's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tiers/host_mapping.h"
+#include "tiers/state_store.h"
+#include "tiers/striping.h"
+
+namespace ziggurat {
+
+class StoreReader {
+ public:
+  /// The store in `places`, in whatever order they are given. Errors: kInvalidArgument where there
+  /// is none, or a rank's file is missing, naming it; kDataLoss where no generation is common to
+  /// all files.
+  static Task<std::unique_ptr<StoreReader>> open(Reactor& reactor, std::vector<StripePlace> places);
+  ~StoreReader();
+
+  /// Ranks whose files are in `places`, counted from 0; 0: there is no store.
+  static int ranks_in(std::span<const StripePlace> places);
+
+  int ranks() const noexcept { return ranks_; }
+  /// Rank 0's.
+  const StoreState& state() const noexcept { return state_; }
+  std::size_t chunk_count(int rank) const noexcept;
+  std::uint64_t record_bytes(int rank, ChunkId chunk) const;
+  /// Chunks are those of the rank's whole store, over all its drives.
+  StateStore::Expected expected(int rank, ChunkId chunk) const;
+  /// Errors: the drive's.
+  Task<> read(int rank, ChunkId chunk, std::span<std::byte> record) const;
+  /// The record that was read is not expected(): the owner has made newer generations since, and
+  /// may have written over it. Then the store is to be opened anew.
+  Task<bool> overtaken(int rank, ChunkId chunk) const;
+  /// For a record that was not overtaken. kDataLoss.
+  Error corrupt_record(int rank, ChunkId chunk) const;
+
+ private:
+  struct File;
+  struct Home {
+    std::size_t file;
+    ChunkId chunk;  ///< its number in the file
+  };
+  StoreReader(Reactor& reactor, std::vector<StripePlace> places);
+  Task<> look(int rank, std::uint32_t stripe, std::uint32_t stripes);
+  void choose();
+  void find_homes();
+  const Home& home(int rank, ChunkId chunk) const;
+
+  Reactor& reactor_;
+  std::vector<StripePlace> places_;
+  HostMapping fill_;
+  int ranks_ = 0;
+  StoreState state_;
+  std::vector<std::unique_ptr<File>> files_;
+  std::vector<std::vector<Home>> homes_;  // by rank and chunk
+};
+
+}  // namespace ziggurat
