@@ -30,13 +30,23 @@ std::uint64_t offset_of(const StateKind& state, std::size_t index, std::size_t r
   return shape.offset(index + (split && index > 0 ? 1 : 0), shape.tiles(record_bytes));
 }
 
-struct Halves {
-  std::uint64_t residuals;  ///< where they begin
-  explicit Halves(const StateKind& state, std::size_t record_bytes) {
-    const RecordFormat shape = record_format(state);
-    residuals = shape.offset(1, shape.tiles(record_bytes));
-  }
-};
+/// Where value `first` of the array is, with room for `size_bytes` behind it.
+template <class Byte>
+Byte* place_of(const StateKind& state, std::size_t index, std::span<Byte> record,
+               std::uint64_t first, std::size_t size_bytes) {
+  const StateArray array = state_arrays(state)[index];
+  const std::uint64_t begin =
+      offset_of(state, index, record.size()) + first * array.element_bytes();
+  ZIGGURAT_CHECK(begin + size_bytes <= record.size(), "array {} of a record of {} bytes",
+                 array.name, record.size());
+  return record.data() + begin;
+}
+
+/// Where a split master's second halves begin.
+std::uint64_t residuals_offset(const StateKind& state, std::size_t record_bytes) {
+  const RecordFormat shape = record_format(state);
+  return shape.offset(1, shape.tiles(record_bytes));
+}
 
 bool is_split_master(const StateKind& state, std::size_t index) {
   return index == 0 && state.format == StateFormat::kSplit;
@@ -59,18 +69,14 @@ std::vector<StateArray> state_arrays(const StateKind& state) {
 
 void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                       std::uint64_t first, std::span<std::byte> bytes) {
-  const StateArray array = state_arrays(state)[index];
   if (!is_split_master(state, index)) {
-    const std::uint64_t begin =
-        offset_of(state, index, record.size()) + first * array.element_bytes();
-    ZIGGURAT_CHECK(begin + bytes.size() <= record.size(), "array {} of a record of {} bytes",
-                   array.name, record.size());
-    std::memcpy(bytes.data(), record.data() + begin, bytes.size());
+    const std::byte* const from = place_of(state, index, record, first, bytes.size());
+    std::memcpy(bytes.data(), from, bytes.size());
     return;
   }
   const auto* params = reinterpret_cast<const bf16*>(record.data());
   const auto* residuals = reinterpret_cast<const std::uint16_t*>(
-      record.data() + Halves(state, record.size()).residuals);
+      record.data() + residuals_offset(state, record.size()));
   for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
     const float master = joined({params[first + i], residuals[first + i]});
     std::memcpy(bytes.data() + i * sizeof(float), &master, sizeof(float));
@@ -79,18 +85,14 @@ void read_state_array(const StateKind& state, std::size_t index, std::span<const
 
 void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
                        std::uint64_t first, std::span<std::byte> record) {
-  const StateArray array = state_arrays(state)[index];
   if (!is_split_master(state, index)) {
-    const std::uint64_t begin =
-        offset_of(state, index, record.size()) + first * array.element_bytes();
-    ZIGGURAT_CHECK(begin + bytes.size() <= record.size(), "array {} of a record of {} bytes",
-                   array.name, record.size());
-    std::memcpy(record.data() + begin, bytes.data(), bytes.size());
+    std::byte* const to = place_of(state, index, record, first, bytes.size());
+    std::memcpy(to, bytes.data(), bytes.size());
     return;
   }
   auto* params = reinterpret_cast<bf16*>(record.data());
   auto* residuals =
-      reinterpret_cast<std::uint16_t*>(record.data() + Halves(state, record.size()).residuals);
+      reinterpret_cast<std::uint16_t*>(record.data() + residuals_offset(state, record.size()));
   for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
     float master = 0;
     std::memcpy(&master, bytes.data() + i * sizeof(float), sizeof(float));

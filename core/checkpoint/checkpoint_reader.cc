@@ -56,7 +56,7 @@ Task<> CheckpointReader::read_manifest() {
   pieces_of_.resize(manifest_.content.tensors.size());
   for (std::size_t p = 0; p < manifest_.pieces.size(); ++p) {
     pieces_of_[manifest_.pieces[p].tensor].push_back(p);
-    std::vector<std::uint64_t>& begins = block_begins_.emplace_back();
+    std::vector<std::uint64_t>& begins = hashed_begins_.emplace_back();
     std::uint64_t at = 0;
     for (const HashedBytes& hashed : manifest_.pieces[p].hashed) {
       begins.push_back(at);
@@ -94,72 +94,34 @@ Task<> CheckpointReader::read(std::size_t tensor, std::span<const TensorRun> run
 /// Bytes [first, first + count) of a piece.
 Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,
                                     std::span<std::byte> out) {
-  const std::vector<std::uint64_t>& begins = block_begins_[piece];
+  const std::vector<std::uint64_t>& begins = hashed_begins_[piece];
   auto index =
       static_cast<std::size_t>(std::ranges::upper_bound(begins, first) - begins.begin()) - 1;
   std::uint64_t at = first;
   while (at < first + count) {
-    const BlockPtr its = co_await block(piece, index);
+    const StatePiece& of = manifest_.pieces[piece];
+    const std::uint64_t begin = begins[index];
+    const ProvenBytes::Read read_it = [&](std::span<std::byte> into) {
+      return read_hashed(of, index, begin, into);
+    };
+    const ProvenBytes::Bytes its =
+        co_await proven_.get({piece, index}, of.hashed[index].size_bytes, read_it);
+    const std::span<const std::byte> bytes = its->span();
     const std::uint64_t inside = at - begins[index];
-    const std::uint64_t here = std::min(its->bytes.size() - inside, first + count - at);
-    std::memcpy(out.data() + (at - first), its->bytes.data() + inside, here);
+    const std::uint64_t here = std::min(bytes.size() - inside, first + count - at);
+    std::memcpy(out.data() + (at - first), bytes.data() + inside, here);
     at += here;
     ++index;
   }
 }
 
-Task<CheckpointReader::BlockPtr> CheckpointReader::block(std::size_t piece, std::size_t index) {
-  const BlockId id{piece, index};
-  if (const auto found = blocks_.find(id); found != blocks_.end()) {
-    const BlockPtr its = found->second;
-    co_await its->ready.wait();
-    keep(id, its);
-    co_return its;
-  }
-  const BlockPtr its = std::make_shared<Block>(environment_.reactor);
-  blocks_[id] = its;
-  std::exception_ptr error;
-  try {
-    co_await read_block(manifest_.pieces[piece], index, block_begins_[piece][index], *its);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (error) {
-    blocks_.erase(id);
-    its->ready.fail(error);
-    std::rethrow_exception(error);
-  }
-  its->ready.set();
-  keep(id, its);
-  co_return its;
-}
-
-/// As the one used last.
-void CheckpointReader::keep(const BlockId& id, const BlockPtr& block) {
-  if (!blocks_.contains(id)) return;
-  const auto found = std::ranges::find(kept_, id);
-  if (found != kept_.end()) {
-    kept_.splice(kept_.end(), kept_, found);
-    return;
-  }
-  kept_.push_back(id);
-  kept_bytes_ += block->bytes.size();
-  while (kept_bytes_ > kKeptBytesMax && kept_.size() > 1) {
-    const auto oldest = blocks_.find(kept_.front());
-    kept_bytes_ -= oldest->second->bytes.size();
-    blocks_.erase(oldest);
-    kept_.pop_front();
-  }
-}
-
-Task<> CheckpointReader::read_block(const StatePiece& piece, std::size_t index, std::uint64_t begin,
-                                    Block& into) {
+Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
+                                     std::uint64_t begin, std::span<std::byte> into) {
   const HashedBytes& expected = piece.hashed[index];
-  into.bytes.resize(expected.size_bytes);
   DirectFile& file = *files_[piece.file];
-  co_await file.read(piece.offset_bytes + begin, into.bytes);
+  co_await file.read(piece.offset_bytes + begin, into);
   std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = hash64(into.bytes, 0); };
+  const std::function<void()> job = [&] { hash = hash64(into, 0); };
   co_await environment_.workers.run(environment_.reactor, "verify checkpoint", job);
   if (hash == expected.hash) co_return;
   throw Error(ErrorCode::kDataLoss,
@@ -173,8 +135,8 @@ Task<> CheckpointReader::read_block(const StatePiece& piece, std::size_t index, 
 Task<> CheckpointReader::prove(const StatePiece& piece) {
   std::uint64_t begin = 0;
   for (std::size_t i = 0; i < piece.hashed.size(); ++i) {
-    Block block(environment_.reactor);
-    co_await read_block(piece, i, begin, block);
+    const AlignedBytes bytes(piece.hashed[i].size_bytes);
+    co_await read_hashed(piece, i, begin, bytes.span());
     begin += piece.hashed[i].size_bytes;
   }
 }

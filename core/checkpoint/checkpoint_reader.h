@@ -4,17 +4,15 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "aio/direct_file.h"
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/manifest.h"
+#include "core/checkpoint/proven_bytes.h"
 #include "core/checkpoint/state_source.h"
 
 namespace ziggurat {
@@ -47,33 +45,23 @@ class CheckpointReader final : public StateSource {
 
  private:
   CheckpointReader(Environment environment, std::string directory)
-      : environment_(environment), directory_(std::move(directory)) {}
-
-  /// Bytes that are hashed together: those being read are waited for by all who want them.
-  struct Block {
-    explicit Block(Reactor& reactor) : ready(reactor) {}
-    std::vector<std::byte> bytes{};
-    Signal ready;
-  };
-  using BlockId = std::pair<std::size_t, std::size_t>;  // piece, and which of its hashed bytes
-  using BlockPtr = std::shared_ptr<Block>;
+      : environment_(environment),
+        directory_(std::move(directory)),
+        proven_(environment.reactor, kKeptBytesMax) {}
 
   Task<> read_manifest();
-  Task<BlockPtr> block(std::size_t piece, std::size_t index);
-  Task<> read_block(const StatePiece& piece, std::size_t index, std::uint64_t begin, Block& into);
+  Task<> read_hashed(const StatePiece& piece, std::size_t index, std::uint64_t begin,
+                     std::span<std::byte> into);
   Task<> read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,
                     std::span<std::byte> out);
-  void keep(const BlockId& id, const BlockPtr& block);
 
   Environment environment_;
   std::string directory_;
   Manifest manifest_;
   std::vector<std::unique_ptr<DirectFile>> files_;
-  std::vector<std::vector<std::size_t>> pieces_of_;       // per tensor
-  std::vector<std::vector<std::uint64_t>> block_begins_;  // per piece, in bytes
-  std::map<BlockId, BlockPtr> blocks_;
-  std::list<BlockId> kept_;  // the one used last comes last
-  std::uint64_t kept_bytes_ = 0;
+  std::vector<std::vector<std::size_t>> pieces_of_;        // per tensor
+  std::vector<std::vector<std::uint64_t>> hashed_begins_;  // per piece, in bytes
+  ProvenBytes proven_;
 };
 
 }  // namespace ziggurat

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -17,8 +16,6 @@
 
 namespace ziggurat {
 namespace {
-
-constexpr std::size_t kPageBytes = 4096;
 
 /// What a rank of the store has. Stages 1 to 3 hold the same.
 SavingRank saving_rank(const ChunkTable& table, int rank) {
@@ -45,11 +42,16 @@ void StoredState::describe() {
   const StoreState& stored = reader_->state();
   for (int rank = 0; rank < reader_->ranks(); ++rank) {
     tables_.push_back(ChunkTable::of_layout(stored.layout, rank));
-    if (tables_.back().chunks().size() != reader_->chunk_count(rank) ||
-        tables_.back().sharding().ranks() != reader_->ranks()) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: rank {} has {} records, and its layout {}", place_, rank,
-                              reader_->chunk_count(rank), tables_.back().chunks().size()));
+    const std::vector<std::uint64_t> sizes = tables_.back().record_bytes();
+    bool same = sizes.size() == reader_->chunk_count(rank) &&
+                tables_.back().sharding().ranks() == reader_->ranks();
+    for (ChunkId id = 0; same && id < sizes.size(); ++id)
+      same = sizes[id] == reader_->record_bytes(rank, id);
+    if (!same) {
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format("{}: rank {} has {} records, which are not the {} of its layout", place_,
+                      rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
     }
   }
   const ChunkRuns runs(tables_.front());
@@ -117,81 +119,35 @@ Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
       const std::uint64_t begin = std::max(run.first, at->first);
       const std::uint64_t end = std::min(run.first + run.count, at->first + at->count);
       if (begin >= end) continue;
-      const RecordPtr its = co_await record(static_cast<int>(at->rank), at->chunk);
       const ChunkTable& table = tables_[at->rank];
+      const ProvenBytes::Read read_it = [&](std::span<std::byte> into) {
+        return read_record(static_cast<int>(at->rank), at->chunk, into);
+      };
+      const ProvenBytes::Bytes its = co_await records_.get(
+          {at->rank, at->chunk}, table.chunk(at->chunk).record_bytes(), read_it);
+      const std::span<const std::byte> record = its->span();
       const std::uint64_t first = at->at + (begin - at->first);
       const std::span<std::byte> out =
           array.subspan((run.at + (begin - run.first)) * size, (end - begin) * size);
       if (table.chunk(at->chunk).constant) {
-        std::memcpy(out.data(), its->bytes.data() + first * size, out.size());
+        std::memcpy(out.data(), record.data() + first * size, out.size());
       } else if (size == state_arrays(table.state())[at->array].element_bytes()) {
-        read_state_array(table.state(), at->array, its->bytes, first, out);
+        read_state_array(table.state(), at->array, record, first, out);
       } else {  // a constant parameter, which is fp32, in a record that holds bf16
         std::vector<float> values(first + (end - begin));
-        read_state_values(table.state(), at->array, its->bytes, values);
+        read_state_values(table.state(), at->array, record, values);
         std::memcpy(out.data(), values.data() + first, out.size());
       }
     }
   }
 }
 
-Task<StoredState::RecordPtr> StoredState::record(int rank, ChunkId chunk) {
-  const RecordId id{rank, chunk};
-  if (const auto found = records_.find(id); found != records_.end()) {
-    const RecordPtr its = found->second;
-    co_await its->ready.wait();
-    keep(id, its);
-    co_return its;
-  }
-  const RecordPtr its = std::make_shared<Record>(reactor_);
-  records_[id] = its;
-  std::exception_ptr error;
-  try {
-    co_await read_record(rank, chunk, *its);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  if (error) {
-    records_.erase(id);
-    its->ready.fail(error);
-    std::rethrow_exception(error);
-  }
-  its->ready.set();
-  keep(id, its);
-  co_return its;
-}
-
-/// As the one used last.
-void StoredState::keep(const RecordId& id, const RecordPtr& record) {
-  if (!records_.contains(id)) return;
-  const auto found = std::ranges::find(kept_, id);
-  if (found != kept_.end()) {
-    kept_.splice(kept_.end(), kept_, found);
-    return;
-  }
-  kept_.push_back(id);
-  kept_bytes_ += record->bytes.size();
-  while (kept_bytes_ > kKeptBytesMax && kept_.size() > 1) {
-    const auto oldest = records_.find(kept_.front());
-    kept_bytes_ -= oldest->second->bytes.size();
-    records_.erase(oldest);
-    kept_.pop_front();
-  }
-}
-
-Task<> StoredState::read_record(int rank, ChunkId chunk, Record& into) {
-  const std::uint64_t size = reader_->record_bytes(rank, chunk);
-  into.memory.reset(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, size)));
-  if (!into.memory) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("{}: no memory for a record of {} bytes", place_, size));
-  }
-  into.bytes = {into.memory.get(), size};
-  co_await reader_->read(rank, chunk, into.bytes);
+Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> into) {
+  co_await reader_->read(rank, chunk, into);
   const StateStore::Expected expected = reader_->expected(rank, chunk);
   const RecordFormat& format = tables_[static_cast<std::size_t>(rank)].record_format(chunk);
   std::uint64_t hash = 0;
-  const std::function<void()> job = [&] { hash = record_hash(into.bytes, expected.seed, format); };
+  const std::function<void()> job = [&] { hash = record_hash(into, expected.seed, format); };
   co_await workers_.run(reactor_, "verify record", job);
   if (hash == expected.hash) co_return;
   if (co_await reader_->overtaken(rank, chunk)) {
@@ -215,9 +171,9 @@ Task<> StoredState::prove(
   std::uint64_t done = 0;
   for (int rank = 0; rank < reader_->ranks(); ++rank) {
     for (ChunkId id = 0; id < reader_->chunk_count(rank); ++id) {
-      Record record(reactor_);
-      co_await read_record(rank, id, record);
-      done += record.bytes.size();
+      const AlignedBytes record(reader_->record_bytes(rank, id));
+      co_await read_record(rank, id, record.span());
+      done += record.span().size();
       if (progress) progress(done, total);
     }
   }

@@ -5,16 +5,15 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
-#include <map>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/chunk_runs.h"
+#include "core/checkpoint/proven_bytes.h"
 #include "core/checkpoint/state_source.h"
 #include "tiers/store_reader.h"
 
@@ -41,7 +40,8 @@ class StoredState final : public StateSource {
   Task<> prove(const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
 
  private:
-  StoredState(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
+  StoredState(Reactor& reactor, WorkerPool& workers)
+      : reactor_(reactor), workers_(workers), records_(reactor, kKeptBytesMax) {}
 
   /// Elements of a tensor that lie in one record.
   struct Stretch {
@@ -50,20 +50,9 @@ class StoredState final : public StateSource {
     ChunkId chunk;
     std::uint32_t array;
   };
-  struct Record {
-    explicit Record(Reactor& reactor) : ready(reactor) {}
-    std::unique_ptr<std::byte, decltype(&std::free)> memory{nullptr, &std::free};
-    std::span<std::byte> bytes{};
-    Signal ready;
-  };
-  using RecordId = std::pair<int, ChunkId>;
-  using RecordPtr = std::shared_ptr<Record>;
-
   void describe();
   void add_stretches(int rank);
-  Task<RecordPtr> record(int rank, ChunkId chunk);
-  Task<> read_record(int rank, ChunkId chunk, Record& into);
-  void keep(const RecordId& id, const RecordPtr& record);
+  Task<> read_record(int rank, ChunkId chunk, std::span<std::byte> into);
 
   Reactor& reactor_;
   WorkerPool& workers_;
@@ -72,9 +61,7 @@ class StoredState final : public StateSource {
   StateContent content_;
   std::vector<ChunkTable> tables_;               // by rank
   std::vector<std::vector<Stretch>> stretches_;  // by tensor, in order
-  std::map<RecordId, RecordPtr> records_;
-  std::list<RecordId> kept_;  // the one used last comes last
-  std::uint64_t kept_bytes_ = 0;
+  ProvenBytes records_;
 };
 
 }  // namespace ziggurat

@@ -282,6 +282,48 @@ TEST_F(FailingTarget, GivesASaveUpThatTrainingWaitsForTooLong) {
   rank.end();
 }
 
+/// Closed in the middle of a save: it ends, nothing of it is left that could be taken for a
+/// checkpoint, and the store goes on from its newest step.
+TEST_F(FailingTarget, MayBeInUseWhenTheEngineIsClosed) {
+  for (const int ranks : {1, 2}) {
+    const Way way{.layout = {.name = "closed", .ranks = ranks}};
+    Target target{.folder = scratch_.path() + "/closed" + std::to_string(ranks)};
+    target.faults = {
+        Fault::slow(FaultPoint::kWrite, std::chrono::milliseconds(150)).from_then_on()};
+    const auto runtimes = connected_runtimes(ranks, 1);
+    for (const auto& runtime : runtimes) {
+      runtime->io_engine = [&target, usual = runtime->io_engine](
+                               Reactor& reactor,
+                               const std::string& directory) -> std::unique_ptr<IoEngine> {
+        if (directory != target.folder) return usual(reactor, directory);
+        auto faulty =
+            std::make_unique<FaultyEngine>(reactor, std::make_unique<ThreadEngine>(reactor));
+        faulty->plan(target.faults[0]);
+        return faulty;
+      };
+    }
+    const std::string store = scratch_.path() + "/closed-store" + std::to_string(ranks);
+    run_ranks(ranks, [&](int rank) {
+      CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], way.layout,
+                         config_of(way, store), "");
+      const CheckpointRequest request{.folder = target.folder, .resume = {}};
+      its.step();
+      its.engine->make_durable();
+      its.step(&request);
+    });
+    EXPECT_FALSE(
+        std::filesystem::exists(target.folder + "/" + checkpoint_name(2) + "/manifest.json"));
+    const auto again = connected_runtimes(ranks, 1);
+    expect_none(run_ranks(ranks, [&](int rank) {
+      CheckpointRank its(*again[static_cast<std::size_t>(rank)], way.layout, config_of(way, store),
+                         "");
+      EXPECT_GE(its.engine->generation(), 1U);
+      its.step();
+      its.end();
+    }));
+  }
+}
+
 TEST(SaveSettings, AreNeededBeforeACheckpointIsAskedFor) {
   const ScratchDirectory scratch;
   const auto runtimes = connected_runtimes(1, 1);
