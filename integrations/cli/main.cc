@@ -197,6 +197,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
     std::vector<std::string> known;
     for (const CLI::App* command : chosen->get_subcommands([](const CLI::App*) { return true; }))
       known.push_back(command->get_name());
+    if (rest.empty() && known.empty()) return fmt::format("{}; {}", error.what(), help);
     if (rest.empty()) {
       return chosen != &app
                  ? fmt::format("say what to do: {}; {}", fmt::join(known, " or "), help)

@@ -189,6 +189,20 @@ TEST(ConvertedState, IsNamedWhereItIsRoundedAndExactWhereItIsNot) {
               ::testing::Contains(::testing::HasSubstr("exp_avg: U8 to F32, exactly")));
 }
 
+TEST(EightBits, AreRefusedWhereRanksDivideLayers) {
+  const ScratchDirectory scratch;
+  const auto runtimes = connected_runtimes(2, 1);
+  const Layout layout{.name = "divided", .ranks = 2, .tp = 2, .format = StateFormat::k8Bit};
+  for (const std::exception_ptr& thrown : run_ranks(2, [&](int rank) {
+         CheckpointRank(*runtimes[static_cast<std::size_t>(rank)], layout,
+                        config_of(layout, scratch.path() + "/store"), "");
+       })) {
+    const Error error = error_in(thrown);
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("drift apart"));
+  }
+}
+
 TEST(LoadedWeights, BeginAnewWithoutTheOptimizersState) {
   const ScratchDirectory scratch;
   const CheckpointRequest first = to(scratch, "first");

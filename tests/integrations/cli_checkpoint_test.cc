@@ -198,6 +198,9 @@ TEST_F(CliCheckpoint, SettingsThatNeedEachOtherSaySo) {
   EXPECT_THAT(refused({"--checkpoint-every-minutes", "2"}), HasSubstr("--checkpoint-dir"));
   EXPECT_THAT(refused({"--load-weights"}), HasSubstr("give --load too"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
+  const Output nothing = ckpt(folder_, {"verify"});
+  EXPECT_EQ(nothing.exit_code, 2);
+  EXPECT_THAT(nothing.err, AllOf(HasSubstr("path is required"), HasSubstr("ckpt verify --help")));
 }
 
 }  // namespace
