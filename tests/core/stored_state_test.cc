@@ -19,16 +19,19 @@ using ::testing::IsEmpty;
 /// A store opened to be read; everything of it is on the runtime's reactor.
 class OpenStore {
  public:
-  OpenStore(Runtime& runtime, const std::string& directory) : runtime_(runtime) {
-    runtime.reactor.block_on([](OpenStore& self, const std::string& from) -> Task<> {
+  OpenStore(Runtime& runtime, std::vector<std::string> directories) : runtime_(runtime) {
+    runtime.reactor.block_on([](OpenStore& self, const std::vector<std::string>& from) -> Task<> {
       self.io_ = std::make_unique<ThreadEngine>(self.runtime_.reactor);
       std::vector<StripePlace> places;
-      places.push_back({.io = *self.io_, .observers = {}, .directory = from});
+      for (const std::string& directory : from)
+        places.push_back({.io = *self.io_, .observers = {}, .directory = directory});
       Task<std::unique_ptr<StoredState>> opening =
           StoredState::open(self.runtime_.reactor, *self.runtime_.workers, std::move(places));
       self.state_ = co_await std::move(opening);
-    }(*this, directory));
+    }(*this, directories));
   }
+  OpenStore(Runtime& runtime, const std::string& directory)
+      : OpenStore(runtime, std::vector<std::string>{directory}) {}
   ~OpenStore() {
     runtime_.reactor.block_on([](OpenStore& self) -> Task<> {
       self.state_.reset();
@@ -184,6 +187,28 @@ TEST_F(LiveStore, NamesARecordThatIsDamagedAndAFileThatIsMissing) {
   EXPECT_THAT(missing.what(), HasSubstr("2 ranks"));
   EXPECT_THAT(error_of([&] { OpenStore store(*reading_, scratch_.path()); }).what(),
               HasSubstr("there is no store"));
+}
+
+TEST_F(LiveStore, OverSeveralDrivesIsFoundInAnyOrderOfThem) {
+  const Layout layout{.name = "striped", .ranks = 2};
+  const CheckpointRequest saved{.folder = scratch_.path() + "/saved", .resume = {}};
+  const std::vector<std::string> drives{scratch_.path() + "/a", scratch_.path() + "/b"};
+  const auto runtimes = connected_runtimes(2, 1);
+  expect_none(run_ranks(2, [&](int rank) {
+    EngineConfig config = config_of(layout, drives[0]);
+    config.store.push_back({drives[1]});
+    CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], layout, config, "");
+    its.step();
+    its.engine->save_checkpoint(saved);
+    its.end();
+  }));
+  const TensorBytes expected = tensors_of(saved.folder + "/" + checkpoint_name(1));
+  OpenStore store(*reading_, drives);
+  EXPECT_THAT(differing(store.tensors(), expected), IsEmpty());
+  OpenStore other_order(*reading_, {drives[1], drives[0]});
+  EXPECT_THAT(differing(other_order.tensors(), expected), IsEmpty());
+  EXPECT_THAT(error_of([&] { OpenStore one(*reading_, drives[0]); }).what(),
+              HasSubstr("all of them"));
 }
 
 TEST_F(LiveStore, BecomesTheStateOfAnotherNumberOfRanks) {
