@@ -44,8 +44,14 @@ TEST_F(CliCheckpoint, IsWrittenAsOftenAsAskedForAndAtTheEndAndLoadsWithTheSameLo
       folder_.path(),
       train("whole") + Arguments{"--checkpoint-dir", checkpoints(), "--checkpoint-every", "3"});
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  for (const int step : {3, 6, kSteps})
-    EXPECT_TRUE(std::filesystem::exists(checkpoints() + "/" + step_name(step) + "/manifest.json"));
+  const auto is_made = [&](int step) {
+    return std::filesystem::exists(checkpoints() + "/" + step_name(step) + "/manifest.json");
+  };
+  EXPECT_TRUE(is_made(3));
+  // Steps of this size may take less time than a save: one that is due meanwhile is named.
+  EXPECT_NE(is_made(6), whole.out.find("the checkpoint of step 6") != std::string::npos)
+      << whole.out;
+  EXPECT_TRUE(is_made(kSteps));
   const Output loaded = ziggurat(
       folder_.path(), train("loaded") + Arguments{"--load", checkpoints() + "/" + step_name(3)});
   ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
