@@ -141,12 +141,38 @@ SafetensorsWriter::~SafetensorsWriter() {
   ::unlink(temporary_path_.c_str());
 }
 
+void SafetensorsWriter::pass_whole_tensors() noexcept {
+  while (tensor_ < tensors_.size() && element_ == tensors_[tensor_].count()) {
+    ++tensor_;
+    element_ = 0;
+  }
+}
+
+void SafetensorsWriter::append_bits(std::span<const std::byte> bytes) {
+  pass_whole_tensors();
+  const bool last = tensor_ == tensors_.size();
+  const std::uint64_t left = last ? 0
+                                  : tensors_[tensor_].size_bytes() -
+                                        element_ * ziggurat::size_bytes(tensors_[tensor_].type);
+  if (bytes.size() > left) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} bytes, and '{}' takes {} more", path_, bytes.size(),
+                            last ? "no tensor" : tensors_[tensor_].name, left));
+  }
+  if (bytes.empty()) return;
+  const std::size_t size = ziggurat::size_bytes(tensors_[tensor_].type);
+  if (bytes.size() % size != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} bytes are no whole values of '{}'", path_, bytes.size(),
+                            tensors_[tensor_].name));
+  }
+  write(bytes);
+  element_ += bytes.size() / size;
+}
+
 void SafetensorsWriter::append(std::span<const float> values) {
   while (!values.empty()) {
-    while (tensor_ < tensors_.size() && element_ == tensors_[tensor_].count()) {
-      ++tensor_;
-      element_ = 0;
-    }
+    pass_whole_tensors();
     if (tensor_ == tensors_.size()) {
       throw Error(
           ErrorCode::kInvalidArgument,
@@ -180,10 +206,7 @@ std::span<const std::byte> SafetensorsWriter::rounded(std::span<const float> val
 }
 
 void SafetensorsWriter::finish() {
-  while (tensor_ < tensors_.size() && element_ == tensors_[tensor_].count()) {
-    ++tensor_;
-    element_ = 0;
-  }
+  pass_whole_tensors();
   if (tensor_ != tensors_.size()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} has {} of {} values", path_, tensors_[tensor_].name, element_,

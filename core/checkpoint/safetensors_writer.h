@@ -58,6 +58,10 @@ class SafetensorsWriter {
   /// the last element; errno's with path and offset.
   void append(std::span<const float> values);
 
+  /// The next values of the tensor whose turn it is, as its type has them: every bit stays. Errors:
+  /// kInvalidArgument past its last element, or for a part of a value; errno's.
+  void append_bits(std::span<const std::byte> bytes);
+
   /// Every tensor is whole: syncs, renames, syncs the folder. Errors: kInvalidArgument if values
   /// are missing, naming the tensor; errno's. After an error nothing is under the final name that
   /// was not there before.
@@ -67,6 +71,7 @@ class SafetensorsWriter {
   std::uint64_t written_bytes() const noexcept { return written_bytes_; }
 
  private:
+  void pass_whole_tensors() noexcept;
   void write(std::span<const std::byte> bytes);
   std::span<const std::byte> rounded(std::span<const float> values, std::uint16_t (*round)(float));
 

@@ -49,18 +49,35 @@ void cut_box(TensorBox box, std::uint64_t count_max, std::vector<TensorBox>& box
   boxes.push_back(std::move(box));
 }
 
-class Planner {
+/// Pieces dealt out to files.
+class ShardFiles {
  public:
-  Planner(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
-          std::uint64_t shard_bytes_max)
-      : table_(table),
-        runs_(runs),
-        rank_(rank),
-        chunks_(table, rank),
-        bytes_max_(shard_bytes_max) {}
+  ShardFiles(const std::vector<StateTensor>& tensors, const SavingRank& rank,
+             std::uint64_t bytes_max)
+      : tensors_(tensors), rank_(rank), bytes_max_(bytes_max) {}
 
-  ShardPlan plan() {
-    for (UnitId unit = 0; unit < table_.unit_count(); ++unit) add_unit(unit);
+  void add(std::uint32_t tensor, const TensorBox& box) {
+    const std::uint64_t size = size_bytes(tensors_[tensor].type);
+    std::vector<TensorBox> boxes;
+    cut_box(box, std::max<std::uint64_t>(1, bytes_max_ / size), boxes);
+    for (const TensorBox& its : boxes) {
+      const std::uint64_t bytes = its.count() * size;
+      const auto fits = [&](const File& file) {
+        return file.size_bytes + bytes <= bytes_max_ && !file.tensors.contains(tensor);
+      };
+      auto file = std::ranges::find_if(files_, fits);
+      if (file == files_.end()) file = files_.insert(files_.end(), File{});
+      file->tensors.insert(tensor);
+      file->size_bytes += bytes;
+      plan_.pieces.push_back({.tensor = tensor,
+                              .file = static_cast<std::uint32_t>(file - files_.begin()),
+                              .offset_bytes = 0,
+                              .box = its,
+                              .hashed = {}});
+    }
+  }
+
+  ShardPlan take() {
     name_files();
     return std::move(plan_);
   }
@@ -71,6 +88,63 @@ class Planner {
     std::uint64_t size_bytes = 0;
   };
 
+  /// Wider types come first, so that each value lies on a multiple of its size.
+  void name_files() {
+    const auto width = [&](const StatePiece& piece) {
+      return size_bytes(tensors_[piece.tensor].type);
+    };
+    std::ranges::stable_sort(plan_.pieces, [&](const StatePiece& a, const StatePiece& b) {
+      return a.file != b.file ? a.file < b.file : width(a) > width(b);
+    });
+    for (std::uint32_t f = 0; f < files_.size(); ++f) {
+      std::vector<SafetensorsTensor> tensors;
+      nlohmann::ordered_json offsets = nlohmann::ordered_json::object();
+      std::uint64_t at = 0;
+      for (StatePiece& piece : plan_.pieces) {
+        if (piece.file != f) continue;
+        const StateTensor& tensor = tensors_[piece.tensor];
+        tensors.push_back({.name = tensor.name, .type = tensor.type, .shape = piece.box.shape});
+        offsets[tensor.name]["saved_offsets"] = piece.box.offsets;
+        piece.offset_bytes = at;
+        at += piece.box.count() * size_bytes(tensor.type);
+      }
+      // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
+      plan_.headers.push_back(
+          safetensors_header(tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", offsets.dump()}}));
+      const std::string& header = plan_.headers.back();
+      for (StatePiece& piece : plan_.pieces) {
+        if (piece.file == f) piece.offset_bytes += header.size();
+      }
+      plan_.files.push_back(
+          {.name = fmt::format("rank-{:05}-of-{:05}-{:05}.safetensors", rank_.rank, rank_.ranks, f),
+           .size_bytes = header.size() + at,
+           .header_bytes = header.size(),
+           .header_hash = hash64(std::as_bytes(std::span(header)), 0)});
+    }
+  }
+
+  const std::vector<StateTensor>& tensors_;
+  SavingRank rank_;
+  std::uint64_t bytes_max_;
+  std::vector<File> files_;
+  ShardPlan plan_;
+};
+
+class Planner {
+ public:
+  Planner(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
+          std::uint64_t shard_bytes_max)
+      : table_(table),
+        runs_(runs),
+        chunks_(table, rank),
+        files_(runs.tensors(), rank, shard_bytes_max) {}
+
+  ShardPlan plan() {
+    for (UnitId unit = 0; unit < table_.unit_count(); ++unit) add_unit(unit);
+    return files_.take();
+  }
+
+ private:
   /// Elements of the unit whose chunks this rank writes: one range, since slices are.
   ElementRun range_of(UnitId unit) const {
     const UnitChunks& chunks = table_.unit(unit);
@@ -107,80 +181,21 @@ class Planner {
       if (tensor < 0) continue;
       const auto first = static_cast<std::int64_t>(range.begin / array.block);
       const auto end = static_cast<std::int64_t>((range.end + array.block - 1) / array.block);
-      add_piece(static_cast<std::uint32_t>(tensor), {{first}, {end - first}});
+      files_.add(static_cast<std::uint32_t>(tensor), {{first}, {end - first}});
     }
   }
 
   void add_box(UnitId unit, std::size_t param, const TensorBox& box) {
     for (std::size_t a = 0; a < runs_.arrays().size(); ++a) {
       const int tensor = runs_.arrays()[a].is_scale() ? -1 : runs_.tensor(a, unit, param);
-      if (tensor >= 0) add_piece(static_cast<std::uint32_t>(tensor), box);
-    }
-  }
-
-  void add_piece(std::uint32_t tensor, const TensorBox& box) {
-    const std::uint64_t size = size_bytes(runs_.tensors()[tensor].type);
-    std::vector<TensorBox> boxes;
-    cut_box(box, std::max<std::uint64_t>(1, bytes_max_ / size), boxes);
-    for (const TensorBox& its : boxes) {
-      const std::uint64_t bytes = its.count() * size;
-      const auto fits = [&](const File& file) {
-        return file.size_bytes + bytes <= bytes_max_ && !file.tensors.contains(tensor);
-      };
-      auto file = std::ranges::find_if(files_, fits);
-      if (file == files_.end()) file = files_.insert(files_.end(), File{});
-      file->tensors.insert(tensor);
-      file->size_bytes += bytes;
-      plan_.pieces.push_back({.tensor = tensor,
-                              .file = static_cast<std::uint32_t>(file - files_.begin()),
-                              .offset_bytes = 0,
-                              .box = its,
-                              .hashed = {}});
-    }
-  }
-
-  /// Wider types come first, so that each value lies on a multiple of its size.
-  void name_files() {
-    const auto width = [&](const StatePiece& piece) {
-      return size_bytes(runs_.tensors()[piece.tensor].type);
-    };
-    std::ranges::stable_sort(plan_.pieces, [&](const StatePiece& a, const StatePiece& b) {
-      return a.file != b.file ? a.file < b.file : width(a) > width(b);
-    });
-    for (std::uint32_t f = 0; f < files_.size(); ++f) {
-      std::vector<SafetensorsTensor> tensors;
-      nlohmann::ordered_json offsets = nlohmann::ordered_json::object();
-      std::uint64_t at = 0;
-      for (StatePiece& piece : plan_.pieces) {
-        if (piece.file != f) continue;
-        const StateTensor& tensor = runs_.tensors()[piece.tensor];
-        tensors.push_back({.name = tensor.name, .type = tensor.type, .shape = piece.box.shape});
-        offsets[tensor.name]["saved_offsets"] = piece.box.offsets;
-        piece.offset_bytes = at;
-        at += piece.box.count() * size_bytes(tensor.type);
-      }
-      // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
-      plan_.headers.push_back(
-          safetensors_header(tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", offsets.dump()}}));
-      const std::string& header = plan_.headers.back();
-      for (StatePiece& piece : plan_.pieces) {
-        if (piece.file == f) piece.offset_bytes += header.size();
-      }
-      plan_.files.push_back(
-          {.name = fmt::format("rank-{:05}-of-{:05}-{:05}.safetensors", rank_.rank, rank_.ranks, f),
-           .size_bytes = header.size() + at,
-           .header_bytes = header.size(),
-           .header_hash = hash64(std::as_bytes(std::span(header)), 0)});
+      if (tensor >= 0) files_.add(static_cast<std::uint32_t>(tensor), box);
     }
   }
 
   const ChunkTable& table_;
   const ChunkRuns& runs_;
-  SavingRank rank_;
   WrittenChunks chunks_;
-  std::uint64_t bytes_max_;
-  std::vector<File> files_;
-  ShardPlan plan_;
+  ShardFiles files_;
 };
 
 }  // namespace
@@ -202,6 +217,16 @@ bool WrittenChunks::writes(ChunkId chunk) const noexcept {
 ShardPlan plan_shards(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
                       std::uint64_t shard_bytes_max) {
   return Planner(table, runs, rank, shard_bytes_max).plan();
+}
+
+ShardPlan plan_whole_tensors(const std::vector<StateTensor>& tensors,
+                             std::uint64_t shard_bytes_max) {
+  ShardFiles files(tensors, SavingRank{}, shard_bytes_max);
+  for (std::uint32_t t = 0; t < tensors.size(); ++t) {
+    const std::vector<std::int64_t>& shape = tensors[t].shape;
+    files.add(t, {.offsets = std::vector<std::int64_t>(shape.size()), .shape = shape});
+  }
+  return files.take();
 }
 
 }  // namespace ziggurat

@@ -55,5 +55,8 @@ class WrittenChunks {
 /// `shard_bytes_max`: kShardBytesMax, or less in a test.
 ShardPlan plan_shards(const ChunkTable& table, const ChunkRuns& runs, const SavingRank& rank,
                       std::uint64_t shard_bytes_max = kShardBytesMax);
+/// Tensors that one rank has whole.
+ShardPlan plan_whole_tensors(const std::vector<StateTensor>& tensors,
+                             std::uint64_t shard_bytes_max = kShardBytesMax);
 
 }  // namespace ziggurat

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/numerics/float16.h"
+#include "core/checkpoint/tensor_values.h"
 #include "core/sharding/tensor_part.h"
 #include "optimizer/eight_bit.h"
 #include "optimizer/state_format.h"
@@ -31,16 +31,6 @@ std::uint64_t last_value(std::span<const TensorRun> runs) {
   std::uint64_t end = 0;
   for (const TensorRun& run : runs) end = std::max(end, run.at + run.count);
   return end;
-}
-
-/// Values of a type with a sign, to fp32: exactly.
-void widen(TensorType type, std::span<const std::byte> bytes, std::span<float> values) {
-  if (type == TensorType::kF32) return void(std::memcpy(values.data(), bytes.data(), bytes.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, bytes.data() + i * sizeof(bits), sizeof(bits));
-    values[i] = type == TensorType::kBF16 ? bf16_to_float(bits) : fp16_to_float(bits);
-  }
 }
 
 }  // namespace

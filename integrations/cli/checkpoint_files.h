@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/checkpoint/checkpoint_reader.h"
+#include "core/checkpoint/safetensors_source.h"
 #include "core/checkpoint/stored_state.h"
 #include "core/engine/runtime.h"
 
@@ -15,25 +16,29 @@ namespace ziggurat::cli {
 
 class CheckpointFiles {
  public:
-  /// The checkpoint `path`, or the newest in that folder, or the store there; a store of several
-  /// directories has commas between. Errors: those of opening it.
+  /// The checkpoint `path`, or the newest in that folder, or the store there, or the weights that
+  /// transformers saved there; a store of several directories has commas between. Errors: those of
+  /// opening it.
   CheckpointFiles(Runtime& runtime, const std::string& path);
   ~CheckpointFiles();
   CheckpointFiles(const CheckpointFiles&) = delete;
   CheckpointFiles& operator=(const CheckpointFiles&) = delete;
 
   StateSource& source() noexcept;
-  /// Null for a store, and the other way.
+  /// One of them is not null.
   CheckpointReader* checkpoint() noexcept { return reader_.get(); }
   StoredState* store() noexcept { return stored_.get(); }
+  SafetensorsSource* weights() noexcept { return weights_.get(); }
 
  private:
   Task<> open(std::vector<std::string> directories);
+  Task<> open_weights(std::string path);
 
   Runtime& runtime_;
   std::vector<std::unique_ptr<IoEngine>> engines_;
   std::unique_ptr<CheckpointReader> reader_;
   std::unique_ptr<StoredState> stored_;
+  std::unique_ptr<SafetensorsSource> weights_;
 };
 
 }  // namespace ziggurat::cli

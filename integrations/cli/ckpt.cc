@@ -99,9 +99,17 @@ int ckpt_inspect(const CkptCommand& command) {
     const Manifest& manifest = checkpoint->manifest();
     console.line(fmt::format("  a checkpoint: {} tensors in {} files, {}", content.tensors.size(),
                              manifest.files.size(), format_bytes(files_bytes(manifest))));
+  } else if (const SafetensorsSource* weights = files.weights()) {
+    console.line(fmt::format(
+        "  weights that another tool saved: {} tensors{}", content.tensors.size(),
+        weights->left_out().empty()
+            ? ""
+            : fmt::format("; no parameters: {}", fmt::join(weights->left_out(), ", "))));
+    return 0;
   } else {
     console.line(fmt::format("  a store: {} tensors", content.tensors.size()));
   }
+  if (!content.state) return 0;  // weights alone belong to no run
   console.line(fmt::format(
       "  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
       content.layout.ranks, content.layout.ranks == 1 ? "" : "s",
@@ -131,6 +139,12 @@ int ckpt_verify(const CkptCommand& command) {
     runtime->reactor.block_on(store->prove(progress));
     console.line(fmt::format("{}: every record is what was written", what));
     return 0;
+  }
+  if (files.weights() != nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: safetensors files have no hashes to compare with: `ziggurat ckpt "
+                            "from-hf` makes a checkpoint of them",
+                            files.source().place()));
   }
   const Manifest& manifest = files.checkpoint()->manifest();
   runtime->reactor.block_on(prove_all(*files.checkpoint(), console));

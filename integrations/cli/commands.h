@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -83,7 +84,7 @@ struct CkptCommand {
   std::vector<std::string> paths;  ///< checkpoints, or folders of which the newest one is meant
   std::uint64_t keep_last = 0;     ///< prune
   std::uint64_t keep_every = 0;
-  DType dtype = DType::kFloat32;  ///< to-hf
+  std::optional<DType> dtype;  ///< to-hf; none: as it is, masters in fp32
   bool force = false;
 };
 /// What it holds, by its manifest alone.
@@ -97,6 +98,8 @@ int ckpt_prune(const CkptCommand& command);
 int ckpt_save(const CkptCommand& command);
 /// paths[0], to the directory paths[1].
 int ckpt_to_hf(const CkptCommand& command);
+/// The weights paths[0], as a checkpoint of step 0 in the folder paths[1].
+int ckpt_from_hf(const CkptCommand& command);
 
 int doctor(const std::vector<std::string>& paths);
 

@@ -304,10 +304,12 @@ class CommandLine {
     to_hf
         ->add_option_function<std::string>(
             "--dtype", [this](const std::string& name) { ckpt_.dtype = *parse_dtype(name); },
-            "fp32: the masters, every bit; bf16, fp16: rounded, half the size")
-        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
-        ->default_str("fp32");
+            "fp32: the masters, every bit, as it is without --dtype; bf16, fp16: rounded, half the "
+            "size")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     to_hf->add_flag("--force", ckpt_.force, "replace a file that is there");
+    add_one("from-hf", "keep weights that transformers saved as a checkpoint: DIR FOLDER", 2,
+            ckpt_from_hf);
     CLI::App* prune = add_one("prune", "remove old checkpoints of a folder", 1, ckpt_prune);
     prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
         ->type_name("N");

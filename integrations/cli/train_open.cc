@@ -10,6 +10,7 @@
 #include "core/engine/engine_settings.h"
 #include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/flag_words.h"
+#include "integrations/cli/hf_config.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
@@ -48,7 +49,18 @@ void TrainRun::open_engine() {
     return;
   }
   CheckpointFiles files(*runtime_, from.load);
-  if (!from.load_weights) require_same_run(files.source().content());
+  if (const SafetensorsSource* weights = files.weights(); weights != nullptr) {
+    if (!from.load_weights) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("--load {}: it has weights and no optimizer state: give "
+                              "--load-weights too, and training begins at step 0",
+                              from.load));
+    }
+    if (!weights->config().empty())
+      require_hf_config(weights->config(), options_.model, from.load + "/config.json");
+  } else if (!from.load_weights) {
+    require_same_run(files.source().content());
+  }
   console_.line(fmt::format("loading {}{}", from.load_weights ? "the weights of " : "",
                             files.source().place()));
   engine_ = Engine::open(spec, engine_config(), *runtime_, *device_, files.source(),

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/safetensors_source.h: weights that other tools saved, as a source of state: a
+// safetensors file, or a directory that transformers saved. Reactor's thread.
+//
+// The format has no hashes: headers are checked, values are taken as they are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "aio/direct_file.h"
+#include "core/checkpoint/safetensors_header.h"
+#include "core/checkpoint/state_source.h"
+
+namespace ziggurat {
+
+class SafetensorsSource final : public StateSource {
+ public:
+  static constexpr std::string_view kFileName = "model.safetensors";
+  static constexpr std::string_view kIndexName = "model.safetensors.index.json";
+  static constexpr std::string_view kConfigName = "config.json";
+
+  struct Environment {
+    Reactor& reactor;
+    IoEngine& io;
+    IoObservers observers{};
+  };
+  /// A file of that ending, or a directory with one of the names above in it.
+  static bool is_there(IoEngine& io, const std::string& path);
+  /// Names that begin with `prefix` lose it: what a model is called in its head's. Errors:
+  /// kDataLoss naming the file and the tensor; kInvalidArgument for a shard of a checkpoint, whose
+  /// tensors are parts.
+  static Task<std::unique_ptr<SafetensorsSource>> open(Environment environment, std::string path,
+                                                       std::string prefix);
+
+  /// Masters, of what types they have; what is of no such type is in left_out().
+  const StateContent& content() const noexcept override { return content_; }
+  Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
+              std::span<std::byte> array) override;
+  std::string place() const override { return path_; }
+
+  /// Tensors that no parameter can be, with their types: "h.0.attn.bias (BOOL)".
+  const std::vector<std::string>& left_out() const noexcept { return left_out_; }
+  /// The text of config.json beside them; empty: there is none.
+  const std::string& config() const noexcept { return config_; }
+
+ private:
+  struct Place {
+    std::size_t file;
+    std::uint64_t offset_bytes;
+  };
+  SafetensorsSource(Environment environment, std::string path, std::string prefix)
+      : environment_(environment), path_(std::move(path)), prefix_(std::move(prefix)) {}
+  Task<> open_all();
+  Task<std::string> text_of(std::string path, std::uint64_t bytes_max);
+  /// `wanted`: the names to take; null: all.
+  Task<> add_file(std::string path, const std::vector<std::string>* wanted);
+  void add_tensor(const StoredTensor& tensor, Place place);
+
+  Environment environment_;
+  std::string path_;
+  std::string prefix_;
+  StateContent content_;
+  std::vector<std::unique_ptr<DirectFile>> files_;
+  std::vector<Place> places_;  // of content_'s tensors
+  std::vector<std::string> left_out_;
+  std::string config_;
+};
+
+}  // namespace ziggurat
