@@ -91,7 +91,6 @@ class Opened:
         # Steps of what is on other ranks alone: of all else the engine knows them.
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
         self._hooks = hooks
-        self._group_count = max(groups) + 1
         # The gradients of pending parameters, and the memory that the engine writes, which must not
         # go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -101,6 +100,7 @@ class Opened:
         self.masters: dict[torch.Tensor, torch.Tensor] = {}  #: loaded, until the next step
         self._indices = {param: i for i, param in enumerate(self.params)}
         own_groups = [groups[i] for i in here] or [0]
+        self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
         self._kinds = [_kind_of(*one) for one in zip(held, self.names, strict=True)]
         self._places = places_of(held)

@@ -436,6 +436,27 @@ def test_a_step_of_gradients_that_were_not_exchanged_is_refused(wrapped):
         assert "was not exchanged" in words and "no_sync()" in words
 
 
+def test_a_group_whose_parameters_are_all_on_other_ranks_is_trained():
+    """Small parameters are not cut: rank 0 has those of the last group, and rank 1 none."""
+
+    def run(rank):
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
+        with torch.no_grad():
+            for param in model.parameters():
+                param.fill_(0.1)
+        large, *small = model.parameters()
+        groups = [{"params": [large]}, {"params": small, "lr": 1e-2}]
+        optimizer = ziggurat.torch.AdamW(groups, lr=1e-3, group=dist.group.WORLD)
+        before = [p.detach().clone() for p in model.parameters()]
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+        return [(p - b).abs().max().item() for p, b in zip(model.parameters(), before, strict=True)]
+
+    one, other = on_ranks(2, run)
+    assert one == other
+    assert one == pytest.approx([1e-3, 1e-2, 1e-2, 1e-2], rel=2e-2)
+
+
 def test_each_rank_holds_the_state_of_its_slices_alone():
     def run(rank):
         model = torch.nn.Linear(1024, 1024, bias=False)
