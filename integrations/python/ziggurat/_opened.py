@@ -23,13 +23,20 @@ def _as_fp32(values: torch.Tensor) -> torch.Tensor:
     return values.detach().to("cpu", torch.float32).contiguous()
 
 
+def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`values` as the engine rounds masters: bf16 to nearest, ties away from zero."""
+    if dtype != torch.bfloat16 or values.dtype != torch.float32:
+        return values.to(dtype)
+    nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
+    return nearest.to(torch.int16).view(torch.bfloat16)
+
+
 def rounds_to(master: torch.Tensor, param: torch.Tensor) -> bool:
-    """`param` is what the engine rounds `master` to: bf16 to nearest, ties away from zero."""
-    master, param = _as_fp32(master), param.detach()
+    """`param` is what the engine rounds `master` to."""
+    made, param = rounded(_as_fp32(master), param.dtype), param.detach()
     if param.dtype != torch.bfloat16:
-        return torch.equal(master.to(param.dtype), param)
-    nearest = (master.view(torch.int32) + 0x8000) >> 16
-    return torch.equal(nearest.to(torch.int16), param.view(torch.int16))
+        return torch.equal(made, param)
+    return torch.equal(made.view(torch.int16), param.view(torch.int16))
 
 
 class _Kind(NamedTuple):
@@ -272,6 +279,15 @@ class Opened:
                 self.engine.lend_param(index, was.dtype, param.data_ptr(), param.numel())
             self.engine.param_written(index)
             self._versions[index] = param._version
+
+    def params_written(self) -> None:
+        """Masters are those of the parameters as they are, but for what write_state() gives from
+        here on. No step is under way."""
+        for place in self._staged:
+            place.finish_writing()
+        self._look_at_params()
+        for place in self._staged:
+            place.finish_reading()
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Steps that it has made, wherever its state is."""

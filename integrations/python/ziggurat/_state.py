@@ -229,6 +229,13 @@ class StateDicts(torch.optim.Optimizer):
                     f"{tuple(entry[key].shape)}, and the parameter {tuple(param.shape)}"
                 )
 
+    def _first_entry(self, param: torch.Tensor) -> Entry:
+        """Of a parameter that has made no step."""
+        begin = torch.full(
+            param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
+        )
+        return {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
+
     def _give_loaded(self, opened: Opened) -> None:
         """To an engine that was just opened. One that resumed has its own."""
         given = {p: self._to_load.pop(p) for p in opened.members if p in self._to_load}
@@ -244,10 +251,7 @@ class StateDicts(torch.optim.Optimizer):
             if entry is None:
                 if fresh or not (loaded or opened.steps_of(param)):
                     continue  # it begins anew anyway
-                begin = torch.full(
-                    param.shape, self._settings.get("initial_accumulator", 0.0), dtype=torch.float32
-                )
-                entry = {name: begin for name in MOMENTS[self._kind]} | {"step": 0}
+                entry = self._first_entry(param)
             self._to_load.pop(param, None)
             opened.loaded = True
             for name in MOMENTS[self._kind]:

@@ -42,6 +42,7 @@ All of them take, beside what PyTorch's have:
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.
+:func:`load_foreign_checkpoint` goes on from what DeepSpeed or PyTorch saved.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
 an accelerator both have pinned copies in host memory, which PyTorch's streams fill and empty beside
@@ -56,11 +57,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._native import GroupStep, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
 from ziggurat._resume import Resume
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Lion", "Resume"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "ForeignCheckpoint",
+    "Lion",
+    "Resume",
+    "load_foreign_checkpoint",
+]
 
 
 class AdamW(EngineOptimizer):

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training that another trainer began: its checkpoint becomes an engine's state.
+
+Nothing in a checkpoint is run. Before anything is written, every name and shape has been compared.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat._dtensor import is_dtensor, local_of, local_part
+from ziggurat._foreign import _dcp, _state_dicts
+from ziggurat._foreign._content import Content
+from ziggurat._foreign._plan import Places, Plan
+from ziggurat._native import InvalidArgument
+from ziggurat._opened import Opened, rounded
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat._state import MOMENTS
+
+Rename = Callable[[str], "str | None"]
+
+_SHOWN = 8  # names in an error
+
+
+@dataclass(frozen=True)
+class ForeignCheckpoint:
+    """What was found, and what was not."""
+
+    layout: str  #: in words
+    missing: list[str]  #: values and state that the checkpoint lacks; state begins anew there
+    unexpected: list[str]  #: what it has and the model or the optimizer has no place for
+    param_groups: list[dict[str, Any]]  #: settings of its groups (lr, betas, ...), not taken over
+
+
+def load_foreign_checkpoint(
+    optimizer: EngineOptimizer,
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    rename: Rename | None = None,
+    strict: bool = True,
+) -> ForeignCheckpoint:
+    """Takes over the weights of `model`, and masters, moments and steps of `optimizer`.
+
+    ``path`` is what another trainer saved: a file of ``torch.save`` with the state dicts of model
+    and optimizer, or a folder of ``torch.distributed.checkpoint``. ``rename`` gives our name for each
+    of theirs, or None for what is to be left out. Groups' settings stay as they are.
+
+    A call of all ranks, each of which reads `path` and keeps its part; with state on NVMe it is
+    durable with the next step. Until that step the state is in memory, as 4 bytes a value.
+
+    Errors: InvalidArgument for what is missing or unexpected unless ``strict=False``, for other
+    shapes, and for a file that has more than tensors and plain data; DataLoss for a damaged one.
+    Nothing is changed then, but where a ``.distcp`` file turns out so: those are read last.
+    """
+    content = _content_of(Path(path))
+    places = Places(optimizer, model)
+    if rename is not None:
+        _rename(content, rename)
+    plan = Plan(content, places)
+    if plan.wrong_shapes:
+        raise InvalidArgument(f"{content.layout}: {_listed('other shapes', plan.wrong_shapes)}")
+    if strict and (plan.missing or plan.unexpected):
+        found = {"missing": plan.missing, "unexpected": plan.unexpected}
+        words = "; ".join(_listed(what, names) for what, names in found.items() if names)
+        raise InvalidArgument(
+            f"{content.layout}: {words}: give rename= for other names, or strict=False to go on "
+            "without"
+        )
+    _write(optimizer, plan)
+    return ForeignCheckpoint(content.layout, plan.missing, plan.unexpected, content.groups)
+
+
+def _content_of(path: Path) -> Content:
+    if path.is_file():
+        return _state_dicts.content_of(path)
+    if not path.is_dir():
+        raise InvalidArgument(f"{path}: is not there: give the file or folder of a checkpoint")
+    if _dcp.is_one(path):
+        return _dcp.content_of(path)
+    raise InvalidArgument(
+        f"{path}: is no checkpoint that is read: give a file of torch.save, a folder with "
+        ".metadata (torch.distributed.checkpoint)"
+    )
+
+
+def _rename(content: Content, rename: Rename) -> None:
+    def renamed(names: Iterable[Any]) -> dict[Any, Any]:
+        new = {name: rename(name) if isinstance(name, str) else name for name in names}
+        kept = [name for name in new.values() if name is not None]
+        if twice := {name for name in kept if kept.count(name) > 1}:
+            raise InvalidArgument(
+                f"rename gives '{min(twice)}' for several names of the checkpoint"
+            )
+        return {old: name for old, name in new.items() if name is not None}
+
+    values, states = renamed(content.values), renamed(content.states)
+    content.values = {values[old]: saved for old, saved in content.values.items() if old in values}
+    content.states = {states[old]: state for old, state in content.states.items() if old in states}
+    content.aliases = {name for name in map(rename, content.aliases) if name is not None}
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+
+
+@torch.no_grad()
+def _write(optimizer: EngineOptimizer, plan: Plan) -> None:
+    optimizer.synchronize()
+    for target, saved in plan.values.items():
+        _copy(saved.read(), target)
+    optimizer.open()
+    for opened in optimizer._opened:
+        opened.params_written()
+        for param in opened.members:
+            optimizer._to_load.pop(param, None)
+            opened.masters.pop(param, None)
+            _write_state(optimizer, opened, param, plan)
+
+
+def _copy(values: torch.Tensor, target: torch.Tensor) -> None:
+    if values.is_floating_point():
+        values = rounded(values, target.dtype)
+    if is_dtensor(target):
+        local_of(target).copy_(local_part(values, target))
+    else:
+        target.copy_(values)
+
+
+def _write_state(
+    optimizer: EngineOptimizer, opened: Opened, param: torch.Tensor, plan: Plan
+) -> None:
+    """One array in memory at a time."""
+    moments, state = MOMENTS[optimizer._kind], plan.states.get(param)
+    if state is not None:
+        for kind in moments:
+            opened.write_state(param, kind, state[kind].read())
+        opened.set_steps(param, int(state["step"].read().item()) if "step" in state else 1)
+        opened.loaded = True
+    elif opened.loaded or opened.steps_of(param) > 0:
+        first = optimizer._first_entry(param)
+        for kind in moments:
+            opened.write_state(param, kind, first[kind])
+        opened.set_steps(param, 0)
+        opened.loaded = True
+    # What a 16-bit parameter was rounded from just now; params_written() took the rounded one.
+    if param.dtype != torch.float32 and param in plan.values:
+        values = plan.values[param].read()
+        if values.dtype == torch.float32:
+            opened.write_state(param, "master", values)
+            opened.loaded = True

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of ``torch.distributed.checkpoint`` (DCP): ``.metadata`` and ``*.distcp``.
+
+``.metadata`` is a pickle, which PyTorch's own reader loads freely, and so are values that are not
+tensors. Here the first is read by an unpickler that knows DCP's own classes and nothing else, and
+every entry by PyTorch's restricted one: chunk by chunk, where the metadata says that it lies.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+
+from ziggurat._foreign import _archive
+from ziggurat._foreign._content import Content, Saved, settings_of
+from ziggurat._foreign._state_dicts import MODEL_KEYS, OPTIMIZER_KEYS
+from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
+
+_METADATA = ".metadata"
+_DCP = "torch.distributed.checkpoint"
+_CLASSES = {
+    f"{_DCP}.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    f"{_DCP}.filesystem": ("_StorageInfo", "_StoragePrefix"),
+}
+_PLAIN = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): lambda name: torch.strided,  # nothing here asks for it
+    # Where it was saved, which is not opened.
+    **{
+        (module, name): kind
+        for module in ("pathlib", "pathlib._local")
+        for name, kind in (
+            ("PosixPath", PurePosixPath),
+            ("PurePosixPath", PurePosixPath),
+            ("WindowsPath", PureWindowsPath),
+            ("PureWindowsPath", PureWindowsPath),
+        )
+    },
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes what DCP's metadata consists of."""
+
+    def __init__(self, file: io.BufferedReader, path: Path) -> None:
+        super().__init__(file)
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _CLASSES.get(module, ()):
+            return getattr(__import__(module, fromlist=[name]), name)
+        if (module, name) in _PLAIN:
+            return _PLAIN[module, name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise InvalidArgument(
+            f"{self._path}: has a {module}.{name}, which is none of the classes of "
+            f"{_DCP}'s metadata, and is not read: save the checkpoint without it; if you did not "
+            "make it, do not load it"
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise InvalidArgument(f"{self._path}: refers to {pid!r} outside the file, and is not read")
+
+
+def is_one(folder: Path) -> bool:
+    return (folder / _METADATA).is_file()
+
+
+def content_of(folder: Path) -> Content:
+    path = folder / _METADATA
+    try:
+        with path.open("rb") as file:
+            metadata = _Unpickler(file, path).load()
+        return _Reader(folder, metadata).content()
+    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, KeyError) as error:
+        raise DataLoss(
+            f"{path}: cannot be read ({error}): it is damaged, or not DCP's: copy or save it again"
+        ) from error
+
+
+class _Reader:
+    def __init__(self, folder: Path, metadata: Any) -> None:
+        self._folder = folder
+        self._kinds = metadata.state_dict_metadata
+        self._storage = metadata.storage_data
+        paths = metadata.planner_data
+        self._paths = {
+            name: tuple(paths[name]) if isinstance(paths, Mapping) and name in paths else (name,)
+            for name in self._kinds
+        }
+        self._groups: dict[int, dict[str, Any]] = {}  # of the optimizer
+
+    def content(self) -> Content:
+        content = Content(f"the distributed checkpoint {self._folder}")
+        for name, path in self._paths.items():
+            if path[0] in OPTIMIZER_KEYS:
+                self._add_of_optimizer(content, path[1:], name)
+            elif path[0] in ("state", "param_groups") and len(path) > 1:
+                self._add_of_optimizer(content, path, name)
+            else:
+                inner = path[1:] if path[0] in MODEL_KEYS and len(path) > 1 else path
+                self._add_value(content, ".".join(map(str, inner)), name)
+        groups = [self._groups[index] for index in sorted(self._groups)]
+        content.groups = settings_of(groups)
+        self._place(content, [param for group in groups for param in group.get("params", [])])
+        return content
+
+    def _add_value(self, content: Content, key: str, name: str) -> None:
+        if self._is_tensor(name):
+            content.values[key] = self._saved(name)
+
+    def _is_tensor(self, name: str) -> bool:
+        return hasattr(self._kinds[name], "chunks")
+
+    def _add_of_optimizer(self, content: Content, path: tuple[Any, ...], name: str) -> None:
+        if path[:1] == ("param_groups",) and len(path) == 1:
+            self._groups = dict(enumerate(self._object(name)))
+        elif path[:1] == ("param_groups",) and len(path) == 3:
+            self._groups.setdefault(path[1], {})[path[2]] = self._object(name)
+        elif path[:1] == ("state",) and len(path) == 3:
+            self._add_state(content, str(path[1]), str(path[2]), name)
+        elif len(path) == 1 and str(path[0]).startswith("state."):
+            # Flattened by PyTorch (flatten_optimizer_state_dict).
+            param, _, key = str(path[0])[len("state.") :].rpartition(".")
+            self._add_state(content, param, key, name)
+
+    def _add_state(self, content: Content, param: str, key: str, name: str) -> None:
+        state = content.states.setdefault(param, {})
+        if self._is_tensor(name):
+            state[key] = self._saved(name)
+        elif key == "step":
+            number = torch.tensor(float(self._object(name)))
+            state[key] = Saved((), self._folder / _METADATA, lambda: number)
+
+    def _place(self, content: Content, listed: list[Any]) -> None:
+        """What the groups number, in text among the states, goes by its place in them."""
+        states = content.states
+        if any(isinstance(param, int) for param in listed):
+            content.places = len(listed)
+            content.states = {at: states.get(str(param), {}) for at, param in enumerate(listed)}
+        else:
+            content.states = {**dict.fromkeys(listed, {}), **states}
+
+    def _saved(self, name: str) -> Saved:
+        size = tuple(self._kinds[name].size)
+        return Saved(size, self._file_of(self._infos(name)[0][1]), lambda: self._tensor(name))
+
+    def _infos(self, name: str) -> list[tuple[Any, Any]]:
+        """Its chunks, and where each is."""
+        infos = []
+        for chunk in self._kinds[name].chunks:
+            index = _index(name, chunk.offsets)
+            if index not in self._storage:
+                raise DataLoss(
+                    f"{self._folder / _METADATA}: does not say where the part of '{name}' from "
+                    f"{tuple(chunk.offsets)} on is: it is damaged: copy or save it again"
+                )
+            infos.append((chunk, self._storage[index]))
+        if sum(math.prod(chunk.sizes) for chunk, _ in infos) != math.prod(self._kinds[name].size):
+            raise DataLoss(
+                f"{self._folder / _METADATA}: the parts of '{name}' are not all of it: it is "
+                "damaged: copy or save it again"
+            )
+        return infos
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        kind, infos = self._kinds[name], self._infos(name)
+        whole = None
+        for chunk, info in infos:
+            values = self._load(info)
+            if not isinstance(values, torch.Tensor) or values.shape != chunk.sizes:
+                raise DataLoss(
+                    f"{self._file_of(info)}: has no tensor of {tuple(chunk.sizes)} for '{name}' "
+                    f"from byte {info.offset} on: it is damaged: copy or save it again"
+                )
+            if len(infos) == 1:
+                return values
+            if whole is None:
+                whole = torch.empty(kind.size, dtype=values.dtype)
+            at = zip(chunk.offsets, chunk.sizes, strict=True)
+            whole[tuple(slice(offset, offset + size) for offset, size in at)] = values
+        assert whole is not None
+        return whole
+
+    def _object(self, name: str) -> Any:
+        if self._is_tensor(name):
+            return self._tensor(name)
+        return self._load(self._storage[_index(name, None)])
+
+    def _load(self, info: Any) -> Any:
+        file = self._file_of(info)
+        with file.open("rb") as opened:
+            opened.seek(info.offset)
+            return _archive.load_from(io.BytesIO(opened.read(info.length)), file)
+
+    def _file_of(self, info: Any) -> Path:
+        relative = PurePosixPath(info.relative_path)
+        if relative.is_absolute() or ".." in relative.parts:
+            raise InvalidArgument(
+                f"{self._folder / _METADATA}: names a file outside its folder ({relative}), and is "
+                "not read"
+            )
+        if getattr(info, "transform_descriptors", None):
+            raise Unimplemented(
+                f"{self._folder / relative}: is compressed, which is not read: save it without "
+                "extensions"
+            )
+        return self._folder / relative
+
+
+def _index(name: str, offset: Any) -> Any:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    return MetadataIndex(name, offset)

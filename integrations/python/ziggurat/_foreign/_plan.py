@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a checkpoint goes where in a model and its optimizer, and what fits nowhere."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ziggurat._foreign._content import Content, Saved, State
+from ziggurat._native import InvalidArgument
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat._state import MOMENTS
+
+
+def _within(model: torch.nn.Module) -> torch.nn.Module | None:
+    """What PyTorch has wrapped there, if anything."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module  # type: ignore[no-any-return]
+    compiled: torch.nn.Module | None = getattr(model, "_orig_mod", None)
+    return compiled
+
+
+def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Those that a state dict has."""
+    left_out = {
+        f"{place}.{name}" if place else name
+        for place, module in model.named_modules(remove_duplicate=False)
+        for name in module._non_persistent_buffers_set
+    }
+    every = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in every if name not in left_out}
+
+
+class Places:
+    """What a checkpoint may fill: the model's parameters and buffers, and the optimizer's state."""
+
+    def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module) -> None:
+        inner = model
+        while (within := _within(inner)) is not None:
+            inner = within
+        params = dict(inner.named_parameters(remove_duplicate=False))
+        buffers = _saved_buffers(inner)
+        self.targets: dict[str, torch.Tensor] = {**buffers, **params}
+        self._names: dict[torch.Tensor, str] = {}
+        for name, target in self.targets.items():
+            self._names.setdefault(target, name)
+        self.ordered = [param for _, param, _ in optimizer._named()]
+        self.trained = [param for param in self.ordered if param.requires_grad]
+        self.kind = optimizer._kind
+        known = set(params.values())
+        for name, param, _ in optimizer._named():
+            if param not in known:
+                raise InvalidArgument(
+                    f"parameter '{name}' of the optimizer is not in the model: give the model that "
+                    "the optimizer trains"
+                )
+
+    def name_of(self, target: torch.Tensor) -> str:
+        """The first, of those that a tied one has."""
+        return self._names[target]
+
+
+class Plan:
+    """What goes where; nothing is read yet."""
+
+    def __init__(self, content: Content, places: Places) -> None:
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self.wrong_shapes: list[str] = []
+        self.values: dict[torch.Tensor, Saved] = {}
+        self.states: dict[torch.Tensor, State] = {}
+        self._content, self._places = content, places
+        self._moments = MOMENTS[places.kind]
+        self._match_values()
+        self._match_states()
+        for name, target in places.targets.items():
+            if target not in self.values and places.name_of(target) == name:
+                self.missing.append(name)
+
+    def _match_values(self) -> None:
+        for name, saved in self._content.values.items():
+            target = self._places.targets.get(name)
+            if target is not None:
+                if self._fits(name, saved, target):
+                    self.values.setdefault(target, saved)
+            elif name not in self._content.aliases:
+                self.unexpected.append(name)
+
+    def _match_states(self) -> None:
+        content, places = self._content, self._places
+        if content.places is not None and content.places != len(places.ordered):
+            raise InvalidArgument(
+                f"{content.layout}: its optimizer has {content.places} parameters, and this one "
+                f"{len(places.ordered)}: they are matched in their order: give this one the same "
+                "groups"
+            )
+        trained, seen = set(places.trained), set()
+        for key, state in content.states.items():
+            param = places.ordered[key] if isinstance(key, int) else places.targets.get(key)
+            name = str(key) if param is None else places.name_of(param)
+            if param in trained:
+                seen.add(param)
+                self._match_state(name, state, param)
+            else:
+                self.unexpected += [f"{name}: {kind}" for kind in state if kind != "master"]
+        for param in places.trained:
+            if param in seen:
+                continue
+            self.missing += [f"{places.name_of(param)}: {kind}" for kind in self._moments]
+
+    def _match_state(self, name: str, state: State, param: torch.Tensor) -> None:
+        wanted = {"master", "step", *self._moments}
+        self.unexpected += [f"{name}: {kind}" for kind in state if kind not in wanted]
+        known = {kind: saved for kind, saved in state.items() if kind in wanted}
+        fitting = {
+            kind
+            for kind, saved in known.items()
+            if kind == "step" or self._fits(f"{name}: {kind}", saved, param)
+        }
+        if "master" in fitting:
+            self.values[param] = known["master"]
+        lacking = [kind for kind in (*self._moments, "step") if kind not in known]
+        if self._places.kind == "sgd" and lacking == ["step"]:
+            lacking = []  # PyTorch's counts none
+        if not lacking:
+            self.states[param] = known
+        elif state:  # else it never had a gradient: torch.optim lists it, and has no state of it
+            self.missing += [f"{name}: {kind}" for kind in lacking]
+
+    def _fits(self, name: str, saved: Saved, target: torch.Tensor) -> bool:
+        if saved.shape == tuple(target.shape):
+            return True
+        self.wrong_shapes.append(
+            f"{name} is {saved.shape} in {saved.file}, here {tuple(target.shape)}"
+        )
+        return False
