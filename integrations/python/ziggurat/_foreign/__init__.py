@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ziggurat._dtensor import is_dtensor, local_of, local_part
-from ziggurat._foreign import _dcp, _state_dicts
+from ziggurat._foreign import _dcp, _state_dicts, _universal, _zero
 from ziggurat._foreign._content import Content
 from ziggurat._foreign._plan import Places, Plan
 from ziggurat._native import InvalidArgument
@@ -49,7 +49,8 @@ def load_foreign_checkpoint(
     """Takes over the weights of `model`, and masters, moments and steps of `optimizer`.
 
     ``path`` is what another trainer saved: a file of ``torch.save`` with the state dicts of model
-    and optimizer, or a folder of ``torch.distributed.checkpoint``. ``rename`` gives our name for each
+    and optimizer; a folder of ``torch.distributed.checkpoint``; or a folder of DeepSpeed's, of ZeRO
+    stage 1, 2 or 3 with any number of ranks, or a universal one. ``rename`` gives our name for each
     of theirs, or None for what is to be left out. Groups' settings stay as they are.
 
     A call of all ranks, each of which reads `path` and keeps its part; with state on NVMe it is
@@ -84,9 +85,22 @@ def _content_of(path: Path) -> Content:
         raise InvalidArgument(f"{path}: is not there: give the file or folder of a checkpoint")
     if _dcp.is_one(path):
         return _dcp.content_of(path)
+    if _universal.is_one(path):
+        return _universal.content_of(path)
+    if _zero.is_one(path):
+        return _zero.content_of(path)
+    for pointer in ("latest", "latest_universal"):
+        if (path / pointer).is_file():
+            tag = (path / pointer).read_text().strip()
+            if not tag or Path(tag).name != tag or not (path / tag).is_dir():
+                raise InvalidArgument(
+                    f"{path / pointer}: names '{tag}', which is no folder beside it"
+                )
+            return _content_of(path / tag)
     raise InvalidArgument(
         f"{path}: is no checkpoint that is read: give a file of torch.save, a folder with "
-        ".metadata (torch.distributed.checkpoint)"
+        ".metadata (torch.distributed.checkpoint), or a folder of DeepSpeed's with `latest` or "
+        "with *_model_states.pt"
     )
 
 

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSpeed's checkpoints of ZeRO: stages 1 to 3, any number of ranks, as 0.19.8 writes them.
+
+    TAG/mp_rank_00_model_states.pt                         module, buffers, shapes of parameters
+    TAG/zero_pp_rank_R_mp_rank_00_model_states.pt          the same in stage 3, of each rank
+    TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   masters and moments of rank R, flat
+
+Below stage 3 a group's parameters lie one behind the other and are cut where a rank's share ends:
+``param_slice_mappings`` says what of them each rank has. In stage 3 every parameter is cut into as
+many equal shares as there are ranks, the last padded; a rank's shares lie one behind the other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat._foreign import _archive
+from ziggurat._foreign._content import (
+    Content,
+    Piece,
+    Saved,
+    Shape,
+    of_number,
+    of_pieces,
+    of_tensor,
+    settings_of,
+)
+from ziggurat._foreign._state_dicts import add_optimizer
+from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
+
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+
+
+def is_one(folder: Path) -> bool:
+    return any(_MODEL.fullmatch(file.name) for file in folder.iterdir())
+
+
+def content_of(folder: Path) -> Content:
+    model_files = files_of(folder, _MODEL)
+    model = [_archive.load(file) for file in model_files]
+    check_model(model[0], model_files[0])
+    optimizer_files = files_of(folder, _OPTIMIZER)
+    if not optimizer_files:
+        return _without_zero(model[0], model_files[0])
+    optimizer = [_part(file) for file in optimizer_files]
+    ranks = _ranks(optimizer[0])
+    if ranks != len(optimizer):
+        raise DataLoss(
+            f"{folder}: was saved by {ranks} ranks, and {len(optimizer)} of their files "
+            "(*_optim_states.pt) are here: copy those of all ranks into one folder"
+        )
+    is_stage3 = "fp32_flat_groups" in optimizer[0]
+    content = Content(f"DeepSpeed's checkpoint {folder} (ZeRO {3 if is_stage3 else '1 or 2'})")
+    add_module(content, model, model_files)
+    if is_stage3:
+        _add_stage3(content, model[0], optimizer, optimizer_files)
+    else:
+        _add_stage2(content, model[0], optimizer, optimizer_files)
+    add_aliases(content, model[0])
+    return content
+
+
+def files_of(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """By rank. Errors: those of layouts that are not read."""
+    found: dict[int, Path] = {}
+    for file in sorted(folder.iterdir()):
+        if file.name.startswith(("layer_", "expert_")):
+            raise Unimplemented(
+                f"{file}: checkpoints of pipeline stages and experts are not read: save the model "
+                "without them"
+            )
+        matched = pattern.fullmatch(file.name)
+        if matched is None:
+            continue
+        if int(matched[2]) > 0:
+            raise Unimplemented(
+                f"{file}: is of a model that was divided among tensor-parallel ranks: convert the "
+                "checkpoint with deepspeed.checkpoint.ds_to_universal, and give its output"
+            )
+        found[int(matched[1] or 0)] = file
+    if missing := set(range(max(found, default=-1) + 1)) - set(found):
+        raise DataLoss(
+            f"{folder}: has files of rank {max(found)}, and none of rank {min(missing)}: copy "
+            "those of all ranks into one folder"
+        )
+    return [found[rank] for rank in sorted(found)]
+
+
+def check_model(model: Any, file: Path) -> None:
+    if not isinstance(model, Mapping) or "module" not in model:
+        raise InvalidArgument(f"{file}: has no 'module', as DeepSpeed's checkpoints do")
+    if "ziggurat" in model:
+        raise InvalidArgument(
+            f"{file}: is of ziggurat.deepspeed: load it with its engine's load_checkpoint()"
+        )
+
+
+def _part(file: Path) -> Mapping[str, Any]:
+    """A rank's optimizer."""
+    loaded = _archive.load(file)
+    part = loaded.get("optimizer_state_dict") if isinstance(loaded, Mapping) else None
+    if not isinstance(part, Mapping):
+        raise InvalidArgument(f"{file}: has no 'optimizer_state_dict', as DeepSpeed's files do")
+    if part.get("ds_zero_partition_groups"):
+        raise Unimplemented(
+            f"{file}: parameters are divided among groups of ranks of their own (experts, MiCS): "
+            "convert the checkpoint with deepspeed.checkpoint.ds_to_universal, and give its output"
+        )
+    if isinstance(part.get("base_optimizer_state"), list):
+        raise Unimplemented(
+            f'{file}: was saved with "elastic_checkpoint": true: save it with false'
+        )
+    return part
+
+
+def _ranks(part: Mapping[str, Any]) -> int:
+    count = part["partition_count"]  # of each group, below stage 3
+    return int(max(count) if isinstance(count, (list, tuple)) else count)
+
+
+def _without_zero(model: Mapping[str, Any], file: Path) -> Content:
+    """Stage 0."""
+    content = Content(f"DeepSpeed's checkpoint {file.parent} (stage 0)")
+    add_module(content, [model], [file])
+    add_aliases(content, model)
+    optimizer = model.get("optimizer")
+    if isinstance(optimizer, Mapping) and {"state", "param_groups"} <= set(optimizer):
+        add_optimizer(content, optimizer, file)
+    elif optimizer:
+        raise Unimplemented(
+            f"{file}: DeepSpeed's 16-bit optimizers of stage 0 are not read: save with stage 1, 2 "
+            "or 3"
+        )
+    return content
+
+
+def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequence[Path]) -> None:
+    """Buffers, frozen parameters, and what has two names; in stage 3 that is all that is whole."""
+    first, file = model[0], files[0]
+    shapes = shapes_of(first)
+    frozen = first.get("frozen_param_shapes") or {}
+    for name, value in first["module"].items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        shape = frozen.get(name, shapes.get(name, value.shape))
+        if tuple(value.shape) == tuple(
+            shape
+        ):  # else it is stage 3's, of whose weights none is here
+            content.values[name] = of_tensor(value, file)
+    for name, shape in frozen.items():
+        fragments = [rank["frozen_param_fragments"][name].reshape(-1) for rank in model]
+        if name not in content.values:
+            content.values[name] = of_pieces(name, _shares(fragments, shape), tuple(shape), file)
+
+
+def add_aliases(content: Content, model: Mapping[str, Any]) -> None:
+    """Of parameters with two names DeepSpeed keeps the first."""
+    for alias, stored in (model.get("shared_params") or {}).items():
+        content.aliases.add(alias)
+        if stored in content.values:
+            content.values[alias] = content.values[stored]
+
+
+def shapes_of(model: Mapping[str, Any]) -> dict[str, Shape]:
+    """Of the parameters that were trained."""
+    groups = model.get("param_shapes") or []
+    return {name: tuple(shape) for group in groups for name, shape in group.items()}
+
+
+def _shares(flats: Sequence[torch.Tensor], shape: Sequence[int], offset: int = 0) -> list[Piece]:
+    """Stage 3's of one parameter; `offset` is where it begins in every rank's tensor."""
+    total = math.prod(shape)
+    share = math.ceil(total / len(flats))
+    return [
+        Piece(flat, offset, max(0, min(share, total - rank * share)))
+        for rank, flat in enumerate(flats)
+    ]
+
+
+def _add(
+    content: Content,
+    name: str,
+    shape: Shape,
+    arrays: Mapping[str, Sequence[Piece]],
+    step: Saved | None,
+    file: Path,
+) -> None:
+    """A parameter that was trained: its arrays with their pieces."""
+    state = {key: of_pieces(name, pieces, shape, file) for key, pieces in arrays.items()}
+    if step is not None:
+        state["step"] = step
+    content.states[name] = state
+    content.values[name] = state["master"]  # which the 16-bit weight is rounded from
+
+
+def _add_stage2(
+    content: Content,
+    model: Mapping[str, Any],
+    parts: Sequence[Mapping[str, Any]],
+    files: Sequence[Path],
+) -> None:
+    shapes = shapes_of(model)
+    base = [part["base_optimizer_state"] for part in parts]
+    content.groups = settings_of(base[0]["param_groups"])
+    for group, _ in enumerate(parts[0]["single_partition_of_fp32_groups"]):
+        flats = [
+            _flats(base[r], group, part["single_partition_of_fp32_groups"][group])
+            for r, part in enumerate(parts)
+        ]
+        step = _step(base[0], group, files[0])
+        at = [part["param_slice_mappings"][group] for part in parts]
+        for name in dict.fromkeys(name for rank in at for name in rank):
+            owners = [rank for rank, mapping in enumerate(at) if name in mapping]
+            arrays = {
+                key: [Piece(flats[r][key], at[r][name].start, at[r][name].numel) for r in owners]
+                for key in flats[0]
+            }
+            shape = shapes.get(name, tuple(model["module"][name].shape))
+            _add(content, name, shape, arrays, step, files[owners[0]])
+
+
+def _add_stage3(
+    content: Content,
+    model: Mapping[str, Any],
+    parts: Sequence[Mapping[str, Any]],
+    files: Sequence[Path],
+) -> None:
+    base = [part["optimizer_state_dict"] for part in parts]
+    content.groups = settings_of(base[0]["param_groups"])
+    for group, shapes in enumerate(model["param_shapes"]):  # DeepSpeed's sub-groups
+        flats = [
+            _flats(base[r], group, part["fp32_flat_groups"][group]) for r, part in enumerate(parts)
+        ]
+        step = _step(base[0], group, files[0])
+        offset = 0
+        for name, shape in shapes.items():
+            arrays = {
+                key: _shares([flat[key] for flat in flats], shape, offset) for key in flats[0]
+            }
+            _add(content, name, tuple(shape), arrays, step, files[0])
+            offset += math.ceil(math.prod(shape) / len(parts))
+
+
+def _flats(base: Mapping[str, Any], group: int, master: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What one rank has of a group, by name."""
+    flats = {"master": master.reshape(-1)}
+    for key, value in base["state"].get(group, {}).items():
+        if isinstance(value, torch.Tensor) and value.dim() > 0:
+            flats[str(key)] = value.reshape(-1)
+    return flats
+
+
+def _step(base: Mapping[str, Any], group: int, file: Path) -> Saved | None:
+    """In the state, or in a group's settings, as some of DeepSpeed's optimizers have it."""
+    found = base["state"].get(group, {}).get("step")
+    if found is None:
+        found = next((g["step"] for g in base["param_groups"] if "step" in g), None)
+    return None if found is None else of_number(found, file)
