@@ -124,9 +124,7 @@ def universal(folder, name):
 
 
 @pytest.mark.parametrize("layout", ["ranks", "universal"])
-@pytest.mark.parametrize(
-    ("ranks", "case"), [(2, c) for c in CASES] + [(3, c) for c in THREE_RANKS]
-)
+@pytest.mark.parametrize(("ranks", "case"), [(2, c) for c in CASES] + [(3, c) for c in THREE_RANKS])
 def test_the_bits_are_those_that_deepspeeds_converter_finds(ranks, case, layout, checkpoints):
     place = checkpoints[ranks] / (f"{case}-universal" if layout == "universal" else case)
     model, optimizer = of_case(case)

@@ -432,6 +432,11 @@ def test_what_is_no_checkpoint_says_what_would_be(tmp_path, saved):
     (tmp_path / "empty").mkdir()
     (tmp_path / "tag").mkdir()
     (tmp_path / "tag" / "latest").write_text("../../etc")
+    for other in ({"module": {}, "param_shapes": 3}, {"module": 1}):
+        (tmp_path / "DeepSpeed").mkdir(exist_ok=True)
+        torch.save(other, tmp_path / "DeepSpeed" / "mp_rank_00_model_states.pt")
+        with pytest.raises(ziggurat.DataLoss, match="is not as its trainer writes it"):
+            load_foreign_checkpoint(taken, model, tmp_path / "DeepSpeed")
     for place, words in (
         ("nothing", "is not there"),
         ("empty", "give a file of torch.save, a folder with .metadata"),
@@ -533,6 +538,13 @@ def test_a_distributed_checkpoint_that_would_run_code_is_refused(marker, saved, 
         metadata.write_bytes(pickle.dumps(hostile))
         with pytest.raises(ziggurat.InvalidArgument, match=r"\.metadata: has a "):
             load(folder)
+    # A class that is known is not one that a pickle can change.
+    known_class = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
+    for state in (b"}X\x01\x00\x00\x00aK\x01s", b"N}X\x01\x00\x00\x00aK\x01s\x86"):
+        metadata.write_bytes(b"\x80\x02" + known_class + state + b"b.")
+        with pytest.raises(ziggurat.DataLoss, match=re.escape(str(folder))):
+            load(folder)
+        assert not hasattr(dcp.metadata.Metadata, "a")
     metadata.write_bytes(whole)
     part = next(folder.glob("*.distcp"))
 

@@ -7,6 +7,7 @@ Nothing in a checkpoint is run. Before anything is written, every name and shape
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ziggurat._dtensor import is_dtensor, local_of, local_part
 from ziggurat._foreign import _dcp, _state_dicts, _universal, _zero
 from ziggurat._foreign._content import Content
 from ziggurat._foreign._plan import Places, Plan
-from ziggurat._native import InvalidArgument
+from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._opened import Opened, rounded
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import MOMENTS
@@ -60,7 +61,13 @@ def load_foreign_checkpoint(
     shapes, and for a file that has more than tensors and plain data; DataLoss for a damaged one.
     Nothing is changed then, but where a ``.distcp`` file turns out so: those are read last.
     """
-    content = _content_of(Path(path))
+    try:
+        content = _content_of(Path(path))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise DataLoss(
+            f"{path}: is not as its trainer writes it ({type(error).__name__}: {error}): it is "
+            "damaged, or of a version that is not known: copy it or save it again"
+        ) from error
     places = Places(optimizer, model)
     if rename is not None:
         _rename(content, rename)
@@ -107,11 +114,9 @@ def _content_of(path: Path) -> Content:
 def _rename(content: Content, rename: Rename) -> None:
     def renamed(names: Iterable[Any]) -> dict[Any, Any]:
         new = {name: rename(name) if isinstance(name, str) else name for name in names}
-        kept = [name for name in new.values() if name is not None]
-        if twice := {name for name in kept if kept.count(name) > 1}:
-            raise InvalidArgument(
-                f"rename gives '{min(twice)}' for several names of the checkpoint"
-            )
+        kept = Counter(name for name in new.values() if name is not None)
+        if twice := [name for name, count in kept.items() if count > 1]:
+            raise InvalidArgument(f"rename gives '{twice[0]}' for several names of the checkpoint")
         return {old: name for old, name in new.items() if name is not None}
 
     values, states = renamed(content.values), renamed(content.states)
@@ -141,7 +146,7 @@ def _write(optimizer: EngineOptimizer, plan: Plan) -> None:
 
 def _copy(values: torch.Tensor, target: torch.Tensor) -> None:
     if values.is_floating_point():
-        values = rounded(values, target.dtype)
+        values = rounded(values.to(torch.float32), target.dtype)
     if is_dtensor(target):
         local_of(target).copy_(local_part(values, target))
     else:
@@ -167,6 +172,6 @@ def _write_state(
     # What a 16-bit parameter was rounded from just now; params_written() took the rounded one.
     if param.dtype != torch.float32 and param in plan.values:
         values = plan.values[param].read()
-        if values.dtype == torch.float32:
+        if values.dtype != param.dtype:
             opened.write_state(param, "master", values)
             opened.loaded = True

@@ -2,7 +2,7 @@
 """Checkpoints of ``torch.distributed.checkpoint`` (DCP): ``.metadata`` and ``*.distcp``.
 
 ``.metadata`` is a pickle, which PyTorch's own reader loads freely, and so are values that are not
-tensors. Here the first is read by an unpickler that knows DCP's own classes and nothing else, and
+tensors. Here the first is read by an unpickler that knows the names of DCP's own classes alone, and
 every entry by PyTorch's restricted one: chunk by chunk, where the metadata says that it lies.
 """
 
@@ -13,7 +13,7 @@ import math
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -37,23 +37,34 @@ _CLASSES = {
         "_MEM_FORMAT_ENCODING",
     ),
     f"{_DCP}.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch.serialization": ("_get_layout",),
+    # Where it was saved, which nothing here asks for.
+    "pathlib": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
+    "pathlib._local": ("PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
 }
-_PLAIN = {
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): lambda name: torch.strided,  # nothing here asks for it
-    # Where it was saved, which is not opened.
-    **{
-        (module, name): kind
-        for module in ("pathlib", "pathlib._local")
-        for name, kind in (
-            ("PosixPath", PurePosixPath),
-            ("PurePosixPath", PurePosixPath),
-            ("WindowsPath", PureWindowsPath),
-            ("PureWindowsPath", PureWindowsPath),
-        )
-    },
-}
+_BUILT_IN = {("collections", "OrderedDict"): OrderedDict, ("torch", "Size"): torch.Size}
+
+
+class _Made:
+    """In place of DCP's classes: attributes and nothing else. Those have methods that a pickle
+    could call, and are this process's, where it could change them."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+
+
+class _Index(_Made):
+    """Which part of which entry."""
+
+    fqn: str
+    offset: Any = None
+
+    def key(self) -> tuple[str, tuple[int, ...] | None]:
+        return self.fqn, None if self.offset is None else tuple(self.offset)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -65,9 +76,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if name in _CLASSES.get(module, ()):
-            return getattr(__import__(module, fromlist=[name]), name)
-        if (module, name) in _PLAIN:
-            return _PLAIN[module, name]
+            return type(name, (_Index if name == "MetadataIndex" else _Made,), {})
+        if (module, name) in _BUILT_IN:
+            return _BUILT_IN[module, name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise InvalidArgument(
@@ -90,7 +101,9 @@ def content_of(folder: Path) -> Content:
         with path.open("rb") as file:
             metadata = _Unpickler(file, path).load()
         return _Reader(folder, metadata).content()
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, KeyError) as error:
+    except InvalidArgument:
+        raise
+    except (pickle.UnpicklingError, EOFError, ValueError) as error:
         raise DataLoss(
             f"{path}: cannot be read ({error}): it is damaged, or not DCP's: copy or save it again"
         ) from error
@@ -100,7 +113,7 @@ class _Reader:
     def __init__(self, folder: Path, metadata: Any) -> None:
         self._folder = folder
         self._kinds = metadata.state_dict_metadata
-        self._storage = metadata.storage_data
+        self._storage = {index.key(): info for index, info in metadata.storage_data.items()}
         paths = metadata.planner_data
         self._paths = {
             name: tuple(paths[name]) if isinstance(paths, Mapping) and name in paths else (name,)
@@ -167,7 +180,7 @@ class _Reader:
         """Its chunks, and where each is."""
         infos = []
         for chunk in self._kinds[name].chunks:
-            index = _index(name, chunk.offsets)
+            index = name, tuple(chunk.offsets)
             if index not in self._storage:
                 raise DataLoss(
                     f"{self._folder / _METADATA}: does not say where the part of '{name}' from "
@@ -203,7 +216,7 @@ class _Reader:
     def _object(self, name: str) -> Any:
         if self._is_tensor(name):
             return self._tensor(name)
-        return self._load(self._storage[_index(name, None)])
+        return self._load(self._storage[name, None])
 
     def _load(self, info: Any) -> Any:
         file = self._file_of(info)
@@ -224,9 +237,3 @@ class _Reader:
                 "extensions"
             )
         return self._folder / relative
-
-
-def _index(name: str, offset: Any) -> Any:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    return MetadataIndex(name, offset)
