@@ -150,9 +150,13 @@ def test_a_checkpoint_of_others_gives_its_module(tmp_path):
     (tmp_path / "tag").mkdir()
     torch.save({"module": model.state_dict()}, tmp_path / "tag" / "mp_rank_00_model_states.pt")
     engine = made()
-    with pytest.raises(ziggurat.InvalidArgument, match="load_module_only"):
+    with pytest.raises(ziggurat.InvalidArgument, match="load_module_only.*load_foreign_checkpoint"):
         engine.load_checkpoint(tmp_path, tag="tag")
     engine.load_checkpoint(tmp_path, tag="tag", load_module_only=True)
+    file = tmp_path / "tag" / "mp_rank_00_model_states.pt"
+    file.rename(file.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt"))
+    with pytest.raises(ziggurat.InvalidArgument, match="stage 3: .*load_foreign_checkpoint"):
+        engine.load_checkpoint(tmp_path, tag="tag")
 
 
 def test_the_module_alone_is_a_plain_file(tmp_path):

@@ -103,6 +103,31 @@ def test_the_losses_are_those_of_deepspeed_going_on(case, placement, checkpoints
     optimizer.close()
 
 
+@pytest.mark.parametrize("case", ["2-fp32", "3-bf16"])
+def test_ranks_with_our_engine_go_on_where_deepspeeds_stopped(case, checkpoints):
+    place = checkpoints[2] / case
+
+    def run(rank):
+        import ziggurat.deepspeed as ours
+
+        model = new_model(seed=2)
+        config = foreign_runs.config_of(case)
+        engine = ours.initialize(model=model, model_parameters=groups_of(model), config=config)[0]
+        load_foreign_checkpoint(engine.optimizer, engine.module, place)
+        losses = []
+        for step in range(BEFORE, BEFORE + AFTER):
+            loss = loss_of(engine, step, rank)
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+        engine.destroy()
+        return losses
+
+    losses = [sum(both) / 2 for both in zip(*on_ranks(2, run), strict=True)]
+    theirs = json.loads((checkpoints[2] / f"{case}.json").read_text())
+    assert losses == pytest.approx(theirs, rel=TOLERANCE[case.split("-")[1]])
+
+
 def test_the_losses_could_tell_a_difference(checkpoints):
     """Moments that begin anew change them by more than is tolerated."""
     for case in CASES:

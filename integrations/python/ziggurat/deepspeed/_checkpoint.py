@@ -28,6 +28,10 @@ from ziggurat.deepspeed._meeting import Meeting
 _MODULE = "mp_rank_00_model_states.pt"
 _STATE = "ziggurat_state"
 _FORMAT = 1
+_FOREIGN = (
+    "for a run that DeepSpeed began, call ziggurat.torch.load_foreign_checkpoint(engine.optimizer, "
+    "engine.module, path) in place of it"
+)
 
 
 def save(
@@ -162,6 +166,10 @@ def load(
     folder = Path(load_dir) / str(tag)
     path = folder / _MODULE
     if not path.is_file():
+        if any(folder.glob(f"zero_pp_rank_*_{_MODULE}")):
+            raise InvalidArgument(
+                f"load_checkpoint(): {folder} is of DeepSpeed's stage 3: {_FOREIGN}"
+            )
         raise InvalidArgument(
             f"load_checkpoint(): {path} is not there: give the tag of one that is"
         )
@@ -174,8 +182,8 @@ def load(
     if "ziggurat" not in state:
         if not load_module_only:
             raise InvalidArgument(
-                f"load_checkpoint(): {path} is not one of ours, and has a module alone: give "
-                "load_module_only=True"
+                f"load_checkpoint(): {path} is not one of ours: for its module alone give "
+                f"load_module_only=True; {_FOREIGN}"
             )
         return str(path), {}
     if not load_module_only:
