@@ -34,6 +34,18 @@ import ziggurat.torch
 from ziggurat.torch import load_foreign_checkpoint
 
 CASES = ["1-fp32", "2-fp32", "3-fp32", "1-bf16", "2-bf16", "3-bf16"]
+# Where DeepSpeed puts things otherwise, and optimizers of its own.
+VARIANTS = [
+    "0-fp32",
+    "0-fp32-device",
+    "1-bf16-summed",
+    "2-bf16-aligned",
+    "2-fp32-adagrad",
+    "2-fp32-device",
+    "2-fp32-robin",
+    "3-bf16-torch",
+]
+LION = ["2-fp32-lion", "3-fp32-lion"]
 THREE_RANKS = ["2-bf16", "3-bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # fp32: both round the last bit or two in each of the ten steps: 3e-7 of a loss was seen. bf16:
@@ -59,9 +71,10 @@ def checkpoints(tmp_path_factory):
     """{ranks: the folder of theirs}, each with its universal ones."""
     folders = {}
     for ranks, cases in ((2, CASES), (3, THREE_RANKS)):
+        more = [*VARIANTS, *LION] if ranks == 2 else []
         folder = folders[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
         launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
-        deepspeeds(*launcher, "--", foreign_runs.__file__, folder, *cases)
+        deepspeeds(*launcher, "--", foreign_runs.__file__, folder, *cases, *more)
         for case in cases:
             tag = (folder / case / "latest").read_text()
             given = ("--input_folder", folder / case / tag)
@@ -73,8 +86,11 @@ def checkpoints(tmp_path_factory):
 
 def of_case(case, **where):
     """A model of other weights, and an optimizer."""
-    model = new_model(DTYPES[case.split("-")[1]], seed=2)
-    return model, ziggurat.torch.AdamW(groups_of(model), lr=LR, **where)
+    _, dtype, *variant = case.split("-")
+    model = new_model(DTYPES[dtype], seed=2)
+    kind = {"adagrad": "Adagrad", "lion": "Lion"}.get("".join(variant), "AdamW")
+    lr = 1e-3 if kind == "Lion" else LR
+    return model, getattr(ziggurat.torch, kind)(groups_of(model), lr=lr, **where)
 
 
 def go_on(model, optimizer):
@@ -101,6 +117,23 @@ def test_the_losses_are_those_of_deepspeed_going_on(case, placement, checkpoints
     theirs = json.loads((folder / f"{case}.json").read_text())
     assert go_on(model, optimizer) == pytest.approx(theirs, rel=TOLERANCE[case.split("-")[1]])
     optimizer.close()
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_the_losses_are_those_of_deepspeeds_other_layouts(case, checkpoints):
+    model, optimizer = of_case(case)
+    load_foreign_checkpoint(optimizer, model, checkpoints[2] / case)
+    theirs = json.loads((checkpoints[2] / f"{case}.json").read_text())
+    assert go_on(model, optimizer) == pytest.approx(theirs, rel=TOLERANCE[case.split("-")[1]])
+
+
+@pytest.mark.parametrize("case", LION)
+def test_lion_goes_on(case, checkpoints):
+    """For two steps: then the sign of a sum that is almost zero differs, and a weight by 2 lr."""
+    model, optimizer = of_case(case)
+    load_foreign_checkpoint(optimizer, model, checkpoints[2] / case)
+    theirs = json.loads((checkpoints[2] / f"{case}.json").read_text())
+    assert go_on(model, optimizer)[:2] == pytest.approx(theirs[:2], rel=TOLERANCE["fp32"])
 
 
 @pytest.mark.parametrize("case", ["2-fp32", "3-bf16"])

@@ -3,8 +3,9 @@
 
     torchrun --nproc-per-node 2 foreign_runs.py FOLDER CASE...
 
-Each CASE is STAGE-TYPE, as "2-bf16". A rank trains, saves to FOLDER/CASE, and trains on; rank 0
-writes the losses of those later steps, the mean of the ranks', to FOLDER/CASE.json.
+Each CASE is STAGE-TYPE, as "2-bf16", or STAGE-TYPE-VARIANT with one of VARIANTS. A rank trains,
+saves to FOLDER/CASE, and trains on; rank 0 writes the losses of those later steps, the mean of the
+ranks', to FOLDER/CASE.json.
 """
 
 import json
@@ -16,6 +17,19 @@ import torch
 
 BEFORE, AFTER = 6, 10  # steps, and those behind the checkpoint
 LR, DECAY = 1e-2, 0.1
+
+
+# What changes where DeepSpeed puts things, or which of its optimizers has them.
+VARIANTS = {
+    "": {},
+    "robin": {"zero_optimization": {"round_robin_gradients": True}},
+    "aligned": {"zero_optimization": {"parameter_alignment": True}},
+    "summed": {"data_types": {"grad_accum_dtype": "fp32"}},
+    "device": {"zero_optimization": {"offload_optimizer": {"device": "none"}}},
+    "torch": {"optimizer": {"params": {"torch_adam": True}}},
+    "lion": {"optimizer": {"type": "Lion", "params": {"lr": 1e-3}}},
+    "adagrad": {"optimizer": {"type": "Adagrad"}},
+}
 
 
 class Model(torch.nn.Module):
@@ -62,15 +76,22 @@ def loss_of(model: torch.nn.Module, step: int, rank: int, ranks: int = 2) -> tor
 
 
 def config_of(case: str) -> dict:
-    stage, dtype = case.split("-")
+    stage, dtype, *variant = case.split("-")
     zero = {"stage": int(stage), "offload_optimizer": {"device": "cpu"}, "sub_group_size": 1000}
-    return {
+    config = {
         "train_micro_batch_size_per_gpu": 8,
         "gradient_clipping": 0.0,
         "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
         "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": dtype == "bf16"},
     }
+    for section, changed in VARIANTS["".join(variant)].items():
+        before = config.get(section, {})
+        config[section] = {**before, **changed}
+        if "params" in changed:
+            config[section]["params"] = {**before.get("params", {}), **changed["params"]}
+    return config
 
 
 def run(folder: Path, case: str) -> None:

@@ -40,6 +40,8 @@ class Content:
     #: How many places there are; None: states go by name.
     places: int | None = None
     groups: list[dict[str, Any]] = field(default_factory=list)  #: their settings
+    #: By the optimizer's kind, its moments under other names; None: what is not needed.
+    state_names: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     #: What has a value but needs no place of its own: another name of a parameter that has one.
     aliases: set[str] = field(default_factory=set)
 

@@ -109,6 +109,9 @@ class Plan:
             self.missing += [f"{places.name_of(param)}: {kind}" for kind in self._moments]
 
     def _match_state(self, name: str, state: State, param: torch.Tensor) -> None:
+        names = self._content.state_names.get(self._places.kind, {})
+        renamed = ((names.get(kind, kind), saved) for kind, saved in state.items())
+        state = {kind: saved for kind, saved in renamed if kind is not None}
         wanted = {"master", "step", *self._moments}
         self.unexpected += [f"{name}: {kind}" for kind in state if kind not in wanted]
         known = {kind: saved for kind, saved in state.items() if kind in wanted}

@@ -18,6 +18,7 @@ import torch
 from ziggurat._foreign import _archive
 from ziggurat._foreign._content import Content, Saved, Shape, of_number, settings_of
 from ziggurat._foreign._zero import (
+    STATE_NAMES,
     _MODEL,
     add_aliases,
     add_module,
@@ -66,6 +67,7 @@ def content_of(folder: Path) -> Content:
         content.states[name] = state
         content.values[name] = state["master"]
     add_aliases(content, model)
+    content.state_names = STATE_NAMES
     return content
 
 

@@ -5,9 +5,11 @@
     TAG/zero_pp_rank_R_mp_rank_00_model_states.pt          the same in stage 3, of each rank
     TAG/[bf16_]zero_pp_rank_R_mp_rank_00_optim_states.pt   masters and moments of rank R, flat
 
-Below stage 3 a group's parameters lie one behind the other and are cut where a rank's share ends:
-``param_slice_mappings`` says what of them each rank has. In stage 3 every parameter is cut into as
-many equal shares as there are ranks, the last padded; a rank's shares lie one behind the other.
+Below stage 3 a group's parameters lie one behind the other, in the order of ``param_shapes`` and
+with ``param_alignment_paddings`` between them, and are cut where a rank's share ends. What
+``param_slice_mappings`` says is not so with ``round_robin_gradients``, which has another order. In
+stage 3 every parameter is cut into as many equal shares as there are ranks, the last padded; a
+rank's shares lie one behind the other.
 """
 
 from __future__ import annotations
@@ -37,6 +39,12 @@ from ziggurat._native import DataLoss, InvalidArgument, Unimplemented
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 
+# DeepSpeed's names of moments where they are not those of torch.optim; its Lion keeps zeros.
+STATE_NAMES: dict[str, dict[str, str | None]] = {
+    "adagrad": {"exp_avg_sq": "sum"},
+    "lion": {"exp_avg_sq": None},
+}
+
 
 def is_one(folder: Path) -> bool:
     return any(_MODEL.fullmatch(file.name) for file in folder.iterdir())
@@ -64,6 +72,7 @@ def content_of(folder: Path) -> Content:
     else:
         _add_stage2(content, model[0], optimizer, optimizer_files)
     add_aliases(content, model[0])
+    content.state_names = STATE_NAMES
     return content
 
 
@@ -132,13 +141,25 @@ def _without_zero(model: Mapping[str, Any], file: Path) -> Content:
     add_aliases(content, model)
     optimizer = model.get("optimizer")
     if isinstance(optimizer, Mapping) and {"state", "param_groups"} <= set(optimizer):
-        add_optimizer(content, optimizer, file)
+        add_optimizer(content, _with_steps(optimizer), file)
+        content.state_names = STATE_NAMES
     elif optimizer:
         raise Unimplemented(
             f"{file}: DeepSpeed's 16-bit optimizers of stage 0 are not read: save with stage 1, 2 "
             "or 3"
         )
     return content
+
+
+def _with_steps(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """FusedAdam counts a group's steps in the state of its last parameter alone."""
+    state = dict(optimizer["state"])
+    for group in optimizer["param_groups"]:
+        params = [param for param in group["params"] if param in state]
+        if "step" in group and params:
+            step = max(state[param].get("step", 0) for param in params)
+            state |= {param: {**state[param], "step": step} for param in params}
+    return {**optimizer, "state": state}
 
 
 def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequence[Path]) -> None:
@@ -206,24 +227,42 @@ def _add_stage2(
     parts: Sequence[Mapping[str, Any]],
     files: Sequence[Path],
 ) -> None:
-    shapes = shapes_of(model)
     base = [part["base_optimizer_state"] for part in parts]
     content.groups = settings_of(base[0]["param_groups"])
-    for group, _ in enumerate(parts[0]["single_partition_of_fp32_groups"]):
+    paddings = parts[0].get("param_alignment_paddings")
+    groups = model.get("param_shapes") or []
+    if len(groups) != len(parts[0]["single_partition_of_fp32_groups"]):
+        raise DataLoss(
+            f"{files[0]}: has other groups of parameters than the model's file beside it: the "
+            "files are not of one checkpoint: copy it again"
+        )
+    for group, shapes in enumerate(groups):
         flats = [
-            _flats(base[r], group, part["single_partition_of_fp32_groups"][group])
-            for r, part in enumerate(parts)
+            _flats(base[rank], group, part["single_partition_of_fp32_groups"][group])
+            for rank, part in enumerate(parts)
         ]
         step = _step(base[0], group, files[0])
-        at = [part["param_slice_mappings"][group] for part in parts]
-        for name in dict.fromkeys(name for rank in at for name in rank):
-            owners = [rank for rank, mapping in enumerate(at) if name in mapping]
+        behind = paddings[group] if paddings is not None else [0] * len(shapes)
+        offset = 0
+        for (name, shape), padding in zip(shapes.items(), behind, strict=True):
+            count = math.prod(shape)
             arrays = {
-                key: [Piece(flats[r][key], at[r][name].start, at[r][name].numel) for r in owners]
+                key: _cut([flat[key] for flat in flats], flats[0]["master"].numel(), offset, count)
                 for key in flats[0]
             }
-            shape = shapes.get(name, tuple(model["module"][name].shape))
-            _add(content, name, shape, arrays, step, files[owners[0]])
+            _add(content, name, tuple(shape), arrays, step, files[0])
+            offset += count + padding
+
+
+def _cut(flats: Sequence[torch.Tensor], share: int, offset: int, count: int) -> list[Piece]:
+    """Elements `offset` to `offset + count` of what the ranks have one behind the other, `share`
+    each; the last may be shorter, without its padding."""
+    pieces = []
+    for rank, flat in enumerate(flats):
+        begin, end = max(offset, rank * share), min(offset + count, (rank + 1) * share)
+        if begin < end:
+            pieces.append(Piece(flat, begin - rank * share, end - begin))
+    return pieces
 
 
 def _add_stage3(
