@@ -316,6 +316,24 @@ def test_files_that_are_missing_or_of_another_checkpoint_are_named(copied):
         load(folder)
 
 
+def test_masters_of_other_weights_are_refused(checkpoints, copied, tmp_path):
+    folder = copied("2-bf16")
+    path = folder / "mp_rank_00_model_states.pt"
+    found = torch.load(path, weights_only=True)
+    found["module"]["norm.weight"] = found["module"]["norm.weight"].flip(0)
+    torch.save(found, path)
+    with pytest.raises(ziggurat.DataLoss, match="is not what the weight in .* was rounded from"):
+        load(folder, "2-bf16")
+    load(folder, "2-bf16", strict=False)
+    # DeepSpeed's converter, of a run whose parameters lie in another order than it believes.
+    given = next((checkpoints[2] / "2-fp32-robin").glob("global_step*"))
+    converter = ("-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state")
+    made = tmp_path / "universal"
+    deepspeeds(*converter, "--input_folder", given, "--output_folder", made)
+    with pytest.raises(ziggurat.DataLoss, match=r"norm\.\w+.*round_robin_gradients"):
+        load(made)
+
+
 def test_names_and_shapes_that_do_not_fit_are_named(checkpoints):
     place = checkpoints[2] / "3-fp32"
     model = new_model()

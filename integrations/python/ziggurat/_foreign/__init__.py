@@ -58,7 +58,8 @@ def load_foreign_checkpoint(
     durable with the next step. Until that step the state is in memory, as 4 bytes a value.
 
     Errors: InvalidArgument for what is missing or unexpected unless ``strict=False``, for other
-    shapes, and for a file that has more than tensors and plain data; DataLoss for a damaged one.
+    shapes, and for a file that has more than tensors and plain data; DataLoss for a damaged one,
+    and unless ``strict=False`` where a master is not what the weight beside it was rounded from.
     Nothing is changed then, but where a ``.distcp`` file turns out so: those are read last.
     """
     try:
@@ -81,6 +82,8 @@ def load_foreign_checkpoint(
             f"{content.layout}: {words}: give rename= for other names, or strict=False to go on "
             "without"
         )
+    if strict:
+        _look_at_masters(plan)
     _write(optimizer, plan)
     return ForeignCheckpoint(content.layout, plan.missing, plan.unexpected, content.groups)
 
@@ -128,6 +131,23 @@ def _rename(content: Content, rename: Rename) -> None:
 def _listed(what: str, names: list[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+
+
+def _look_at_masters(plan: Plan) -> None:
+    """Errors: DataLoss where one is not what the weight beside it was rounded from, so that it is
+    another parameter's, or of another time."""
+    for saved in plan.values.values():
+        if saved.weight is None:
+            continue
+        weight = saved.weight.read()
+        made = saved.read().to(weight.dtype)
+        if not ((made == weight) | (made.isnan() & weight.isnan())).all():
+            raise DataLoss(
+                f"{saved.file}: its master is not what the weight in {saved.weight.file} was "
+                "rounded from: the files are not of one step, or this is a universal checkpoint of "
+                "a run with round_robin_gradients, in which DeepSpeed's converter mixes parameters "
+                "up: give the checkpoint itself, or strict=False to take the master all the same"
+            )
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ class Saved:
     shape: Shape
     file: Path  #: named in errors
     read: Callable[[], torch.Tensor]
+    weight: Saved | None = None  #: what the trainer rounded this master to, where it is there too
 
 
 #: Of a parameter: "master" (fp32), "step", and moments by their names in ``torch.optim``.
@@ -49,6 +50,15 @@ class Content:
 def of_tensor(tensor: torch.Tensor, file: Path) -> Saved:
     """Of one that is there already, as the file's pages."""
     return Saved(tuple(tensor.shape), file, lambda: tensor)
+
+
+def add_trained(content: Content, name: str, state: State) -> None:
+    """A parameter whose state has a master."""
+    weight = content.values.get(name)
+    if weight is not None and weight.shape == state["master"].shape:
+        state["master"] = replace(state["master"], weight=weight)
+    content.states[name] = state
+    content.values[name] = state["master"]
 
 
 def of_number(number: Any, file: Path) -> Saved:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ziggurat._foreign import _archive
-from ziggurat._foreign._content import Content, Saved, Shape, of_number, settings_of
+from ziggurat._foreign._content import Content, Saved, Shape, add_trained, of_number, settings_of
 from ziggurat._foreign._zero import (
     STATE_NAMES,
     _MODEL,
@@ -64,8 +64,7 @@ def content_of(folder: Path) -> Content:
         if set(state) <= {"master", "step"}:  # what was not trained, in the type that it has
             content.values.setdefault(name, state["master"])
             continue
-        content.states[name] = state
-        content.values[name] = state["master"]
+        add_trained(content, name, state)
     add_aliases(content, model)
     content.state_names = STATE_NAMES
     return content

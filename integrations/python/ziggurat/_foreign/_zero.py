@@ -28,6 +28,7 @@ from ziggurat._foreign._content import (
     Piece,
     Saved,
     Shape,
+    add_trained,
     of_number,
     of_pieces,
     of_tensor,
@@ -217,8 +218,7 @@ def _add(
     state = {key: of_pieces(name, pieces, shape, file) for key, pieces in arrays.items()}
     if step is not None:
         state["step"] = step
-    content.states[name] = state
-    content.values[name] = state["master"]  # which the 16-bit weight is rounded from
+    add_trained(content, name, state)
 
 
 def _add_stage2(
