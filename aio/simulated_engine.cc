@@ -256,7 +256,7 @@ FileHandle SimulatedEngine::open(const std::string& path, const OpenOptions& opt
     node.locked = true;
   }
   ++node.open_count;
-  handles_.push_back({id, options.lock});
+  handles_.push_back({id, options.lock, options.direct});
   return {static_cast<int>(handles_.size()) - 1};
 }
 
@@ -362,7 +362,7 @@ Nanoseconds SimulatedEngine::duration(const IoOp& op) {
 
 /// What O_DIRECT refuses.
 std::int32_t SimulatedEngine::refusal(const IoOp& op) const noexcept {
-  if (op.kind == IoKind::kSync) return 0;
+  if (op.kind == IoKind::kSync || !handles_.at(op.file.id).direct) return 0;
   const auto& a = options_.alignment;
   const bool aligned = op.offset_bytes % a.offset_bytes == 0 &&
                        op.size_bytes % a.offset_bytes == 0 &&

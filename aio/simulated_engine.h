@@ -165,6 +165,7 @@ class SimulatedEngine final : public IoEngine {
   struct Handle {
     int inode = -1;
     bool locked = false;
+    bool direct = true;
   };
   struct Started {
     IoOp* op;

@@ -37,6 +37,11 @@ class Quorum {
   virtual Task<> barrier() = 0;
 };
 
+/// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
+/// rank is left waiting for one that gave up. Throws this rank's own error, or PeerFailed
+/// (kUnavailable) saying `what` failed elsewhere.
+Task<> together(Quorum& ranks, Task<> mine, const char* what);
+
 /// One rank agrees with itself.
 class SoloQuorum final : public Quorum {
  public:

@@ -88,22 +88,6 @@ SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_coun
   return table;
 }
 
-Task<> together(Quorum& ranks, Task<> mine, const char* what) {
-  std::exception_ptr error;
-  try {
-    co_await std::move(mine);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  const std::uint64_t failures = co_await ranks.max(error ? 1 : 0);
-  if (error) std::rethrow_exception(error);
-  if (failures != 0)
-    throw PeerFailed(
-        ErrorCode::kUnavailable,
-        fmt::format("another rank could not {}, so rank {} stops too; that rank's message says why",
-                    what, ranks.rank()));
-}
-
 std::string StateStore::file_name(int rank, std::uint32_t stripe) {
   if (stripe == 0) return fmt::format("rank{:05}.ziggurat", rank);
   return fmt::format("rank{:05}-stripe{:02}.ziggurat", rank, stripe);

@@ -40,11 +40,6 @@ void encode_table(const SlotTable& table, std::span<std::byte> region);
 SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
                        std::uint64_t generation);
 
-/// Runs `mine`, then learns whether every rank's succeeded (so it is a barrier too), so that no
-/// rank is left waiting for one that gave up. Throws this rank's own error, or PeerFailed
-/// (kUnavailable) saying `what` failed elsewhere.
-Task<> together(Quorum& ranks, Task<> mine, const char* what);
-
 struct StateStore::Impl {
   Impl(StoreEnvironment environment_, std::string directory_);
   ~Impl();

@@ -176,7 +176,7 @@ void StoreSurvey::check_shape() const {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: a store of {} rank{}, opened by {}; run with the world size it was made "
-                    "for, or choose another store directory",
+                    "for, cut it anew (`resume=reshard`), or choose another store directory",
                     path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
   if (s.stripe_count != environment_.stripe_count)
     throw Error(

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "aio/text_file.h"
 #include "base/checksum.h"
 #include "base/error.h"
 #include "core/checkpoint/tensor_box.h"
@@ -29,15 +30,9 @@ Task<> CheckpointReader::read_manifest() {
         fmt::format("{}: there is no checkpoint: it has no {}", directory_, Manifest::kFileName),
         ENOENT);
   }
-  const auto file = DirectFile::open(environment_.reactor, environment_.io, path, {.direct = false},
-                                     environment_.observers);
-  const std::uint64_t size = file->size_bytes();
-  if (size > Manifest::kTextBytesMax) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: {} bytes, and the longest manifest has {}",
-                                                  path, size, Manifest::kTextBytesMax));
-  }
-  std::string text(size, '\0');
-  co_await file->read(0, std::as_writable_bytes(std::span(text)));
+  const std::string text =
+      co_await read_text({environment_.reactor, environment_.io, environment_.observers}, path,
+                         Manifest::kTextBytesMax);
   const std::function<void()> parse = [&] { manifest_ = parse_manifest(text, path); };
   co_await environment_.workers.run(environment_.reactor, "parse manifest", parse);
   for (const StateFile& its : manifest_.files) {

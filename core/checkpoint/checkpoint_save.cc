@@ -213,20 +213,6 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
   }
 }
 
-Task<> CheckpointSave::write_text(const std::string& path, const std::string& text) {
-  IoEngine& io = environment_.io;
-  const std::string part = path + ".part";
-  if (io.exists(part)) io.remove(part);
-  {
-    const auto file = DirectFile::open(environment_.reactor, io, part,
-                                       {.create = true, .writable = true, .direct = false},
-                                       environment_.observers);
-    co_await file->write(0, std::as_bytes(std::span(text)));
-    co_await file->sync();
-  }
-  io.rename(part, path);
-}
-
 /// Errors: before the manifest is durable under its name, and then nothing is under it; or of what
 /// follows, and then the checkpoint is whole (published_).
 Task<> CheckpointSave::publish(const Manifest& manifest) {
@@ -235,8 +221,7 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   try {
     // The names of the shards are durable before the manifest that speaks of them.
     io.sync_directory(directory_);
-    const std::string text = to_text(manifest);
-    co_await write_text(manifest_path(directory_), text);
+    co_await write_text(text_place(), manifest_path(directory_), to_text(manifest));
     io.sync_directory(directory_);
     io.sync_directory(request_.folder);
     published_ = true;
@@ -247,8 +232,8 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
     published_ = !withdraw();
     std::rethrow_exception(error);
   }
-  const std::string latest = checkpoint_name(request_.content.step) + "\n";
-  co_await write_text(request_.folder + "/latest", latest);
+  co_await write_text(text_place(), request_.folder + "/latest",
+                      checkpoint_name(request_.content.step) + "\n");
   for (const std::uint64_t step :
        expired(checkpoint_steps(io, request_.folder), request_.retention))
     remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "aio/text_file.h"
 #include "collectives/communicator.h"
 #include "core/checkpoint/checkpoint_writer.h"
 #include "core/checkpoint/manifest.h"
@@ -77,7 +78,9 @@ class CheckpointSave {
   void make_directory();
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);
-  Task<> write_text(const std::string& path, const std::string& text);
+  TextPlace text_place() const noexcept {
+    return {environment_.reactor, environment_.io, environment_.observers};
+  }
   bool withdraw() noexcept;
   void clean() noexcept;
 

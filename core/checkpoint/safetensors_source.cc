@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "aio/text_file.h"
 #include "base/error.h"
 #include "core/checkpoint/strict_json.h"
 
@@ -59,14 +60,15 @@ Task<std::unique_ptr<SafetensorsSource>> SafetensorsSource::open(Environment env
 }
 
 Task<> SafetensorsSource::open_all() {
+  const TextPlace place{environment_.reactor, environment_.io, environment_.observers};
   content_.model = "weights";
   if (path_.ends_with(kEnding)) {
     co_await add_file(path_, nullptr);
   } else {
     if (const std::string config = in(path_, kConfigName); environment_.io.exists(config))
-      config_ = co_await text_of(config, kTextBytesMax);
+      config_ = co_await read_text(place, config, kTextBytesMax);
     if (const std::string index = in(path_, kIndexName); environment_.io.exists(index)) {
-      const std::string text = co_await text_of(index, kTextBytesMax);
+      const std::string text = co_await read_text(place, index, kTextBytesMax);
       const auto files = files_of(text, index);
       for (const auto& [file, names] : files) co_await add_file(in(path_, file), &names);
     } else {
@@ -83,18 +85,6 @@ Task<> SafetensorsSource::open_all() {
                 fmt::format("{}: it has no tensor of a type that a parameter has", path_));
   }
   content_.dtype = dtype_of(content_.tensors.front().type).value_or(DType::kFloat32);
-}
-
-Task<std::string> SafetensorsSource::text_of(std::string path, std::uint64_t bytes_max) {
-  const auto file = DirectFile::open(environment_.reactor, environment_.io, path, {.direct = false},
-                                     environment_.observers);
-  if (file->size_bytes() > bytes_max) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: {} bytes, and at most {} are read", path,
-                                                  file->size_bytes(), bytes_max));
-  }
-  std::string text(file->size_bytes(), '\0');
-  co_await file->read(0, std::as_writable_bytes(std::span(text)));
-  co_return text;
 }
 
 Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::string>* wanted) {

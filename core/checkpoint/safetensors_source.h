@@ -55,7 +55,6 @@ class SafetensorsSource final : public StateSource {
   SafetensorsSource(Environment environment, std::string path, std::string prefix)
       : environment_(environment), path_(std::move(path)), prefix_(std::move(prefix)) {}
   Task<> open_all();
-  Task<std::string> text_of(std::string path, std::uint64_t bytes_max);
   /// `wanted`: the names to take; null: all.
   Task<> add_file(std::string path, const std::vector<std::string>* wanted);
   void add_tensor(const StoredTensor& tensor, Place place);

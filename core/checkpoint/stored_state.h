@@ -34,6 +34,8 @@ class StoredState final : public StateSource {
               std::span<std::byte> array) override;
   std::string place() const override { return place_; }
 
+  /// How it is cut, as ChunkTable::from_layout() wants it.
+  const std::string& layout() const noexcept { return reader_->state().layout; }
   /// The same state of one rank, in chunks of at most so many tiles.
   ChunkTable whole_table(std::uint64_t chunk_tiles_max) const;
   /// Reads and compares every record.

@@ -51,6 +51,8 @@ inline constexpr std::uint64_t kElementsMax = 1'000'000'000'000'000;
 /// EngineConfig::blob_bytes_max, if not given. A store of an earlier version holds 16 bytes less.
 inline constexpr std::uint64_t kBlobBytesMax = 64 * 1024;
 
+struct StateContent;
+
 struct EngineConfig {
   /// Where the state is, or shall be. More than one: each record lives in one of them, in
   /// proportion to the weights when the store is made; all of them, in any order, whenever it is
@@ -144,6 +146,10 @@ struct EngineConfig {
     kAuto,
     kNever,  ///< a store that is there is replaced
     kNew,    ///< a store that is there is an error
+    /// As kAuto; and a store of other ranks, another stage, tensor-parallel degree or state format
+    /// is cut anew in its place first. Its directories hold both until then. All its files are in
+    /// reach of every rank. Its run_identity becomes this config's.
+    kReshard,
   };
   Resume resume = Resume::kAuto;
 
@@ -158,6 +164,10 @@ struct EngineConfig {
   /// the engine's thread.
   std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)>
       progress;
+
+  /// With Resume::kReshard: called with what the store says before it is cut anew, on the engine's
+  /// thread; refuses by throwing.
+  std::function<void(const StateContent& content)> before_reshard;
 
   /// Called on the engine's thread just before a generation may become durable; for logs that must
   /// not lag behind it.

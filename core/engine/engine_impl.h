@@ -34,6 +34,8 @@
 
 namespace ziggurat {
 
+class Resharding;
+
 class EngineImpl final : public LentEngine {
  public:
   EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
@@ -41,6 +43,11 @@ class EngineImpl final : public LentEngine {
   EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
              std::unique_ptr<Device> device, std::span<const TypedSpan<std::byte>> lent);
   ~EngineImpl() override;
+
+  /// EngineConfig::Resume::kReshard, before the store is opened: notes on what was done.
+  static std::vector<std::string> reshard(const ModelSpec& model, const EngineConfig& config,
+                                          Runtime& runtime, Device& device);
+  void add_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
 
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
@@ -151,6 +158,10 @@ class EngineImpl final : public LentEngine {
   void describe_nodes();
   void describe_ranks();
   void describe_quantization();
+
+  // engine_reshard.cc
+  friend class Resharding;
+  Task<> end_succession();
 
   // engine_ranks.cc
   void find_place();
@@ -308,6 +319,7 @@ class EngineImpl final : public LentEngine {
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
+  std::vector<std::string> load_notes_;  // what converting the state lost
 };
 
 }  // namespace ziggurat

@@ -42,6 +42,9 @@ void EngineImpl::validate_lent() const {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
+  require(config_.resume != EngineConfig::Resume::kReshard,
+          "`resume=reshard` beside lent parameters: their pieces are the trainer's; open the store "
+          "with the ranks that made it, and load their state dicts with others");
   require(config_.clip_norm == 0,
           fmt::format("`clip={}`: a trainer that lends its gradients clips them itself",
                       config_.clip_norm));

@@ -127,6 +127,7 @@ Task<> EngineImpl::open_store() {
   compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers,
                           {.round_count_max = kChunkTilesMax * kTileElements,
                            .quantizes = sharding().quantization.gradients()});
+  if (!config_.store.empty()) co_await end_succession();
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -134,7 +135,7 @@ Task<> EngineImpl::open_store() {
                             "`resume=auto` to go on from it, or `resume=never` to replace it",
                             storage_->paths()));
   }
-  if (found && config_.resume == EngineConfig::Resume::kAuto) {
+  if (found && config_.resume != EngineConfig::Resume::kNever) {
     StripedStore::Environment environment = storage_->environment(runtime_, config_);
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     storage_->store = co_await std::move(opening);

@@ -24,7 +24,7 @@ constexpr NumberRange kBeta{.min = 0, .max = 0.999999};
 
 constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kSpeculations{"auto", "never", "always"};
-constexpr std::array<std::string_view, 3> kResumes{"auto", "never", "new"};
+constexpr std::array<std::string_view, 4> kResumes{"auto", "never", "new", "reshard"};
 
 std::string dtype_text(DType dtype) { return std::string(to_string(dtype)); }
 DType dtype_of(const std::string& text) {
@@ -227,9 +227,10 @@ std::vector<SettingOf<EngineConfig>> store_table() {
                            "more than 1 writes less, and a kill loses what came after the last "
                            "one"}),
       In::word("resume", &EngineConfig::resume, kResumes,
-               {.values = "auto|never|new",
-                .help = "go on from the store's last durable step, replace the store, or refuse "
-                        "one that is there",
+               {.values = "auto|never|new|reshard",
+                .help = "go on from the store's last durable step, replace the store, refuse one "
+                        "that is there, or go on with other ranks, another stage or format: the "
+                        "store is cut anew in its place",
                 .at_resume = AtResume::kSilent}),
   };
 }

@@ -113,8 +113,8 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made by {} rank{}{}, this run has {}{}: give {}, "
-                    "another `store`, or `resume=never` to replace it; a store is not yet "
-                    "cut anew for another number of ranks",
+                    "`resume=reshard` to cut it anew in its place, another `store`, or "
+                    "`resume=never` to replace it",
                     ranks, ranks == 1 ? "" : "s",
                     parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
                     flags(sharding.ranks(), sharding.tensor.ranks),
@@ -126,7 +126,7 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
                     "{1}: give `strategy=hybrid` `shard_group={0}`, or the strategy without "
-                    "groups where that is all of them",
+                    "groups where that is all of them, or `resume=reshard` to cut it anew",
                     group, sharding.world_size));
   }
   const bool whole = layout.value("slices_held", 1) > 1;
@@ -135,7 +135,8 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
         ErrorCode::kInvalidArgument,
         fmt::format("the store was made with `zero_stage={}`, this run has {}: the one has "
                     "the whole state on every rank, the other a slice; give a stage of that "
-                    "kind, another `store`, or `resume=never` to replace it",
+                    "kind, `resume=reshard` to cut it anew, another `store`, or `resume=never` to "
+                    "replace it",
                     whole ? "0" : "1, 2 or 3", sharding.stage));
   }
 }
@@ -358,7 +359,8 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the store's state is {}, this run's {}: give `optimizer={}` "
-                            "`state_format={}`, another `store`, or `resume=never` to replace it",
+                            "`state_format={}`, `resume=reshard` to convert it (the same "
+                            "optimizer's), another `store`, or `resume=never` to replace it",
                             to_string(stored), to_string(state), to_string(stored.optimizer),
                             to_string(stored.format)));
   }

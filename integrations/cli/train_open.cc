@@ -59,7 +59,7 @@ void TrainRun::open_engine() {
     if (!weights->config().empty())
       require_hf_config(weights->config(), options_.model, from.load + "/config.json");
   } else if (!from.load_weights) {
-    require_same_run(files.source().content());
+    require_same_run(files.source().content(), "--load " + from.load);
   }
   console_.line(fmt::format("loading {}{}", from.load_weights ? "the weights of " : "",
                             files.source().place()));
@@ -69,7 +69,7 @@ void TrainRun::open_engine() {
 
 /// The same data in the same order: how many ranks share a step's sequences does not matter, how
 /// many sequences it has does.
-void TrainRun::require_same_run(const StateContent& content) const {
+void TrainRun::require_same_run(const StateContent& content, const std::string& from) const {
   const RunIdentity saved = RunIdentity::parse(content.run_identity);
   const auto sequences = [](std::int64_t batch, std::int64_t accumulate, int ranks) {
     return batch * accumulate * ranks;
@@ -80,9 +80,9 @@ void TrainRun::require_same_run(const StateContent& content) const {
       sequences(options_.shape.batch, options_.shape.accumulate, place_.data_ranks());
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--load {}: {}; give the same, or --load-weights to begin a new run "
-                            "with its weights",
-                            options_.checkpoint.load, what));
+                fmt::format("{}: {}; give the same, or begin a new run with its weights (--load "
+                            "--load-weights)",
+                            from, what));
   };
   if (saved.data_hash != text_->hash())
     refuse(fmt::format("it was trained on other data than {}", options_.data));
@@ -141,6 +141,9 @@ EngineConfig TrainRun::engine_config() {
                                     .context = options_.shape.context}
                             .text();
   config.numerics_fingerprint = gpt::numerics_fingerprint();
+  config.before_reshard = [this](const StateContent& content) {
+    require_same_run(content, "--store " + options_.store);
+  };
   config.progress = [this](const char* what, std::uint64_t done, std::uint64_t total) {
     console_.progress(what, done, total);
   };

@@ -59,7 +59,7 @@ class TrainRun {
   std::vector<StoreDirectory> measured_store();
   void resume();
   void open_engine();
-  void require_same_run(const StateContent& content) const;
+  void require_same_run(const StateContent& content, const std::string& from) const;
 
   // train_checkpoints.cc
   bool save_due(std::uint64_t step) const;

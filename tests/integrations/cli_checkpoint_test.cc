@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "tests/integrations/cli_process.h"
@@ -35,6 +36,12 @@ class CliCheckpoint : public ::testing::Test {
     return tiny_train(folder_, store, steps);
   }
   std::string checkpoints() const { return folder_ / "checkpoints"; }
+  std::set<std::string> files_in(const std::string& name) const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / name))
+      names.insert(entry.path().filename().string());
+    return names;
+  }
 
   TemporaryFolder folder_;
 };
@@ -112,6 +119,59 @@ TEST_F(CliCheckpoint, OfAStoreIsItsCopyAndAStoreLoadsOnAnotherNumberOfRanks) {
   const std::map<int, std::string> losses = three("three", folder_ / "two");
   EXPECT_EQ(losses.size(), static_cast<std::size_t>(kSteps - 4));
   EXPECT_EQ(three("again", checkpoints()), losses);
+}
+
+TEST_F(CliCheckpoint, OfAStoreIsNotNeededToGoOnWithOtherRanksInItsPlace) {
+  const Arguments two{"--nproc", "2", "--accumulate", "3"};
+  const Arguments three{"--nproc", "3", "--accumulate", "2"};
+  ASSERT_EQ(ziggurat(folder_.path(), train("store", 4) + two).exit_code, 0);
+  const Output refused = ziggurat(folder_.path(), train("store") + three);
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--resume reshard"));
+  std::filesystem::copy(folder_ / "store", folder_ / "copy");
+  const Output loaded =
+      ziggurat(folder_.path(), train("loaded") + three + Arguments{"--load", folder_ / "copy"});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  const Arguments reshard{"--resume", "reshard"};
+  const Output other = ziggurat(
+      folder_.path(), train("store") + Arguments{"--nproc", "3", "--accumulate", "3"} + reshard);
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, HasSubstr("12 sequences"));
+  const Output resharded = ziggurat(folder_.path(), train("store") + three + reshard);
+  ASSERT_EQ(resharded.exit_code, 0) << resharded.err;
+  EXPECT_THAT(resharded.out, HasSubstr("resumed at step 4"));
+  EXPECT_EQ(loss_bits(resharded.out), loss_bits(loaded.out));
+  EXPECT_EQ(ckpt(folder_, {"diff", folder_ / "store", folder_ / "loaded"}).exit_code, 0);
+  // One rank's file takes the place of three.
+  const Output one = ziggurat(
+      folder_.path(), train("store", kSteps + 1) +
+                          Arguments{"--accumulate", "6", "--state-format", "bf16"} + reshard);
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  EXPECT_THAT(one.out, HasSubstr("F32 to BF16, rounded"));
+  EXPECT_EQ(files_in("store"), std::set<std::string>{"rank00000.ziggurat"});
+}
+
+/// A kill at any moment leaves the old store or the new one, and the same command goes on.
+TEST_F(CliCheckpoint, OfAStoreIsNotNeededThoughReshardingItIsKilled) {
+  const Arguments shapes[] = {{"--nproc", "2", "--accumulate", "3"},
+                              {"--nproc", "3", "--accumulate", "2"}};
+  ASSERT_EQ(ziggurat(folder_.path(), train("store", 2) + shapes[0]).exit_code, 0);
+  std::mt19937 random(std::random_device{}());
+  std::uniform_int_distribution<int> delay_ms(0, 300);
+  const Arguments reshard{"--resume", "reshard"};
+  for (int kill = 0; kill < 6; ++kill) {
+    const Arguments& shape = shapes[(kill + 1) % 2];
+    {
+      Process run(folder_.path(), train("store", 100'000) + shape + reshard);
+      std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms(random)));
+      run.signal(SIGKILL);
+      run.wait();
+    }
+    // What the killed run left is finished or removed, then cut anew if need be.
+    const Output next = ziggurat(folder_.path(), train("store", 1) + shape + reshard);
+    EXPECT_EQ(next.exit_code, 0) << next.err;
+    EXPECT_EQ(ckpt(folder_, {"verify", folder_ / "store"}).exit_code, 0);
+  }
 }
 
 TEST_F(CliCheckpoint, IsComparedConvertedAndPruned) {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/engine_reshard.cc: a store of other ranks, or in another format, made this run's in
+// the same directories: built beside the old one, which stands until the new one is whole.
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "core/checkpoint/stored_state.h"
+#include "core/engine/engine_impl.h"
+#include "tiers/store_succession.h"
+
+namespace ziggurat {
+namespace {
+
+/// As a Quorum's rank: rank 0 does `work`, the others wait for it.
+Task<> first_rank_does(Quorum& ranks, Task<> work, const char* what) {
+  Task<> nothing = []() -> Task<> { co_return; }();
+  Task<> done = together(ranks, std::move(ranks.rank() == 0 ? work : nothing), what);
+  co_await std::move(done);
+}
+
+}  // namespace
+
+/// Before a store is looked for.
+Task<> EngineImpl::end_succession() {
+  StoreSuccession succession(runtime_.reactor, storage_->places);
+  Task<> done =
+      first_rank_does(storage_->quorum, succession.recover(), "finish resharding its store");
+  co_await std::move(done);
+}
+
+/// The old store, while a new one is made of it. On the reactor, but for build().
+class Resharding {
+ public:
+  explicit Resharding(EngineImpl& engine) : engine_(engine) {}
+
+  /// False: there is no store, or one that opens as it is.
+  Task<bool> begin();
+  /// The new store, whole and durable on every rank when this returns. Not on the reactor.
+  std::vector<std::string> build();
+  /// The new store is whole.
+  Task<> complete();
+  void close() {
+    succession_.reset();
+    stored_.reset();
+    engine_.storage_.reset();
+    engine_.channels_.reset();
+  }
+
+ private:
+  void require_same_model() const;
+  EngineConfig config() const;
+  Task<> lock() {
+    succession_->lock_old();
+    co_return;
+  }
+
+  EngineImpl& engine_;
+  std::unique_ptr<StoredState> stored_;
+  std::optional<StoreSuccession> succession_;
+  std::vector<std::size_t> order_;
+};
+
+Task<bool> Resharding::begin() {
+  EngineImpl& of = engine_;
+  Runtime& runtime = of.runtime_;
+  of.validate();
+  of.channels_ = std::make_unique<RankChannels>(
+      *runtime.ranks, of.place_,
+      RankChannels::Groups{.shard = of.shard_group(), .node = 0, .exchanges = {}});
+  of.storage_ = Storage::open(runtime, *of.channels_->store, of.config_.store);
+  co_await of.end_succession();
+  if (!co_await of.store_found()) co_return false;
+  const std::function<Task<>()> look = [&]() -> Task<> {
+    Task<std::unique_ptr<StoredState>> opening =
+        StoredState::open(runtime.reactor, *runtime.workers, of.storage_->places);
+    stored_ = co_await std::move(opening);
+    require_same_model();
+    if (of.config_.before_reshard) of.config_.before_reshard(stored_->content());
+  };
+  Task<> looked = together(of.storage_->quorum, look(), "read the store that is resharded");
+  co_await std::move(looked);
+  bool fits = true;
+  try {
+    ChunkTable::from_layout(of.model_, stored_->layout(), of.config_.optimizer.state,
+                            of.sharding());
+  } catch (const Error&) {
+    fits = false;
+  }
+  if (co_await of.storage_->quorum.min(fits ? 1 : 0) != 0) co_return false;
+  succession_.emplace(runtime.reactor, of.storage_->places);
+  order_ = succession_->order();
+  Task<> locking = first_rank_does(of.storage_->quorum, lock(), "lock the store");
+  co_await std::move(locking);
+  co_return true;
+}
+
+void Resharding::require_same_model() const {
+  if (stored_->content().model == engine_.model_.name) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("`resume=reshard`: the store {} holds model '{}', not '{}'",
+                          stored_->place(), stored_->content().model, engine_.model_.name));
+}
+
+EngineConfig Resharding::config() const {
+  EngineConfig config = engine_.config_;
+  config.resume = EngineConfig::Resume::kNever;
+  config.checkpoint.saves = false;
+  for (std::size_t i = 0; i < order_.size(); ++i) {
+    config.store[i] = engine_.config_.store[order_[i]];
+    config.store[i].path = StoreSuccession::folder_in(config.store[i].path);
+  }
+  return config;
+}
+
+std::vector<std::string> Resharding::build() {
+  EngineImpl engine(engine_.model_, config(), engine_.runtime_, engine_.device_);
+  engine.open(*stored_, {});
+  engine.make_durable();  // at rest: no rank waits for another's part any more
+  std::vector<std::string> notes{fmt::format("the store was cut anew from one of {} rank{}",
+                                             stored_->content().layout.ranks,
+                                             stored_->content().layout.ranks == 1 ? "" : "s")};
+  for (const std::string& note : engine.load_notes_)
+    notes.push_back(fmt::format("{}: {}", stored_->place(), note));
+  return notes;
+}
+
+Task<> Resharding::complete() {
+  Quorum& ranks = engine_.storage_->quorum;
+  co_await ranks.barrier();  // every rank's part is whole
+  Task<> completing =
+      first_rank_does(ranks, succession_->complete(), "put the resharded store in its place");
+  co_await std::move(completing);
+}
+
+std::vector<std::string> EngineImpl::reshard(const ModelSpec& model, const EngineConfig& config,
+                                             Runtime& runtime, Device& device) {
+  EngineImpl shell(model, config, runtime, device);
+  Resharding resharding(shell);
+  std::vector<std::string> notes;
+  std::exception_ptr error;
+  try {
+    if (runtime.reactor.block_on(resharding.begin())) {
+      notes = resharding.build();
+      runtime.reactor.block_on(resharding.complete());
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  runtime.reactor.block_on([](Resharding& its) -> Task<> {
+    its.close();
+    co_return;
+  }(resharding));
+  if (error) std::rethrow_exception(error);
+  return notes;
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// tiers/store_succession.cc: the order of renames and removals, and what each leaves behind.
+#include "tiers/store_succession.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "aio/text_file.h"
+#include "base/error.h"
+#include "tiers/state_store.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::string_view kFirstLine = "ziggurat store succession 1";
+constexpr std::uint64_t kNoteBytesMax = std::uint64_t{16} << 20;
+
+std::string note_in(const std::string& directory) {
+  return fmt::format("{}/{}", StoreSuccession::folder_in(directory), StoreSuccession::kNote);
+}
+
+bool is_store_file(const std::string& name) {
+  return name.starts_with("rank") && name.ends_with(".ziggurat") &&
+         name.find('/') == std::string::npos;
+}
+
+/// Errors: kDataLoss.
+std::vector<std::string> parse_note(const std::string& text, const std::string& path) {
+  std::istringstream lines(text);
+  std::string line;
+  std::vector<std::string> names;
+  bool good = std::getline(lines, line) && line == kFirstLine;
+  while (good && std::getline(lines, line)) {
+    good = is_store_file(line);
+    names.push_back(line);
+  }
+  if (good && !names.empty()) return names;
+  throw Error(ErrorCode::kDataLoss,
+              fmt::format("{}: it is no note of a store that was resharded: neither store is "
+                          "touched; see which files are whole (`ziggurat ckpt verify`), and remove "
+                          "the folder {} or move its files up",
+                          path, StoreSuccession::kFolder));
+}
+
+}  // namespace
+
+std::string StoreSuccession::folder_in(const std::string& directory) {
+  return fmt::format("{}/{}", directory, kFolder);
+}
+
+std::vector<std::string> StoreSuccession::names_in(const StripePlace& place,
+                                                   const std::string& directory) const {
+  try {
+    return place.io.names_in(directory);
+  } catch (const Error& error) {
+    if (error.native() == ENOENT) return {};
+    throw;
+  }
+}
+
+bool StoreSuccession::left_behind() const {
+  return std::ranges::any_of(places_, [](const StripePlace& place) {
+    return place.io.exists(folder_in(place.directory));
+  });
+}
+
+Task<std::optional<StoreSuccession::Names>> StoreSuccession::decided() const {
+  std::optional<Names> names;
+  for (const StripePlace& place : places_) {
+    const std::string path = note_in(place.directory);
+    if (!place.io.exists(path)) continue;
+    const std::string text = co_await read_text({reactor_, place.io}, path, kNoteBytesMax);
+    Names its = parse_note(text, path);
+    if (names && *names != its) {
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("{}: the notes of the store's directories are of different stores: "
+                              "give the directories of one store",
+                              path));
+    }
+    names = std::move(its);
+  }
+  co_return names;
+}
+
+Task<> StoreSuccession::recover() {
+  bool left = left_behind();
+  // A disk that knows files alone has the folder while there is one in it.
+  for (const StripePlace& place : places_)
+    left = left || !names_in(place, folder_in(place.directory)).empty();
+  if (!left) co_return;
+  std::optional<Names> names = co_await decided();
+  if (names) {
+    co_await move(std::move(*names));
+    co_return;
+  }
+  lock_old();
+  remove_rest();
+  old_.clear();
+}
+
+std::vector<std::size_t> StoreSuccession::order() const {
+  std::vector<std::size_t> order;
+  for (std::uint32_t stripe = 0; order.size() < places_.size(); ++stripe) {
+    const auto has = [&](const StripePlace& place) {
+      return place.io.exists(place.directory + "/" + StateStore::file_name(0, stripe));
+    };
+    const auto found = std::ranges::find_if(places_, has);
+    if (found == places_.end()) break;
+    order.push_back(static_cast<std::size_t>(found - places_.begin()));
+  }
+  for (std::size_t place = 0; place < places_.size(); ++place) {
+    if (std::ranges::find(order, place) == order.end()) order.push_back(place);
+  }
+  return order;
+}
+
+void StoreSuccession::lock_old() {
+  std::vector<std::unique_ptr<DirectFile>> locked;  // all, or none
+  for (const StripePlace& place : places_) {
+    for (const std::string& name : names_in(place, place.directory)) {
+      if (!is_store_file(name)) continue;
+      locked.push_back(DirectFile::open(reactor_, place.io, place.directory + "/" + name,
+                                        {.writable = true, .lock = true}, place.observers));
+    }
+  }
+  old_ = std::move(locked);
+}
+
+/// In all folders together.
+StoreSuccession::Names StoreSuccession::new_names() const {
+  std::set<std::string> names;
+  for (const StripePlace& place : places_) {
+    for (const std::string& name : names_in(place, folder_in(place.directory))) {
+      if (!is_store_file(name)) continue;
+      bool alone = names.insert(name).second;
+      for (const StripePlace& other : places_) {
+        if (&other != &place) alone = alone && !other.io.exists(other.directory + "/" + name);
+      }
+      if (alone) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}/{}: another directory of the store has a file of that name",
+                              folder_in(place.directory), name));
+    }
+  }
+  if (names.empty()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: no store was built there", folder_in(places_.front().directory)));
+  }
+  return {names.begin(), names.end()};
+}
+
+Task<> StoreSuccession::complete() {
+  Names names = new_names();
+  const std::string text = fmt::format("{}\n{}\n", kFirstLine, fmt::join(names, "\n"));
+  for (const StripePlace& place : places_) {
+    const std::string folder = folder_in(place.directory);
+    place.io.make_directory(folder);
+    place.io.sync_directory(folder);  // the new files' names are durable before what counts on them
+    place.io.sync_directory(place.directory);
+  }
+  for (const StripePlace& place : places_) {
+    co_await write_text({reactor_, place.io}, note_in(place.directory), text);
+    place.io.sync_directory(folder_in(place.directory));
+  }
+  co_await move(std::move(names));
+  old_.clear();
+}
+
+/// Renamed by now or not: each is in its folder or in its directory.
+void StoreSuccession::require_all(const Names& names) const {
+  for (const std::string& name : names) {
+    const bool there = std::ranges::any_of(places_, [&](const StripePlace& place) {
+      return place.io.exists(place.directory + "/" + name) ||
+             place.io.exists(folder_in(place.directory) + "/" + name);
+    });
+    if (there) continue;
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: a store was to take its place, and {} of it is nowhere: give all "
+                            "directories of the store",
+                            places_.front().directory, name));
+  }
+}
+
+Task<> StoreSuccession::move(Names names) {
+  require_all(names);
+  for (const StripePlace& place : places_) {
+    const std::string folder = folder_in(place.directory);
+    for (const std::string& name : names) {
+      if (place.io.exists(folder + "/" + name))
+        place.io.rename(folder + "/" + name, place.directory + "/" + name);
+    }
+    place.io.sync_directory(place.directory);
+  }
+  for (const StripePlace& place : places_) {
+    for (const std::string& name : names_in(place, place.directory)) {
+      if (is_store_file(name) && !std::ranges::binary_search(names, name))
+        place.io.remove(place.directory + "/" + name);
+    }
+    place.io.sync_directory(place.directory);
+  }
+  remove_rest();
+  co_return;
+}
+
+/// The folders, notes included.
+void StoreSuccession::remove_rest() const {
+  for (const StripePlace& place : places_) {
+    const std::string folder = folder_in(place.directory);
+    std::vector<std::string> names = names_in(place, folder);
+    // What is built goes before the note that says it is whole.
+    std::ranges::stable_partition(names, [](const std::string& name) { return name != kNote; });
+    for (const std::string& name : names) place.io.remove(folder + "/" + name);
+    if (place.io.exists(folder)) place.io.remove_directory(folder);
+    place.io.sync_directory(place.directory);
+  }
+}
+
+}  // namespace ziggurat
