@@ -8,6 +8,7 @@ set_property(CACHE ZIGGURAT_WITH_CUDA ZIGGURAT_WITH_URING ZIGGURAT_WITH_LIBAIO Z
   ZIGGURAT_WITH_NCCL PROPERTY STRINGS AUTO ON OFF)
 option(ZIGGURAT_WERROR "Warnings are errors" ${PROJECT_IS_TOP_LEVEL})
 option(ZIGGURAT_STATIC "Link third-party libraries statically where an archive exists" OFF)
+option(ZIGGURAT_FUZZ "Build the fuzz targets, in place of the tests: Clang alone has libFuzzer" OFF)
 set(ZIGGURAT_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize=")
 
 if(NOT CMAKE_BUILD_TYPE)

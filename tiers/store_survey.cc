@@ -39,6 +39,10 @@ std::unique_ptr<StoreSurvey> StoreSurvey::open_to_look(const StoreEnvironment& e
 Task<std::vector<std::byte>> StoreSurvey::read_bytes(std::uint64_t offset,
                                                      std::uint64_t size_bytes) {
   std::vector<std::byte> bytes;
+  if (offset > size_bytes_ || size_bytes > size_bytes_ - offset) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("{} bytes at {} are not in a file of {}",
+                                                  size_bytes, offset, size_bytes_));
+  }
   bytes.reserve(size_bytes);
   while (bytes.size() < size_bytes) {
     const std::uint64_t wanted =
@@ -75,6 +79,12 @@ Task<> StoreSurvey::read_contents() {
 
 Task<> StoreSurvey::read_text() {
   const Superblock& s = any_superblock();
+  if (s.text_bytes > size_bytes_) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: its superblock speaks of a text of {} bytes, and the file has {}; "
+                            "restore the file from a copy",
+                            path(), s.text_bytes, size_bytes_));
+  }
   const std::uint64_t region = round_up(s.text_bytes, kRegionBytes);
   const std::array<std::uint64_t, 2> offsets{s.text_offset_bytes,
                                              size_bytes_ - 2 * kRegionBytes - region};

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/fuzz/store_text_fuzz.cc: the text of a store, its records' table and its layout among them.
+#include "core/sharding/chunk_table.h"
+#include "tests/fuzz/fuzz_target.h"
+#include "tiers/store_layout.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace ziggurat;
+  const std::string text(fuzz::text_of(data, size));
+  fuzz::taken([&] {
+    const StoreSpec spec = parse_store_text(text, "fuzz");
+    const StoreLayout layout = StoreLayout::of(spec, text.size());
+    fuzz::require(layout.record_offsets.size() == spec.record_bytes.size());
+    for (std::size_t i = 0; i < layout.record_offsets.size(); ++i)
+      fuzz::require(layout.record_offsets[i] + layout.record_bytes[i] <= layout.file_bytes);
+  });
+  fuzz::taken([&] { ChunkTable::of_layout(text, 0); });
+  return 0;
+}
