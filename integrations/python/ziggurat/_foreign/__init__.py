@@ -162,6 +162,9 @@ def _write(optimizer: EngineOptimizer, plan: Plan) -> None:
             optimizer._to_load.pop(param, None)
             opened.masters.pop(param, None)
             _write_state(optimizer, opened, param, plan)
+    # A rank reads what others have of a parameter's state without their doing: not before they
+    # have loaded it.
+    optimizer._sharing.all_of(True)
 
 
 def _copy(values: torch.Tensor, target: torch.Tensor) -> None:
