@@ -168,7 +168,7 @@ TEST_F(CliTensor, RefusesTheStoreOfAnotherDivision) {
   EXPECT_EQ(train({"--nproc", "2", "--tp", "2"}).exit_code, 0);
   const Output data = train({"--nproc", "2"});
   EXPECT_EQ(data.exit_code, 1);
-  EXPECT_THAT(data.err, HasSubstr("give --nproc 2 --tp 2, another --store"));
+  EXPECT_THAT(data.err, HasSubstr("give --nproc 2 --tp 2, --resume reshard"));
   const Output one = train({});
   EXPECT_EQ(one.exit_code, 1);
   EXPECT_THAT(one.err, HasSubstr("a store of 2 ranks, opened by 1"));
