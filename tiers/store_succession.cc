@@ -65,8 +65,10 @@ std::vector<std::string> StoreSuccession::names_in(const StripePlace& place,
 }
 
 bool StoreSuccession::left_behind() const {
-  return std::ranges::any_of(places_, [](const StripePlace& place) {
-    return place.io.exists(folder_in(place.directory));
+  return std::ranges::any_of(places_, [this](const StripePlace& place) {
+    const std::string folder = folder_in(place.directory);
+    // A disk that knows files alone has the folder while there is one in it.
+    return place.io.exists(folder) || !names_in(place, folder).empty();
   });
 }
 
@@ -89,11 +91,7 @@ Task<std::optional<StoreSuccession::Names>> StoreSuccession::decided() const {
 }
 
 Task<> StoreSuccession::recover() {
-  bool left = left_behind();
-  // A disk that knows files alone has the folder while there is one in it.
-  for (const StripePlace& place : places_)
-    left = left || !names_in(place, folder_in(place.directory)).empty();
-  if (!left) co_return;
+  if (!left_behind()) co_return;
   std::optional<Names> names = co_await decided();
   if (names) {
     co_await move(std::move(*names));

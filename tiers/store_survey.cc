@@ -79,12 +79,6 @@ Task<> StoreSurvey::read_contents() {
 
 Task<> StoreSurvey::read_text() {
   const Superblock& s = any_superblock();
-  if (s.text_bytes > size_bytes_) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: its superblock speaks of a text of {} bytes, and the file has {}; "
-                            "restore the file from a copy",
-                            path(), s.text_bytes, size_bytes_));
-  }
   const std::uint64_t region = round_up(s.text_bytes, kRegionBytes);
   const std::array<std::uint64_t, 2> offsets{s.text_offset_bytes,
                                              size_bytes_ - 2 * kRegionBytes - region};

@@ -10,7 +10,6 @@
 #include <set>
 #include <utility>
 
-#include "aio/text_file.h"
 #include "base/error.h"
 #include "core/checkpoint/strict_json.h"
 
@@ -50,25 +49,23 @@ bool SafetensorsSource::is_there(IoEngine& io, const std::string& path) {
          io.exists(in(path, kFileName));
 }
 
-Task<std::unique_ptr<SafetensorsSource>> SafetensorsSource::open(Environment environment,
-                                                                 std::string path,
+Task<std::unique_ptr<SafetensorsSource>> SafetensorsSource::open(TextPlace files, std::string path,
                                                                  std::string prefix) {
   std::unique_ptr<SafetensorsSource> source(
-      new SafetensorsSource(environment, std::move(path), std::move(prefix)));
+      new SafetensorsSource(files, std::move(path), std::move(prefix)));
   co_await source->open_all();
   co_return std::move(source);
 }
 
 Task<> SafetensorsSource::open_all() {
-  const TextPlace place{environment_.reactor, environment_.io, environment_.observers};
   content_.model = "weights";
   if (path_.ends_with(kEnding)) {
     co_await add_file(path_, nullptr);
   } else {
-    if (const std::string config = in(path_, kConfigName); environment_.io.exists(config))
-      config_ = co_await read_text(place, config, kTextBytesMax);
-    if (const std::string index = in(path_, kIndexName); environment_.io.exists(index)) {
-      const std::string text = co_await read_text(place, index, kTextBytesMax);
+    if (const std::string config = in(path_, kConfigName); where_.io.exists(config))
+      config_ = co_await read_text(where_, config, kTextBytesMax);
+    if (const std::string index = in(path_, kIndexName); where_.io.exists(index)) {
+      const std::string text = co_await read_text(where_, index, kTextBytesMax);
       const auto files = files_of(text, index);
       for (const auto& [file, names] : files) co_await add_file(in(path_, file), &names);
     } else {
@@ -88,11 +85,11 @@ Task<> SafetensorsSource::open_all() {
 }
 
 Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::string>* wanted) {
-  if (!environment_.io.exists(path))
+  if (!where_.io.exists(path))
     throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: there is no such file", path),
                 ENOENT);
-  files_.push_back(DirectFile::open(environment_.reactor, environment_.io, path, {.direct = false},
-                                    environment_.observers));
+  files_.push_back(
+      DirectFile::open(where_.reactor, where_.io, path, {.direct = false}, where_.observers));
   DirectFile& file = *files_.back();
   const std::uint64_t size = file.size_bytes();
   std::string first(std::min(size, kSafetensorsLengthBytes), '\0');

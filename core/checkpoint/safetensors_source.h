@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "aio/direct_file.h"
+#include "aio/text_file.h"
 #include "core/checkpoint/safetensors_header.h"
 #include "core/checkpoint/state_source.h"
 
@@ -23,17 +23,12 @@ class SafetensorsSource final : public StateSource {
   static constexpr std::string_view kIndexName = "model.safetensors.index.json";
   static constexpr std::string_view kConfigName = "config.json";
 
-  struct Environment {
-    Reactor& reactor;
-    IoEngine& io;
-    IoObservers observers{};
-  };
   /// A file of that ending, or a directory with one of the names above in it.
   static bool is_there(IoEngine& io, const std::string& path);
   /// Names that begin with `prefix` lose it: what a model is called in its head's. Errors:
   /// kDataLoss naming the file and the tensor; kInvalidArgument for a shard of a checkpoint, whose
   /// tensors are parts.
-  static Task<std::unique_ptr<SafetensorsSource>> open(Environment environment, std::string path,
+  static Task<std::unique_ptr<SafetensorsSource>> open(TextPlace files, std::string path,
                                                        std::string prefix);
 
   /// Masters, of what types they have; what is of no such type is in left_out().
@@ -52,14 +47,14 @@ class SafetensorsSource final : public StateSource {
     std::size_t file;
     std::uint64_t offset_bytes;
   };
-  SafetensorsSource(Environment environment, std::string path, std::string prefix)
-      : environment_(environment), path_(std::move(path)), prefix_(std::move(prefix)) {}
+  SafetensorsSource(TextPlace files, std::string path, std::string prefix)
+      : where_(files), path_(std::move(path)), prefix_(std::move(prefix)) {}
   Task<> open_all();
   /// `wanted`: the names to take; null: all.
   Task<> add_file(std::string path, const std::vector<std::string>* wanted);
   void add_tensor(const StoredTensor& tensor, Place place);
 
-  Environment environment_;
+  TextPlace where_;
   std::string path_;
   std::string prefix_;
   StateContent content_;

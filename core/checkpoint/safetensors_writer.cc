@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/numerics/float16.h"
+#include "core/checkpoint/safetensors_header.h"
 
 namespace ziggurat {
 namespace {
@@ -26,7 +27,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "tensors are written as they lie in memory");
 
-constexpr std::size_t kHeaderBytesMax = 100'000'000;  // the reference reader's limit
 constexpr std::size_t kBufferBytes = 1 << 20;
 
 std::string folder_of(const std::string& path) {
@@ -92,10 +92,10 @@ std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
     throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
   }
   json.resize((json.size() + 7) / 8 * 8, ' ');
-  if (json.size() > kHeaderBytesMax) {
+  if (json.size() > kSafetensorsHeaderBytesMax) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("safetensors: a header of {} bytes; readers accept {}", json.size(),
-                            kHeaderBytesMax));
+                            kSafetensorsHeaderBytesMax));
   }
   const std::uint64_t length = json.size();
   std::string text(sizeof(length), '\0');

@@ -4,11 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <utility>
 
 #include "base/error.h"
+#include "collectives/self_communicator.h"
 #include "core/checkpoint/checkpoint_save.h"
 #include "integrations/cli/store_paths.h"
 
@@ -81,6 +83,38 @@ CheckpointFiles::~CheckpointFiles() {
     self.engines_.clear();
     co_return;
   }(*this));
+}
+
+Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take) {
+  constexpr std::uint64_t kAtOnce = 1 << 20;
+  const StateTensor& of = from.content().tensors[tensor];
+  for (std::uint64_t first = 0; first < of.count(); first += kAtOnce) {
+    const TensorRun run{.first = first, .count = std::min(kAtOnce, of.count() - first), .at = 0};
+    std::vector<std::byte> bytes(run.count * size_bytes(of.type));
+    co_await from.read(tensor, std::span(&run, 1), bytes);
+    Task<> taking = take(run, bytes);
+    co_await std::move(taking);
+  }
+}
+
+Task<WrittenCheckpoint> write_checkpoint(Runtime& runtime, const std::string& folder,
+                                         StateContent content, ShardPlan plan, const Give& give) {
+  const auto io = runtime.io_engine(runtime.reactor, folder);
+  SelfCommunicator alone;
+  Task<std::unique_ptr<CheckpointSave>> beginning = CheckpointSave::begin(
+      {.reactor = runtime.reactor, .workers = *runtime.workers, .io = *io, .ranks = alone},
+      {.folder = folder, .content = std::move(content), .plan = std::move(plan)});
+  const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
+  std::exception_ptr failure;
+  try {
+    Task<> giving = give(checkpoint->sink());
+    co_await std::move(giving);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  co_await checkpoint->commit(failure);
+  co_return WrittenCheckpoint{.directory = checkpoint->directory(),
+                              .size_bytes = checkpoint->size_bytes()};
 }
 
 StateSource& CheckpointFiles::source() noexcept {

@@ -3,12 +3,17 @@
 // with the files and the engines that move their bytes.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/checkpoint/checkpoint_reader.h"
 #include "core/checkpoint/safetensors_source.h"
+#include "core/checkpoint/shard_plan.h"
 #include "core/checkpoint/stored_state.h"
 #include "core/engine/runtime.h"
 
@@ -40,5 +45,19 @@ class CheckpointFiles {
   std::unique_ptr<StoredState> stored_;
   std::unique_ptr<SafetensorsSource> weights_;
 };
+
+/// A tensor's bytes, a slice at a time: `take` has what is read until it is done.
+using Slice = std::function<Task<>(const TensorRun& run, std::span<const std::byte> bytes)>;
+Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take);
+
+struct WrittenCheckpoint {
+  std::string directory;
+  std::uint64_t size_bytes = 0;
+};
+/// Makes a checkpoint in `folder` of what `give` gives to its sink, all of `plan`. Errors:
+/// CheckpointSave's, and give's.
+using Give = std::function<Task<>(StateSink& sink)>;
+Task<WrittenCheckpoint> write_checkpoint(Runtime& runtime, const std::string& folder,
+                                         StateContent content, ShardPlan plan, const Give& give);
 
 }  // namespace ziggurat::cli

@@ -62,20 +62,15 @@ struct Difference {
   std::uint64_t elements = 0;
 };
 Task<Difference> compare(StateSource& a, StateSource& b, std::size_t in_a, std::size_t in_b) {
-  constexpr std::uint64_t kAtOnce = 1 << 20;
-  const StateTensor& tensor = a.content().tensors[in_a];
-  const std::uint64_t size = size_bytes(tensor.type);
+  const std::uint64_t size = size_bytes(a.content().tensors[in_a].type);
   Difference found;
-  for (std::uint64_t first = 0; first < tensor.count(); first += kAtOnce) {
-    const TensorRun run{
-        .first = first, .count = std::min(kAtOnce, tensor.count() - first), .at = 0};
-    std::vector<std::byte> ours(run.count * size);
+  const Slice take = [&](const TensorRun& run, std::span<const std::byte> ours) -> Task<> {
     std::vector<std::byte> theirs(ours.size());
-    co_await a.read(in_a, std::span(&run, 1), ours);
     co_await b.read(in_b, std::span(&run, 1), theirs);
     for (std::uint64_t i = 0; i < run.count; ++i)
       found.elements += std::memcmp(&ours[i * size], &theirs[i * size], size) != 0 ? 1 : 0;
-  }
+  };
+  co_await for_each_slice(a, in_a, take);
   co_return found;
 }
 

@@ -4,17 +4,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "collectives/self_communicator.h"
-#include "core/checkpoint/checkpoint_save.h"
 #include "core/checkpoint/safetensors_writer.h"
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/cli/checkpoint_files.h"
@@ -26,22 +22,6 @@
 
 namespace ziggurat::cli {
 namespace {
-
-/// Values that are read and written at once.
-constexpr std::uint64_t kAtOnce = 1 << 20;
-
-/// A tensor's bytes, a slice at a time.
-using Slice = std::function<Task<>(const TensorRun& run, std::span<const std::byte> bytes)>;
-Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take) {
-  const StateTensor& of = from.content().tensors[tensor];
-  for (std::uint64_t first = 0; first < of.count(); first += kAtOnce) {
-    const TensorRun run{.first = first, .count = std::min(kAtOnce, of.count() - first), .at = 0};
-    std::vector<std::byte> bytes(run.count * size_bytes(of.type));
-    co_await from.read(tensor, std::span(&run, 1), bytes);
-    Task<> taking = take(run, bytes);
-    co_await std::move(taking);
-  }
-}
 
 Task<> copy_tensor(StateSource& from, std::size_t tensor, TensorType type,
                    SafetensorsWriter& writer) {
@@ -77,7 +57,6 @@ TensorType type_of(const CkptCommand& command, const StateContent& content,
 
 Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string& folder,
                     Console& console) {
-  const auto io = runtime.io_engine(runtime.reactor, folder);
   StateContent content = from.content();
   if (!from.config().empty()) {
     const nlohmann::json config = nlohmann::json::parse(from.config(), nullptr, false);
@@ -93,28 +72,23 @@ Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string
   content.layout.placement = "none";
   std::uint64_t total = 0;
   for (const StateTensor& tensor : content.tensors) total += tensor.size_bytes();
-  SelfCommunicator alone;
-  Task<std::unique_ptr<CheckpointSave>> beginning = CheckpointSave::begin(
-      {.reactor = runtime.reactor, .workers = *runtime.workers, .io = *io, .ranks = alone},
-      {.folder = folder, .content = content, .plan = plan_whole_tensors(content.tensors)});
-  const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
-  std::exception_ptr failure;
-  try {
+  const Give give = [&](StateSink& sink) -> Task<> {
     std::uint64_t done = 0;
-    for (std::size_t t = 0; t < content.tensors.size(); ++t) {
+    for (std::size_t t = 0; t < from.content().tensors.size(); ++t) {
       const Slice take = [&](const TensorRun& run, std::span<const std::byte> bytes) -> Task<> {
-        co_await checkpoint->sink().write(t, std::span(&run, 1), bytes);
+        co_await sink.write(t, std::span(&run, 1), bytes);
         done += bytes.size();
         console.progress("saving", done, total);
       };
       co_await for_each_slice(from, t, take);
     }
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  co_await checkpoint->commit(failure);
-  console.line(fmt::format("{}: {} tensors, {}", checkpoint->directory(), content.tensors.size(),
-                           format_bytes(checkpoint->size_bytes())));
+  };
+  ShardPlan plan = plan_whole_tensors(content.tensors);
+  Task<WrittenCheckpoint> writing =
+      write_checkpoint(runtime, folder, std::move(content), std::move(plan), give);
+  const WrittenCheckpoint written = co_await std::move(writing);
+  console.line(fmt::format("{}: {} tensors, {}", written.directory, from.content().tensors.size(),
+                           format_bytes(written.size_bytes)));
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include "base/bytes.h"
-#include "collectives/self_communicator.h"
-#include "core/checkpoint/checkpoint_save.h"
 #include "core/checkpoint/state_loader.h"
 #include "core/checkpoint/state_saver.h"
 #include "integrations/cli/checkpoint_files.h"
@@ -33,25 +31,14 @@ Task<> copy_records(Runtime& runtime, const ChunkTable& table, StateSource& from
 }
 
 Task<> save(Runtime& runtime, StoredState& from, const std::string& folder, Console& console) {
-  const auto io = runtime.io_engine(runtime.reactor, folder);
   const ChunkTable table = from.whole_table(kChunkTiles);
-  const ChunkRuns runs(table);
-  SelfCommunicator alone;
-  Task<std::unique_ptr<CheckpointSave>> beginning = CheckpointSave::begin(
-      {.reactor = runtime.reactor, .workers = *runtime.workers, .io = *io, .ranks = alone},
-      {.folder = folder,
-       .content = from.content(),
-       .plan = plan_shards(table, runs, SavingRank{})});
-  const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
-  std::exception_ptr failure;
-  try {
-    co_await copy_records(runtime, table, from, checkpoint->sink(), console);
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  co_await checkpoint->commit(failure);
-  console.line(fmt::format("{}: step {}, {}", checkpoint->directory(), from.content().step,
-                           format_bytes(checkpoint->size_bytes())));
+  const Give give = [&](StateSink& to) { return copy_records(runtime, table, from, to, console); };
+  ShardPlan plan = plan_shards(table, ChunkRuns(table), SavingRank{});
+  Task<WrittenCheckpoint> writing =
+      write_checkpoint(runtime, folder, from.content(), std::move(plan), give);
+  const WrittenCheckpoint written = co_await std::move(writing);
+  console.line(fmt::format("{}: step {}, {}", written.directory, from.content().step,
+                           format_bytes(written.size_bytes)));
 }
 
 }  // namespace

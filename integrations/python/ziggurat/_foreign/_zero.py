@@ -172,9 +172,8 @@ def add_module(content: Content, model: Sequence[Mapping[str, Any]], files: Sequ
         if not isinstance(value, torch.Tensor):
             continue
         shape = frozen.get(name, shapes.get(name, value.shape))
-        if tuple(value.shape) == tuple(
-            shape
-        ):  # else it is stage 3's, of whose weights none is here
+        # Stage 3 has none of its weights here: tensors of another shape stand for them.
+        if tuple(value.shape) == tuple(shape):
             content.values[name] = of_tensor(value, file)
     for name, shape in frozen.items():
         fragments = [rank["frozen_param_fragments"][name].reshape(-1) for rank in model]
