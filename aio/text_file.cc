@@ -25,16 +25,19 @@ Task<std::string> read_text(TextPlace place, std::string path, std::uint64_t byt
 
 Task<> write_text(TextPlace place, std::string path, std::string text) {
   const std::string part = path + ".part";
-  if (place.io.exists(part)) place.io.remove(part);
-  {
-    const auto file =
-        DirectFile::open(place.reactor, place.io, part,
-                         {.create = true, .writable = true, .direct = false}, place.observers);
+  std::unique_ptr<DirectFile> file;
+  const std::function<void()> open = [&] {
+    if (place.io.exists(part)) place.io.remove(part);
+    file = DirectFile::open(place.reactor, place.io, part,
+                            {.create = true, .writable = true, .direct = false}, place.observers);
     if (!text.empty()) file->allocate(text.size());
-    co_await file->write(0, std::as_bytes(std::span(text)));
-    co_await file->sync();
-  }
-  place.io.rename(part, path);
+  };
+  co_await place.calls.run(place.reactor, open);
+  co_await file->write(0, std::as_bytes(std::span(text)));
+  co_await file->sync();
+  file.reset();
+  const std::function<void()> rename = [&] { place.io.rename(part, path); };
+  co_await place.calls.run(place.reactor, rename);
 }
 
 }  // namespace ziggurat

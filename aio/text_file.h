@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "aio/blocking_calls.h"
 #include "aio/direct_file.h"
 
 namespace ziggurat {
@@ -14,6 +15,7 @@ struct TextPlace {
   Reactor& reactor;
   IoEngine& io;
   IoObservers observers{};
+  BlockingCalls calls{};
 };
 
 /// Errors: kDataLoss for one of more than `bytes_max`, before anything is read; errno's.

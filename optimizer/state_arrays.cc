@@ -22,34 +22,35 @@ StateElement moment_element(StateFormat format) {
   }
 }
 
-/// Where the array's values begin in a record: the segments are in the arrays' order, but that a
-/// split master has two.
-std::uint64_t offset_of(const StateKind& state, std::size_t index, std::size_t record_bytes) {
-  const RecordFormat shape = record_format(state);
-  const bool split = state.format == StateFormat::kSplit;
-  return shape.offset(index + (split && index > 0 ? 1 : 0), shape.tiles(record_bytes));
+bool is_split_master(const StateKind& state, std::size_t index) {
+  return index == 0 && state.format == StateFormat::kSplit;
 }
 
-/// Where value `first` of the array is, with room for `size_bytes` behind it.
+/// The segments are in the arrays' order, but that a split master has two.
 template <class Byte>
-Byte* place_of(const StateKind& state, std::size_t index, std::span<Byte> record,
-               std::uint64_t first, std::size_t size_bytes) {
-  const StateArray array = state_arrays(state)[index];
-  const std::uint64_t begin =
-      offset_of(state, index, record.size()) + first * array.element_bytes();
-  ZIGGURAT_CHECK(begin + size_bytes <= record.size(), "array {} of a record of {} bytes",
-                 array.name, record.size());
-  return record.data() + begin;
+std::span<Byte> array_in(const StateKind& state, std::size_t index, std::span<Byte> record) {
+  if (is_split_master(state, index)) return {};
+  const RecordFormat shape = record_format(state);
+  const std::size_t segment = index + (state.format == StateFormat::kSplit && index > 0 ? 1 : 0);
+  const std::uint64_t tiles = shape.tiles(record.size());
+  return record.subspan(shape.offset(segment, tiles), tiles * shape.segments()[segment].tile_bytes);
+}
+
+/// Room for `size_bytes` from value `first` on, of an array that lies in one piece.
+template <class Byte>
+std::span<Byte> part_of(const StateKind& state, std::size_t index, std::span<Byte> record,
+                        std::uint64_t first, std::size_t size_bytes) {
+  const std::span<Byte> array = array_in(state, index, record);
+  const std::uint64_t begin = first * state_arrays(state)[index].element_bytes();
+  ZIGGURAT_CHECK(begin + size_bytes <= array.size(), "array {} of a record of {} bytes", index,
+                 record.size());
+  return array.subspan(begin, size_bytes);
 }
 
 /// Where a split master's second halves begin.
 std::uint64_t residuals_offset(const StateKind& state, std::size_t record_bytes) {
   const RecordFormat shape = record_format(state);
   return shape.offset(1, shape.tiles(record_bytes));
-}
-
-bool is_split_master(const StateKind& state, std::size_t index) {
-  return index == 0 && state.format == StateFormat::kSplit;
 }
 
 }  // namespace
@@ -67,11 +68,21 @@ std::vector<StateArray> state_arrays(const StateKind& state) {
   return arrays;
 }
 
+std::span<const std::byte> state_array_in(const StateKind& state, std::size_t index,
+                                          std::span<const std::byte> record) {
+  return array_in(state, index, record);
+}
+
+std::span<std::byte> state_array_in(const StateKind& state, std::size_t index,
+                                    std::span<std::byte> record) {
+  return array_in(state, index, record);
+}
+
 void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                       std::uint64_t first, std::span<std::byte> bytes) {
   if (!is_split_master(state, index)) {
-    const std::byte* const from = place_of(state, index, record, first, bytes.size());
-    std::memcpy(bytes.data(), from, bytes.size());
+    const auto from = part_of(state, index, record, first, bytes.size());
+    std::memcpy(bytes.data(), from.data(), from.size());
     return;
   }
   const auto* params = reinterpret_cast<const bf16*>(record.data());
@@ -86,8 +97,8 @@ void read_state_array(const StateKind& state, std::size_t index, std::span<const
 void write_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> bytes,
                        std::uint64_t first, std::span<std::byte> record) {
   if (!is_split_master(state, index)) {
-    std::byte* const to = place_of(state, index, record, first, bytes.size());
-    std::memcpy(to, bytes.data(), bytes.size());
+    const auto to = part_of(state, index, record, first, bytes.size());
+    std::memcpy(to.data(), bytes.data(), bytes.size());
     return;
   }
   auto* params = reinterpret_cast<bf16*>(record.data());

@@ -40,6 +40,12 @@ std::vector<StateArray> state_arrays(const StateKind& state);
 /// What a constant parameter has of them.
 inline constexpr std::size_t kConstantArrays = 1;
 
+/// Where the record has the array's values one after the other; empty for a split master, which has
+/// two halves. Padding included.
+std::span<const std::byte> state_array_in(const StateKind& state, std::size_t index,
+                                          std::span<const std::byte> record);
+std::span<std::byte> state_array_in(const StateKind& state, std::size_t index,
+                                    std::span<std::byte> record);
 /// Values [first, first + bytes.size() / element_bytes) of array `index`, to `bytes`.
 void read_state_array(const StateKind& state, std::size_t index, std::span<const std::byte> record,
                       std::uint64_t first, std::span<std::byte> bytes);

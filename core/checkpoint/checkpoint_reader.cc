@@ -41,8 +41,8 @@ Task<> CheckpointReader::read_manifest() {
       throw Error(ErrorCode::kDataLoss,
                   fmt::format("{}: it is missing, and the manifest names it", shard), ENOENT);
     }
-    files_.push_back(DirectFile::open(environment_.reactor, environment_.io, shard,
-                                      {.direct = false}, environment_.observers));
+    files_.push_back(
+        RangeFile::open(environment_.reactor, environment_.io, shard, {}, environment_.observers));
     if (const std::uint64_t found = files_.back()->size_bytes(); found != its.size_bytes) {
       throw Error(ErrorCode::kDataLoss, fmt::format("{}: it has {} bytes, and {} were written",
                                                     shard, found, its.size_bytes));
@@ -100,11 +100,17 @@ Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std:
       return read_hashed(of, index, begin, into);
     };
     const ProvenBytes::Bytes its =
-        co_await proven_.get({piece, index}, of.hashed[index].size_bytes, read_it);
+        co_await proven_.get({piece, index},
+                             {.bytes = of.hashed[index].size_bytes,
+                              .lead_bytes = (of.offset_bytes + begin) % RangeFile::kBlockBytes},
+                             read_it);
     const std::span<const std::byte> bytes = its->span();
     const std::uint64_t inside = at - begins[index];
     const std::uint64_t here = std::min(bytes.size() - inside, first + count - at);
-    std::memcpy(out.data() + (at - first), bytes.data() + inside, here);
+    const std::function<void()> copy = [&] {
+      std::memcpy(out.data() + (at - first), bytes.data() + inside, here);
+    };
+    co_await run_copy(environment_.reactor, environment_.workers, here, copy);
     at += here;
     ++index;
   }
@@ -113,7 +119,7 @@ Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std:
 Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
                                      std::uint64_t begin, std::span<std::byte> into) {
   const HashedBytes& expected = piece.hashed[index];
-  DirectFile& file = *files_[piece.file];
+  RangeFile& file = *files_[piece.file];
   co_await file.read(piece.offset_bytes + begin, into);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(into, 0); };
@@ -130,7 +136,8 @@ Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
 Task<> CheckpointReader::prove(const StatePiece& piece) {
   std::uint64_t begin = 0;
   for (std::size_t i = 0; i < piece.hashed.size(); ++i) {
-    const AlignedBytes bytes(piece.hashed[i].size_bytes);
+    const AlignedBytes bytes =
+        RangeFile::memory_for(piece.offset_bytes + begin, piece.hashed[i].size_bytes);
     co_await read_hashed(piece, i, begin, bytes.span());
     begin += piece.hashed[i].size_bytes;
   }

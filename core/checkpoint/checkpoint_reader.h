@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "aio/direct_file.h"
+#include "aio/range_file.h"
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/proven_bytes.h"
@@ -58,7 +58,7 @@ class CheckpointReader final : public StateSource {
   Environment environment_;
   std::string directory_;
   Manifest manifest_;
-  std::vector<std::unique_ptr<DirectFile>> files_;
+  std::vector<std::unique_ptr<RangeFile>> files_;
   std::vector<std::vector<std::size_t>> pieces_of_;        // per tensor
   std::vector<std::vector<std::uint64_t>> hashed_begins_;  // per piece, in bytes
   ProvenBytes proven_;

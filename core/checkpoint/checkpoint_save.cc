@@ -132,17 +132,21 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
                                                             Request request) {
   std::unique_ptr<CheckpointSave> save(new CheckpointSave(environment, std::move(request)));
   std::exception_ptr error;
-  try {
+  const std::function<void()> make = [&] {
     if (environment.ranks.rank() == 0) save->make_directory();
+  };
+  try {
+    co_await save->call(make);
   } catch (...) {
     error = std::current_exception();
   }
   co_await save->agree(error);
   try {
     const std::vector<StateTensor>& tensors = save->request_.content.tensors;
-    Task<std::unique_ptr<CheckpointWriter>> making = CheckpointWriter::create(
-        {environment.reactor, environment.workers, environment.io, environment.observers},
-        save->directory_, std::move(save->request_.plan), tensors);
+    Task<std::unique_ptr<CheckpointWriter>> making =
+        CheckpointWriter::create({environment.reactor, environment.workers, environment.io,
+                                  environment.observers, environment.calls},
+                                 save->directory_, std::move(save->request_.plan), tensors);
     save->writer_ = co_await std::move(making);
   } catch (...) {
     error = std::current_exception();
@@ -154,7 +158,8 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
     agreed = std::current_exception();
   }
   if (agreed) {
-    save->clean();
+    const std::function<void()> clean = [&] { save->clean(); };
+    co_await save->call(clean);
     std::rethrow_exception(agreed);
   }
   co_return std::move(save);
@@ -189,7 +194,8 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   }
   if (published_) writer_->keep();
   if (!agreed) co_return;
-  clean();
+  const std::function<void()> remove = [&] { clean(); };
+  co_await call(remove);
   std::rethrow_exception(agreed);
 }
 
@@ -217,23 +223,35 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
 /// follows, and then the checkpoint is whole (published_).
 Task<> CheckpointSave::publish(const Manifest& manifest) {
   IoEngine& io = environment_.io;
+  const std::function<void()> sync_shards = [&] { io.sync_directory(directory_); };
+  const std::function<void()> sync_manifest = [&] {
+    io.sync_directory(directory_);
+    io.sync_directory(request_.folder);
+  };
   std::exception_ptr error;
   try {
     // The names of the shards are durable before the manifest that speaks of them.
-    io.sync_directory(directory_);
+    co_await call(sync_shards);
     co_await write_text(text_place(), manifest_path(directory_), to_text(manifest));
-    io.sync_directory(directory_);
-    io.sync_directory(request_.folder);
+    co_await call(sync_manifest);
     published_ = true;
   } catch (...) {
     error = std::current_exception();
   }
   if (error) {
-    published_ = !withdraw();
+    const std::function<void()> undo = [&] { published_ = !withdraw(); };
+    co_await call(undo);
     std::rethrow_exception(error);
   }
   co_await write_text(text_place(), request_.folder + "/latest",
                       checkpoint_name(request_.content.step) + "\n");
+  const std::function<void()> retain = [&] { let_go(); };
+  co_await call(retain);
+}
+
+/// What the request's retention lets go.
+void CheckpointSave::let_go() {
+  IoEngine& io = environment_.io;
   for (const std::uint64_t step :
        expired(checkpoint_steps(io, request_.folder), request_.retention))
     remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -49,6 +50,7 @@ class CheckpointSave {
     IoEngine& io;
     Communicator& ranks;  ///< of all ranks, and of nothing else while a save is under way
     IoObservers observers{};
+    BlockingCalls calls{};  ///< names on the target: it may hang
   };
   struct Request {
     std::string folder;
@@ -79,8 +81,13 @@ class CheckpointSave {
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);
   TextPlace text_place() const noexcept {
-    return {environment_.reactor, environment_.io, environment_.observers};
+    return {environment_.reactor, environment_.io, environment_.observers, environment_.calls};
   }
+  /// Names on the target.
+  Task<> call(const std::function<void()>& calls) const {
+    return environment_.calls.run(environment_.reactor, calls);
+  }
+  void let_go();
   bool withdraw() noexcept;
   void clean() noexcept;
 

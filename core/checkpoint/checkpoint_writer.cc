@@ -33,18 +33,21 @@ Task<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(Environment env
   std::unique_ptr<CheckpointWriter> writer(
       new CheckpointWriter(environment, std::move(directory), std::move(plan), std::move(tensors)));
   const ShardPlan& of = writer->plan_;
-  // All space first: a disk that is too small is found out before anything is written.
-  for (const StateFile& file : of.files) {
-    const std::string path = writer->directory_ + "/" + file.name;
-    writer->files_.push_back(DirectFile::open(environment.reactor, environment.io, path,
-                                              {.create = true, .writable = true, .direct = false},
-                                              environment.observers));
-    writer->paths_.push_back(path);
-    writer->files_.back()->allocate(file.size_bytes);
-  }
+  const std::function<void()> make = [&] { writer->make_files(); };
+  co_await environment.calls.run(environment.reactor, make);
   for (std::size_t f = 0; f < of.files.size(); ++f)
     co_await writer->files_[f]->write(0, std::as_bytes(std::span(of.headers[f])));
   co_return std::move(writer);
+}
+
+/// All space first: a disk that is too small is found out before anything is written.
+void CheckpointWriter::make_files() {
+  for (const StateFile& file : plan_.files) {
+    paths_.push_back(directory_ + "/" + file.name);
+    files_.push_back(RangeFile::open(environment_.reactor, environment_.io, paths_.back(),
+                                     {.create = true, .writable = true}, environment_.observers));
+    files_.back()->allocate(file.size_bytes);
+  }
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -101,7 +104,9 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
   const std::uint64_t size = ziggurat::size_bytes(tensors_[piece.tensor].type);
   const std::uint64_t first = segments.front().in_piece;
   const std::uint64_t count = segments.back().in_piece + segments.back().count - first;
-  std::vector<std::byte> stretch(count * size);
+  const std::uint64_t offset = piece.offset_bytes + first * size;
+  const AlignedBytes memory = RangeFile::memory_for(offset, count * size);
+  const std::span<std::byte> stretch = memory.span();
   ZIGGURAT_CHECK(stretch.size() <= kHashedBytesMax, "{} bytes of '{}' at once", stretch.size(),
                  tensors_[piece.tensor].name);
   std::uint64_t hash = 0;
@@ -113,8 +118,7 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
     hash = hash64(stretch, 0);
   };
   co_await environment_.workers.run(environment_.reactor, "hash checkpoint", job);
-  co_await files_[piece.file]->write(piece.offset_bytes + first * size, stretch,
-                                     IoPriority::kWriteBack);
+  co_await files_[piece.file]->write(offset, stretch, IoPriority::kWriteBack);
   const auto [its, fresh] = hashed_[index].insert_or_assign(
       first * size, HashedBytes{.size_bytes = stretch.size(), .hash = hash});
   if (fresh) written_bytes_ += stretch.size();
@@ -135,7 +139,7 @@ Task<std::vector<StatePiece>> CheckpointWriter::finish() {
                    "'{}': {} bytes of {} were written", tensors_[piece.tensor].name, end,
                    piece.box.count() * ziggurat::size_bytes(tensors_[piece.tensor].type));
   }
-  for (const std::unique_ptr<DirectFile>& file : files_) co_await file->sync();
+  for (const std::unique_ptr<RangeFile>& file : files_) co_await file->sync();
   files_.clear();
   co_return plan_.pieces;
 }

@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "aio/direct_file.h"
+#include "aio/blocking_calls.h"
+#include "aio/range_file.h"
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/shard_plan.h"
 #include "core/checkpoint/state_source.h"
@@ -24,6 +25,7 @@ class CheckpointWriter final : public StateSink {
     WorkerPool& workers;
     IoEngine& io;
     IoObservers observers{};
+    BlockingCalls calls{};
   };
   /// Makes the files of `plan` in `directory`, which is there, with their space reserved and their
   /// headers written. `tensors` are ChunkRuns::tensors(). Errors: kResourceExhausted where the
@@ -58,13 +60,14 @@ class CheckpointWriter final : public StateSink {
                                 std::span<const TensorRun> runs) const;
   Task<> write_piece(std::size_t piece, std::span<const Segment> segments,
                      std::span<const std::byte> array);
+  void make_files();
   void remove_files() noexcept;
 
   Environment environment_;
   std::string directory_;
   ShardPlan plan_;
   std::vector<StateTensor> tensors_;
-  std::vector<std::unique_ptr<DirectFile>> files_;
+  std::vector<std::unique_ptr<RangeFile>> files_;
   std::vector<std::string> paths_;
   std::vector<std::vector<std::size_t>> pieces_of_;  // per tensor
   /// Per piece: what was written, by where it begins.

@@ -3,8 +3,10 @@
 #include "core/checkpoint/chunk_runs.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/sharding/tensor_part.h"
+#include "optimizer/state_values.h"
 
 namespace ziggurat {
 namespace {
@@ -121,6 +123,30 @@ void ChunkRuns::add_scales(ChunkId id, std::vector<OfTensor>& all) const {
                    .runs = {{.first = chunk.begin / block,
                              .count = blocks(table_.real_count(id), block),
                              .at = 0}}});
+  }
+}
+
+std::span<const std::byte> array_in(const ChunkRecord& record, ArrayAs as) {
+  if (record.table.chunk(record.chunk).constant) return record.bytes;
+  const StateKind& state = record.table.state();
+  if (size_bytes(as.type) != state_arrays(state)[as.array].element_bytes()) return {};
+  return state_array_in(state, as.array, record.bytes);
+}
+
+void take_array(const ChunkRecord& record, ArrayAs as, std::uint64_t first,
+                std::span<std::byte> out) {
+  const std::uint64_t size = size_bytes(as.type);
+  const StateKind& state = record.table.state();
+  if (const std::span<const std::byte> whole = array_in(record, as); !whole.empty()) {
+    const std::span<const std::byte> its = whole.subspan(first * size, out.size());
+    std::memcpy(out.data(), its.data(), its.size());
+  } else if (size == state_arrays(state)[as.array].element_bytes()) {
+    read_state_array(state, as.array, record.bytes, first, out);
+  } else {
+    // A constant parameter is fp32 wherever it lies, and this record holds bf16.
+    std::vector<float> values(first + out.size() / size);
+    read_state_values(state, as.array, record.bytes, values);
+    std::memcpy(out.data(), values.data() + first, out.size());
   }
 }
 

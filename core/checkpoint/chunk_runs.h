@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,5 +48,22 @@ class ChunkRuns {
   std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: tensor
   std::vector<std::vector<int>> scales_;               // [unit][array]
 };
+
+/// A chunk's record.
+struct ChunkRecord {
+  const ChunkTable& table;
+  ChunkId chunk;
+  std::span<const std::byte> bytes;
+};
+/// One of its arrays, as a tensor of that type has its values.
+struct ArrayAs {
+  std::size_t array;  ///< of ChunkRuns::arrays()
+  TensorType type;
+};
+/// Values of the array from its `first` on, bit for bit.
+void take_array(const ChunkRecord& record, ArrayAs as, std::uint64_t first,
+                std::span<std::byte> out);
+/// The whole array, where the record has those values one after the other; empty where it does not.
+std::span<const std::byte> array_in(const ChunkRecord& record, ArrayAs as);
 
 }  // namespace ziggurat

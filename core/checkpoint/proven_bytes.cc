@@ -2,39 +2,18 @@
 // core/checkpoint/proven_bytes.cc: who asks while they are read waits; those used longest ago go.
 #include "core/checkpoint/proven_bytes.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "base/bytes.h"
-#include "base/error.h"
-
 namespace ziggurat {
-namespace {
 
-constexpr std::uint64_t kPageBytes = 4096;
-
-}  // namespace
-
-AlignedBytes::AlignedBytes(std::uint64_t size_bytes)
-    : memory_(
-          static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_up(size_bytes, kPageBytes))),
-          &std::free),
-      size_(size_bytes) {
-  if (!memory_) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} of state", format_bytes(size_bytes)));
-  }
-}
-
-Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, std::uint64_t size_bytes, const Read& read) {
+Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) {
   if (const auto found = entries_.find(key); found != entries_.end()) {
     const EntryPtr its = found->second;
     co_await its->ready.wait();
     keep(key, *its);
     co_return its->bytes;
   }
-  const EntryPtr its = std::make_shared<Entry>(reactor_, size_bytes);
+  const EntryPtr its = std::make_shared<Entry>(reactor_, size);
   entries_[key] = its;
   std::exception_ptr error;
   try {
@@ -66,6 +45,16 @@ void ProvenBytes::keep(const Key& key, const Entry& entry) {
     kept_bytes_ -= oldest->second->bytes->span().size();
     entries_.erase(oldest);
     kept_.pop_front();
+  }
+}
+
+Task<> run_copy(Reactor& reactor, WorkerPool& workers, std::uint64_t size_bytes,
+                const std::function<void()>& job) {
+  constexpr std::uint64_t kHandedOver = std::uint64_t{64} << 10;  // some microseconds of copying
+  if (size_bytes >= kHandedOver) {
+    co_await workers.run(reactor, "copy state", job);
+  } else {
+    job();
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <list>
 #include <map>
@@ -13,21 +12,11 @@
 #include <span>
 #include <utility>
 
+#include "aio/aligned_bytes.h"
 #include "base/runtime/async.h"
+#include "base/runtime/worker_pool.h"
 
 namespace ziggurat {
-
-/// On a page boundary, as direct reads want it.
-class AlignedBytes {
- public:
-  /// Errors: kResourceExhausted.
-  explicit AlignedBytes(std::uint64_t size_bytes);
-  std::span<std::byte> span() const noexcept { return {memory_.get(), size_}; }
-
- private:
-  std::unique_ptr<std::byte, decltype(&std::free)> memory_;
-  std::size_t size_;
-};
 
 class ProvenBytes {
  public:
@@ -39,14 +28,18 @@ class ProvenBytes {
   ProvenBytes(Reactor& reactor, std::uint64_t kept_bytes_max)
       : reactor_(reactor), kept_bytes_max_(kept_bytes_max) {}
 
-  /// The bytes of `key`, `size_bytes` of them, read once however many ask at a time. `read` is used
-  /// before the Task ends.
-  Task<Bytes> get(Key key, std::uint64_t size_bytes, const Read& read);
+  /// What AlignedBytes are made of.
+  struct Size {
+    std::uint64_t bytes;
+    std::uint64_t lead_bytes = 0;
+  };
+  /// The bytes of `key`, read once however many ask at a time. `read` is used before the Task ends.
+  Task<Bytes> get(Key key, Size size, const Read& read);
 
  private:
   struct Entry {
-    Entry(Reactor& reactor, std::uint64_t size_bytes)
-        : bytes(std::make_shared<AlignedBytes>(size_bytes)), ready(reactor) {}
+    Entry(Reactor& reactor, Size size)
+        : bytes(std::make_shared<AlignedBytes>(size.bytes, size.lead_bytes)), ready(reactor) {}
     std::shared_ptr<AlignedBytes> bytes;
     Signal ready;
   };
@@ -59,5 +52,10 @@ class ProvenBytes {
   std::list<Key> kept_;  // the one used last comes last
   std::uint64_t kept_bytes_ = 0;
 };
+
+/// Runs `job`, which copies `size_bytes`: on a worker, or at once where handing it over would cost
+/// more than the copy.
+Task<> run_copy(Reactor& reactor, WorkerPool& workers, std::uint64_t size_bytes,
+                const std::function<void()>& job);
 
 }  // namespace ziggurat

@@ -148,18 +148,11 @@ void StateLoader::match() {
 std::vector<std::string> StateLoader::notes() const { return notes_; }
 
 Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
-  const Chunk& chunk = table_.chunk(id);
-  const std::function<void()> begin = [&] {
-    if (chunk.constant) {
-      std::ranges::fill(record, std::byte{});
-      return;
-    }
-    const std::vector<float> zeros(chunk.count);
-    write_record(table_.state().optimizer, table_.state().format, zeros, record,
-                 initial_accumulator_);
-  };
-  co_await workers_.run(reactor_, "begin record", begin);
   const std::vector<ChunkRuns::OfTensor> all = runs_.of(id);
+  if (!fills(id, all, record)) {
+    const std::function<void()> begin = [&] { begin_record(id, record); };
+    co_await workers_.run(reactor_, "begin record", begin);
+  }
   std::set<std::size_t> converted;
   for (const ChunkRuns::OfTensor& of : all) {
     if (sources_[of.tensor] < 0) continue;
@@ -169,6 +162,38 @@ Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
       converted.insert(of.array);
   }
   for (const std::size_t array : converted) co_await convert(array, all, id, record);
+}
+
+/// Every byte of the record comes from the source as it is there: no padding, nothing missing.
+bool StateLoader::fills(ChunkId id, std::span<const ChunkRuns::OfTensor> all,
+                        std::span<const std::byte> record) const {
+  const bool constant = table_.chunk(id).constant;
+  const std::size_t arrays = constant ? kConstantArrays : arrays_.size();
+  std::vector<std::uint64_t> missing;
+  std::uint64_t padding = record.size();
+  for (std::size_t a = 0; a < arrays; ++a) {
+    missing.push_back(constant ? record.size() : state_array_in(table_.state(), a, record).size());
+    padding -= missing.back();
+  }
+  if (padding != 0) return false;
+  for (const ChunkRuns::OfTensor& of : all) {
+    if (sources_[of.tensor] < 0 || arrays_[of.array].way != Way::kSame) return false;
+    const std::uint64_t size = size_bytes(runs_.tensors()[of.tensor].type);
+    for (const TensorRun& run : of.runs) missing[of.array] -= run.count * size;
+  }
+  return std::ranges::all_of(missing, [](std::uint64_t bytes) { return bytes == 0; });
+}
+
+/// What it has where the source has nothing.
+void StateLoader::begin_record(ChunkId id, std::span<std::byte> record) const {
+  const Chunk& chunk = table_.chunk(id);
+  if (chunk.constant) {
+    std::ranges::fill(record, std::byte{});
+    return;
+  }
+  const std::vector<float> zeros(chunk.count);
+  write_record(table_.state().optimizer, table_.state().format, zeros, record,
+               initial_accumulator_);
 }
 
 Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<std::byte> record) {
@@ -183,17 +208,19 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
     co_await convert(of.array, one, id, record);
     co_return;
   }
+  const auto source = static_cast<std::size_t>(sources_[of.tensor]);
+  const std::span<std::byte> whole =
+      constant ? record : state_array_in(table_.state(), of.array, record);
+  if (!whole.empty()) {
+    co_await source_.read(source, of.runs, whole);
+    co_return;
+  }
   std::vector<std::byte> bytes(last_value(of.runs) * in_record);
-  co_await source_.read(static_cast<std::size_t>(sources_[of.tensor]), of.runs, bytes);
-  const StateKind kind = constant ? StateKind{} : table_.state();
+  co_await source_.read(source, of.runs, bytes);
   const std::function<void()> job = [&] {
     for (const TensorRun& run : of.runs) {
       const auto its = std::span(bytes).subspan(run.at * in_record, run.count * in_record);
-      if (constant) {
-        std::memcpy(record.data() + run.at * in_record, its.data(), its.size());
-      } else {
-        write_state_array(kind, of.array, its, run.at, record);
-      }
+      write_state_array(table_.state(), of.array, its, run.at, record);
     }
   };
   co_await workers_.run(reactor_, "copy state", job);

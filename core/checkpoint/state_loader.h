@@ -44,6 +44,9 @@ class StateLoader {
   void match();
   void require_optimizer() const;
   bool units_alike() const;
+  bool fills(ChunkId chunk, std::span<const ChunkRuns::OfTensor> all,
+             std::span<const std::byte> record) const;
+  void begin_record(ChunkId chunk, std::span<std::byte> record) const;
   Task<> copy(const ChunkRuns::OfTensor& of, ChunkId chunk, std::span<std::byte> record);
   Task<> convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId chunk,
                  std::span<std::byte> record);

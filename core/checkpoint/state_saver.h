@@ -21,6 +21,10 @@ class StateSaver {
   Task<> save(ChunkId chunk, std::span<const std::byte> record);
 
  private:
+  /// A chunk has as many as its optimizer has, for each parameter.
+  static constexpr std::size_t kArraysAtOnce = 4;
+  Task<> save_array(const ChunkRuns::OfTensor& of, ChunkRecord record);
+
   Reactor& reactor_;
   WorkerPool& workers_;
   const ChunkTable& table_;

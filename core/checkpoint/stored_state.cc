@@ -11,7 +11,6 @@
 #include "core/checkpoint/blob_header.h"
 #include "core/checkpoint/shard_plan.h"
 #include "core/sharding/tensor_part.h"
-#include "optimizer/state_values.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -120,24 +119,19 @@ Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
       const std::uint64_t end = std::min(run.first + run.count, at->first + at->count);
       if (begin >= end) continue;
       const ChunkTable& table = tables_[at->rank];
+      const TensorType type = content_.tensors[tensor].type;
       const ProvenBytes::Read read_it = [&](std::span<std::byte> into) {
         return read_record(static_cast<int>(at->rank), at->chunk, into);
       };
       const ProvenBytes::Bytes its = co_await records_.get(
-          {at->rank, at->chunk}, table.chunk(at->chunk).record_bytes(), read_it);
-      const std::span<const std::byte> record = its->span();
+          {at->rank, at->chunk}, {.bytes = table.chunk(at->chunk).record_bytes()}, read_it);
       const std::uint64_t first = at->at + (begin - at->first);
       const std::span<std::byte> out =
           array.subspan((run.at + (begin - run.first)) * size, (end - begin) * size);
-      if (table.chunk(at->chunk).constant) {
-        std::memcpy(out.data(), record.data() + first * size, out.size());
-      } else if (size == state_arrays(table.state())[at->array].element_bytes()) {
-        read_state_array(table.state(), at->array, record, first, out);
-      } else {  // a constant parameter, which is fp32, in a record that holds bf16
-        std::vector<float> values(first + (end - begin));
-        read_state_values(table.state(), at->array, record, values);
-        std::memcpy(out.data(), values.data() + first, out.size());
-      }
+      const std::function<void()> copy = [&] {
+        take_array({table, at->chunk, its->span()}, {at->array, type}, first, out);
+      };
+      co_await run_copy(reactor_, workers_, out.size(), copy);
     }
   }
 }
