@@ -124,6 +124,11 @@ StateStore::~StateStore() {
   }
 }
 
+void StateStore::moved(const std::string& directory) {
+  impl_->directory = directory;
+  impl_->file->set_path(impl_->final_path());
+}
+
 const StoreState& StateStore::state() const noexcept { return impl_->state; }
 std::size_t StateStore::chunk_count() const noexcept { return impl_->layout.record_bytes.size(); }
 ChunkId StateStore::chunk_name(ChunkId chunk) const noexcept {

@@ -61,7 +61,6 @@ struct StoreEnvironment {
   /// MiB, at least that), needed only during them.
   std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
   std::span<std::byte> fill;
-  std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
   std::uint32_t stripe_index = 0;  ///< see striped_store.h
   std::uint32_t stripe_count = 1;
 };
@@ -98,9 +97,9 @@ class StateStore {
   /// Bytes of file that `spec` needs.
   static std::uint64_t file_bytes(const StoreSpec& spec);
 
-  /// Builds a store under a temporary name: space reserved and filled once. It becomes a store, and
-  /// replaces an older one of that name, when generation 0 is committed. Errors: kResourceExhausted
-  /// (says needed and free bytes), errno's with the path.
+  /// Builds a store under a temporary name, its space reserved. It becomes a store, and replaces an
+  /// older one of that name, when generation 0 is committed. Errors: kResourceExhausted (says
+  /// needed and free bytes), errno's with the path.
   static Task<std::unique_ptr<StateStore>> create(StoreEnvironment environment,
                                                   std::string directory, StoreSpec spec);
 
@@ -122,6 +121,8 @@ class StateStore {
   Task<bool> settle(std::vector<RecordDamage> damaged);
 
   ~StateStore();
+  /// Its file was renamed into `directory`, under the same name.
+  void moved(const std::string& directory);
 
   const StoreState& state() const noexcept;
   std::size_t chunk_count() const noexcept;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tiers/state_store_create.cc: a new store under its temporary name: space reserved, every byte
-// written once.
+// tiers/state_store_create.cc: a new store under its temporary name: its space is reserved, and
+// what every start reads is written.
+//
+// Records are not: those of generation 0 follow at once, and their other slots are first written by
+// the first step. Filling the file beforehand would cost as many bytes as three steps write.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +14,6 @@
 #include "base/check.h"
 #include "base/checksum.h"
 #include "base/error.h"
-#include "tiers/fill.h"
 #include "tiers/state_store_impl.h"
 
 namespace ziggurat {
@@ -33,7 +35,6 @@ class Builder {
           fmt::format("{}: direct I/O needs an alignment of {} bytes here; at most {} is supported",
                       file.path(), file.alignment().offset_bytes, kRegionBytes));
     file.allocate(layout.file_bytes);
-    co_await fill(layout.file_bytes);
     for (const unsigned parity : {0u, 1u}) {
       for (int copy = 0; copy < kSuperblockCopies; ++copy)
         co_await write_padded(StoreLayout::superblock_offset(parity, copy, layout.file_bytes), {},
@@ -86,19 +87,6 @@ class Builder {
     fresh.lock_wait = std::chrono::milliseconds(0);
     store_.file = open(store_.temporary_path(), fresh);
     store_.temporary = true;
-  }
-
-  Task<> fill(std::uint64_t file_bytes) {
-    const auto& environment = store_.environment;
-    fill_incompressibly(environment.fill);
-    for (std::uint64_t offset = 0; offset < file_bytes;) {
-      const auto piece = environment.fill.first(
-          std::min<std::uint64_t>(environment.fill.size(), file_bytes - offset));
-      stamp_blocks(piece, offset);
-      co_await store_.file->write(offset, piece);
-      offset += piece.size();
-      if (environment.progress) environment.progress(offset, file_bytes);
-    }
   }
 
   /// `text`, then zeros up to `size_bytes`.

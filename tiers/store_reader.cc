@@ -105,7 +105,6 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) 
                                              .observers = place->observers,
                                              .staging = {},
                                              .fill = fill_.bytes().first(kMiB),
-                                             .progress = {},
                                              .stripe_index = stripe,
                                              .stripe_count = stripes});
   file->path = place->directory + "/" + name;

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -30,8 +29,7 @@ StripedStore::StripedStore(Environment environment)
     : environment_(std::move(environment)),
       meeting_(environment_.reactor, static_cast<int>(environment_.places.size()),
                &environment_.ranks),
-      stripes_(environment_.places.size()),
-      filled_bytes_(environment_.places.size()) {
+      stripes_(environment_.places.size()) {
   const Quorum& ranks = environment_.ranks;
   quorums_.reserve(stripes_.size());  // the stores keep references
   ZIGGURAT_CHECK(environment_.fill.size() >= fill_bytes(stripes_.size()), "fill memory of {} bytes",
@@ -48,14 +46,6 @@ StoreEnvironment StripedStore::stripe_environment(std::uint32_t stripe) {
           .observers = place.observers,
           .staging = environment_.staging,
           .fill = environment_.fill.subspan(stripe * kFillBytesPerStripe, kFillBytesPerStripe),
-          .progress =
-              [this, stripe](std::uint64_t done, std::uint64_t) {
-                filled_bytes_[stripe] = done;
-                if (environment_.progress)
-                  environment_.progress(
-                      std::accumulate(filled_bytes_.begin(), filled_bytes_.end(), std::uint64_t{0}),
-                      fill_total_bytes_);
-              },
           .stripe_index = stripe,
           .stripe_count = static_cast<std::uint32_t>(stripes_.size())};
 }
@@ -108,7 +98,6 @@ Task<std::unique_ptr<StripedStore>> StripedStore::create(Environment environment
   if (specs.size() == 1) specs[0].chunks.clear();
   std::vector<Task<>> tasks;
   for (std::uint32_t stripe = 0; stripe < specs.size(); ++stripe) {
-    store->fill_total_bytes_ += StateStore::file_bytes(specs[stripe]);
     tasks.push_back(store->create_stripe(stripe, std::move(specs[stripe])));
   }
   Task<> all = store->on_all(std::move(tasks));
@@ -199,6 +188,13 @@ Task<> StripedStore::find_places() {
   }
   if (striped) places.swap(ordered);
   co_return;
+}
+
+void StripedStore::moved(std::span<const std::string> directories) {
+  for (std::size_t i = 0; i < stripes_.size(); ++i) {
+    environment_.places[i].directory = directories[i];
+    stripes_[i]->moved(directories[i]);
+  }
 }
 
 void StripedStore::adopt_homes() {

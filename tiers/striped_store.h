@@ -29,7 +29,6 @@ class StripedStore {
     std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
     /// fill_bytes(places.size()) of aligned memory, needed only during create() and open().
     std::span<std::byte> fill;
-    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress;
   };
   static constexpr std::uint64_t fill_bytes(std::size_t places) noexcept {
     return places * kFillBytesPerStripe;
@@ -69,6 +68,9 @@ class StripedStore {
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,
                 const std::function<void()>& before_seal);
 
+  /// The files of each place were renamed into another directory, by place.
+  void moved(std::span<const std::string> directories);
+
   std::size_t stripe_count() const noexcept { return stripes_.size(); }
   /// The stripe that a chunk's record is in.
   std::uint32_t stripe_of(ChunkId chunk) const noexcept { return homes_[chunk].stripe; }
@@ -105,8 +107,6 @@ class StripedStore {
   std::vector<std::unique_ptr<StateStore>> stripes_;
   std::vector<Home> homes_;  ///< by chunk
   StoreState state_;
-  std::vector<std::uint64_t> filled_bytes_;  ///< by stripe, while it is created
-  std::uint64_t fill_total_bytes_ = 0;
 };
 
 }  // namespace ziggurat

@@ -22,22 +22,13 @@ namespace {
 /// Before anything changes: a stream that may not wait for an event now may not for any.
 void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
 
-std::unique_ptr<EngineImpl> made(const ModelSpec& model, const EngineConfig& config,
-                                 Runtime& runtime, Device& device) {
-  std::vector<std::string> notes;
-  if (config.resume == EngineConfig::Resume::kReshard)
-    notes = EngineImpl::reshard(model, config, runtime, device);
-  auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
-  engine->add_notes(std::move(notes));
-  return engine;
-}
-
 }  // namespace
 
 std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
                                      Runtime& runtime, Device& device,
                                      const Initializer& initialize) {
-  std::unique_ptr<EngineImpl> engine = made(model, config, runtime, device);
+  if (auto resharded = EngineImpl::reshard(model, config, runtime, device)) return resharded;
+  auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
   engine->open(initialize);
   return engine;
 }
@@ -45,7 +36,8 @@ std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig&
 std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
                                      Runtime& runtime, Device& device, StateSource& source,
                                      const LoadOptions& options) {
-  std::unique_ptr<EngineImpl> engine = made(model, config, runtime, device);
+  if (auto resharded = EngineImpl::reshard(model, config, runtime, device)) return resharded;
+  auto engine = std::make_unique<EngineImpl>(model, config, runtime, device);
   engine->open(source, options);
   return engine;
 }

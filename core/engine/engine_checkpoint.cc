@@ -110,8 +110,7 @@ void EngineImpl::begin_load() {
   if (source_ == nullptr) return;
   loader_ = std::make_unique<StateLoader>(runtime_.reactor, *runtime_.workers, *table_, *source_,
                                           load_options_, config_.optimizer.initial_accumulator);
-  load_notes_ = loader_->notes();
-  for (const std::string& note : load_notes_)
+  for (const std::string& note : loader_->notes())
     notes_.push_back(fmt::format("{}: {}", source_->place(), note));
   if (load_options_.weights_only) return;
   generation_ = loader_->step();

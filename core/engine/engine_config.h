@@ -160,7 +160,7 @@ struct EngineConfig {
   /// reported, not refused.
   std::string numerics_fingerprint;
 
-  /// Progress of what takes over two seconds at open (filling a new store, reading an old one), on
+  /// Progress of what takes over two seconds at open (writing a new store, reading an old one), on
   /// the engine's thread.
   std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)>
       progress;

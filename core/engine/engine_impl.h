@@ -44,10 +44,10 @@ class EngineImpl final : public LentEngine {
              std::unique_ptr<Device> device, std::span<const TypedSpan<std::byte>> lent);
   ~EngineImpl() override;
 
-  /// EngineConfig::Resume::kReshard, before the store is opened: notes on what was done.
-  static std::vector<std::string> reshard(const ModelSpec& model, const EngineConfig& config,
-                                          Runtime& runtime, Device& device);
-  void add_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
+  /// EngineConfig::Resume::kReshard: an engine over the store that was cut anew; null where there
+  /// is no store, or one that opens as it is.
+  static std::unique_ptr<EngineImpl> reshard(const ModelSpec& model, const EngineConfig& config,
+                                             Runtime& runtime, Device& device);
 
   /// The rest of construction: everything that can fail because of the world.
   void open(const Initializer& initialize);
@@ -319,7 +319,6 @@ class EngineImpl final : public LentEngine {
   bool at_rest_ = false;            // nothing was asked for since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
-  std::vector<std::string> load_notes_;  // what converting the state lost
 };
 
 }  // namespace ziggurat

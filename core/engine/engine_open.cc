@@ -17,38 +17,37 @@
 
 namespace ziggurat {
 StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& store) {
-  const EngineConfig defaults;
-  return runtime.reactor.block_on([](Runtime& run, std::vector<StoreDirectory> directories,
-                                     const EngineConfig& config) -> Task<StoreInfo> {
-    for (const StoreDirectory& directory : directories) {
-      if (!std::filesystem::is_directory(directory.path))
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("`store={}`: no such directory", directory.path));
-    }
-    Communicator& ranks = *run.ranks;
-    RankChannels channels(ranks, place_of(ranks.rank(), ranks.world_size(), /*tensor=*/1), {});
-    auto storage = Storage::open(run, *channels.store, directories);
-    StripedStore::Environment environment = storage->environment(run, config);
-    Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
-    storage->store = co_await std::move(opening);
-    const StoreState& state = storage->store->state();
-    StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
-                   .dtype = ChunkTable::param_dtype(state.layout),
-                   .run_identity = state.run_identity,
-                   .numerics_fingerprint = state.numerics_fingerprint,
-                   .state = ChunkTable::state_of(state.layout),
-                   .sharding = ChunkTable::sharding_of(state.layout),
-                   .constant_params = ChunkTable::constant_params(state.layout),
-                   .generation = 0,
-                   .blob = {}};
-    BlobHeader header;
-    if (state.blob.size() >= sizeof(header)) {
-      std::memcpy(&header, state.blob.data(), sizeof(header));
-      info.generation = header.generation;
-      info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
-    }
-    co_return info;
-  }(runtime, store, defaults));
+  return runtime.reactor.block_on(
+      [](Runtime& run, std::vector<StoreDirectory> directories) -> Task<StoreInfo> {
+        for (const StoreDirectory& directory : directories) {
+          if (!std::filesystem::is_directory(directory.path))
+            throw Error(ErrorCode::kInvalidArgument,
+                        fmt::format("`store={}`: no such directory", directory.path));
+        }
+        Communicator& ranks = *run.ranks;
+        RankChannels channels(ranks, place_of(ranks.rank(), ranks.world_size(), /*tensor=*/1), {});
+        auto storage = Storage::open(run, *channels.store, directories);
+        StripedStore::Environment environment = storage->environment(run);
+        Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
+        storage->store = co_await std::move(opening);
+        const StoreState& state = storage->store->state();
+        StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
+                       .dtype = ChunkTable::param_dtype(state.layout),
+                       .run_identity = state.run_identity,
+                       .numerics_fingerprint = state.numerics_fingerprint,
+                       .state = ChunkTable::state_of(state.layout),
+                       .sharding = ChunkTable::sharding_of(state.layout),
+                       .constant_params = ChunkTable::constant_params(state.layout),
+                       .generation = 0,
+                       .blob = {}};
+        BlobHeader header;
+        if (state.blob.size() >= sizeof(header)) {
+          std::memcpy(&header, state.blob.data(), sizeof(header));
+          info.generation = header.generation;
+          info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
+        }
+        co_return info;
+      }(runtime, store));
 }
 
 void EngineImpl::open(const Initializer& initialize) {
@@ -136,7 +135,7 @@ Task<> EngineImpl::open_store() {
                             storage_->paths()));
   }
   if (found && config_.resume != EngineConfig::Resume::kNever) {
-    StripedStore::Environment environment = storage_->environment(runtime_, config_);
+    StripedStore::Environment environment = storage_->environment(runtime_);
     Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
     storage_->store = co_await std::move(opening);
     const StoreState& state = storage_->store->state();
@@ -170,7 +169,7 @@ Task<> EngineImpl::open_store() {
   device_plan_ = plan_device(*table_, config_.placement, device_request(), device_bytes);
   require_device_budget(device_plan_, device_bytes);
   if (resumed_ || config_.store.empty()) co_return;
-  StripedStore::Environment environment = storage_->environment(runtime_, config_);
+  StripedStore::Environment environment = storage_->environment(runtime_);
   StoreSpec spec{.layout = table_->layout(),
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,

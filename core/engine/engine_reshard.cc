@@ -35,10 +35,11 @@ class Resharding {
 
   /// False: there is no store, or one that opens as it is.
   Task<bool> begin();
-  /// The new store, whole and durable on every rank when this returns. Not on the reactor.
-  std::vector<std::string> build();
-  /// The new store is whole.
-  Task<> complete();
+  /// An engine over the new store, which is whole and durable on every rank when this returns. Not
+  /// on the reactor.
+  std::unique_ptr<EngineImpl> build();
+  /// The new store takes the old one's place.
+  Task<> complete(EngineImpl& engine);
   void close() {
     succession_.reset();
     stored_.reset();
@@ -104,7 +105,6 @@ void Resharding::require_same_model() const {
 EngineConfig Resharding::config() const {
   EngineConfig config = engine_.config_;
   config.resume = EngineConfig::Resume::kNever;
-  config.checkpoint.saves = false;
   for (std::size_t i = 0; i < order_.size(); ++i) {
     config.store[i] = engine_.config_.store[order_[i]];
     config.store[i].path = StoreSuccession::folder_in(config.store[i].path);
@@ -112,46 +112,55 @@ EngineConfig Resharding::config() const {
   return config;
 }
 
-std::vector<std::string> Resharding::build() {
-  EngineImpl engine(engine_.model_, config(), engine_.runtime_, engine_.device_);
-  engine.open(*stored_, {});
-  engine.make_durable();  // at rest: no rank waits for another's part any more
-  std::vector<std::string> notes{fmt::format("the store was cut anew from one of {} rank{}",
-                                             stored_->content().layout.ranks,
-                                             stored_->content().layout.ranks == 1 ? "" : "s")};
-  for (const std::string& note : engine.load_notes_)
-    notes.push_back(fmt::format("{}: {}", stored_->place(), note));
-  return notes;
+std::unique_ptr<EngineImpl> Resharding::build() {
+  auto engine =
+      std::make_unique<EngineImpl>(engine_.model_, config(), engine_.runtime_, engine_.device_);
+  engine->open(*stored_, {});
+  engine->make_durable();  // no rank goes on before the parts of all are whole
+  const int ranks = stored_->content().layout.ranks;
+  engine->notes_.insert(
+      engine->notes_.begin(),
+      fmt::format("the store was cut anew from one of {} rank{}", ranks, ranks == 1 ? "" : "s"));
+  return engine;
 }
 
-Task<> Resharding::complete() {
+Task<> Resharding::complete(EngineImpl& engine) {
   Quorum& ranks = engine_.storage_->quorum;
   co_await ranks.barrier();  // every rank's part is whole
   Task<> completing =
       first_rank_does(ranks, succession_->complete(), "put the resharded store in its place");
   co_await std::move(completing);
+  std::vector<std::string> directories;
+  for (std::size_t i = 0; i < order_.size(); ++i) {
+    const StoreDirectory& directory = engine_.config_.store[order_[i]];
+    directories.push_back(directory.path);
+    engine.config_.store[i].path = directory.path;
+  }
+  engine.storage_->moved(directories);
 }
 
-std::vector<std::string> EngineImpl::reshard(const ModelSpec& model, const EngineConfig& config,
-                                             Runtime& runtime, Device& device) {
+std::unique_ptr<EngineImpl> EngineImpl::reshard(const ModelSpec& model, const EngineConfig& config,
+                                                Runtime& runtime, Device& device) {
+  if (config.resume != EngineConfig::Resume::kReshard) return nullptr;
   EngineImpl shell(model, config, runtime, device);
   Resharding resharding(shell);
-  std::vector<std::string> notes;
+  std::unique_ptr<EngineImpl> engine;
   std::exception_ptr error;
   try {
     if (runtime.reactor.block_on(resharding.begin())) {
-      notes = resharding.build();
-      runtime.reactor.block_on(resharding.complete());
+      engine = resharding.build();
+      runtime.reactor.block_on(resharding.complete(*engine));
     }
   } catch (...) {
     error = std::current_exception();
   }
+  if (error) engine.reset();
   runtime.reactor.block_on([](Resharding& its) -> Task<> {
     its.close();
     co_return;
   }(resharding));
   if (error) std::rethrow_exception(error);
-  return notes;
+  return engine;
 }
 
 }  // namespace ziggurat

@@ -92,7 +92,7 @@ std::vector<int> Storage::chunk_drive_nodes() const {
   return by_chunk;
 }
 
-StripedStore::Environment Storage::environment(Runtime& runtime, const EngineConfig& config) {
+StripedStore::Environment Storage::environment(Runtime& runtime) {
   fill.emplace(StripedStore::fill_bytes(places.size()));
   return {.reactor = runtime.reactor,
           .ranks = quorum,
@@ -102,11 +102,18 @@ StripedStore::Environment Storage::environment(Runtime& runtime, const EngineCon
                 staging.emplace_back(size_bytes);
                 return staging.back().bytes();
               },
-          .fill = fill->bytes(),
-          .progress =
-              [progress = config.progress](std::uint64_t done, std::uint64_t total) {
-                if (progress) progress("filling the store", done, total);
-              }};
+          .fill = fill->bytes()};
+}
+
+void Storage::moved(std::span<const std::string> directories) {
+  store->moved(directories);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (auto node = drive_nodes.extract(places[i].directory); !node.empty()) {
+      node.key() = directories[i];
+      drive_nodes.insert(std::move(node));
+    }
+    places[i].directory = directories[i];
+  }
 }
 
 std::string Storage::paths() const {

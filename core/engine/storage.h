@@ -22,7 +22,7 @@
 
 namespace ziggurat {
 
-/// Page-aligned memory outside the pool, for superblocks, tables and the filling of new files: a
+/// Page-aligned memory outside the pool, for superblocks and tables: a
 /// few MiB at most. Not in forked children, as all that a drive reads into.
 class AlignedMemory {
  public:
@@ -59,7 +59,9 @@ struct Storage {
   std::span<const int> cpus_near(const Topology& topology, const std::string& directory) const;
   /// NUMA node of the drive that holds each chunk's record; empty where memory is one.
   std::vector<int> chunk_drive_nodes() const;
-  StripedStore::Environment environment(Runtime& runtime, const EngineConfig& config);
+  StripedStore::Environment environment(Runtime& runtime);
+  /// The store's files were renamed into other directories of the same drives, by place.
+  void moved(std::span<const std::string> directories);
   std::string paths() const;  ///< for messages: as given to --store
 };
 

@@ -196,8 +196,7 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
             rank.staging.push_back(std::make_unique<AlignedMemory>(size_bytes));
             return rank.staging.back()->bytes();
           },
-      .fill = fill_memory(rank.quorum.rank(), options_.stripes).bytes(),
-      .progress = {}};
+      .fill = fill_memory(rank.quorum.rank(), options_.stripes).bytes()};
   std::uint64_t total_bytes = 0;
   for (const std::uint64_t size_bytes : options_.record_bytes) total_bytes += size_bytes;
   rank.records = std::make_unique<AlignedMemory>(total_bytes);

@@ -47,8 +47,7 @@ class Drives : public testing::Test {
                   staging_.push_back(std::make_unique<AlignedMemory>(size_bytes));
                   return staging_.back()->bytes();
                 },
-            .fill = fill_->bytes(),
-            .progress = {}};
+            .fill = fill_->bytes()};
   }
 
   std::unique_ptr<StripedStore> create(std::size_t chunks) {
