@@ -2,7 +2,9 @@
 // core/engine/background_save.cc: which record is copied next, from where, and who waits for it.
 #include "core/engine/background_save.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +15,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "core/schedule/stored_record.h"
+#include "tiers/quorum.h"
 
 namespace ziggurat {
 
@@ -47,23 +50,32 @@ struct BackgroundSave::Run {
 };
 
 BackgroundSave::BackgroundSave(const Parts& parts)
-    : parts_(parts), memory_(memory_bytes(parts.context.table)), idle_(parts.context.cancel) {
+    : parts_(parts),
+      memory_(kLanes * parts.context.table.largest_record_bytes()),
+      idle_(parts.context.cancel) {
   idle_.set();
+  if (Trace* const trace = parts.runtime.trace.get()) {
+    save_track_ = trace->track("checkpoint");
+    wait_track_ = trace->track("updates that wait for it");
+  }
 }
 
 BackgroundSave::~BackgroundSave() = default;
 
-IoEngine& BackgroundSave::io_for(const std::string& folder) {
-  std::unique_ptr<IoEngine>& io = engines_[folder];
-  if (!io) {
+/// Its engine is chosen once the folder has answered: that is tried on the reactor's thread.
+Task<> BackgroundSave::open_folder(std::string folder) {
+  if (engines_.contains(folder)) co_return;
+  const std::function<void()> touch = [&] {
     std::error_code failure;
     std::filesystem::create_directories(folder, failure);
     if (failure)
       throw system_error(failure.value(),
                          fmt::format("`checkpoint_dir={}`: cannot make it", folder));
-    io = parts_.runtime.io_engine(parts_.context.reactor, folder);
-  }
-  return *io;
+    const int file = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (file >= 0) ::close(file);
+  };
+  co_await caller_.run(parts_.context.reactor, "name files", touch);
+  engines_[folder] = parts_.runtime.io_engine(parts_.context.reactor, folder);
 }
 
 void BackgroundSave::begin(Request request) {
@@ -89,24 +101,21 @@ Task<> BackgroundSave::ended() {
   if (run_) co_await idle_.wait();
 }
 
-void BackgroundSave::skipped(std::uint64_t generation) {
-  outcomes_.push_back({.step = generation,
-                       .directory = {},
-                       .failure = Error(ErrorCode::kUnavailable,
-                                        "the save before it is still under way: save less often, "
-                                        "or to a faster drive")});
-}
-
 Task<> BackgroundSave::save(RunPtr run, Request request) {
   SaveOutcome outcome{.step = run->generation,
                       .directory = request.checkpoint.folder + "/" +
                                    checkpoint_name(request.checkpoint.content.step)};
   try {
     Context& context = parts_.context;
+    CommunicatorQuorum ranks(parts_.ranks);
+    Task<> opening = open_folder(request.checkpoint.folder);
+    Task<> opened = together(ranks, std::move(opening), "open its checkpoint directory");
+    co_await std::move(opened);
     CheckpointSave::Environment environment{.reactor = context.reactor,
                                             .workers = context.workers,
-                                            .io = io_for(request.checkpoint.folder),
-                                            .ranks = parts_.ranks};
+                                            .io = *engines_.at(request.checkpoint.folder),
+                                            .ranks = parts_.ranks,
+                                            .calls = BlockingCalls(caller_)};
     Task<std::unique_ptr<CheckpointSave>> beginning =
         CheckpointSave::begin(environment, std::move(request.checkpoint));
     const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
@@ -120,7 +129,10 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
   }
   give_up(*run, {});
   const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
-  outcome.seconds = seconds(monotonic_now() - run->begun_at);
+  const Nanoseconds now = monotonic_now();
+  if (Trace* const trace = parts_.runtime.trace.get())
+    trace->span(save_track_, "save", run->begun_at, now, static_cast<std::int64_t>(outcome.step));
+  outcome.seconds = seconds(now - run->begun_at);
   outcome.stalled_s = seconds(run->stalled);
   outcomes_.push_back(std::move(outcome));
   run_.reset();
@@ -306,7 +318,11 @@ Task<> BackgroundSave::hold(ChunkId id) {
   });
   Signal& copied = run->awaited.try_emplace(id, parts_.context.cancel).first->second;
   co_await copied.wait();
-  if (--run->waiting == 0) run->stalled += monotonic_now() - run->waiting_since;
+  if (--run->waiting > 0) co_return;
+  const Nanoseconds now = monotonic_now();
+  run->stalled += now - run->waiting_since;
+  if (Trace* const trace = parts_.runtime.trace.get())
+    trace->span(wait_track_, "updates wait for copies", run->waiting_since, now);
 }
 
 }  // namespace ziggurat

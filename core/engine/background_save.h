@@ -31,9 +31,9 @@ namespace ziggurat {
 class BackgroundSave final : public RecordWatch {
  public:
   static constexpr std::size_t kLanes = 2;
-  /// Host memory that it takes for good.
+  /// Host memory for records that wait, and for the copies of them that are written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
-    return kLanes * table.largest_record_bytes();
+    return 2 * kLanes * table.largest_record_bytes();
   }
 
   struct Parts {
@@ -59,8 +59,6 @@ class BackgroundSave final : public RecordWatch {
   void begin(Request request);
   bool under_way() const noexcept { return run_ != nullptr; }
   Task<> ended();
-  /// A save that was asked for while another was under way.
-  void skipped(std::uint64_t generation);
   /// Those that ended since this was asked last.
   std::vector<SaveOutcome> take_outcomes() { return std::exchange(outcomes_, {}); }
 
@@ -98,15 +96,18 @@ class BackgroundSave final : public RecordWatch {
   Task<> pace(RunPtr run, std::uint64_t size_bytes);
   void done(Run& run, ChunkId chunk);
   static void give_up(Run& run, std::exception_ptr why);
-  IoEngine& io_for(const std::string& folder);
+  Task<> open_folder(std::string folder);
 
   Parts parts_;
   OptimizerSweep* sweep_ = nullptr;
   AlignedMemory memory_;
+  WorkerPool caller_{{.threads = 1, .cpus = {}}};  // a target that hangs stops it, and no step
   std::map<std::string, std::unique_ptr<IoEngine>> engines_;  // by folder
   RunPtr run_;
   Signal idle_;
   std::vector<SaveOutcome> outcomes_;
+  int save_track_ = 0;  // of the trace, where there is one
+  int wait_track_ = 0;
 };
 
 }  // namespace ziggurat

@@ -102,7 +102,8 @@ struct StepOptions {
   /// updates before the norm are guesses, as with clipping.
   std::optional<float> loss_scale = std::nullopt;
   /// The step, once made, is saved while training goes on; every rank gives one, or none does. Not
-  /// while a save is under way: ended_saves() names it then. With EngineConfig::Checkpoint::saves.
+  /// while a save is under way on any rank: StepResult::saves says on all that it was not begun.
+  /// With EngineConfig::Checkpoint::saves.
   const CheckpointRequest* checkpoint = nullptr;
   std::span<const std::byte> blob;  ///< the trainer's own state (data cursor, RNG), copied, made
                                     ///< durable with this step; at most as the config says
@@ -118,6 +119,7 @@ struct StepResult {
   double grad_norm = 0;  ///< global 2-norm of the rounded gradients' mean over ranks, unclipped
   bool clipped = false;
   bool skipped = false;  ///< the gradients overflowed: nothing changed, generation is the old one
+  bool saves = false;    ///< the checkpoint that was asked for is on its way
 };
 
 /// Fills `values` with the initial fp32 values of elements [first, first + values.size()) of

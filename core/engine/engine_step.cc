@@ -159,13 +159,10 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   ++generation_;
   begin_step();
   if (verdict.checkpoint) begin_checkpoint();
-  if (options.checkpoint != nullptr) {
-    if (verdict.saving)
-      saves_->skipped(generation_);
-    else
-      begin_save(*options.checkpoint);
-  }
-  co_return StepResult{.generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F};
+  const bool saves = options.checkpoint != nullptr && !verdict.saving;
+  if (saves) begin_save(*options.checkpoint);
+  co_return StepResult{
+      .generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F, .saves = saves};
 }
 
 /// Without a verdict the step can be neither made nor undone: the engine has ended.

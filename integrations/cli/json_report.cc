@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "core/engine/engine.h"
 #include "integrations/cli/report.h"
 
 namespace ziggurat::cli {
@@ -130,6 +131,20 @@ json to_json(const RunReport& report) {
     object["skipped"] = report.skipped;
   }
   return object;
+}
+
+json to_json(const std::vector<SaveOutcome>& saves) {
+  json all = json::array();
+  for (const SaveOutcome& save : saves) {
+    json its{{"step", save.step},
+             {"directory", save.directory},
+             {"size_bytes", save.size_bytes},
+             {"seconds", save.seconds},
+             {"stalled_s", save.stalled_s}};
+    if (save.failure) its["failure"] = save.failure->what();
+    all.push_back(std::move(its));
+  }
+  return all;
 }
 
 JsonReport::JsonReport(std::string path, const json& run)

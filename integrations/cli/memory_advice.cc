@@ -178,18 +178,18 @@ WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
   const std::uint64_t params = params_share(values_bytes, strategy);
   const std::uint64_t grads = updates_share(values_bytes, strategy);
   WritePlan plan;
-  plan.fill_bytes = (static_cast<std::uint64_t>(options.engine.slots) + 1) * records;
+  plan.first_bytes = records;
   if (placement.optimizer == Tier::kNvme) {
     plan.per_step_bytes += records;
   } else {
     plan.at_end_bytes += records;
   }
   if (placement.params == Tier::kNvme) {
-    plan.fill_bytes += 2 * params;
+    plan.first_bytes += 2 * params;
     plan.per_step_bytes += params;
   }
   if (placement.grads == Tier::kNvme) {
-    plan.fill_bytes += grads;
+    plan.first_bytes += grads;
     plan.per_step_bytes += grads;
   }
   return plan;

@@ -24,13 +24,12 @@ std::uint64_t training_state_bytes(const TrainOptions& options);
 
 /// Bytes of a step, and of the whole run, that one rank makes its drive write. From sizes alone.
 struct WritePlan {
-  std::uint64_t fill_bytes =
-      0;  ///< a new store's file, written once from end to end, and generation 0
+  std::uint64_t first_bytes = 0;  ///< generation 0 of a new store
   std::uint64_t per_step_bytes = 0;
   std::uint64_t at_end_bytes = 0;  ///< the checkpoint of state that is not NVMe-placed
 
   WritePlan operator*(std::uint64_t times) const {
-    return {fill_bytes * times, per_step_bytes * times, at_end_bytes * times};
+    return {first_bytes * times, per_step_bytes * times, at_end_bytes * times};
   }
 };
 WritePlan write_plan(const TrainOptions& options, const Strategy& strategy = {});

@@ -16,6 +16,10 @@
 #include "optimizer/state_format.h"
 #include "tiers/account.h"
 
+namespace ziggurat {
+struct SaveOutcome;
+}
+
 namespace ziggurat::cli {
 
 /// What one rank did: means of its steady steps, and totals and peaks of the run.
@@ -94,6 +98,8 @@ std::vector<std::string> rank_table(const RunReport& report);
 
 nlohmann::json to_json(const StepRecord& record);
 nlohmann::json to_json(const RunReport& report);
+/// Checkpoints, whole or not.
+nlohmann::json to_json(const std::vector<SaveOutcome>& saves);
 
 /// "NVMe", "host to device", ...: the links that `wait` waits for under `placement`.
 std::string link_of(Wait wait, const Placement& placement, bool several_ranks);

@@ -60,6 +60,7 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
   const double loss = trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F));
   const TrainRanks::Shared shared = ranks_->share(
       {.loss = loss, .interrupted = interrupted, .save = save || save_due(index + 1)});
+  save_waits_ = save_waits_ || shared.save;
   interrupted_ = shared.interrupted;
   record.loss = static_cast<float>(shared.loss);
   record.learning_rate = options.learning_rate;
@@ -78,13 +79,12 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
   options.blob = blob;
   const CheckpointRequest request = checkpoint_request(after);
   const bool last = shared.interrupted || record.step == options_.steps;
-  if (!options_.checkpoint.directory.empty() && (shared.save || last)) {
-    if (last) engine_->finish_saves();  // this one is not left out for it
+  if (!options_.checkpoint.directory.empty() && (save_waits_ || last)) {
+    if (last) engine_->finish_saves();  // it has no later step to wait for
     options.checkpoint = &request;
-    saved_at_s_ = now_s();
   }
   const StepResult result = engine_->step(options);
-  if (options.checkpoint != nullptr && !result.skipped) saved_step_ = record.step;
+  note_save(options.checkpoint != nullptr, result, record.step);
   ++attempts_;
   if (scaler_) scaler_->update(result.skipped);
   const double end = now_s();
@@ -212,6 +212,13 @@ RankFigures TrainRun::own_figures(const RunFacts& facts) {
   return own;
 }
 
+void TrainRun::finish_json(const RunReport& report) {
+  if (!json_) return;
+  nlohmann::json total = to_json(report);
+  if (!saves_.empty()) total["saves"] = to_json(saves_);
+  json_->finish(total);
+}
+
 void TrainRun::finish_interrupted() {
   finish_saves();
   engine_->make_durable();
@@ -222,7 +229,7 @@ void TrainRun::finish_interrupted() {
   RunReport report =
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.durable_generation = engine_->durable_generation();
-  if (json_) json_->finish(to_json(report));
+  finish_json(report);
   ranks_->part();
 }
 
@@ -244,7 +251,7 @@ void TrainRun::finish_done() {
       fmt::format("generation {0} is durable in {1}; more --steps go on from there, "
                   "`ziggurat sample --store {1}` speaks",
                   report.durable_generation, options_.store));
-  if (json_) json_->finish(to_json(report));
+  finish_json(report);
   ranks_->part();
 }
 
@@ -261,6 +268,7 @@ int TrainRun::run() {
                              {"ranks", ranks_->count()},
                              {"tensor_parallel", place_.tensor_ranks()},
                              {"resumed_at", engine_->generation()},
+                             {"open_s", open_s_},
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }

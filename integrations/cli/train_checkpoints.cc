@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/bytes.h"
 #include "integrations/cli/train_run.h"
@@ -61,8 +62,27 @@ CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
   return request;
 }
 
+/// What is due while the save before it is under way is saved with the first step after that.
+void TrainRun::note_save(bool asked, const StepResult& result, std::uint64_t step) {
+  if (!asked || result.skipped) return;
+  if (!result.saves) {
+    if (!std::exchange(wait_was_said_, true)) {
+      console_.line(
+          fmt::format("the checkpoint due at step {} waits for the one before it, which "
+                      "is still being written",
+                      step));
+    }
+    return;
+  }
+  save_waits_ = false;
+  wait_was_said_ = false;
+  saved_step_ = step;
+  saved_at_s_ = now_s();
+}
+
 void TrainRun::report_saves() {
   for (const SaveOutcome& save : engine_->ended_saves()) {
+    if (json_) saves_.push_back(save);
     if (save.failure) {
       console_.line(fmt::format("the checkpoint of step {} failed, and training goes on: {}",
                                 save.step, save.failure->what()));

@@ -25,7 +25,9 @@ void TrainRun::open() {
                                &runtime_->metrics);
   announce();
 
+  const double opening_at = now_s();
   open_engine();
+  open_s_ = now_s() - opening_at;
   for (const std::string& line : engine_->description()) console_.line("  " + in_flags(line));
   if (options_.loss_scale.config) scaler_.emplace(*options_.loss_scale.config);
   if (engine_->resumed()) resume();
@@ -194,8 +196,8 @@ void TrainRun::announce() {
   const WritePlan plan = writes();
   console_.line(fmt::format(
       "  the run will write {} to {}: {} to make the store, {} in each of {} steps{}; {}",
-      gigabytes(plan.fill_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
-      options_.store, gigabytes(plan.fill_bytes), gigabytes(plan.per_step_bytes), options_.steps,
+      gigabytes(plan.first_bytes + plan.per_step_bytes * options_.steps + plan.at_end_bytes),
+      options_.store, gigabytes(plan.first_bytes), gigabytes(plan.per_step_bytes), options_.steps,
       plan.at_end_bytes > 0 ? fmt::format(", {} at the end", gigabytes(plan.at_end_bytes)) : "",
       free_space(options_.engine.store)));
 }

@@ -64,7 +64,9 @@ class TrainRun {
   // train_checkpoints.cc
   bool save_due(std::uint64_t step) const;
   CheckpointRequest checkpoint_request(const RunState& state) const;
+  void note_save(bool asked, const StepResult& result, std::uint64_t step);
   void report_saves();
+  void finish_json(const RunReport& report);
   void finish_saves();
 
   // train.cc
@@ -102,10 +104,14 @@ class TrainRun {
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;    // at steps, skipped ones included: the data cursor
-  bool interrupted_ = false;      // some rank was asked to end
-  std::uint64_t saved_step_ = 0;  // of which a checkpoint was begun last
-  double saved_at_s_ = now_s();   // when the last checkpoint was begun, by this rank's clock
+  std::uint64_t attempts_ = 0;      // at steps, skipped ones included: the data cursor
+  bool interrupted_ = false;        // some rank was asked to end
+  std::vector<SaveOutcome> saves_;  // that ended, for --json
+  double open_s_ = 0;               // what opening the engine took
+  bool save_waits_ = false;         // a checkpoint is due that was not begun
+  bool wait_was_said_ = false;      // of it
+  std::uint64_t saved_step_ = 0;    // of which a checkpoint was begun last
+  double saved_at_s_ = now_s();     // when the last checkpoint was begun, by this rank's clock
   std::optional<std::pair<std::uint64_t, double>> best_;  // step and held-out loss
   StepLog log_;
   CounterSnapshot at_first_step_;
