@@ -123,10 +123,18 @@ const Fault* FaultyEngine::strike(FaultPoint point, const IoOp* op) {
     return each.point == point && each.times > 0 &&
            (each.persistent ? call >= each.position : call == each.position) && touches(each, op);
   });
-  if (fault == plan_.end()) return nullptr;
+  if (fault == plan_.end()) return ask_gate(point);
   ++injected_[static_cast<std::size_t>(point)];
   --fault->times;
   return &*fault;
+}
+
+const Fault* FaultyEngine::ask_gate(FaultPoint point) {
+  const int error = gate_ ? gate_(point) : 0;
+  if (error == 0) return nullptr;
+  ++injected_[static_cast<std::size_t>(point)];
+  gated_ = Fault::fail(point, error);
+  return &gated_;
 }
 
 void FaultyEngine::strike_name(FaultPoint point, const std::string& what) {

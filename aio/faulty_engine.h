@@ -8,9 +8,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "aio/io_engine.h"
@@ -84,6 +86,10 @@ class FaultyEngine final : public IoEngine {
   /// Adds to the plan. Of several faults that strike one call, the first planned does.
   void plan(const Fault& fault);
   void clear_plan() { plan_.clear(); }
+  /// Asked before every call that no planned fault strikes: 0, or the errno that the call fails
+  /// with. For faults that are counted over several points, or over several engines.
+  using Gate = std::function<int(FaultPoint point)>;
+  void set_gate(Gate gate) { gate_ = std::move(gate); }
   /// Calls of `point` so far, and how many a fault has struck.
   std::uint64_t calls(FaultPoint point) const { return at(calls_, point); }
   std::uint64_t injected(FaultPoint point) const { return at(injected_, point); }
@@ -117,6 +123,7 @@ class FaultyEngine final : public IoEngine {
   }
   const std::string& path_of(FileHandle file) const;
   const Fault* strike(FaultPoint point, const IoOp* op = nullptr);
+  const Fault* ask_gate(FaultPoint point);
   bool touches(const Fault& fault, const IoOp* op) const;
   void strike_name(FaultPoint point, const std::string& what);
   void hold(IoOp& op, std::int32_t result, bool carry_out, Nanoseconds delay);
@@ -127,6 +134,8 @@ class FaultyEngine final : public IoEngine {
   std::unique_ptr<IoEngine> inside_;
   std::vector<std::string> paths_;  // by handle, as it was opened
   std::vector<Fault> plan_;         // `times` counts down
+  Gate gate_;
+  Fault gated_;  // what the gate said last
   Counts calls_{};
   Counts injected_{};
   std::shared_ptr<Held> held_;

@@ -102,6 +102,49 @@ void SimulatedDisk::crash(std::uint64_t seed) {
   forget_programs();
 }
 
+std::size_t SimulatedDisk::unsynced() const {
+  std::size_t count = unsynced_names_.size();
+  for (const auto& [id, inode] : inodes_)
+    count += inode.unsynced.size() + (has_new_size(inode) ? 1 : 0);
+  return count;
+}
+
+void SimulatedDisk::crash_keeping(const std::vector<bool>& kept) {
+  ZIGGURAT_CHECK(kept.size() == unsynced(), "{} fates of {} operations", kept.size(), unsynced());
+  auto fate = kept.begin();
+  names_ = durable_names_;
+  for (const NameOp& op : unsynced_names_) {
+    if (*fate++) apply(op, names_);
+  }
+  unsynced_names_.clear();
+  durable_names_ = names_;
+  for (auto& [id, inode] : inodes_) {
+    const bool grows = has_new_size(inode) && *fate++;
+    const std::uint64_t size = grows ? inode.current.size() : inode.durable.size();
+    inode.durable.resize(std::max(inode.durable.size(), inode.current.size()));
+    for (const Write& write : inode.unsynced) {
+      if (*fate++) apply(write, inode.durable);
+    }
+    inode.unsynced.clear();
+    inode.durable.resize(size);
+    inode.current = inode.durable;
+  }
+  forget_programs();
+}
+
+bool SimulatedDisk::unsynced_overlap() const {
+  for (const auto& [id, inode] : inodes_) {
+    for (const Write& a : inode.unsynced) {
+      for (const Write& b : inode.unsynced) {
+        if (a.id != b.id && a.offset_bytes < b.offset_bytes + b.bytes.size() &&
+            b.offset_bytes < a.offset_bytes + a.bytes.size())
+          return true;
+      }
+    }
+  }
+  return false;
+}
+
 void SimulatedDisk::kill(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   for (auto& [id, inode] : inodes_) {

@@ -40,6 +40,13 @@ class SimulatedDisk {
   /// each directory operation that was not synced happened or not; a file's new size likewise.
   /// Programs are gone, and so are their locks.
   void crash(std::uint64_t seed);
+  /// How many operations were not synced: crash() keeps each or loses it. A file's new size is one.
+  std::size_t unsynced() const;
+  /// As crash(), with each one's fate given: the i-th is kept if kept[i]; of a write all is, or
+  /// nothing. In the order in which they were made, which matters where unsynced_overlap().
+  void crash_keeping(const std::vector<bool>& kept);
+  /// Two writes that were not synced are to the same bytes.
+  bool unsynced_overlap() const;
   /// The process is killed, the machine lives: what completed can be read but is still not durable;
   /// what was in flight happened or not.
   void kill(std::uint64_t seed);
@@ -92,6 +99,9 @@ class SimulatedDisk {
   static void apply(const Write& write, PagedBytes& bytes);
   static PagedBytes on_drive(const Inode& inode);
   static bool is_readable(const Inode& inode, std::uint64_t offset_bytes, std::uint64_t size_bytes);
+  static bool has_new_size(const Inode& inode) {
+    return inode.current.size() != inode.durable.size();
+  }
   void do_name_op(NameOp op);
   int inode_of(const std::string& path) const;
   void forget_programs();

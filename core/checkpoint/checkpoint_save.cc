@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -20,6 +21,33 @@ constexpr std::string_view kNameBegin = "step-";
 
 std::string manifest_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, Manifest::kFileName);
+}
+
+/// The steps that have a directory, whole or not.
+std::vector<std::uint64_t> steps_in(IoEngine& io, const std::string& folder) {
+  std::vector<std::uint64_t> steps;
+  std::vector<std::string> names;
+  try {
+    names = io.names_in(folder);
+  } catch (const Error& error) {
+    if (error.native() != ENOENT) throw;
+  }
+  for (const std::string& name : names) {
+    std::uint64_t step = 0;
+    const char* const digits = name.data() + std::min(name.size(), kNameBegin.size());
+    const auto [end, error] = std::from_chars(digits, name.data() + name.size(), step);
+    if (error == std::errc{} && checkpoint_name(step) == name) steps.push_back(step);
+  }
+  return steps;
+}
+
+/// Another rank may remove it too.
+void remove_if_there(IoEngine& io, const std::string& path) {
+  try {
+    io.remove(path);
+  } catch (const Error& error) {
+    if (error.native() != ENOENT) throw;
+  }
 }
 
 /// Never empty.
@@ -39,18 +67,8 @@ std::string checkpoint_name(std::uint64_t step) { return fmt::format("{}{:09}", 
 
 std::vector<std::uint64_t> checkpoint_steps(IoEngine& io, const std::string& folder) {
   std::vector<std::uint64_t> steps;
-  std::vector<std::string> names;
-  try {
-    names = io.names_in(folder);
-  } catch (const Error& error) {
-    if (error.native() != ENOENT) throw;
-  }
-  for (const std::string& name : names) {
-    std::uint64_t step = 0;
-    const char* const digits = name.data() + std::min(name.size(), kNameBegin.size());
-    const auto [end, error] = std::from_chars(digits, name.data() + name.size(), step);
-    if (error != std::errc{} || checkpoint_name(step) != name) continue;
-    if (io.exists(manifest_path(folder + "/" + name))) steps.push_back(step);
+  for (const std::uint64_t step : steps_in(io, folder)) {
+    if (io.exists(manifest_path(folder + "/" + checkpoint_name(step)))) steps.push_back(step);
   }
   std::ranges::sort(steps);
   return steps;
@@ -79,11 +97,11 @@ std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Rete
 }
 
 void remove_checkpoint(IoEngine& io, const std::string& directory) {
-  if (io.exists(manifest_path(directory))) {
-    io.remove(manifest_path(directory));
-    io.sync_directory(directory);
-  }
-  for (const std::string& name : io.names_in(directory)) io.remove(directory + "/" + name);
+  if (io.exists(manifest_path(directory))) io.remove(manifest_path(directory));
+  // Also where there is none: whoever removed it may have been killed before that was durable.
+  io.sync_directory(directory);
+  for (const std::string& name : io.names_in(directory))
+    remove_if_there(io, directory + "/" + name);
   io.remove_directory(directory);
 }
 
@@ -95,10 +113,9 @@ CheckpointSave::CheckpointSave(Environment environment, Request request)
 /// All ranks go on, or each throws: what it met itself, or what another did.
 Task<> CheckpointSave::agree(std::exception_ptr error) {
   struct Message {
-    std::array<char, 504> text{};  ///< ends with a NUL; empty: nothing is wrong
-    std::uint64_t stays = 0;       ///< 1: the manifest has its name, so files stay
+    std::array<char, 512> text{};  ///< ends with a NUL; empty: nothing is wrong
   };
-  Message own{.stays = published_ ? 1U : 0U};
+  Message own;
   if (error) {
     const std::string why = text_of(error);
     std::copy_n(why.begin(), std::min(why.size(), own.text.size() - 1), own.text.begin());
@@ -106,7 +123,6 @@ Task<> CheckpointSave::agree(std::exception_ptr error) {
   std::vector<Message> all(static_cast<std::size_t>(environment_.ranks.world_size()));
   co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
                                          std::as_writable_bytes(std::span(all)));
-  for (const Message& message : all) published_ = published_ || message.stays != 0;
   if (error) std::rethrow_exception(error);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].text[0] == 0) continue;
@@ -118,14 +134,48 @@ Task<> CheckpointSave::agree(std::exception_ptr error) {
 void CheckpointSave::make_directory() {
   IoEngine& io = environment_.io;
   io.make_directory(request_.folder);
+  lock_folder();
   if (io.exists(manifest_path(directory_))) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("{}: this step's checkpoint is there already, and stays as it is", directory_),
         EEXIST);
   }
+  remove_cut_off();
   io.make_directory(directory_);
-  for (const std::string& name : io.names_in(directory_)) io.remove(directory_ + "/" + name);
+}
+
+void CheckpointSave::lock_folder() {
+  const std::string path = request_.folder + "/.lock";
+  const bool is_new = !environment_.io.exists(path);
+  try {
+    lock_ = DirectFile::open(environment_.reactor, environment_.io, path,
+                             {.create = is_new,
+                              .writable = true,
+                              .direct = false,
+                              .lock = true,
+                              .lock_wait = std::chrono::seconds(1)},
+                             environment_.observers);
+  } catch (const Error& error) {
+    const int native = error.native();
+    if (native == ENOSYS || native == EOPNOTSUPP || native == ENOLCK) return;
+    if (native != EWOULDBLOCK) throw;
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{}: another process saves a checkpoint there now; save to a folder of "
+                            "its own, or when it has ended",
+                            request_.folder),
+                native);
+  }
+}
+
+/// What has no manifest. Without a lock others may be writing it, but for this step's.
+void CheckpointSave::remove_cut_off() {
+  IoEngine& io = environment_.io;
+  for (const std::uint64_t step : steps_in(io, request_.folder)) {
+    const std::string directory = request_.folder + "/" + checkpoint_name(step);
+    if (!lock_ && directory != directory_) continue;
+    if (!io.exists(manifest_path(directory))) remove_checkpoint(io, directory);
+  }
 }
 
 Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environment,
@@ -179,6 +229,8 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   std::exception_ptr agreed;
   try {
     co_await agree(error);
+    // Rank 0 may publish from here on, and die before it says so: nobody else removes a file.
+    writer_->keep();
     co_await gather(manifest);
     std::exception_ptr published;
     if (environment_.ranks.rank() == 0) {
@@ -192,7 +244,6 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   } catch (...) {
     agreed = std::current_exception();
   }
-  if (published_) writer_->keep();
   if (!agreed) co_return;
   const std::function<void()> remove = [&] { clean(); };
   co_await call(remove);
@@ -252,10 +303,12 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
 /// What the request's retention lets go.
 void CheckpointSave::let_go() {
   IoEngine& io = environment_.io;
-  for (const std::uint64_t step :
-       expired(checkpoint_steps(io, request_.folder), request_.retention))
+  io.sync_directory(request_.folder);  // `latest`, before what it named is removed
+  const std::vector<std::uint64_t> gone =
+      expired(checkpoint_steps(io, request_.folder), request_.retention);
+  for (const std::uint64_t step : gone)
     remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));
-  io.sync_directory(request_.folder);
+  if (!gone.empty()) io.sync_directory(request_.folder);
 }
 
 /// False where the manifest may be there after a crash: then every file that it names must be.

@@ -6,8 +6,10 @@
 //                         manifest.json       appears when every byte of the others is durable
 //   FOLDER/latest                             a hint: the directory's name
 //
-// A directory without a manifest is what a save left that was cut off: nobody loads it, and the
-// next save of that step removes it. All ranks see one filesystem. Reactor's thread.
+//   FOLDER/.lock                              held by whoever saves in it: one at a time
+//
+// A directory without a manifest is what a save or a removal left that was cut off: nobody loads
+// it, and the next save in the folder removes it. All ranks see one filesystem. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +41,8 @@ struct Retention {
 };
 /// The steps that `retention` lets go. The newest never is.
 std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention);
-/// Removes a checkpoint: its manifest first, so that no half one is ever taken for whole.
+/// Removes a checkpoint, or what is left of one: its manifest first, so that no half one is ever
+/// taken for whole.
 void remove_checkpoint(IoEngine& io, const std::string& directory);
 
 class CheckpointSave {
@@ -60,8 +63,9 @@ class CheckpointSave {
   };
 
   /// Makes the directory, and every rank its files. All ranks begin, or none. Errors:
-  /// kInvalidArgument where this step's checkpoint is there already; kResourceExhausted naming the
-  /// path; PeerFailed where it was another rank's error.
+  /// kInvalidArgument where this step's checkpoint is there already; kUnavailable where another
+  /// process saves in the folder; kResourceExhausted naming the path; PeerFailed where it was
+  /// another rank's error.
   static Task<std::unique_ptr<CheckpointSave>> begin(Environment environment, Request request);
 
   StateSink& sink() noexcept { return *writer_; }
@@ -78,6 +82,8 @@ class CheckpointSave {
   CheckpointSave(Environment environment, Request request);
   Task<> agree(std::exception_ptr error);
   void make_directory();
+  void lock_folder();
+  void remove_cut_off();
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);
   TextPlace text_place() const noexcept {
@@ -94,8 +100,9 @@ class CheckpointSave {
   Environment environment_;
   Request request_;
   std::string directory_;
+  std::unique_ptr<DirectFile> lock_;  // rank 0's; none where the filesystem has no locks
   std::unique_ptr<CheckpointWriter> writer_;
-  bool published_ = false;  // the manifest has its name, or may have it after a crash
+  bool published_ = false;  // rank 0: the manifest has its name, or may have it after a crash
 };
 
 }  // namespace ziggurat

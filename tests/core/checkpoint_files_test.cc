@@ -141,6 +141,42 @@ TEST_F(SavedCheckpoint, TakesThePlaceOfWhatWasCutOff) {
   EXPECT_TRUE(std::filesystem::exists(half + "/manifest.json"));
 }
 
+/// A save that was killed, or a removal: of whatever step it was.
+TEST_F(SavedCheckpoint, RemovesWhatWasCutOffOfOtherSteps) {
+  for (const std::uint64_t step : {0, 5}) {
+    const std::string half = folder_ + "/" + checkpoint_name(step);
+    std::filesystem::create_directory(half);
+    set_file_bytes(half + "/rank-00000-of-00009-00000.safetensors", "half");
+    set_file_bytes(half + "/manifest.json.part", "half");
+  }
+  on_ranks({.name = "again"}, scratch_, directory(), [&](CheckpointRank& rank) {
+    rank.step();
+    rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + checkpoint_name(0)));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/" + checkpoint_name(5)));
+  EXPECT_EQ(verdict(), "whole");
+}
+
+/// What one removes as cut off, the other would be writing.
+TEST_F(SavedCheckpoint, IsNotMadeWhileAnotherProcessSavesInTheFolder) {
+  ThreadEngine io(runtime_->reactor);
+  const FileHandle held = io.open(folder_ + "/.lock", {.writable = true, .lock = true});
+  on_ranks({.name = "again"}, scratch_, directory(), [&](CheckpointRank& rank) {
+    rank.step();
+    const CheckpointRequest request{.folder = folder_, .resume = {}};
+    try {
+      rank.engine->save_checkpoint(request);
+      ADD_FAILURE() << "two at a time";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("another process saves a checkpoint there"));
+    }
+    io.close(held);
+    rank.engine->save_checkpoint(request);
+  });
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/" + checkpoint_name(2) + "/manifest.json"));
+}
+
 TEST(Retention, LetsTheOldOnesGoButForThoseOfSomeSteps) {
   const std::vector<std::uint64_t> steps{10, 20, 25, 30, 40};
   EXPECT_THAT(expired(steps, {}), ::testing::IsEmpty());
@@ -163,7 +199,7 @@ TEST(Retention, RemovesOldCheckpointsOnceTheNewOneIsWhole) {
   for (const auto& entry : std::filesystem::directory_iterator(folder))
     names.push_back(entry.path().filename().string());
   EXPECT_THAT(names, ::testing::UnorderedElementsAre(checkpoint_name(2), checkpoint_name(4),
-                                                     checkpoint_name(5), "latest"));
+                                                     checkpoint_name(5), "latest", ".lock"));
 }
 
 }  // namespace

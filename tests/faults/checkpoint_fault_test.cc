@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// tests/faults/checkpoint_fault_test.cc: each call that saves, their commits and what retention
+// removes make to their files is the one where a rank dies, all ranks die, or the drive fails. No
+// checkpoint that was committed is lost, no half one is taken for whole, and training's own state
+// is what it would be.
+//
+// Real processes on real files. Some calls are struck; ZIGGURAT_FAULTS=all strikes each call of
+// each rank until a run ends without having been struck.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <cerrno>
+#include <filesystem>
+
+#include "base/error.h"
+#include "tests/faults/campaign.h"
+#include "tests/faults/checkpoint_judge.h"
+#include "tests/faults/rank_jobs.h"
+
+namespace ziggurat::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::uint64_t kSteps = 7;      // of the run that is struck: it saves steps 2, 4, 6 and 7
+constexpr std::uint64_t kMoreSteps = 9;  // of the one that comes next
+constexpr std::uint64_t kSampled = 3;    // of each effect on each rank
+
+class CheckpointFaults : public ::testing::TestWithParam<int> {
+ protected:
+  std::string path(const std::string& name) const { return scratch_.path() + "/" + name; }
+  Job job(std::uint64_t last_step) const {
+    return {.ranks = GetParam(),
+            .store = path("store"),
+            .target = path("target"),
+            .last_step = last_step,
+            .opened_copy = path("opened"),
+            .last_copy = path("last")};
+  }
+  void clear() const {
+    for (const char* const name : {"store", "target", "opened", "last"})
+      std::filesystem::remove_all(path(name));
+  }
+
+  /// Every state, and how many calls each rank makes.
+  void SetUp() override {
+    Job every = job(kMoreSteps);
+    every.save_every = 1;
+    every.keep_last = 0;
+    ASSERT_EQ(trouble(run_job(every)), "");
+    expected_[0] = tensors_of(path("opened") + "/" + checkpoint_name(0));
+    for (std::uint64_t step = 1; step <= kMoreSteps; ++step)
+      expected_[step] = tensors_of(path("target") + "/" + checkpoint_name(step));
+    clear();
+    const std::vector<RankReport> sound = run_job(job(kSteps));
+    ASSERT_EQ(trouble(sound), "");
+    for (const RankReport& rank : sound) calls_.push_back(rank.calls);
+    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
+    ASSERT_THAT(found.problems, IsEmpty());
+    ASSERT_THAT(found.whole, ElementsAre(kSteps));
+    ASSERT_THAT(found.leftovers, IsEmpty());
+  }
+
+  /// What the run that was struck left keeps every promise that it made.
+  void expect_kept(const std::vector<RankReport>& ranks) const {
+    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
+    EXPECT_THAT(found.problems, IsEmpty());
+    const std::set<std::uint64_t> promised = saved(ranks);
+    if (promised.empty()) return;
+    // The newest stays; older ones go when a newer one is whole.
+    ASSERT_THAT(found.whole, ::testing::Not(IsEmpty())) << *promised.rbegin() << " is lost";
+    EXPECT_GE(*found.whole.rbegin(), *promised.rbegin());
+  }
+
+  /// The next run goes on from what was promised, with its bits, and leaves nothing of the first's.
+  void expect_next_run_goes_on(const std::vector<RankReport>& ranks) const {
+    std::filesystem::remove_all(path("opened"));
+    std::filesystem::remove_all(path("last"));
+    const std::vector<RankReport> next = run_job(job(kMoreSteps));
+    ASSERT_EQ(trouble(next), "");
+    const std::uint64_t opened = next[0].opened.value();
+    EXPECT_GE(opened, durable(ranks));
+    EXPECT_THAT(look_at_checkpoints(path("opened"), expected_).whole, ElementsAre(opened));
+    EXPECT_THAT(look_at_checkpoints(path("last"), expected_).whole, ElementsAre(kMoreSteps));
+    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
+    EXPECT_THAT(found.problems, IsEmpty());
+    EXPECT_THAT(found.whole, ElementsAre(kMoreSteps));
+    EXPECT_THAT(found.leftovers, IsEmpty());
+  }
+
+  /// Whether the call was made.
+  bool kill_at(const Strike& strike) {
+    SCOPED_TRACE(to_string(strike));
+    clear();
+    const std::vector<RankReport> ranks = run_job(job(kSteps), strike);
+    const bool was_struck = struck(ranks);
+    if (!was_struck) {
+      EXPECT_EQ(trouble(ranks), "");
+    } else {
+      const int status = ranks[static_cast<std::size_t>(strike.rank)].status;
+      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+      for (const RankReport& rank : ranks) EXPECT_THAT(rank.problems, IsEmpty());
+    }
+    expect_kept(ranks);
+    expect_next_run_goes_on(ranks);
+    return was_struck;
+  }
+
+  /// The save that was struck failed on all ranks, and says why; nothing else did.
+  void expect_named(const Strike& strike, const std::vector<RankReport>& ranks) const {
+    for (const RankReport& rank : ranks) {
+      EXPECT_EQ(rank.error, "");
+      EXPECT_THAT(rank.problems, IsEmpty());
+      EXPECT_TRUE(rank.ended);
+      EXPECT_THAT(rank.halves, IsEmpty()) << "a part of the failed save was left";
+      ASSERT_EQ(rank.failed.size(), 1U) << trouble(ranks);
+      EXPECT_EQ(rank.failed.begin()->first, ranks[0].failed.begin()->first);
+      EXPECT_THAT(rank.failed.begin()->second, HasSubstr(path("target")));
+      EXPECT_THAT(rank.failed.begin()->second, HasSubstr(errno_text(strike.error_number)));
+    }
+  }
+
+  bool fail_at(const Strike& strike) {
+    SCOPED_TRACE(to_string(strike));
+    clear();
+    const std::vector<RankReport> ranks = run_job(job(kSteps), strike);
+    const bool was_struck = struck(ranks);
+    if (was_struck) {
+      expect_named(strike, ranks);
+    } else {
+      EXPECT_EQ(trouble(ranks), "");
+    }
+    // The last save, which nothing struck, is whole, and all that is left.
+    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
+    EXPECT_THAT(found.problems, IsEmpty());
+    EXPECT_THAT(found.whole, ElementsAre(kSteps));
+    EXPECT_THAT(found.leftovers, IsEmpty());
+    EXPECT_THAT(look_at_checkpoints(path("last"), expected_).whole, ElementsAre(kSteps));
+    return was_struck;
+  }
+
+  void at_each_call(Strike strike, const std::function<bool(const Strike&)>& strike_at) {
+    for (strike.rank = 0; strike.rank < GetParam(); ++strike.rank) {
+      const std::uint64_t calls = calls_[static_cast<std::size_t>(strike.rank)];
+      const std::uint64_t struck = for_each_call(
+          calls, kSampled,
+          [&](std::uint64_t call) {
+            strike.call = call;
+            return strike_at(strike);
+          },
+          [] { return HasFailure(); });
+      fmt::print("  {} ranks: {}: {} calls struck of about {}\n", GetParam(), to_string(strike),
+                 struck, calls);
+      EXPECT_GT(struck, 0U);
+      if (HasFailure()) return;
+    }
+  }
+
+  ScratchDirectory scratch_;
+  States expected_;
+  std::vector<std::uint64_t> calls_;  // of each rank, in a sound run
+};
+
+TEST_P(CheckpointFaults, AKillLosesNoCheckpointAndNoStep) {
+  const auto kill = [this](const Strike& strike) { return kill_at(strike); };
+  at_each_call({.effect = Strike::Effect::kKill}, kill);
+  if (GetParam() > 1) at_each_call({.effect = Strike::Effect::kKillAll}, kill);
+}
+
+TEST_P(CheckpointFaults, ADriveThatFailsOnceCostsOneSave) {
+  for (const int error : {ENOSPC, EIO})
+    at_each_call({.effect = Strike::Effect::kErrno, .error_number = error},
+                 [this](const Strike& s) { return fail_at(s); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CheckpointFaults, ::testing::Values(1, 2),
+                         [](const auto& its) { return std::to_string(its.param); });
+
+}  // namespace
+}  // namespace ziggurat::testing
