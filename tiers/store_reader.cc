@@ -17,6 +17,10 @@
 namespace ziggurat {
 namespace {
 
+/// Looks at a file in which something is wrong: a transfer may go wrong where the medium is whole,
+/// and what it costs to believe it is a generation.
+constexpr int kLooks = 2;
+
 /// Whose file is looked at; agrees with itself.
 class Looker final : public Quorum {
  public:
@@ -98,25 +102,36 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) 
                             text_of(places_), name),
                 ENOENT);
   }
-  auto file = std::make_unique<File>(rank, ranks_);
-  file->environment.emplace(StoreEnvironment{.reactor = reactor_,
-                                             .io = place->io,
-                                             .ranks = file->looker,
-                                             .observers = place->observers,
-                                             .staging = {},
-                                             .fill = fill_.bytes().first(kMiB),
-                                             .stripe_index = stripe,
-                                             .stripe_count = stripes});
-  file->path = place->directory + "/" + name;
-  file->survey = StoreSurvey::open_to_look(*file->environment, file->path);
-  co_await file->survey->read_superblocks();
-  file->survey->check_shape();
-  co_await file->survey->read_contents();
+  std::unique_ptr<File> file;
+  for (int looks = 0; looks < kLooks && (!file || !file->survey->notes().empty()); ++looks) {
+    Task<std::unique_ptr<File>> surveying =
+        survey({.rank = rank, .stripe = stripe, .stripes = stripes}, *place, name);
+    file = co_await std::move(surveying);
+  }
   if (!files_.empty() && files_.front()->survey->uuid() != file->survey->uuid()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} and {} are of different stores", files_.front()->path, file->path));
   }
   files_.push_back(std::move(file));
+}
+
+Task<std::unique_ptr<StoreReader::File>> StoreReader::survey(FileId id, const StripePlace& place,
+                                                             const std::string& name) {
+  auto file = std::make_unique<File>(id.rank, ranks_);
+  file->environment.emplace(StoreEnvironment{.reactor = reactor_,
+                                             .io = place.io,
+                                             .ranks = file->looker,
+                                             .observers = place.observers,
+                                             .staging = {},
+                                             .fill = fill_.bytes().first(kMiB),
+                                             .stripe_index = id.stripe,
+                                             .stripe_count = id.stripes});
+  file->path = place.directory + "/" + name;
+  file->survey = StoreSurvey::open_to_look(*file->environment, file->path);
+  co_await file->survey->read_superblocks();
+  file->survey->check_shape();
+  co_await file->survey->read_contents();
+  co_return std::move(file);
 }
 
 /// As ranks do when they recover: the lowest offer is the next limit, until all offer the same

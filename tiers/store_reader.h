@@ -53,7 +53,13 @@ class StoreReader {
     std::size_t file;
     ChunkId chunk;  ///< its number in the file
   };
+  struct FileId {
+    int rank;
+    std::uint32_t stripe;
+    std::uint32_t stripes;
+  };
   StoreReader(Reactor& reactor, std::vector<StripePlace> places);
+  Task<std::unique_ptr<File>> survey(FileId id, const StripePlace& place, const std::string& name);
   Task<> look(int rank, std::uint32_t stripe, std::uint32_t stripes);
   void choose();
   void find_homes();

@@ -16,6 +16,23 @@
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
+namespace {
+
+/// Each rank has opened the source itself. A store that trains, or whose drive fails now and then,
+/// may have been found at different steps.
+Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& place) {
+  const std::uint64_t oldest = co_await ranks.min(step);
+  const std::uint64_t newest = co_await ranks.max(step);
+  if (oldest == newest) co_return;
+  throw Error(ErrorCode::kUnavailable,
+              fmt::format("{}: ranks found steps {} to {} to be its newest; start again, and if a "
+                          "rank finds an older one every time, check the store (`ziggurat ckpt "
+                          "verify`) and the drive as that rank sees it",
+                          place, oldest, newest));
+}
+
+}  // namespace
+
 StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& store) {
   return runtime.reactor.block_on(
       [](Runtime& run, std::vector<StoreDirectory> directories) -> Task<StoreInfo> {
@@ -336,6 +353,7 @@ std::size_t EngineImpl::chunks_at_once() const {
 
 Task<> EngineImpl::create_state(const Initializer& initialize) {
   begin_load();
+  if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
   const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
     return create_chunk(static_cast<ChunkId>(id), initialize);
   };

@@ -114,6 +114,24 @@ TEST_F(SavedCheckpoint, IsNoneWithoutItsManifest) {
   EXPECT_THROW(static_cast<void>(find_checkpoint(io, folder_)), Error);
 }
 
+/// A store that trains, say, which one rank opened a step later than the other.
+TEST_F(SavedCheckpoint, IsNotLoadedBesideAnotherStepsByOtherRanks) {
+  const Layout two{.name = "again", .ranks = 2};
+  on_ranks(two, scratch_, directory(), [&](CheckpointRank& rank) {
+    rank.step();
+    rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
+  });
+  const auto runtimes = connected_runtimes(2, 1);
+  const std::string store = scratch_.path() + "/mixed";
+  const auto errors = run_ranks(2, [&](int rank) {
+    const std::string from = folder_ + "/" + checkpoint_name(rank == 0 ? 1 : 2);
+    CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], two, config_of(two, store), from);
+  });
+  for (const std::exception_ptr& error : errors)
+    EXPECT_THAT(error_in(error).what(), HasSubstr("ranks found steps 1 to 2 to be its newest"));
+  EXPECT_FALSE(std::filesystem::exists(store + "/rank00000.ziggurat"));
+}
+
 TEST_F(SavedCheckpoint, IsNotWrittenOver) {
   on_ranks({.name = "again", .ranks = 2}, scratch_, directory(), [&](CheckpointRank& rank) {
     try {

@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <fstream>
 
+#include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
 
 namespace ziggurat::testing {
@@ -141,6 +143,37 @@ TEST_F(LiveStore, IsReadWhileItsOwnerHasItAndGoesOn) {
   });
   OpenStore at_rest(*reading_, directory);
   EXPECT_THAT(differing(third, at_rest.tensors()), IsEmpty());
+}
+
+/// A read that fails once costs no generation: whoever cuts the store anew would lose it for good.
+TEST_F(LiveStore, IsLookedAtAgainWhereAReadFails) {
+  const std::string directory = scratch_.path() + "/store-two";
+  on_ranks({.name = "two", .ranks = 2}, scratch_, "", [&](CheckpointRank& rank) {
+    for (int step = 0; step < 3; ++step) rank.step();
+  });
+  std::uint64_t struck = 0;
+  for (bool ended = false; !ended; ++struck) {
+    SCOPED_TRACE(::testing::Message() << "read " << struck);
+    reading_->reactor.block_on(
+        [](Runtime& runtime, const std::string& from, std::uint64_t call, bool& over) -> Task<> {
+          FaultyEngine io(runtime.reactor, std::make_unique<ThreadEngine>(runtime.reactor));
+          io.plan(Fault::fail(FaultPoint::kRead, EIO).at(call));
+          std::vector<StripePlace> places;
+          places.push_back({.io = io, .observers = {}, .directory = from});
+          std::unique_ptr<StoredState> state;
+          try {
+            Task<std::unique_ptr<StoredState>> opening =
+                StoredState::open(runtime.reactor, *runtime.workers, std::move(places));
+            state = co_await std::move(opening);
+            EXPECT_EQ(state->content().step, 3U);
+          } catch (const Error& error) {
+            EXPECT_EQ(error.native(), EIO) << error.what();
+          }
+          over = io.injected(FaultPoint::kRead) == 0;
+          state.reset();
+        }(*reading_, directory, struck, ended));
+  }
+  EXPECT_GT(struck, 8U);
 }
 
 TEST_F(LiveStore, ThatHasGoneOnTooFarSaysSoAndIsOpenedAnew) {

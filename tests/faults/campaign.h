@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/faults/campaign.h: at which calls a campaign strikes: all of them until a run ends without
-// having been struck (ZIGGURAT_FAULTS=all), or some, by a seed that is drawn anew each time.
+// having been struck (ZIGGURAT_FAULTS=all), or so many of each kind (ZIGGURAT_FAULTS=20), or a few:
+// one in each of as many equal parts, by a seed that is drawn anew each time.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,15 @@ inline bool all_faults_wanted() {
   const char* const wanted = std::getenv("ZIGGURAT_FAULTS");
   return wanted != nullptr && std::string_view(wanted) == "all";
 }
+/// Of each kind, where not all are; `usual` where nobody says.
+inline std::uint64_t faults_wanted(std::uint64_t usual) {
+  const char* const wanted = std::getenv("ZIGGURAT_FAULTS");
+  return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : usual;
+}
 
 /// Calls `strike` with calls of a job that makes about `calls`; it says whether the call was made.
-/// A sample has `sampled` of them. Ends early when `stop` says so. How many were struck.
-inline std::uint64_t for_each_call(std::uint64_t calls, std::uint64_t sampled,
+/// A sample has `usual` of them. Ends early when `stop` says so. How many were struck.
+inline std::uint64_t for_each_call(std::uint64_t calls, std::uint64_t usual,
                                    const std::function<bool(std::uint64_t call)>& strike,
                                    const std::function<bool()>& stop) {
   std::uint64_t struck = 0;
@@ -26,6 +32,7 @@ inline std::uint64_t for_each_call(std::uint64_t calls, std::uint64_t sampled,
     for (std::uint64_t call = 0; !stop() && strike(call); ++call) ++struck;
     return struck;
   }
+  const std::uint64_t sampled = faults_wanted(usual);
   std::mt19937_64 random(std::random_device{}());
   for (std::uint64_t i = 0; i < sampled && !stop(); ++i) {
     const std::uint64_t begin = i * calls / sampled;

@@ -182,8 +182,9 @@ class RankRun {
     const std::string directory = job_.target + "/" + checkpoint_name(step);
     teller_.say(fmt::format("failed {} {}", step, why));
     if (rank_ != 0) return;  // rank 0 removes what is left, before it says anything
-    const bool is_half = std::filesystem::exists(directory) &&
-                         !std::filesystem::exists(directory + "/manifest.json");
+    std::error_code dead;    // the filesystem, where it was shut down
+    const bool is_half = std::filesystem::exists(directory, dead) &&
+                         !std::filesystem::exists(directory + "/manifest.json", dead) && !dead;
     if (is_half) teller_.say(fmt::format("half {}", step));
   }
   void save_copy(Engine& engine, const std::string& folder) {

@@ -73,7 +73,7 @@ struct RankReport {
 /// Runs it; a process for each rank. To be called while this process has one thread.
 std::vector<RankReport> run_job(const Job& job, const Strike& strike = {});
 
-/// Of all ranks.
+/// What all ranks together were promised, and whether one was struck.
 std::uint64_t durable(const std::vector<RankReport>& ranks);
 std::set<std::uint64_t> saved(const std::vector<RankReport>& ranks);
 bool struck(const std::vector<RankReport>& ranks);
