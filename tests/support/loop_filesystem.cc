@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/support/loop_filesystem.cc: mkfs.ext4 and mount(8), as an administrator would call them.
+// tests/support/loop_filesystem.cc: mkfs and mount(8), as an administrator would call them.
 #include "tests/support/loop_filesystem.h"
 
 #include <fmt/format.h>
@@ -26,9 +26,18 @@ std::string failure_of(const std::string& command, const fs::path& log) {
   return fmt::format("{}: {}", command, text.empty() ? "failed" : text);
 }
 
+const char* mkfs(LoopFilesystem::Kind kind) {
+  switch (kind) {
+    case LoopFilesystem::Kind::kFillable: return "mkfs.ext4 -q -F -m 0 -O ^has_journal";
+    case LoopFilesystem::Kind::kExt4: return "mkfs.ext4 -q -F";
+    case LoopFilesystem::Kind::kXfs: break;
+  }
+  return "mkfs.xfs -q -f";
+}
+
 }  // namespace
 
-LoopFilesystem::LoopFilesystem(std::uint64_t bytes) {
+LoopFilesystem::LoopFilesystem(std::uint64_t bytes, Kind kind) {
   std::string name = (fs::current_path() / "loop-XXXXXX").string();
   if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp " + name);
   folder_ = name;
@@ -41,22 +50,30 @@ LoopFilesystem::LoopFilesystem(std::uint64_t bytes) {
   const fs::path image = folder_ / "image";
   std::ofstream(image).put('\0');
   fs::resize_file(image, bytes);
-  // No journal and no reserved blocks: the size is what a test can fill.
-  why_not_ = failure_of(fmt::format("mkfs.ext4 -q -F -m 0 -O ^has_journal '{}'", image.string()),
-                        folder_ / "log");
-  if (!why_not_.empty()) return;
-  why_not_ =
+  why_not_ = failure_of(fmt::format("{} '{}'", mkfs(kind), image.string()), folder_ / "log");
+  if (why_not_.empty()) why_not_ = mount();
+}
+
+std::string LoopFilesystem::mount() {
+  const fs::path image = folder_ / "image";
+  const std::string failure =
       failure_of(fmt::format("mount -o loop '{}' '{}'", image.string(), mount_point_.string()),
                  folder_ / "log");
-  mounted_ = why_not_.empty();
+  mounted_ = failure.empty();
+  return failure;
+}
+
+std::string LoopFilesystem::unmount() {
+  const std::string failure =
+      failure_of(fmt::format("umount '{}'", mount_point_.string()), folder_ / "log");
+  mounted_ = !failure.empty();
+  return failure;
 }
 
 LoopFilesystem::~LoopFilesystem() {
   if (mounted_) {
-    const std::string failure =
-        failure_of(fmt::format("umount '{}'", mount_point_.string()), folder_ / "log");
-    EXPECT_EQ(failure, "");
-    if (!failure.empty()) return;  // what is still mounted must not be removed
+    EXPECT_EQ(unmount(), "");
+    if (mounted_) return;  // what is still mounted must not be removed
   }
   std::error_code ignored;
   fs::remove_all(folder_, ignored);
@@ -83,6 +100,11 @@ void LoopFilesystem::remount_read_only() const {
   ASSERT_EQ(
       failure_of(fmt::format("mount -o remount,ro '{}'", mount_point_.string()), folder_ / "log"),
       "");
+}
+
+void LoopFilesystem::mount_again() {
+  ASSERT_EQ(unmount(), "");
+  ASSERT_EQ(mount(), "");
 }
 
 }  // namespace ziggurat::test

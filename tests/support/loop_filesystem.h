@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// tests/support/loop_filesystem.h: a small real ext4 of our own, to fill, to make read-only, to
-// take away.
+// tests/support/loop_filesystem.h: a small real filesystem of our own, to fill, to make read-only,
+// to shut down, to take away.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,16 @@
 namespace ziggurat::test {
 
 /// An image file beside the tests, mounted through a loop device; unmounted and removed by the
-/// destructor. Needs root, a free loop device and mkfs.ext4: without them `why_not()` says what is
-/// missing and nothing is mounted.
+/// destructor. Needs root, a free loop device and the filesystem's mkfs: without them `why_not()`
+/// says what is missing and nothing is mounted.
 class LoopFilesystem {
  public:
-  explicit LoopFilesystem(std::uint64_t bytes);
+  enum class Kind : std::uint8_t {
+    kFillable,  ///< ext4 without journal and reserved blocks: the size is what a test can fill
+    kExt4,      ///< with its journal
+    kXfs,       ///< of at least 300 MB
+  };
+  explicit LoopFilesystem(std::uint64_t bytes, Kind kind = Kind::kFillable);
   ~LoopFilesystem();
   LoopFilesystem(const LoopFilesystem&) = delete;
   LoopFilesystem& operator=(const LoopFilesystem&) = delete;
@@ -28,8 +33,14 @@ class LoopFilesystem {
   /// Writes a file until `left` bytes are free, to within a block.
   void fill_up_to(std::uint64_t left) const;
   void remount_read_only() const;
+  /// Unmounted and mounted again, as after a crash of the machine: the journal is replayed.
+  void mount_again();
 
  private:
+  /// Both: what went wrong, or "".
+  std::string mount();
+  std::string unmount();
+
   std::filesystem::path folder_;
   std::filesystem::path mount_point_;
   std::string why_not_;
