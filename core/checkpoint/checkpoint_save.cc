@@ -159,12 +159,13 @@ void CheckpointSave::lock_folder() {
   } catch (const Error& error) {
     const int native = error.native();
     if (native == ENOSYS || native == EOPNOTSUPP || native == ENOLCK) return;
-    if (native != EWOULDBLOCK) throw;
+    const bool is_other = native == EWOULDBLOCK || native == EEXIST;  // made since we looked
+    if (!is_other) throw;
     throw Error(ErrorCode::kUnavailable,
                 fmt::format("{}: another process saves a checkpoint there now; save to a folder of "
                             "its own, or when it has ended",
                             request_.folder),
-                native);
+                EWOULDBLOCK);
   }
 }
 

@@ -16,7 +16,7 @@ inline bool all_faults_wanted() {
   const char* const wanted = std::getenv("ZIGGURAT_FAULTS");
   return wanted != nullptr && std::string_view(wanted) == "all";
 }
-/// Of each kind, where not all are; `usual` where nobody says.
+/// How many of each kind are, where not all are; `usual` where nobody says.
 inline std::uint64_t faults_wanted(std::uint64_t usual) {
   const char* const wanted = std::getenv("ZIGGURAT_FAULTS");
   return wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : usual;
