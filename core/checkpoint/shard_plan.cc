@@ -221,10 +221,17 @@ ShardPlan plan_shards(const ChunkTable& table, const ChunkRuns& runs, const Savi
 
 ShardPlan plan_whole_tensors(const std::vector<StateTensor>& tensors,
                              std::uint64_t shard_bytes_max) {
-  ShardFiles files(tensors, SavingRank{}, shard_bytes_max);
-  for (std::uint32_t t = 0; t < tensors.size(); ++t) {
-    const std::vector<std::int64_t>& shape = tensors[t].shape;
-    files.add(t, {.offsets = std::vector<std::int64_t>(shape.size()), .shape = shape});
+  std::vector<TensorBoxes> all;
+  for (std::uint32_t t = 0; t < tensors.size(); ++t)
+    all.push_back({.tensor = t, .boxes = {whole_box(tensors[t].shape)}});
+  return plan_boxes(tensors, all, SavingRank{}, shard_bytes_max);
+}
+
+ShardPlan plan_boxes(const std::vector<StateTensor>& tensors, const std::vector<TensorBoxes>& parts,
+                     const SavingRank& rank, std::uint64_t shard_bytes_max) {
+  ShardFiles files(tensors, rank, shard_bytes_max);
+  for (const TensorBoxes& part : parts) {
+    for (const TensorBox& box : part.boxes) files.add(part.tensor, box);
   }
   return files.take();
 }

@@ -58,5 +58,12 @@ ShardPlan plan_shards(const ChunkTable& table, const ChunkRuns& runs, const Savi
 /// Tensors that one rank has whole.
 ShardPlan plan_whole_tensors(const std::vector<StateTensor>& tensors,
                              std::uint64_t shard_bytes_max = kShardBytesMax);
+/// Boxes of tensors, each of `tensors`, that this rank has.
+struct TensorBoxes {
+  std::uint32_t tensor = 0;
+  std::vector<TensorBox> boxes;
+};
+ShardPlan plan_boxes(const std::vector<StateTensor>& tensors, const std::vector<TensorBoxes>& parts,
+                     const SavingRank& rank, std::uint64_t shard_bytes_max = kShardBytesMax);
 
 }  // namespace ziggurat

@@ -96,6 +96,8 @@ class EngineImpl final : public LentEngine {
   std::vector<std::string> state_names() const override;
   void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
   void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+  StateKind copied_state(bool widen_codes) const override;
+  void copy_state(bool widen_codes, const TakeArray& take) override;
 
   // engine_serve.cc
   std::vector<Piece> pieces_of(int rank) const override;
@@ -212,7 +214,10 @@ class EngineImpl final : public LentEngine {
   std::size_t state_index(const char* call, std::string_view piece, std::string_view name) const;
   std::size_t require_state(const char* call, UnitId unit, std::string_view name,
                             std::uint64_t count) const;
+  Task<std::span<const std::byte>> newest_record(ChunkId id, ItemMemory& memory,
+                                                 std::vector<std::byte>& written);
   Task<> read_state_chunk(ChunkId id, std::size_t index, std::span<float> values);
+  Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
 
   // engine_serve.cc
   std::vector<Piece> own_pieces() const;

@@ -15,15 +15,33 @@
 
 namespace ziggurat {
 
-std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
-                                             Runtime& runtime,
-                                             std::span<const TypedSpan<std::byte>> params) {
+namespace {
+
+std::unique_ptr<EngineImpl> unopened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
+                                     std::span<const TypedSpan<std::byte>> params) {
   config.placement.params = config.placement.grads = Tier::kTrainer;
   // A step is judged by its trainer before anything is updated.
   config.speculation = EngineConfig::Speculation::kNever;
   auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
-  auto engine = std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
+  return std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
+}
+
+}  // namespace
+
+std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
+                                             Runtime& runtime,
+                                             std::span<const TypedSpan<std::byte>> params) {
+  auto engine = unopened(model, std::move(config), runtime, params);
   engine->open({});
+  return engine;
+}
+
+std::unique_ptr<LentEngine> LentEngine::open(const ModelSpec& model, EngineConfig config,
+                                             Runtime& runtime,
+                                             std::span<const TypedSpan<std::byte>> params,
+                                             StateSource& source, const LoadOptions& options) {
+  auto engine = unopened(model, std::move(config), runtime, params);
+  engine->open(source, options);
   return engine;
 }
 

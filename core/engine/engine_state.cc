@@ -4,16 +4,26 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "core/schedule/stored_record.h"
+#include "optimizer/state_arrays.h"
 #include "optimizer/state_values.h"
 
 namespace ziggurat {
+namespace {
+
+/// Records that copy_state() holds: one is read while another is taken.
+constexpr std::size_t kCopiedAtOnce = 2;
+
+}  // namespace
 
 std::vector<std::string> EngineImpl::state_names() const {
   return ziggurat::state_names(table_->state().optimizer);
@@ -58,11 +68,13 @@ void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float>
       }(*this, unit, index, values));
 }
 
-/// From the record where it is: it need not be durable, since a step's blob may come later. A kept
-/// one was looked at when it was read or made.
-Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<float> values) {
+/// From where it is, `memory` being taken for it: it need not be durable, since a step's blob may
+/// come later. A kept one was looked at when it was read or made. What the trainer wrote since is
+/// in it, and then it is in `written`.
+Task<std::span<const std::byte>> EngineImpl::newest_record(ChunkId id, ItemMemory& memory,
+                                                           std::vector<std::byte>& written) {
   co_await sweep_->record_written(id, generation_);
-  const ItemMemory memory = co_await item_of(id);
+  memory = co_await item_of(id);
   if (!records_->holds(id, generation_)) {
     ZIGGURAT_CHECK(!records_->stays(id), "chunk {}: the record that stays is of another generation",
                    id);
@@ -70,14 +82,68 @@ Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<flo
                          memory.work.record);
   }
   const StateWrites::Arrays* const writes = writes_->of(id);
+  if (writes == nullptr) co_return memory.work.record;
   const std::function<void()> job = [&] {
-    if (writes == nullptr)
-      return read_state_values(table_->state(), index, memory.work.record, values);
-    std::vector<std::byte> written(memory.work.record.begin(), memory.work.record.end());
+    written.assign(memory.work.record.begin(), memory.work.record.end());
     writes_->apply(*writes, written);
-    read_state_values(table_->state(), index, written, values);
+  };
+  co_await context_->run_near(id, "apply writes", job);
+  co_return written;
+}
+
+Task<> EngineImpl::read_state_chunk(ChunkId id, std::size_t index, std::span<float> values) {
+  ItemMemory memory;
+  std::vector<std::byte> written;
+  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
+  const std::span<const std::byte> record = co_await std::move(finding);
+  const std::function<void()> job = [&] {
+    read_state_values(table_->state(), index, record, values);
   };
   co_await context_->run_near(id, "read state", job);
+}
+
+StateKind EngineImpl::copied_state(bool widen_codes) const {
+  StateKind kind = table_->state();
+  if (widen_codes && kind.format == StateFormat::k8Bit) kind.format = StateFormat::kFp32;
+  return kind;
+}
+
+void EngineImpl::copy_state(bool widen_codes, const TakeArray& take) {
+  const Turn turn(turn_);
+  runtime_.reactor.block_on([](EngineImpl& self, bool widen, const TakeArray& give) -> Task<> {
+    self.cancel_.check();
+    const std::function<Task<>(std::size_t)> copy = [&](std::size_t id) {
+      return self.copy_chunk(static_cast<ChunkId>(id), widen, give);
+    };
+    co_await for_each_index(self.runtime_.reactor, self.table_->chunks().size(), kCopiedAtOnce,
+                            copy);
+  }(*this, widen_codes, take));
+}
+
+Task<> EngineImpl::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take) {
+  const std::uint64_t count = table_->real_count(id);
+  if (count == 0) co_return;
+  ItemMemory memory;
+  std::vector<std::byte> written;
+  Task<std::span<const std::byte>> finding = newest_record(id, memory, written);
+  const std::span<const std::byte> record = co_await std::move(finding);
+  const StateKind kind = copied_state(widen_codes);
+  const bool same = kind == table_->state();
+  const std::vector<StateArray> arrays = state_arrays(kind);
+  const Chunk& chunk = table_->chunk(id);
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    const StateArray& array = arrays[a];
+    std::vector<std::byte> values((count + array.block - 1) / array.block * array.element_bytes());
+    const std::function<void()> job = [&] {
+      if (same) return read_state_array(kind, a, record, 0, values);
+      std::vector<float> wide(count);
+      read_state_values(table_->state(), a, record, wide);
+      std::memcpy(values.data(), wide.data(), values.size());
+    };
+    co_await context_->run_near(id, "copy state", job);
+    Task<> taking = take(chunk.unit, a, chunk.begin / array.block, values);
+    co_await std::move(taking);
+  }
 }
 
 void EngineImpl::write_state(UnitId unit, std::string_view name, std::span<const float> values) {

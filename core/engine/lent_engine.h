@@ -18,6 +18,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,7 +26,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/runtime/async.h"
+#include "core/checkpoint/load_options.h"
 #include "core/engine/engine.h"
+#include "optimizer/state_kind.h"
 
 namespace ziggurat {
 
@@ -40,6 +44,12 @@ class LentEngine : public Engine {
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params);
+  /// The same from a copy of the state (PieceSource, for pieces), as Engine::open() has it; what is
+  /// in `params` is left as it is: it is the caller's to be what the masters are rounded to.
+  static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
+                                          Runtime& runtime,
+                                          std::span<const TypedSpan<std::byte>> params,
+                                          StateSource& source, const LoadOptions& options);
 
   /// Makes a step of `gradients`, one for each unit, without padding, in any type; a unit whose is
   /// empty is left out of the step: no decay, no count. Returns when the sweep has begun: the
@@ -81,6 +91,16 @@ class LentEngine : public Engine {
   /// since (GroupStep::params_written). All that is written between two steps becomes durable with
   /// the second, or not at all; until then it takes memory. Errors: as read_state()'s.
   virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
+
+  /// Codes of 8 bits may be copied as the fp32 values that they stand for: their blocks are those
+  /// of a piece, and not of the whole parameter.
+  virtual StateKind copied_state(bool widen_codes) const = 0;
+  /// Elements [first, ..) of `unit`'s array, of state_arrays(copied_state()), bit for bit.
+  using TakeArray = std::function<Task<>(UnitId unit, std::size_t array, std::uint64_t first,
+                                         std::span<const std::byte> values)>;
+  /// Gives every array of every unit at generation() to `take`, on the reactor's thread, a chunk at
+  /// a time: what was written since is in it. Errors: read_state()'s; those of `take`.
+  virtual void copy_state(bool widen_codes, const TakeArray& take) = 0;
 
   /// What a rank has of the parameters: its units.
   struct Piece {

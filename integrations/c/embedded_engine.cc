@@ -85,6 +85,14 @@ double squares(TypedSpan<const std::byte> values) {
 
 EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
                                EngineConfig config)
+    : EmbeddedEngine(runtime, params, std::move(config), nullptr) {}
+
+EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
+                               EngineConfig config, const EmbeddedLoad& load)
+    : EmbeddedEngine(runtime, params, std::move(config), &load) {}
+
+EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params,
+                               EngineConfig config, const EmbeddedLoad* load)
     : runtime_(runtime),
       model_(model_of(params)),
       steps_(params.size()),
@@ -106,7 +114,8 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
                                    .slots = config.slots});
     config.host_budget_bytes = plan.budgets.host_bytes;
   }
-  engine_ = LentEngine::open(model_, config, runtime, lent);
+  engine_ = load == nullptr ? LentEngine::open(model_, config, runtime, lent)
+                            : opened_from(config, *load, lent);
   read_steps();
 }
 

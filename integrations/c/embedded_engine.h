@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/typed_span.h"
+#include "core/checkpoint/tensor_piece.h"
 #include "core/engine/lent_engine.h"
 
 namespace ziggurat {
@@ -43,6 +44,14 @@ struct EmbeddedStep {
   bool update_at_once = false;
 };
 
+/// What an engine begins with, in place of its parameters' values.
+struct EmbeddedLoad {
+  StateSource& source;
+  std::vector<TensorPiece> parts;    ///< what each parameter is of the source's
+  std::vector<std::uint64_t> steps;  ///< that each has made
+  bool weights_only = false;
+};
+
 /// Thread-safe: its calls are made one after the other.
 class EmbeddedEngine {
  public:
@@ -50,6 +59,10 @@ class EmbeddedEngine {
   /// must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
   /// LentEngine::open()'s.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
+  /// The same from a copy of the state; the parameters' values stay as they are. Errors beside: the
+  /// source's, and those of what does not fit.
+  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
+                 const EmbeddedLoad& load);
 
   std::size_t param_count() const noexcept { return model_.units.size(); }
   /// Lends the gradient of `param` in the step to come, which is multiplied by `scale`, in place of
@@ -81,6 +94,9 @@ class EmbeddedEngine {
   std::vector<std::string> state_names() const;
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  StateKind copied_state(bool widen_codes) const;
+  void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
+  std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
   /// LentEngine's: what a rank has, and the state of it.
   std::vector<LentEngine::Piece> pieces_of(int rank) const;
   void read_state_of(int rank, std::string_view param, std::string_view name,
@@ -109,6 +125,10 @@ class EmbeddedEngine {
     std::vector<float> sum{};  ///< the engine's own; its memory stays from step to step
   };
 
+  EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
+                 const EmbeddedLoad* load);
+  std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
+                                          std::span<const TypedSpan<std::byte>> lent);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;

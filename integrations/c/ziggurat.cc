@@ -14,50 +14,30 @@
 #include "collectives/rendezvous/rendezvous.h"
 #include "integrations/c/c_call.h"
 #include "integrations/c/embedded_engine.h"
+#include "integrations/c/engine_calls.h"
 #include "integrations/c/handles.h"
 #include "integrations/c/settings_json.h"
 #include "integrations/c/wrong.h"
 
 namespace {
 
+using ziggurat::array_of;
 using ziggurat::bytes_of;
+using ziggurat::copied;
 using ziggurat::DType;
 using ziggurat::EmbeddedEngine;
+using ziggurat::engines;
 using ziggurat::Error;
 using ziggurat::give_text;
 using ziggurat::guarded;
 using ziggurat::last_error;
+using ziggurat::memory_of;
+using ziggurat::OpenEngine;
+using ziggurat::params_of;
 using ziggurat::required;
 using ziggurat::runtimes;
 using ziggurat::TypedSpan;
 using ziggurat::wrong;
-
-/// An engine keeps its runtime, which then cannot be destroyed.
-struct OpenEngine {
-  std::shared_ptr<ziggurat::Runtime> runtime;
-  std::unique_ptr<EmbeddedEngine> engine;
-};
-
-/// Never destroyed, as runtimes().
-ziggurat::Handles<OpenEngine>& engines() {
-  static auto& all = *new ziggurat::Handles<OpenEngine>("engine");
-  return all;
-}
-
-/// The struct as this library knows it: what an older caller does not have is zero.
-template <class Struct>
-Struct copied(const Struct* given, const char* what) {
-  const std::uint32_t size = required(given, what)->struct_size;
-  if (size < sizeof(std::uint32_t) || size > sizeof(Struct)) {
-    throw wrong(
-        fmt::format("{}.struct_size is {}, and this library knows {} bytes: set it with "
-                    "ZIGGURAT_INIT",
-                    what, size, sizeof(Struct)));
-  }
-  Struct own{};
-  std::memcpy(&own, given, size);
-  return own;
-}
 
 /// As much of `own` as the caller has.
 template <class Struct>
@@ -65,59 +45,6 @@ void give(const Struct& own, Struct* wanted) {
   const std::uint32_t size = wanted->struct_size;
   std::memcpy(wanted, &own, size);
   wanted->struct_size = size;
-}
-
-DType dtype_of(ziggurat_dtype dtype, const char* what) {
-  switch (dtype) {
-    case ZIGGURAT_FP32: return DType::kFloat32;
-    case ZIGGURAT_BF16: return DType::kBFloat16;
-    case ZIGGURAT_FP16: return DType::kFloat16;
-    default: break;
-  }
-  throw wrong(fmt::format("{}.dtype is {}: give ZIGGURAT_FP32, ZIGGURAT_BF16 or ZIGGURAT_FP16",
-                          what, dtype));
-}
-
-TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what) {
-  const ziggurat_memory memory = copied(given, what);
-  const DType dtype = dtype_of(memory.dtype, what);
-  const std::size_t element = size_bytes(dtype);
-  if (memory.size_bytes % element != 0) {
-    throw wrong(fmt::format("{} has {} bytes: no whole number of {} elements", what,
-                            memory.size_bytes, to_string(dtype)));
-  }
-  required(memory.address, what);
-  if (reinterpret_cast<std::uintptr_t>(memory.address) % element != 0)
-    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(dtype)));
-  return {dtype, {static_cast<std::byte*>(memory.address), memory.size_bytes}};
-}
-
-ziggurat::EmbeddedParam param_of(const ziggurat_param& given) {
-  ziggurat::EmbeddedParam param;
-  param.name = required(given.name, "param.name");
-  if (given.dimensions > 0) {
-    const std::int64_t* const shape = required(given.shape, "param.shape");
-    param.shape.assign(shape, shape + given.dimensions);
-  }
-  param.group = given.group;
-  param.values = memory_of(&given.values, "param.values");
-  return param;
-}
-
-/// An array whose elements are as large as the caller was compiled with.
-template <class Struct>
-std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const char* what) {
-  std::vector<Struct> all;
-  if (count == 0) return all;
-  const std::uint32_t stride = required(first, what)->struct_size;
-  const auto* at = reinterpret_cast<const std::byte*>(first);
-  for (std::uint64_t i = 0; i < count; ++i, at += stride) {
-    const auto* given = reinterpret_cast<const Struct*>(at);
-    if (given->struct_size != stride)
-      throw wrong(fmt::format("{}[{}].struct_size is not that of the first", what, i));
-    all.push_back(copied(given, what));
-  }
-  return all;
 }
 
 ziggurat::GroupStep group_of(const ziggurat_group& given) {
@@ -207,11 +134,9 @@ ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime, const ziggurat_pa
     *required(engine, "engine") = 0;
     auto open = std::make_shared<OpenEngine>();
     open->runtime = runtimes().find(runtime);
-    std::vector<ziggurat::EmbeddedParam> all;
-    for (const ziggurat_param& param : array_of(params, count, "params"))
-      all.push_back(param_of(param));
     open->engine = std::make_unique<EmbeddedEngine>(
-        *open->runtime, all, ziggurat::engine_config_of(required(settings, "settings")));
+        *open->runtime, params_of(params, count),
+        ziggurat::engine_config_of(required(settings, "settings")));
     *engine = engines().add(std::move(open));
   });
 }
@@ -372,11 +297,7 @@ ziggurat_status ziggurat_engine_state(ziggurat_engine engine, ziggurat_state* st
 ziggurat_status ziggurat_read_blob(ziggurat_engine engine, void* blob, uint64_t capacity_bytes) {
   return guarded([&] {
     const std::vector<std::byte> its = engines().find(engine)->engine->resumed_blob();
-    if (capacity_bytes < its.size()) {
-      throw wrong(fmt::format("the blob has {} bytes, and there is room for {}", its.size(),
-                              capacity_bytes));
-    }
-    if (!its.empty()) std::memcpy(required(blob, "blob"), its.data(), its.size());
+    ziggurat::give_blob_bytes(its, blob, capacity_bytes);
   });
 }
 

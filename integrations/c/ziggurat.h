@@ -68,6 +68,7 @@ enum { ZIGGURAT_FP32 = 0, ZIGGURAT_BF16 = 1, ZIGGURAT_FP16 = 2 };
 typedef uint64_t ziggurat_runtime;
 typedef uint64_t ziggurat_engine;
 typedef uint64_t ziggurat_exchange;
+typedef uint64_t ziggurat_checkpoint;
 
 #ifndef __cplusplus
 #define ZIGGURAT_INIT(type) \
@@ -295,6 +296,74 @@ ZIGGURAT_API ziggurat_status ziggurat_read_state_of(ziggurat_engine engine, int3
 /// The parameter has made as many steps, instead of those that it counted; durable with the next.
 ZIGGURAT_API ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param,
                                                       uint64_t steps);
+
+typedef struct ziggurat_save_options {
+  uint32_t struct_size;
+  uint32_t engine_count;           ///< at least 1
+  const ziggurat_engine* engines;  ///< of the runtime, whose state is saved
+  const ziggurat_memory* values;   ///< an array of what is saved beside it
+  uint64_t value_count;
+  const void* blob;  ///< the caller's own state; rank 0's is kept
+  uint64_t blob_bytes;
+} ziggurat_save_options;
+
+/// Writes a checkpoint of the engines' newest step, with what was written since, and of `values`,
+/// into FOLDER/step-NNNNNNNNN: safetensors shards, and a manifest with the hash of every byte. A
+/// chunk of state is in memory at a time. Returns when it is durable under its name. All ranks of
+/// the runtime call it, at the same place among their engines and exchanges; each writes its part,
+/// rank 0 commits. `content` is a JSON object, alike on every rank but for "engines" and "values":
+///
+///   "folder", "step"       where it is written
+///   "keep_last", "keep_every"  which checkpoints of the folder stay then; 0: all
+///   "model", "dtype", "placement"  what it is called, the type of its parameters, where state is
+///   "resume"               an object: what a run says of itself, by the names that
+///                          `ziggurat ckpt verify` asks for
+///   "params"               a list: {"name", "shape", "trained"}, of every parameter of the model,
+///   as
+///                          a whole; {"dtype"} of one that is not trained: values of any kind
+///   "engines"              for each engine a list: what each of its parameters is of "params":
+///                          {"param": INDEX, "first": ELEMENT}, elements that follow one another,
+///                          or
+///                          {"param": INDEX, "offsets": [..], "box": [..]}; null: another rank
+///                          saves it
+///   "values"               the same of each of options.values
+///
+/// Together the ranks have all of each parameter, and none of it twice. Errors:
+/// ZIGGURAT_INVALID_ARGUMENT where this step's checkpoint is there already;
+/// ZIGGURAT_RESOURCE_EXHAUSTED for a full disk; no checkpoint is there after an error.
+ZIGGURAT_API ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
+                                                      const ziggurat_save_options* options,
+                                                      const char* content);
+/// The checkpoint `path`, or the newest whole one in that folder, whoever saved it.
+ZIGGURAT_API ziggurat_status ziggurat_checkpoint_open(ziggurat_runtime runtime, const char* path,
+                                                      ziggurat_checkpoint* checkpoint);
+ZIGGURAT_API ziggurat_status ziggurat_checkpoint_close(ziggurat_checkpoint checkpoint);
+/// A JSON object: "directory", "step", "model", "dtype", "optimizer" (null: weights alone),
+/// "state_format", "resume", "blob_bytes", and "tensors": [name, owner, array, type, shape] each.
+/// `text` and `needed_bytes` as in ziggurat_describe().
+ZIGGURAT_API ziggurat_status ziggurat_checkpoint_content(ziggurat_checkpoint checkpoint, char* text,
+                                                         uint64_t capacity_bytes,
+                                                         uint64_t* needed_bytes);
+/// Copies the blob, "blob_bytes" of it.
+ZIGGURAT_API ziggurat_status ziggurat_checkpoint_blob(ziggurat_checkpoint checkpoint, void* blob,
+                                                      uint64_t capacity_bytes);
+/// Elements of tensor `tensor` from `first` on, as many as `values` has: in its own type, or
+/// widened to fp32. Every byte was compared with its hash. Errors: ZIGGURAT_DATA_LOSS naming the
+/// file and the tensor.
+ZIGGURAT_API ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkpoint,
+                                                      uint64_t tensor, uint64_t first,
+                                                      const ziggurat_memory* values);
+/// ziggurat_engine_open() of a new store whose state is the checkpoint's, converted where the
+/// formats differ, a chunk at a time. The parameters' values stay as they are: they are the
+/// caller's to be what the masters are rounded to. `load` is a JSON object: "parts", for each
+/// parameter null or what it is of the checkpoint's: {"name", "shape"} of the whole, and "first" or
+/// "offsets" and "box" as above; "steps", which each has made; "weights_only": masters alone, at
+/// step 0. What has no master there begins with its values, moments that are not there anew.
+ZIGGURAT_API ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime,
+                                                  const ziggurat_param* params, uint64_t count,
+                                                  const char* settings,
+                                                  ziggurat_checkpoint checkpoint, const char* load,
+                                                  ziggurat_engine* engine);
 
 /// Returns when every finished step is durable.
 ZIGGURAT_API ziggurat_status ziggurat_make_durable(ziggurat_engine engine);

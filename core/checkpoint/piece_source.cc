@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/piece_source.cc: names, shapes and runs of parts, from those of the whole.
+#include "core/checkpoint/piece_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+constexpr std::string_view kMaster = "master";
+
+bool is_scale(const StateTensor& tensor) { return tensor.array.ends_with(".scale"); }
+
+}  // namespace
+
+PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vector<std::byte> blob,
+                         ReadOwn read_own)
+    : whole_(whole), params_(std::move(params)), read_own_(std::move(read_own)) {
+  const StateContent& its = whole.content();
+  content_.model = its.model;
+  content_.dtype = its.dtype;
+  content_.state = its.state;
+  content_.step = its.step;
+  content_.blob = std::move(blob);
+  // Blocks of scales are counted in units, which have the reader's names where they are alike.
+  std::map<std::string, std::string> names;
+  for (const Param& param : params_) names[param.part.name] = param.name;
+  for (StateUnit unit : its.units) {
+    const bool alone = unit.params.size() == 1 && unit.params[0] == unit.name;
+    for (std::string& name : unit.params)
+      if (const auto found = names.find(name); found != names.end()) name = found->second;
+    if (alone) unit.name = unit.params[0];
+    content_.units.push_back(std::move(unit));
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) add_param(i);
+  add_scales();
+}
+
+void PieceSource::add_param(std::size_t index) {
+  const Param& param = params_[index];
+  const std::vector<StateTensor>& tensors = whole_.content().tensors;
+  bool has_master = false;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const StateTensor& its = tensors[t];
+    if (its.owner != param.part.name || is_scale(its)) continue;
+    if (its.shape != param.part.shape) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}: '{}' has the shape [{}] there and [{}] in this model", whole_.place(),
+                      its.name, fmt::join(its.shape, ", "), fmt::join(param.part.shape, ", ")));
+    }
+    if (its.type == TensorType::kU8 && !param.part.is_whole()) {
+      throw Error(ErrorCode::kUnimplemented,
+                  fmt::format("{}: '{}' is in 8 bits, by blocks of the whole parameter, and this "
+                              "rank has a part of it: load it on one rank, or save it from several",
+                              whole_.place(), its.name));
+    }
+    const bool master = its.array == kMaster;
+    has_master = has_master || master;
+    content_.tensors.push_back(
+        {.name = master ? param.name : state_tensor_name(its.array, param.name),
+         .owner = param.name,
+         .array = its.array,
+         .type = its.type,
+         .shape = param.shape});
+    from_.push_back({.tensor = t, .param = index});
+  }
+  if (has_master) return;
+  content_.tensors.push_back({.name = param.name,
+                              .owner = param.name,
+                              .array = std::string(kMaster),
+                              .type = TensorType::kF32,
+                              .shape = param.shape});
+  from_.push_back({.tensor = kOwn, .param = index});
+}
+
+void PieceSource::add_scales() {
+  const StateContent& its = whole_.content();
+  std::map<std::string, std::string> units;
+  for (std::size_t u = 0; u < its.units.size(); ++u)
+    units[its.units[u].name] = content_.units[u].name;
+  for (std::size_t t = 0; t < its.tensors.size(); ++t) {
+    if (!is_scale(its.tensors[t])) continue;
+    StateTensor scale = its.tensors[t];
+    if (const auto found = units.find(scale.owner); found != units.end())
+      scale.owner = found->second;
+    scale.name = state_tensor_name(scale.array, scale.owner);
+    content_.tensors.push_back(std::move(scale));
+    from_.push_back({.tensor = t});
+  }
+}
+
+Task<> PieceSource::read(std::size_t tensor, std::span<const TensorRun> runs,
+                         std::span<std::byte> array) {
+  const From from = from_[tensor];
+  if (from.param == kOwn) {
+    co_await whole_.read(from.tensor, runs, array);
+    co_return;
+  }
+  if (from.tensor == kOwn) {
+    for (const TensorRun& run : runs) {
+      std::vector<float> values(run.count);
+      read_own_(from.param, run.first, values);
+      std::memcpy(array.data() + run.at * sizeof(float), values.data(),
+                  values.size() * sizeof(float));
+    }
+    co_return;
+  }
+  std::vector<TensorRun> all;
+  for (const TensorRun& run : runs) {
+    const std::vector<TensorRun> its = whole_runs(params_[from.param].part, run);
+    all.insert(all.end(), its.begin(), its.end());
+  }
+  co_await whole_.read(from.tensor, all, array);
+}
+
+}  // namespace ziggurat

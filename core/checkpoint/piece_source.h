@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/checkpoint/piece_source.h: a source of whole tensors as one of parts: what a rank that has
+// pieces of its own reads of a checkpoint. Reactor's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/tensor_piece.h"
+
+namespace ziggurat {
+
+class PieceSource final : public StateSource {
+ public:
+  /// A parameter of the engine that reads: its name and shape there, and what it is of the
+  /// source's.
+  struct Param {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    TensorPiece part;
+  };
+  /// Values of a parameter whose master the source does not have.
+  using ReadOwn =
+      std::function<void(std::size_t param, std::uint64_t first, std::span<float> values)>;
+
+  /// `whole` must outlive this. `blob` is in place of the source's. Errors: kInvalidArgument for a
+  /// shape that is not the source's; kUnimplemented for codes of 8 bits that are to be divided.
+  PieceSource(StateSource& whole, std::vector<Param> params, std::vector<std::byte> blob,
+              ReadOwn read_own);
+
+  const StateContent& content() const noexcept override { return content_; }
+  Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
+              std::span<std::byte> array) override;
+  std::string place() const override { return whole_.place(); }
+
+ private:
+  static constexpr std::size_t kOwn = SIZE_MAX;  ///< in place of a tensor of the source
+  /// Where a tensor of content() is from.
+  struct From {
+    std::size_t tensor;
+    std::size_t param = kOwn;  ///< kOwn: it is the source's tensor as it is
+  };
+  void add_param(std::size_t index);
+  void add_scales();
+
+  StateSource& whole_;
+  std::vector<Param> params_;
+  ReadOwn read_own_;
+  StateContent content_;
+  std::vector<From> from_;  // per tensor of content_
+};
+
+}  // namespace ziggurat

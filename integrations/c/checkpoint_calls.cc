@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/checkpoint_calls.cc: the C functions of checkpoints.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "integrations/c/c_call.h"
+#include "integrations/c/embedded_checkpoint.h"
+#include "integrations/c/engine_calls.h"
+#include "integrations/c/settings_json.h"
+#include "integrations/c/wrong.h"
+#include "integrations/c/ziggurat.h"
+
+namespace {
+
+using ziggurat::bytes_of;
+using ziggurat::EmbeddedCheckpoint;
+using ziggurat::engines;
+using ziggurat::guarded;
+using ziggurat::OpenEngine;
+using ziggurat::required;
+using ziggurat::runtimes;
+using ziggurat::wrong;
+
+/// It keeps its runtime, which then cannot be destroyed.
+struct OpenCheckpoint {
+  std::shared_ptr<ziggurat::Runtime> runtime;
+  std::unique_ptr<EmbeddedCheckpoint> checkpoint;
+};
+
+/// Never destroyed, as runtimes().
+ziggurat::Handles<OpenCheckpoint>& checkpoints() {
+  static auto& all = *new ziggurat::Handles<OpenCheckpoint>("checkpoint");
+  return all;
+}
+
+const ziggurat::StateContent& content_of(ziggurat_checkpoint checkpoint) {
+  return checkpoints().find(checkpoint)->checkpoint->reader().content();
+}
+
+}  // namespace
+
+ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
+                                         const ziggurat_save_options* options,
+                                         const char* content) {
+  return guarded([&] {
+    const std::shared_ptr<ziggurat::Runtime> on = runtimes().find(runtime);
+    const ziggurat_save_options its = ziggurat::copied(options, "options");
+    std::vector<std::shared_ptr<OpenEngine>> kept;
+    std::vector<ziggurat::EmbeddedEngine*> saved;
+    for (std::uint32_t e = 0; e < its.engine_count; ++e) {
+      kept.push_back(engines().find(required(its.engines, "options.engines")[e]));
+      if (kept.back()->runtime != on) throw wrong("options.engines: an engine of another runtime");
+      saved.push_back(kept.back()->engine.get());
+    }
+    std::vector<ziggurat::TypedSpan<std::byte>> values;
+    for (const ziggurat_memory& memory :
+         ziggurat::array_of(its.values, its.value_count, "options.values"))
+      values.push_back(ziggurat::memory_of(&memory, "options.values"));
+    ziggurat::EmbeddedSave save =
+        ziggurat::EmbeddedSave::parse(required(content, "content"), saved, values);
+    const std::span<const std::byte> blob = bytes_of(its.blob, its.blob_bytes, "options.blob");
+    save.content.blob.assign(blob.begin(), blob.end());
+    ziggurat::save_checkpoint(*on, std::move(save));
+  });
+}
+
+ziggurat_status ziggurat_checkpoint_open(ziggurat_runtime runtime, const char* path,
+                                         ziggurat_checkpoint* checkpoint) {
+  return guarded([&] {
+    *required(checkpoint, "checkpoint") = 0;
+    auto open = std::make_shared<OpenCheckpoint>();
+    open->runtime = runtimes().find(runtime);
+    open->checkpoint = std::make_unique<EmbeddedCheckpoint>(*open->runtime, required(path, "path"));
+    *checkpoint = checkpoints().add(std::move(open));
+  });
+}
+
+ziggurat_status ziggurat_checkpoint_close(ziggurat_checkpoint checkpoint) {
+  return guarded([&] { checkpoints().take(checkpoint); });
+}
+
+ziggurat_status ziggurat_checkpoint_content(ziggurat_checkpoint checkpoint, char* text,
+                                            uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return guarded([&] {
+    ziggurat::give_text(checkpoints().find(checkpoint)->checkpoint->description(), text,
+                        capacity_bytes, needed_bytes);
+  });
+}
+
+ziggurat_status ziggurat_checkpoint_blob(ziggurat_checkpoint checkpoint, void* blob,
+                                         uint64_t capacity_bytes) {
+  return guarded(
+      [&] { ziggurat::give_blob_bytes(content_of(checkpoint).blob, blob, capacity_bytes); });
+}
+
+ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkpoint, uint64_t tensor,
+                                         uint64_t first, const ziggurat_memory* values) {
+  return guarded([&] {
+    checkpoints()
+        .find(checkpoint)
+        ->checkpoint->read(tensor, first, ziggurat::memory_of(values, "values"));
+  });
+}
+
+ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime, const ziggurat_param* params,
+                                     uint64_t count, const char* settings,
+                                     ziggurat_checkpoint checkpoint, const char* load,
+                                     ziggurat_engine* engine) {
+  return guarded([&] {
+    *required(engine, "engine") = 0;
+    const std::shared_ptr<OpenCheckpoint> from = checkpoints().find(checkpoint);
+    auto open = std::make_shared<OpenEngine>();
+    open->runtime = runtimes().find(runtime);
+    if (from->runtime != open->runtime) throw wrong("the checkpoint is of another runtime");
+    const std::vector<ziggurat::EmbeddedParam> all = ziggurat::params_of(params, count);
+    std::vector<std::uint64_t> counts;
+    for (const ziggurat::EmbeddedParam& param : all) counts.push_back(param.values.count());
+    ziggurat::EmbeddedParts parts = ziggurat::EmbeddedParts::parse(required(load, "load"), counts);
+    const ziggurat::EmbeddedLoad its{.source = from->checkpoint->reader(),
+                                     .parts = std::move(parts.parts),
+                                     .steps = std::move(parts.steps),
+                                     .weights_only = parts.weights_only};
+    open->engine = std::make_unique<ziggurat::EmbeddedEngine>(
+        *open->runtime, all, ziggurat::engine_config_of(required(settings, "settings")), its);
+    *engine = engines().add(std::move(open));
+  });
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/checkpoint_json.cc: what an embedder says of a checkpoint, from JSON.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "integrations/c/embedded_checkpoint.h"
+#include "integrations/c/wrong.h"
+
+namespace ziggurat {
+namespace {
+
+using nlohmann::json;
+using Shape = std::vector<std::int64_t>;
+
+/// `read` of the text; what nlohmann::json has against it is the caller's mistake.
+template <class Read>
+auto parsed(const char* what, std::string_view text, const Read& read) {
+  try {
+    return read(json::parse(text));
+  } catch (const json::exception& error) {
+    throw wrong(fmt::format("{}: it is not the JSON that is wanted: {}", what, error.what()));
+  }
+}
+
+bool is_shape(const Shape& shape) {
+  return std::ranges::all_of(shape, [](std::int64_t size) { return size > 0; });
+}
+
+/// `count` elements of a tensor of `shape`, as `its` says where they are.
+TensorPiece part_of(const json& its, std::string name, Shape shape, std::uint64_t count) {
+  TensorPiece part{.name = std::move(name), .shape = std::move(shape), .boxes = {}};
+  if (!is_shape(part.shape)) throw wrong(fmt::format("'{}': a dimension below 1", part.name));
+  const std::uint64_t whole = whole_box(part.shape).count();
+  if (its.contains("first")) {
+    const auto first = its.at("first").get<std::uint64_t>();
+    if (first > whole || count > whole - first) {
+      throw wrong(
+          fmt::format("'{}': elements {} to {} of {}", part.name, first, first + count, whole));
+    }
+    part.boxes = boxes_of(part.shape, first, count);
+    return part;
+  }
+  TensorBox box{.offsets = its.at("offsets").get<Shape>(), .shape = its.at("box").get<Shape>()};
+  bool inside = box.offsets.size() == part.shape.size() && box.shape.size() == part.shape.size() &&
+                is_shape(box.shape);
+  for (std::size_t d = 0; inside && d < part.shape.size(); ++d) {
+    inside = box.offsets[d] >= 0 && box.offsets[d] <= part.shape[d] &&
+             box.shape[d] <= part.shape[d] - box.offsets[d];
+  }
+  if (!inside || box.count() != count)
+    throw wrong(
+        fmt::format("'{}': a box that is not in it, or not of {} elements", part.name, count));
+  part.boxes.push_back(std::move(box));
+  return part;
+}
+
+EmbeddedSave::Part saved_part(const json& its, const std::vector<EmbeddedSave::Param>& params,
+                              std::uint64_t count) {
+  if (its.is_null()) return {};
+  const auto index = its.at("param").get<std::size_t>();
+  if (index >= params.size())
+    throw wrong(fmt::format("a part of parameter {}: there are {}", index, params.size()));
+  return {.param = index, .part = part_of(its, params[index].name, params[index].shape, count)};
+}
+
+EmbeddedSave::Param param_of(const json& its) {
+  EmbeddedSave::Param param{.name = its.at("name").get<std::string>(),
+                            .shape = its.at("shape").get<Shape>(),
+                            .trained = its.at("trained").get<bool>()};
+  if (!is_shape(param.shape)) throw wrong(fmt::format("'{}': a dimension below 1", param.name));
+  if (param.trained) return param;
+  const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
+  if (!dtype) throw wrong(fmt::format("'{}': a type that is not known", param.name));
+  param.type = tensor_type(*dtype);
+  return param;
+}
+
+StateContent content_of(const json& its) {
+  StateContent content;
+  content.model = its.at("model").get<std::string>();
+  const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
+  if (!dtype) throw wrong("content: a type of parameters that is not known");
+  content.dtype = *dtype;
+  content.step = its.at("step").get<std::uint64_t>();
+  content.layout.placement = its.at("placement").get<std::string>();
+  for (const auto& [name, value] : its.at("resume").items()) content.resume[name] = value.dump();
+  return content;
+}
+
+}  // namespace
+
+EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine* const> engines,
+                                 std::span<const TypedSpan<std::byte>> memory) {
+  return parsed("content", text, [&](const json& its) {
+    EmbeddedSave save;
+    save.folder = its.at("folder").get<std::string>();
+    save.retention = {.keep_last = its.at("keep_last").get<std::uint64_t>(),
+                      .keep_every = its.at("keep_every").get<std::uint64_t>()};
+    save.content = content_of(its);
+    for (const json& param : its.at("params")) save.params.push_back(param_of(param));
+    const json& parts = its.at("engines");
+    const json& values = its.at("values");
+    if (engines.empty() || parts.size() != engines.size() || values.size() != memory.size())
+      throw wrong("content: \"engines\" or \"values\" is not as long as what is given beside it");
+    for (std::size_t e = 0; e < engines.size(); ++e) {
+      Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
+      if (parts[e].size() != engines[e]->param_count())
+        throw wrong(fmt::format("content: {} parts for an engine of {} parameters", parts[e].size(),
+                                engines[e]->param_count()));
+      for (std::size_t p = 0; p < parts[e].size(); ++p) {
+        engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
+        const Part& part = engine.parts.back();
+        if (!part.part.boxes.empty() && !save.params[part.param].trained)
+          throw wrong(fmt::format("content: '{}' is an engine's, and not trained", part.part.name));
+      }
+    }
+    for (std::size_t v = 0; v < memory.size(); ++v) {
+      const Part part = saved_part(values[v], save.params, memory[v].count());
+      if (!part.part.boxes.empty() &&
+          (save.params[part.param].trained ||
+           save.params[part.param].type != tensor_type(memory[v].dtype)))
+        throw wrong(fmt::format("content: the values of '{}' are of another type, or an engine's",
+                                part.part.name));
+      save.values.push_back({.part = part, .memory = {memory[v].dtype, memory[v].bytes}});
+    }
+    return save;
+  });
+}
+
+EmbeddedParts EmbeddedParts::parse(std::string_view text, std::span<const std::uint64_t> counts) {
+  return parsed("load", text, [&](const json& its) {
+    EmbeddedParts all{.parts = {},
+                      .steps = its.at("steps").get<std::vector<std::uint64_t>>(),
+                      .weights_only = its.at("weights_only").get<bool>()};
+    const json& parts = its.at("parts");
+    if (parts.size() != counts.size() || all.steps.size() != counts.size()) {
+      throw wrong(fmt::format("load: {} parts and {} counts of steps for {} parameters",
+                              parts.size(), all.steps.size(), counts.size()));
+    }
+    for (std::size_t p = 0; p < counts.size(); ++p) {
+      if (parts[p].is_null()) {
+        all.parts.emplace_back();
+      } else {
+        all.parts.push_back(part_of(parts[p], parts[p].at("name").get<std::string>(),
+                                    parts[p].at("shape").get<Shape>(), counts[p]));
+      }
+    }
+    return all;
+  });
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_checkpoint.cc: engines' arrays to a save's sink, and a reader's values to
+// the embedder's memory.
+#include "integrations/c/embedded_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "core/checkpoint/tensor_values.h"
+#include "integrations/c/wrong.h"
+#include "optimizer/state_arrays.h"
+#include "tiers/quorum.h"
+
+namespace ziggurat {
+namespace {
+
+/// What is written or read at once.
+constexpr std::uint64_t kElementsAtOnce = std::uint64_t{1} << 20;
+
+/// A save's tensors, by parameter and array.
+class Tensors {
+ public:
+  Tensors(const std::vector<EmbeddedSave::Param>& params, const StateKind& kind)
+      : arrays_(state_arrays(kind)), of_(params.size()) {
+    for (std::size_t p = 0; p < params.size(); ++p) add(p, params[p]);
+  }
+  const std::vector<StateTensor>& all() const noexcept { return all_; }
+  std::size_t arrays(std::size_t param) const { return of_[param].size(); }
+  std::uint32_t of(std::size_t param, std::size_t array) const { return of_[param].at(array); }
+  bool is_scale(std::size_t array) const { return arrays_[array].is_scale(); }
+
+ private:
+  void add(std::size_t p, const EmbeddedSave::Param& param) {
+    const std::size_t count = param.trained ? arrays_.size() : std::size_t{1};
+    for (std::size_t a = 0; a < count; ++a) {
+      const StateArray& array = arrays_[a];
+      StateTensor tensor{.name = a == 0 ? param.name : state_tensor_name(array.name, param.name),
+                         .owner = param.name,
+                         .array = array.name,
+                         .type = type_of(array),
+                         .shape = param.shape};
+      if (!param.trained) tensor.type = param.type;
+      if (array.is_scale()) {
+        const std::uint64_t blocks = (tensor.count() + array.block - 1) / array.block;
+        tensor.shape = {static_cast<std::int64_t>(blocks)};
+      }
+      of_[p].push_back(static_cast<std::uint32_t>(all_.size()));
+      all_.push_back(std::move(tensor));
+    }
+  }
+  static TensorType type_of(const StateArray& array) {
+    switch (array.element) {
+      case StateElement::kBF16: return TensorType::kBF16;
+      case StateElement::kCode: return TensorType::kU8;
+      case StateElement::kF32: break;
+    }
+    return TensorType::kF32;
+  }
+
+  std::vector<StateArray> arrays_;
+  std::vector<StateTensor> all_;
+  std::vector<std::vector<std::uint32_t>> of_;
+};
+
+class Saving {
+ public:
+  Saving(Runtime& runtime, EmbeddedSave save)
+      : runtime_(runtime),
+        save_(std::move(save)),
+        widens_(runtime.ranks->world_size() > 1),
+        kind_(save_.engines.at(0).engine->copied_state(widens_)),
+        tensors_(save_.params, kind_) {}
+  ~Saving() {
+    runtime_.reactor.block_on([](Saving& self) -> Task<> {
+      self.checkpoint_.reset();
+      self.io_.reset();
+      self.ranks_.reset();
+      co_return;
+    }(*this));
+  }
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
+
+  void run() {
+    runtime_.reactor.block_on(begin());
+    std::exception_ptr failure;
+    try {
+      for (const EmbeddedSave::Engine& engine : save_.engines) copy_engine(engine);
+      for (const EmbeddedSave::Values& values : save_.values)
+        runtime_.reactor.block_on(copy_values(values));
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    runtime_.reactor.block_on(checkpoint_->commit(failure));
+  }
+
+ private:
+  StateContent content() const {
+    StateContent its = save_.content;
+    its.state = kind_;
+    its.tensors = tensors_.all();
+    for (const EmbeddedSave::Param& param : save_.params)
+      if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
+    its.layout.ranks = its.layout.shard_group = runtime_.ranks->world_size();
+    its.versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}};
+    return its;
+  }
+
+  ShardPlan plan() const {
+    std::vector<TensorBoxes> boxes;
+    const auto add = [&](const EmbeddedSave::Part& its, std::size_t arrays) {
+      for (std::size_t a = 0; a < arrays && !its.part.boxes.empty(); ++a) {
+        const std::uint32_t tensor = tensors_.of(its.param, a);
+        const bool scale = tensors_.is_scale(a);
+        boxes.push_back({.tensor = tensor,
+                         .boxes = scale ? std::vector{whole_box(tensors_.all()[tensor].shape)}
+                                        : its.part.boxes});
+      }
+    };
+    for (const EmbeddedSave::Engine& engine : save_.engines)
+      for (const EmbeddedSave::Part& part : engine.parts) add(part, tensors_.arrays(part.param));
+    for (const EmbeddedSave::Values& values : save_.values) add(values.part, 1);
+    const Communicator& ranks = *runtime_.ranks;
+    return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
+  }
+
+  /// No rank begins where another could not so much as look at the folder.
+  Task<> begin() {
+    std::vector<int> everyone(static_cast<std::size_t>(runtime_.ranks->world_size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    ranks_ = runtime_.ranks->split(everyone);
+    std::exception_ptr error;
+    CheckpointSave::Request request;
+    try {
+      request.folder = save_.folder;
+      request.retention = save_.retention;
+      request.content = content();
+      request.plan = plan();
+      std::filesystem::create_directories(save_.folder);
+      io_ = runtime_.io_engine(runtime_.reactor, save_.folder);
+    } catch (const std::filesystem::filesystem_error& failed) {
+      error = std::make_exception_ptr(
+          system_error(failed.code().value(), fmt::format("{}: cannot make it", save_.folder)));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    std::uint64_t failed = error ? 1 : 0;
+    co_await ranks_->all_reduce(std::span(&failed, 1), Communicator::Op::kMax);
+    if (error) std::rethrow_exception(error);
+    if (failed != 0) {
+      throw PeerFailed(ErrorCode::kUnavailable,
+                       fmt::format("{}: another rank could not begin to save: its error says why",
+                                   save_.folder));
+    }
+    const CheckpointSave::Environment environment{
+        .reactor = runtime_.reactor, .workers = *runtime_.workers, .io = *io_, .ranks = *ranks_};
+    Task<std::unique_ptr<CheckpointSave>> beginning =
+        CheckpointSave::begin(environment, std::move(request));
+    checkpoint_ = co_await std::move(beginning);
+  }
+
+  void copy_engine(const EmbeddedSave::Engine& engine) {
+    const LentEngine::TakeArray take = [&](UnitId unit, std::size_t array, std::uint64_t first,
+                                           std::span<const std::byte> values) {
+      return write(engine.parts[unit], array, first, values);
+    };
+    engine.engine->copy_state(widens_, take);
+  }
+
+  Task<> write(const EmbeddedSave::Part& part, std::size_t array, std::uint64_t first,
+               std::span<const std::byte> values) {
+    if (part.part.boxes.empty()) co_return;
+    const std::uint32_t tensor = tensors_.of(part.param, array);
+    const TensorRun run{
+        .first = first, .count = values.size() / size_bytes(tensors_.all()[tensor].type), .at = 0};
+    std::vector<TensorRun> runs{run};
+    if (!tensors_.is_scale(array)) runs = whole_runs(part.part, run);
+    co_await checkpoint_->sink().write(tensor, runs, values);
+  }
+
+  Task<> copy_values(const EmbeddedSave::Values& values) {
+    const std::size_t element = size_bytes(values.memory.dtype);
+    for (std::uint64_t first = 0; first < values.memory.count(); first += kElementsAtOnce) {
+      const std::uint64_t count = std::min(kElementsAtOnce, values.memory.count() - first);
+      co_await write(values.part, 0, first,
+                     values.memory.bytes.subspan(first * element, count * element));
+    }
+  }
+
+  Runtime& runtime_;
+  EmbeddedSave save_;
+  bool widens_;
+  StateKind kind_;
+  Tensors tensors_;
+  std::unique_ptr<Communicator> ranks_;
+  std::unique_ptr<IoEngine> io_;
+  std::unique_ptr<CheckpointSave> checkpoint_;
+};
+
+}  // namespace
+
+void save_checkpoint(Runtime& runtime, EmbeddedSave save) {
+  Saving(runtime, std::move(save)).run();
+}
+
+EmbeddedCheckpoint::EmbeddedCheckpoint(Runtime& runtime, const std::string& path)
+    : runtime_(runtime) {
+  if (!std::filesystem::is_directory(path))
+    throw wrong(fmt::format("{}: there is no such directory, so no checkpoint", path));
+  runtime.reactor.block_on([](EmbeddedCheckpoint& self, const std::string& from) -> Task<> {
+    std::exception_ptr error;
+    try {
+      self.io_ = self.runtime_.io_engine(self.runtime_.reactor, from);
+      Task<std::unique_ptr<CheckpointReader>> opening =
+          CheckpointReader::open({self.runtime_.reactor, *self.runtime_.workers, *self.io_},
+                                 find_checkpoint(*self.io_, from));
+      self.reader_ = co_await std::move(opening);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!error) co_return;
+    self.io_.reset();
+    std::rethrow_exception(error);
+  }(*this, path));
+}
+
+EmbeddedCheckpoint::~EmbeddedCheckpoint() {
+  runtime_.reactor.block_on([](EmbeddedCheckpoint& self) -> Task<> {
+    self.reader_.reset();
+    self.io_.reset();
+    co_return;
+  }(*this));
+}
+
+std::string EmbeddedCheckpoint::description() const {
+  using nlohmann::json;
+  const StateContent& its = reader_->content();
+  json tensors = json::array();
+  for (const StateTensor& tensor : its.tensors)
+    tensors.push_back(
+        {tensor.name, tensor.owner, tensor.array, to_string(tensor.type), tensor.shape});
+  json resume = json::object();
+  for (const auto& [name, text] : its.resume) resume[name] = json::parse(text);
+  json all{{"directory", reader_->place()}, {"step", its.step},     {"model", its.model},
+           {"dtype", to_string(its.dtype)}, {"optimizer", nullptr}, {"resume", resume},
+           {"blob_bytes", its.blob.size()}, {"tensors", tensors}};
+  if (its.state) {
+    all["optimizer"] = to_string(its.state->optimizer);
+    all["state_format"] = to_string(its.state->format);
+  }
+  return all.dump();
+}
+
+void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
+                              TypedSpan<std::byte> values) {
+  const std::vector<StateTensor>& tensors = reader_->content().tensors;
+  if (tensor >= tensors.size())
+    throw wrong(fmt::format("tensor {}: {} has {}", tensor, reader_->place(), tensors.size()));
+  const StateTensor& its = tensors[tensor];
+  if (first > its.count() || values.count() > its.count() - first) {
+    throw wrong(fmt::format("elements {} to {} of '{}', which has {}", first,
+                            first + values.count(), its.name, its.count()));
+  }
+  const bool same = dtype_of(its.type) == values.dtype;
+  if (its.type == TensorType::kU8 || (!same && values.dtype != DType::kFloat32)) {
+    throw wrong(fmt::format("'{}' is {}: it is read as that, or as fp32 if it is no code", its.name,
+                            to_string(its.type)));
+  }
+  runtime_.reactor.block_on([](CheckpointReader& reader, std::size_t index, const StateTensor& of,
+                               std::uint64_t from, TypedSpan<std::byte> into,
+                               bool as_it_is) -> Task<> {
+    for (std::uint64_t at = 0; at < into.count(); at += kElementsAtOnce) {
+      const std::uint64_t count = std::min(kElementsAtOnce, into.count() - at);
+      const TensorRun run{.first = from + at, .count = count, .at = 0};
+      const TypedSpan<std::byte> next = into.subspan(at, count);
+      if (as_it_is) {
+        co_await reader.read(index, std::span(&run, 1), next.bytes);
+        continue;
+      }
+      std::vector<std::byte> bytes(count * size_bytes(of.type));
+      co_await reader.read(index, std::span(&run, 1), bytes);
+      widen(of.type, bytes, next.as<float>());
+    }
+  }(*reader_, tensor, its, first, values, same));
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/embedded_load.cc: an embedded engine's state from a copy of it, and a copy of it.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/numerics/typed_value.h"
+#include "core/checkpoint/piece_source.h"
+#include "integrations/c/embedded_engine.h"
+#include "integrations/c/wrong.h"
+
+namespace ziggurat {
+
+/// The counts of steps come as those of a store do: in the blob.
+std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
+    const EngineConfig& config, const EmbeddedLoad& load,
+    std::span<const TypedSpan<std::byte>> lent) {
+  if (load.parts.size() != param_count() || load.steps.size() != param_count()) {
+    throw wrong(fmt::format("{} parts and {} counts of steps are loaded for {} parameters",
+                            load.parts.size(), load.steps.size(), param_count()));
+  }
+  std::vector<PieceSource::Param> params;
+  for (std::size_t p = 0; p < param_count(); ++p) {
+    const ParamSpec& spec = model_.units[p].params[0];
+    const TensorPiece& part = load.parts[p];
+    if (!part.name.empty() && part.count() != spec.count()) {
+      throw wrong(fmt::format("parameter '{}' has {} elements, and its part of '{}' {}", spec.name,
+                              spec.count(), part.name, part.count()));
+    }
+    params.push_back({.name = spec.name, .shape = spec.shape, .part = part});
+  }
+  const PieceSource::ReadOwn own = [&](std::size_t param, std::uint64_t first,
+                                       std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = value_at(lent[param].dtype, lent[param].bytes.data(), first + i);
+  };
+  stored_steps_ = load.steps;
+  PieceSource source(load.source, std::move(params), with_steps({}), own);
+  return LentEngine::open(model_, config, runtime_, lent, source,
+                          {.weights_only = load.weights_only});
+}
+
+StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
+  const std::lock_guard lock(mutex_);
+  return engine_->copied_state(widen_codes);
+}
+
+void EmbeddedEngine::copy_state(bool widen_codes, const LentEngine::TakeArray& take) {
+  const std::lock_guard lock(mutex_);
+  engine_->copy_state(widen_codes, take);
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/engine_calls.cc: memory and parameters that a caller lends.
+#include "integrations/c/engine_calls.h"
+
+#include <utility>
+
+namespace ziggurat {
+namespace {
+
+DType dtype_of(ziggurat_dtype dtype, const char* what) {
+  switch (dtype) {
+    case ZIGGURAT_FP32: return DType::kFloat32;
+    case ZIGGURAT_BF16: return DType::kBFloat16;
+    case ZIGGURAT_FP16: return DType::kFloat16;
+    default: break;
+  }
+  throw wrong(fmt::format("{}.dtype is {}: give ZIGGURAT_FP32, ZIGGURAT_BF16 or ZIGGURAT_FP16",
+                          what, dtype));
+}
+
+EmbeddedParam param_of(const ziggurat_param& given) {
+  EmbeddedParam param;
+  param.name = required(given.name, "param.name");
+  if (given.dimensions > 0) {
+    const std::int64_t* const shape = required(given.shape, "param.shape");
+    param.shape.assign(shape, shape + given.dimensions);
+  }
+  param.group = given.group;
+  param.values = memory_of(&given.values, "param.values");
+  return param;
+}
+
+}  // namespace
+
+Handles<OpenEngine>& engines() {
+  static auto& all = *new Handles<OpenEngine>("engine");
+  return all;
+}
+
+TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what) {
+  const ziggurat_memory memory = copied(given, what);
+  const DType dtype = dtype_of(memory.dtype, what);
+  const std::size_t element = size_bytes(dtype);
+  if (memory.size_bytes % element != 0) {
+    throw wrong(fmt::format("{} has {} bytes: no whole number of {} elements", what,
+                            memory.size_bytes, to_string(dtype)));
+  }
+  required(memory.address, what);
+  if (reinterpret_cast<std::uintptr_t>(memory.address) % element != 0)
+    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(dtype)));
+  return {dtype, {static_cast<std::byte*>(memory.address), memory.size_bytes}};
+}
+
+std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count) {
+  std::vector<EmbeddedParam> all;
+  for (const ziggurat_param& param : array_of(params, count, "params"))
+    all.push_back(param_of(param));
+  return all;
+}
+
+void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes) {
+  if (capacity_bytes < its.size()) {
+    throw wrong(
+        fmt::format("the blob has {} bytes, and there is room for {}", its.size(), capacity_bytes));
+  }
+  if (!its.empty()) std::memcpy(required(blob, "blob"), its.data(), its.size());
+}
+
+}  // namespace ziggurat

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/c/engine_calls.h: what the C functions of engines and of checkpoints share: the
+// caller's structs, checked. Private to the library.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "integrations/c/c_call.h"
+#include "integrations/c/embedded_engine.h"
+
+namespace ziggurat {
+
+/// An engine keeps its runtime, which then cannot be destroyed.
+struct OpenEngine {
+  std::shared_ptr<Runtime> runtime;
+  std::unique_ptr<EmbeddedEngine> engine;
+};
+/// Never destroyed, as runtimes().
+Handles<OpenEngine>& engines();
+
+/// The struct as this library knows it: what an older caller does not have is zero.
+template <class Struct>
+Struct copied(const Struct* given, const char* what) {
+  const std::uint32_t size = required(given, what)->struct_size;
+  if (size < sizeof(std::uint32_t) || size > sizeof(Struct)) {
+    throw wrong(
+        fmt::format("{}.struct_size is {}, and this library knows {} bytes: set it with "
+                    "ZIGGURAT_INIT",
+                    what, size, sizeof(Struct)));
+  }
+  Struct own{};
+  std::memcpy(&own, given, size);
+  return own;
+}
+
+/// An array whose elements are as large as the caller was compiled with.
+template <class Struct>
+std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const char* what) {
+  std::vector<Struct> all;
+  if (count == 0) return all;
+  const std::uint32_t stride = required(first, what)->struct_size;
+  const auto* at = reinterpret_cast<const std::byte*>(first);
+  for (std::uint64_t i = 0; i < count; ++i, at += stride) {
+    const auto* given = reinterpret_cast<const Struct*>(at);
+    if (given->struct_size != stride)
+      throw wrong(fmt::format("{}[{}].struct_size is not that of the first", what, i));
+    all.push_back(copied(given, what));
+  }
+  return all;
+}
+
+/// Memory that the caller lends. Errors: kInvalidArgument naming `what`.
+TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what);
+std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count);
+/// Errors: kInvalidArgument where there is less room.
+void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes);
+
+}  // namespace ziggurat
