@@ -114,6 +114,18 @@ class StateStruct(ctypes.Structure):
     ]
 
 
+class SaveOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("engine_count", ctypes.c_uint32),
+        ("engines", ctypes.POINTER(ctypes.c_uint64)),
+        ("values", ctypes.POINTER(Memory)),
+        ("value_count", ctypes.c_uint64),
+        ("blob", ctypes.c_char_p),
+        ("blob_bytes", ctypes.c_uint64),
+    ]
+
+
 HANDLE = INDEX = ctypes.c_uint64
 ALL_PARAMS = 2**64 - 1
 BLOB_FOLLOWS, UPDATE_AT_ONCE = 1, 2  # bits of StepOptions.flags
@@ -186,6 +198,26 @@ _SIGNATURES: dict[str, list[Any]] = {
         ctypes.POINTER(Memory),
     ],
     "ziggurat_set_param_steps": [HANDLE, INDEX, ctypes.c_uint64],
+    "ziggurat_save_checkpoint": [HANDLE, ctypes.POINTER(SaveOptions), ctypes.c_char_p],
+    "ziggurat_checkpoint_open": [HANDLE, ctypes.c_char_p, ctypes.POINTER(HANDLE)],
+    "ziggurat_checkpoint_close": [HANDLE],
+    "ziggurat_checkpoint_content": [
+        HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
+    "ziggurat_checkpoint_blob": [HANDLE, ctypes.c_void_p, ctypes.c_uint64],
+    "ziggurat_checkpoint_read": [HANDLE, INDEX, ctypes.c_uint64, ctypes.POINTER(Memory)],
+    "ziggurat_engine_load": [
+        HANDLE,
+        ctypes.POINTER(ParamStruct),
+        ctypes.c_uint64,
+        ctypes.c_char_p,
+        HANDLE,
+        ctypes.c_char_p,
+        ctypes.POINTER(HANDLE),
+    ],
     "ziggurat_make_durable": [HANDLE],
     "ziggurat_engine_state": [HANDLE, ctypes.POINTER(StateStruct)],
     "ziggurat_read_blob": [HANDLE, ctypes.c_void_p, ctypes.c_uint64],

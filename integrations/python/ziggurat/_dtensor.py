@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ziggurat._native import Unimplemented
+
 
 def is_dtensor(tensor: Any) -> bool:
     module = sys.modules.get("torch.distributed.tensor")  # without it, there are none
@@ -38,3 +40,31 @@ def local_part(values: torch.Tensor, whole: Any) -> torch.Tensor:
     """Of `values`, which every process has all of, what it has of `whole`."""
     distribute = sys.modules["torch.distributed.tensor"].distribute_tensor
     return local_of(distribute(values, whole.device_mesh, whole.placements, src_data_rank=None))
+
+
+def local_box(whole: Any) -> tuple[list[int], list[int]]:
+    """Where in the whole this process's elements begin, and how many there are of each dimension.
+
+    Errors: Unimplemented for what is no box of it."""
+    kinds = sys.modules["torch.distributed.tensor"]
+    offsets, box = [0] * whole.dim(), list(whole.shape)
+    coordinates = whole.device_mesh.get_coordinate()
+    for place, coordinate, ranks in zip(
+        whole.placements, coordinates, whole.device_mesh.shape, strict=True
+    ):
+        if type(place) is kinds.Replicate:
+            continue
+        if type(place) is not kinds.Shard:
+            raise Unimplemented(f"a parameter that is placed as {place}: its part is no box")
+        slice_ = -(-box[place.dim] // ranks)
+        begin = min(coordinate * slice_, box[place.dim])
+        offsets[place.dim] += begin
+        box[place.dim] = min(slice_, box[place.dim] - begin)
+    return offsets, box
+
+
+def is_first_copy(whole: Any) -> bool:
+    """Of what several processes have alike, this one's is the first."""
+    kinds = sys.modules["torch.distributed.tensor"]
+    pairs = zip(whole.placements, whole.device_mesh.get_coordinate(), strict=True)
+    return all(at == 0 for place, at in pairs if isinstance(place, kinds.Replicate))

@@ -115,15 +115,24 @@ class Runtime:
         call("ziggurat_runtime_create", json.dumps(settings).encode(), ctypes.byref(handle))
         self.handle = handle.value
         self._ended = weakref.finalize(
-            self, _end, "ziggurat_runtime_destroy", handle.value, os.getpid()
+            self, end_handle, "ziggurat_runtime_destroy", handle.value, os.getpid()
         )
 
     def close(self) -> None:
         """Does nothing the second time."""
-        _close(self._ended)
+        close(self._ended)
 
 
-def _close(ended: weakref.finalize[..., Any]) -> None:
+def text_of(name: str, *arguments: int) -> str:
+    """Of a function that is asked twice: for its length, and for itself."""
+    needed = ctypes.c_uint64()
+    call(name, *arguments, None, 0, ctypes.byref(needed))
+    text = ctypes.create_string_buffer(needed.value)
+    call(name, *arguments, text, needed.value, None)
+    return text.value.decode()
+
+
+def close(ended: weakref.finalize[..., Any]) -> None:
     # Not by calling it: one that was called is dead, though the call was refused.
     peeked = ended.peek()
     if peeked is not None:
@@ -132,7 +141,7 @@ def _close(ended: weakref.finalize[..., Any]) -> None:
         ended.detach()
 
 
-def _end(name: str, handle: int, owner: int, *kept: object) -> None:
+def end_handle(name: str, handle: int, owner: int, *kept: object) -> None:
     # What is `kept` stays until this was called. A forked child has no threads that would answer.
     if os.getpid() == owner:
         call(name, handle)
@@ -147,8 +156,10 @@ class Engine:
         params: Sequence[Param],
         settings: Mapping[str, Any],
         kept: object = None,
+        load: tuple[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`kept` has memory that is lent, and stays until the engine is closed."""
+        """`kept` has memory that is lent, and stays until the engine is closed. `load`: the handle
+        of a checkpoint whose state is a new store's, and what of it (ziggurat_engine_load())."""
         self._params = list(params)
         array = (ParamStruct * len(self._params))()
         for given, param in zip(array, self._params, strict=True):
@@ -160,10 +171,15 @@ class Engine:
             given.values = memory(param.dtype, param.address, param.count)
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
-        call("ziggurat_engine_open", runtime.handle, array, len(array), text, ctypes.byref(handle))
+        opening = (runtime.handle, array, len(array), text)
+        if load is None:
+            call("ziggurat_engine_open", *opening, ctypes.byref(handle))
+        else:
+            given = json.dumps(load[1]).encode()
+            call("ziggurat_engine_load", *opening, load[0], given, ctypes.byref(handle))
         self.handle = handle.value
         self._ended = weakref.finalize(
-            self, _end, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept
+            self, end_handle, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept
         )
 
     def lend_gradient(
@@ -326,15 +342,11 @@ class Engine:
         return figures
 
     def _text(self, name: str, *arguments: int) -> str:
-        needed = ctypes.c_uint64()
-        call(name, self.handle, *arguments, None, 0, ctypes.byref(needed))
-        text = ctypes.create_string_buffer(needed.value)
-        call(name, self.handle, *arguments, text, needed.value, None)
-        return text.value.decode()
+        return text_of(name, self.handle, *arguments)
 
     def close(self) -> None:
         """Does nothing the second time. What is not durable is lost: make_durable() comes first."""
-        _close(self._ended)
+        close(self._ended)
 
 
 class Exchange:
@@ -350,7 +362,7 @@ class Exchange:
         call("ziggurat_exchange_open", runtime.handle, name.encode(), ctypes.byref(handle))
         self.handle = handle.value
         self._ended = weakref.finalize(
-            self, _end, "ziggurat_exchange_close", handle.value, os.getpid(), runtime
+            self, end_handle, "ziggurat_exchange_close", handle.value, os.getpid(), runtime
         )
 
     def all_to_all(self, input_address: int, output_address: int, slice_bytes: int) -> Ticket:
@@ -378,7 +390,7 @@ class Exchange:
 
     def close(self) -> None:
         """Does nothing the second time. Waits for what is under way."""
-        _close(self._ended)
+        close(self._ended)
 
 
 class Ticket:

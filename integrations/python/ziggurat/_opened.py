@@ -16,7 +16,7 @@ from ziggurat._gradient import GradientHooks
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
 from ziggurat._parts import Nothing, Part
 
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def _as_fp32(values: torch.Tensor) -> torch.Tensor:
@@ -54,11 +54,11 @@ class _Kind(NamedTuple):
 def _kind_of(param: torch.Tensor, name: str) -> _Kind:
     """Errors: what the engine cannot take, naming the parameter."""
     check_device(param, name)
-    if param.dtype not in _DTYPES:
+    if param.dtype not in DTYPES:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
     if not param.is_contiguous():
         raise InvalidArgument(f"parameter '{name}' is not contiguous: call .contiguous() before")
-    return _Kind(_DTYPES[param.dtype], tuple(param.shape), param.device)
+    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device)
 
 
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
@@ -88,7 +88,9 @@ class Opened:
         hooks: GradientHooks,
         runtime: Callable[[], Runtime],
         settings: dict[str, Any],
+        load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
+        """`load`: of these parts, what Engine takes of a checkpoint."""
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
@@ -121,7 +123,8 @@ class Opened:
         ]
         for place in self._staged:
             place.finish_reading()
-        self.engine = Engine(runtime(), listed, settings, kept=self._staged)
+        loaded = None if load is None else load(self.parts)
+        self.engine = Engine(runtime(), listed, settings, kept=self._staged, load=loaded)
         # As the engine left them: a parameter that differs was written or moved by somebody else.
         if self.engine.resumed:
             for place in self._staged:
@@ -205,7 +208,7 @@ class Opened:
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 tensor, scale = lent[index][0], gradient.scale
-                dtype = _DTYPES[tensor.dtype]
+                dtype = DTYPES[tensor.dtype]
                 self.engine.lend_gradient(index, dtype, tensor.data_ptr(), tensor.numel(), scale)
         # On the CPU, workers in the next forward would take turns with PyTorch's own threads.
         self.engine.step(
@@ -259,7 +262,9 @@ class Opened:
         self._places[index].write(index, param)
         self._versions[index] = param._version
 
-    def _look_at_params(self) -> None:
+    def _look_at_params(self) -> list[int]:
+        """Those that were written since: their masters are taken anew at the step."""
+        written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
             moved = param.data_ptr() != self._addresses[index]
@@ -279,15 +284,25 @@ class Opened:
                 self.engine.lend_param(index, was.dtype, param.data_ptr(), param.numel())
             self.engine.param_written(index)
             self._versions[index] = param._version
+            written.append(index)
+        return written
 
-    def params_written(self) -> None:
+    def params_written(self) -> list[int]:
         """Masters are those of the parameters as they are, but for what write_state() gives from
-        here on. No step is under way."""
+        here on. No step is under way. Which were written."""
         for place in self._staged:
             place.finish_writing()
-        self._look_at_params()
+        written = self._look_at_params()
         for place in self._staged:
             place.finish_reading()
+        return written
+
+    def settle(self) -> None:
+        """All that a step would take over first is in the engine's state. None is under way."""
+        for index in self.params_written():
+            given = _as_fp32(self._places[index].values(index, self.parts[index].memory()))
+            self.engine.write_state(index, "master", given.data_ptr(), given.numel())
+        self._give_masters()
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Steps that it has made, wherever its state is."""

@@ -91,6 +91,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         self._order: list[torch.Tensor] = []  # as the hooks count them
         self._keep_state_in(state)
         self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
+        self._load: Any = None  # while load_checkpoint() opens: what Opened takes
         this = weakref.ref(self)
         self._hooks = GradientHooks(lambda index: _arrived(this, index))
         self._exchange = exchange
@@ -222,7 +223,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         def runtime() -> Runtime:
             return self._sharing.runtime(self._workers(params))
 
-        return Opened(parts, names, groups, self._hooks, runtime, settings)
+        return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""

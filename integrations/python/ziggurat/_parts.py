@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ziggurat._dtensor import is_dtensor, local_of, local_part
+from ziggurat._dtensor import is_dtensor, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Taken
 from ziggurat._ranks import Cut, Ranks
@@ -32,6 +34,10 @@ class Part:
         """The part of `values`, which are of the whole parameter."""
         return values
 
+    def place(self) -> dict[str, Any]:
+        """Where in the whole it is, as checkpoints say it."""
+        return {"first": 0}
+
 
 class Slice(Part):
     """This rank's of a parameter that every rank has."""
@@ -52,6 +58,9 @@ class Slice(Part):
     def of_whole(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().reshape(-1)[self._slice]
 
+    def place(self) -> dict[str, Any]:
+        return {"first": self._slice.start}
+
 
 class Shard(Part):
     """What this process has of a DTensor."""
@@ -61,6 +70,10 @@ class Shard(Part):
 
     def of_whole(self, values: torch.Tensor) -> torch.Tensor:
         return local_of(values) if is_dtensor(values) else local_part(values, self.param)
+
+    def place(self) -> dict[str, Any]:
+        offsets, box = local_box(self.param)
+        return {"offsets": offsets, "box": box}
 
 
 class Nothing(Part):

@@ -169,6 +169,7 @@ class Ranks:
         """`exchange`: what carries tensors, "torch" (the group's own way) or "ziggurat"."""
         if exchange not in ("torch", "ziggurat"):
             raise InvalidArgument(f'exchange="{exchange}": give "torch" or "ziggurat"')
+        self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self.members = dist.get_process_group_ranks(group)

@@ -38,7 +38,7 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     version, keys, gauss = states["python"]
     random.setstate((version, tuple(keys), gauss))
@@ -153,13 +153,13 @@ class Resume:
             self._at_epoch = {"default": random_states(), "own": drawn}
             return iter(self._loader)
         assert self._at_epoch is not None
-        _set_random_states(self._at_epoch["default"])
+        set_random_states(self._at_epoch["default"])
         for generator, state in zip(generators, self._at_epoch["own"], strict=True):
             generator.set_state(state)
         iterator = iter(self._loader)
         for _ in range(self.batch):
             next(iterator, None)
-        _set_random_states(self._then)
+        set_random_states(self._then)
         self._then = None
         return iterator
 
@@ -195,7 +195,7 @@ class Resume:
         self.epoch, self.batch = state["epoch"], state["batch"]
         self._at_epoch = state["at_epoch"]
         if self._at_epoch is None:
-            _set_random_states(state["random"])
+            set_random_states(state["random"])
         else:
             self._then = state["random"]
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ziggurat._dtensor import is_dtensor, like, local_of
+from ziggurat._dtensor import is_dtensor, is_first_copy, like, local_of
 from ziggurat._feeders import Feeder
 from ziggurat._fsdp import FsdpCarriers
 from ziggurat._gradient_content import Slot
@@ -51,6 +51,14 @@ class Alone:
 
     def part(self, param: torch.Tensor) -> Part:
         return Part(param)
+
+    def whole_or_shard(self, tensor: torch.Tensor) -> Part:
+        """What this process has of a tensor that no engine does."""
+        return Part(tensor)
+
+    def saves(self, tensor: torch.Tensor, trained: bool) -> bool:
+        """Whether what this process has of it is the first copy of that."""
+        return trained or self.ranks is None or self.ranks.rank == 0
 
     def attach(self, slots: Iterable[Slot]) -> None:
         """The optimizer has got parameters."""
@@ -185,6 +193,12 @@ class Sharded(Alone):
 
     def part(self, param: torch.Tensor) -> Part:
         return Shard(param) if is_dtensor(param) else Part(param)
+
+    def whole_or_shard(self, tensor: torch.Tensor) -> Part:
+        return self.part(tensor)
+
+    def saves(self, tensor: torch.Tensor, trained: bool) -> bool:
+        return is_first_copy(tensor) if is_dtensor(tensor) else self.ranks.rank == 0
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
         pass

@@ -42,6 +42,7 @@ All of them take, beside what PyTorch's have:
 
 The state is made from the parameters at the first ``step()``. ``state_dict()`` and
 ``load_state_dict()`` are PyTorch's: ``torch.optim``'s optimizers load ours and ours theirs.
+:func:`save_checkpoint` writes a checkpoint that :func:`load_checkpoint` loads on any number of ranks;
 :func:`load_foreign_checkpoint` goes on from what DeepSpeed or PyTorch saved.
 
 On the CPU gradients are read and parameters written where PyTorch has them: nothing is copied. On
@@ -57,6 +58,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ziggurat._checkpoint import save_checkpoint
+from ziggurat._checkpoint_load import LoadedCheckpoint, load_checkpoint
 from ziggurat._foreign import ForeignCheckpoint, load_foreign_checkpoint
 from ziggurat._native import GroupStep, InvalidArgument
 from ziggurat._optimizer import EngineOptimizer, from_zero, need
@@ -69,8 +72,11 @@ __all__ = [
     "AdamW",
     "ForeignCheckpoint",
     "Lion",
+    "LoadedCheckpoint",
     "Resume",
+    "load_checkpoint",
     "load_foreign_checkpoint",
+    "save_checkpoint",
 ]
 
 

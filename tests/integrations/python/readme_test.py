@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of integrations/python/README.md runs, and placement changes no digit of its losses.
+"""The programs of integrations/python/README.md run: placement changes no digit of the first one's
+losses, and the one that saves a checkpoint ends alike where it goes on from it.
 
 readme_test.py README; exits with 77 where PyTorch is missing. The package is the one that Python finds.
 """
@@ -16,16 +17,20 @@ if importlib.util.find_spec("torch") is None:
     sys.exit(77)
 
 page = Path(sys.argv[1]).read_text()
-program = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-if program is None:
-    sys.exit(f"{sys.argv[1]}: has no program")
 
 
-def run(folder: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "first.py", *arguments]
+def program_of(section: str) -> str:
+    found = re.search(rf"## {section}\n.*?```python\n(.*?)```", page, re.DOTALL)
+    if found is None:
+        sys.exit(f"{sys.argv[1]}: '{section}' has no program")
+    return found[1]
+
+
+def run(folder: str, script: str, *arguments: str) -> list[str]:
+    command = [sys.executable, script, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode != 0:
-        sys.exit(f"first.py {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        sys.exit(f"{script} {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout.splitlines()
 
 
@@ -34,9 +39,12 @@ def losses(lines: list[str]) -> list[float]:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    (Path(folder) / "first.py").write_text(program[1])
-    in_memory = run(folder)
-    on_drive = run(folder, "nvme:state")
+    (Path(folder) / "first.py").write_text(program_of("The first run"))
+    in_memory = run(folder, "first.py")
+    on_drive = run(folder, "first.py", "nvme:state")
+    (Path(folder) / "train.py").write_text(program_of("Checkpoints"))
+    saved = run(folder, "train.py")
+    resumed = run(folder, "train.py", "saved")
 print("\n".join(in_memory))
 
 problems = []
@@ -46,4 +54,6 @@ if len(losses(in_memory)) != 5 or losses(in_memory)[-1] > losses(in_memory)[0] /
     problems.append("the loss does not halve")
 if in_memory[-1] != "finished steps: 50":
     problems.append(f"the last line is {in_memory[-1]}")
+if len(saved) != 2 or not saved[0].endswith("saved/step-000000010") or resumed != saved[1:]:
+    problems.append(f"the run that saves prints {saved}, and the one that goes on {resumed}")
 sys.exit("\n".join(problems) or 0)

@@ -71,13 +71,13 @@ def load_foreign_checkpoint(
         ) from error
     places = Places(optimizer, model)
     if rename is not None:
-        _rename(content, rename)
+        rename_content(content, rename)
     plan = Plan(content, places)
     if plan.wrong_shapes:
-        raise InvalidArgument(f"{content.layout}: {_listed('other shapes', plan.wrong_shapes)}")
+        raise InvalidArgument(f"{content.layout}: {listed('other shapes', plan.wrong_shapes)}")
     if strict and (plan.missing or plan.unexpected):
         found = {"missing": plan.missing, "unexpected": plan.unexpected}
-        words = "; ".join(_listed(what, names) for what, names in found.items() if names)
+        words = "; ".join(listed(what, names) for what, names in found.items() if names)
         raise InvalidArgument(
             f"{content.layout}: {words}: give rename= for other names, or strict=False to go on "
             "without"
@@ -114,7 +114,7 @@ def _content_of(path: Path) -> Content:
     )
 
 
-def _rename(content: Content, rename: Rename) -> None:
+def rename_content(content: Content, rename: Rename) -> None:
     def renamed(names: Iterable[Any]) -> dict[Any, Any]:
         new = {name: rename(name) if isinstance(name, str) else name for name in names}
         kept = Counter(name for name in new.values() if name is not None)
@@ -128,7 +128,7 @@ def _rename(content: Content, rename: Rename) -> None:
     content.aliases = {name for name in map(rename, content.aliases) if name is not None}
 
 
-def _listed(what: str, names: list[str]) -> str:
+def listed(what: str, names: list[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{what}: {', '.join(names[:_SHOWN])}{more}"
 

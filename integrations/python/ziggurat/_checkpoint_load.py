@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a checkpoint of the engine's own format to a model and a new optimizer, however both are
+divided among ranks.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat._checkpoint import MAGIC
+from ziggurat._dtensor import is_dtensor, local_box, local_of
+from ziggurat._foreign import Rename, listed, rename_content
+from ziggurat._foreign._content import Content, Saved, of_number
+from ziggurat._foreign._plan import Places, Plan
+from ziggurat._native import InvalidArgument
+from ziggurat._native_checkpoint import Checkpoint
+from ziggurat._opened import rounded
+from ziggurat._optimizer import EngineOptimizer
+from ziggurat._parts import Part
+from ziggurat._resume import set_random_states
+
+_AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What was found, and what was not."""
+
+    path: str
+    step: int
+    missing: list[str]  #: values and state that it lacks; state begins anew there
+    unexpected: list[str]  #: what it has and the model or the optimizer has no place for
+    resume: dict[str, Any]  #: the plain facts that it was saved with
+    notes: list[str]  #: what was left as it is, and why
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    optimizer: EngineOptimizer,
+    model: torch.nn.Module,
+    *,
+    rename: Rename | None = None,
+    strict: bool = True,
+    weights_only: bool = False,
+    **kept: Any,
+) -> LoadedCheckpoint:
+    """Takes over the weights of `model`, and masters, moments and steps of `optimizer`, from a
+    checkpoint that :func:`save_checkpoint` or ``ziggurat train`` wrote.
+
+    `path` is the checkpoint, or a folder whose newest whole one is loaded. It may be of any number
+    of ranks, and of any placement. Comes before the optimizer's first step, with the model wrapped
+    as it will be trained; a call of all ranks, each of which reads its part. The state goes into
+    the store as it is read, a chunk at a time, and every byte is compared with its hash. Groups'
+    settings, and what is given by name as to :func:`save_checkpoint`, become what they were; random
+    states do where there are as many ranks as then. `weights_only` takes values alone: training
+    begins at step 0. ``rename`` gives our name for each of theirs, or None for what is left out.
+
+    Errors: InvalidArgument for what is missing or unexpected unless ``strict=False``, and for other
+    shapes; DataLoss naming file and tensor for a damaged byte. Names and shapes are compared before
+    anything is written.
+    """
+    if optimizer._opened:
+        raise InvalidArgument(
+            "load_checkpoint() comes before the optimizer's first step and Resume: make a new "
+            "optimizer, whose state is the checkpoint's from the beginning"
+        )
+    optimizer.synchronize()
+    runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
+    checkpoint = Checkpoint(runtime, os.path.abspath(path))
+    try:
+        return _Loading(checkpoint, optimizer, model, rename, strict, weights_only).run(kept)
+    finally:
+        checkpoint.close()
+
+
+class _Loading:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        optimizer: EngineOptimizer,
+        model: torch.nn.Module,
+        rename: Rename | None,
+        strict: bool,
+        weights_only: bool,
+    ) -> None:
+        self._checkpoint, self._optimizer = checkpoint, optimizer
+        self._strict, self._weights_only = strict, weights_only
+        self._own = _own_of(checkpoint.blob)  # {} where another program saved it
+        self._notes: list[str] = []
+        self._tensors: dict[int, int] = {}  # of a Saved, by its id: its place in the checkpoint
+        content = self._content()
+        if rename is not None:
+            rename_content(content, rename)
+        places = Places(optimizer, model)
+        if weights_only:
+            places.trained = []
+        self._places = places
+        self._plan = Plan(content, places)
+        self._kept_alive = content
+
+    def run(self, kept: Mapping[str, Any]) -> LoadedCheckpoint:
+        self._look_at_what_is_there()
+        groups = None if self._weights_only else self._groups()
+        objects = self._objects(kept)
+        self._agree()
+        self._fill()
+        self._open()
+        if groups is not None:
+            for group, settings in zip(self._optimizer.param_groups, groups, strict=True):
+                group.update({k: v for k, v in settings.items() if k != "names"})
+        for name, one in objects.items():
+            one.load_state_dict(self._own["kept"][name])
+        if not self._weights_only:
+            self._set_random_states()
+        checkpoint, plan = self._checkpoint, self._plan
+        return LoadedCheckpoint(
+            checkpoint.directory,
+            checkpoint.step,
+            plan.missing,
+            plan.unexpected,
+            checkpoint.resume,
+            self._notes,
+        )
+
+    def _content(self) -> Content:
+        """What it has by name; nothing is read yet."""
+        checkpoint = self._checkpoint
+        content = Content(f"the checkpoint {checkpoint.directory}")
+        directory = Path(checkpoint.directory)
+        for index, tensor in enumerate(checkpoint.tensors):
+            if tensor.array.endswith(".scale"):
+                continue
+            saved = Saved(tensor.shape, directory, self._reader(index, tensor.shape))
+            self._tensors[id(saved)] = index
+            if tensor.array == "master":
+                content.values[tensor.owner] = saved
+            elif not self._weights_only:
+                content.states.setdefault(tensor.owner, {})[tensor.array] = saved
+        for name, state in content.states.items():
+            state["master"] = content.values[name]
+            state["step"] = of_number(self._steps_of(name), directory)
+        for name, value in self._own.get("others", {}).items():
+            content.values[name] = Saved(tuple(value.shape), directory, lambda value=value: value)
+        return content
+
+    def _reader(self, index: int, shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
+        def read() -> torch.Tensor:
+            values = torch.empty(shape, dtype=torch.float32)
+            self._checkpoint.read(index, 0, values.data_ptr(), values.numel())
+            return values
+
+        return read
+
+    def _steps_of(self, name: str) -> int:
+        steps: dict[str, int] = self._own.get("steps", {})
+        return steps.get(name, self._checkpoint.step)
+
+    def _look_at_what_is_there(self) -> None:
+        plan, layout = self._plan, f"the checkpoint {self._checkpoint.directory}"
+        if plan.wrong_shapes:
+            raise InvalidArgument(f"{layout}: {listed('other shapes', plan.wrong_shapes)}")
+        if self._strict and (plan.missing or plan.unexpected):
+            found = {"missing": plan.missing, "unexpected": plan.unexpected}
+            words = "; ".join(listed(what, names) for what, names in found.items() if names)
+            raise InvalidArgument(
+                f"{layout}: {words}: give rename= for other names, weights_only=True for values "
+                "alone, or strict=False to go on without"
+            )
+
+    def _groups(self) -> list[dict[str, Any]] | None:
+        """Settings for each of the optimizer's groups; None: they stay."""
+        saved: list[dict[str, Any]] = self._own.get("groups", [])
+        names = [
+            [self._places.name_of(param) for param in group["params"]]
+            for group in self._optimizer.param_groups
+        ]
+        if names == [group["names"] for group in saved]:
+            return saved
+        self._notes.append("groups' settings stay: the checkpoint's have other parameters")
+        return None
+
+    def _objects(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `kept` that are loaded. Errors: what the checkpoint does not have."""
+        saved = self._own.get("kept", {})
+        if self._strict and (lacking := [name for name in kept if name not in saved]):
+            has = ", ".join(saved) or "none"
+            raise InvalidArgument(
+                f"load_checkpoint(): the checkpoint has no {', '.join(lacking)}: it was saved with "
+                f"{has}; strict=False leaves them as they are"
+            )
+        return {name: one for name, one in kept.items() if name in saved}
+
+    def _agree(self) -> None:
+        """All ranks load the same one. Errors: InvalidArgument."""
+        ranks = self._optimizer._sharing.ranks
+        if ranks is None:
+            return
+        name = Path(self._checkpoint.directory).name.encode()
+        every = ranks.gathered([zlib.crc32(name)])[:, 0].tolist()
+        if len(set(every)) > 1:
+            raise InvalidArgument(
+                f"load_checkpoint(): rank {ranks.rank} found {self._checkpoint.directory}, and "
+                "another rank another checkpoint: name the one that is meant"
+            )
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        """What the engine rounds its masters to, and buffers."""
+        for target, saved in self._plan.values.items():
+            index = self._tensors.get(id(saved))
+            if index is None:
+                target.copy_(saved.read())
+                continue
+            here = local_of(target) if is_dtensor(target) else target
+            first = _first_of(target)
+            if first is None:
+                values = rounded(self._read_box(index, target), target.dtype)
+                here.copy_(values.view(here.shape))
+            else:
+                self._read_into(here, index, first)
+
+    def _read_into(self, here: torch.Tensor, index: int, first: int) -> None:
+        """Elements from `first` on, some at a time."""
+        flat = here.view(-1) if here.is_contiguous() else torch.empty(here.numel(), dtype=here.dtype)
+        for begin in range(0, flat.numel(), _AT_ONCE):
+            some = flat[begin : begin + _AT_ONCE]
+            some.copy_(rounded(self._read(index, first + begin, some.numel()), here.dtype))
+        if not here.is_contiguous():
+            here.copy_(flat.view(here.shape))
+
+    def _read_box(self, index: int, target: torch.Tensor) -> torch.Tensor:
+        """What is here of `target`, in fp32, where it is no run of the whole."""
+        values = self._read(index, 0, target.numel()).view(target.shape)
+        for dim, (begin, size) in enumerate(zip(*local_box(target), strict=True)):
+            values = values.narrow(dim, begin, size)
+        return values.contiguous()
+
+    def _read(self, index: int, first: int, count: int) -> torch.Tensor:
+        values = torch.empty(count, dtype=torch.float32)
+        self._checkpoint.read(index, first, values.data_ptr(), count)
+        return values
+
+    def _open(self) -> None:
+        optimizer = self._optimizer
+        optimizer._to_load.clear()
+        optimizer._load = self._load
+        try:
+            optimizer.open()
+        finally:
+            optimizer._load = None
+        for opened in optimizer._opened:
+            for param in opened.members:
+                if opened.index(param) is None:
+                    opened.set_steps(param, self._steps_here(param))
+        # A rank reads what others have of a parameter's state without their doing: not before they
+        # have loaded it.
+        optimizer._sharing.all_of(True)
+
+    def _steps_here(self, param: torch.Tensor) -> int:
+        state = self._plan.states.get(param)
+        return 0 if state is None else int(state["step"].read().item())
+
+    def _load(self, parts: Sequence[Part]) -> tuple[int, dict[str, Any]]:
+        """As Engine takes it."""
+        given, steps = [], []
+        for part in parts:
+            saved = self._plan.values.get(part.param)
+            index = None if saved is None else self._tensors.get(id(saved))
+            steps.append(self._steps_here(part.param))
+            if index is None:
+                given.append(None)
+                continue
+            tensor = self._checkpoint.tensors[index]
+            given.append({"name": tensor.owner, "shape": list(tensor.shape)} | part.place())
+        loaded = {"parts": given, "steps": steps, "weights_only": self._weights_only}
+        return self._checkpoint.handle, loaded
+
+    def _set_random_states(self) -> None:
+        states = self._own.get("random")
+        ranks = self._optimizer._sharing.ranks
+        rank, size = (0, 1) if ranks is None else (ranks.rank, ranks.size)
+        if states is None:
+            return
+        if len(states) != size:
+            self._notes.append(
+                f"random states stay: the checkpoint has those of {len(states)} ranks, and there "
+                f"are {size}"
+            )
+            return
+        set_random_states(states[rank])
+
+
+def _first_of(target: torch.Tensor) -> int | None:
+    """Where in the whole what is here begins, if it is a run of it."""
+    if not is_dtensor(target):
+        return 0
+    offsets, box = local_box(target)
+    if box[1:] != list(target.shape[1:]):
+        return None
+    row = 1
+    for size in box[1:]:
+        row *= size
+    return offsets[0] * row if box else 0
+
+
+def _own_of(blob: bytes) -> dict[str, Any]:
+    if not blob.startswith(MAGIC):
+        return {}
+    # Plain data and tensors only: a checkpoint runs no code.
+    own: dict[str, Any] = torch.load(io.BytesIO(blob[len(MAGIC) :]), weights_only=True)
+    return own
