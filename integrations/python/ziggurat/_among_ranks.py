@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,12 @@ class AmongRanks:
     _exchange: str
     _model: torch.nn.Module | None
     _sharing: Alone
+    _watches_for_ddp = False  #: a model that may be wrapped has made no forward yet
+
+    ddp_attached: Callable[[], None]
+
+    def _awaits_ddp(self) -> bool:
+        return self._watches_for_ddp and self._sharing.ranks is None
 
     def _slots(self) -> list[Slot]:
         """Of all parameters, in the model's order."""
@@ -80,10 +86,14 @@ class AmongRanks:
         self._sharing = Divided(ranks, feeder, self._updated)
         self._sharing.attach(self._slots())
         model.register_comm_hook(weakref.ref(feeder), ddp_hook)
+        self._watches_for_ddp = False
+        self.ddp_attached()
 
     def _watch_for_ddp(self, model: torch.nn.Module) -> None:
         """Accelerate and Trainer wrap the model after the optimizer was made."""
         this = weakref.ref(self)
+
+        self._watches_for_ddp = True
 
         def attach(*_: Any) -> None:
             handle.remove()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ziggurat._memory import free_bytes, size_text
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
@@ -59,6 +60,9 @@ class StateDicts(torch.optim.Optimizer):
     def synchronize(self) -> None:
         raise NotImplementedError
 
+    def _awaits_ddp(self) -> bool:
+        raise NotImplementedError
+
     def _keep_state_in(self, where: str) -> None:
         """At construction. "full": state dicts hold the state; "store": they say where it is."""
         if where not in ("full", "store"):
@@ -72,6 +76,7 @@ class StateDicts(torch.optim.Optimizer):
         if self._by_reference:
             self.need_store('state="store"')
         self._to_load: dict[torch.Tensor, Entry] = {}  # of parameters that no engine has yet
+        self._reference: Mapping[str, Any] | None = None  # loaded before its ranks were known
 
     # Reading
 
@@ -147,6 +152,7 @@ class StateDicts(torch.optim.Optimizer):
                 opened.engine.make_durable()
         reference = {
             "store": os.path.abspath(str(self._path)),
+            "ranks": 1 if self._sharing.ranks is None else self._sharing.ranks.size,
             "generations": self._generations(),
             "checksum": self._checksum(),
         }
@@ -172,7 +178,11 @@ class StateDicts(torch.optim.Optimizer):
         reference = state_dict.get(_REFERENCE)
         entries = self._entries(state_dict)
         if reference is not None:
-            self._look_at_reference(reference)
+            self._look_at_ranks(reference)
+            if self._awaits_ddp() and reference["generations"]:
+                self._reference = reference  # the store is that of DDP's ranks
+            else:
+                self._look_at_reference(reference)
         super().load_state_dict({**state_dict, "state": {}})
         for group in self.param_groups:  # what another optimizer's groups may lack
             for key, value in self.defaults.items():
@@ -181,6 +191,26 @@ class StateDicts(torch.optim.Optimizer):
             self._to_load = {param: entry for param, entry in entries.items() if entry}
             for opened in self._opened:
                 self._give(opened, entries)
+
+    def _look_at_ranks(self, reference: Mapping[str, Any]) -> None:
+        made_by, here = reference.get("ranks"), 1
+        if self._sharing.ranks is not None:
+            here = self._sharing.ranks.size
+        elif self._awaits_ddp():
+            here = dist.get_world_size()
+        if made_by in (None, here) or not reference["generations"]:
+            return
+        raise InvalidArgument(
+            f"load_state_dict(): the state is in the store {reference['store']}, whose number of "
+            f"ranks is {made_by}, and this run's is {here}: go on with {made_by}, or save with "
+            'state="full", whose checkpoints any number goes on from'
+        )
+
+    def ddp_attached(self) -> None:
+        """The ranks are known that a reference, which was loaded, waits for."""
+        reference, self._reference = self._reference, None
+        if reference is not None:
+            self._look_at_reference(reference)
 
     def _look_at_reference(self, reference: Mapping[str, Any]) -> None:
         store, wanted = reference["store"], list(reference["generations"])

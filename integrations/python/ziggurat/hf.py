@@ -126,17 +126,35 @@ class _InTrainer(EngineOptimizer):
         '(state="full"), or train without resume_from_checkpoint into a new directory'
     )
 
+    _goes_back = False  # once DDP is found
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         path = self._path
         if state_dict["state"] and self.engine is None and path is not None and has_store(path):
-            # The run goes back to the checkpoint, in the store that it has: its next step replaces
-            # what is there. To open it writes the parameters, which Trainer has loaded.
-            values = [(param, param.detach().clone()) for _, param, _ in self._named()]
-            self.open(resume=True)
-            with torch.no_grad():
-                for param, value in values:
-                    param.copy_(value)
+            if self._awaits_ddp():
+                self._goes_back = True
+            else:
+                self._go_back()
         super().load_state_dict(state_dict)
+
+    def ddp_attached(self) -> None:
+        super().ddp_attached()
+        if self._goes_back:
+            self._goes_back = False
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """The run goes back to the checkpoint, in the store that it has: its next step replaces what
+        is there. To open it writes the parameters, which Trainer has loaded."""
+        entries, self._to_load = self._to_load, {}
+        values = [(param, param.detach().clone()) for _, param, _ in self._named()]
+        self.open(resume=True)
+        with torch.no_grad():
+            for param, value in values:
+                param.copy_(value)
+        if entries:
+            for opened in self._opened:
+                self._give(opened, entries)
 
 
 def _in_trainer(kind: type[EngineOptimizer]) -> type[EngineOptimizer]:
