@@ -19,7 +19,9 @@ namespace {
 
 /// Looks at a file in which something is wrong: a transfer may go wrong where the medium is whole,
 /// and what it costs to believe it is a generation.
-constexpr int kLooks = 2;
+constexpr int kFileLooks = 2;
+/// At a store whose owner makes generations meanwhile, before it is said to be damaged.
+constexpr int kLooks = 20;
 
 /// Whose file is looked at; agrees with itself.
 class Looker final : public Quorum {
@@ -59,6 +61,7 @@ struct StoreReader::File {
   std::optional<StoreEnvironment> environment;
   std::string path;
   std::unique_ptr<StoreSurvey> survey;
+  std::uint64_t newest_seen = 0;  ///< generation, when it was looked at
 };
 
 StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
@@ -84,13 +87,45 @@ Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,
   }
   std::uint32_t stripes = 1;
   while (place_with(reader->places_, StateStore::file_name(0, stripes)) != nullptr) ++stripes;
-  for (int rank = 0; rank < reader->ranks_; ++rank) {
-    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe)
-      co_await reader->look(rank, stripe, stripes);
+  for (int look = 1;; ++look) {
+    std::exception_ptr damage;
+    try {
+      co_await reader->look_at_all(stripes);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kDataLoss) throw;
+      damage = std::current_exception();
+    }
+    if (!damage) break;
+    if (look == kLooks || !co_await reader->owner_went_on()) std::rethrow_exception(damage);
   }
-  reader->choose();
   reader->find_homes();
   co_return std::move(reader);
+}
+
+Task<> StoreReader::look_at_all(std::uint32_t stripes) {
+  files_.clear();
+  for (int rank = 0; rank < ranks_; ++rank) {
+    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) co_await look(rank, stripe, stripes);
+  }
+  choose();
+}
+
+/// Tables and blobs are written over two generations later: where the owner made some while they
+/// were read, nothing has to be damaged.
+Task<bool> StoreReader::owner_went_on() const {
+  for (const auto& file : files_) {
+    if (!file) continue;  // it could not be opened
+    if (!file->environment->io.exists(file->path)) co_return true;  // replaced by a new store
+    const auto now = StoreSurvey::open_to_look(*file->environment, file->path);
+    bool read = true;
+    try {
+      co_await now->read_superblocks();
+    } catch (const Error&) {
+      read = false;
+    }
+    if (read && now->newest_seen() > file->newest_seen) co_return true;
+  }
+  co_return false;
 }
 
 Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) {
@@ -102,21 +137,23 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) 
                             text_of(places_), name),
                 ENOENT);
   }
-  std::unique_ptr<File> file;
-  for (int looks = 0; looks < kLooks && (!file || !file->survey->notes().empty()); ++looks) {
-    Task<std::unique_ptr<File>> surveying =
-        survey({.rank = rank, .stripe = stripe, .stripes = stripes}, *place, name);
-    file = co_await std::move(surveying);
+  // Before it is read: where that fails, owner_went_on() asks what was there.
+  std::unique_ptr<File>& file = files_.emplace_back();
+  for (int looks = 0; looks < kFileLooks && (!file || !file->survey->notes().empty()); ++looks) {
+    file = begin_look({.rank = rank, .stripe = stripe, .stripes = stripes}, *place, name);
+    co_await file->survey->read_superblocks();
+    file->newest_seen = file->survey->newest_seen();
+    file->survey->check_shape();
+    co_await file->survey->read_contents();
   }
-  if (!files_.empty() && files_.front()->survey->uuid() != file->survey->uuid()) {
+  if (files_.front()->survey->uuid() != file->survey->uuid()) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{} and {} are of different stores", files_.front()->path, file->path));
   }
-  files_.push_back(std::move(file));
 }
 
-Task<std::unique_ptr<StoreReader::File>> StoreReader::survey(FileId id, const StripePlace& place,
-                                                             const std::string& name) {
+std::unique_ptr<StoreReader::File> StoreReader::begin_look(FileId id, const StripePlace& place,
+                                                           const std::string& name) {
   auto file = std::make_unique<File>(id.rank, ranks_);
   file->environment.emplace(StoreEnvironment{.reactor = reactor_,
                                              .io = place.io,
@@ -128,10 +165,7 @@ Task<std::unique_ptr<StoreReader::File>> StoreReader::survey(FileId id, const St
                                              .stripe_count = id.stripes});
   file->path = place.directory + "/" + name;
   file->survey = StoreSurvey::open_to_look(*file->environment, file->path);
-  co_await file->survey->read_superblocks();
-  file->survey->check_shape();
-  co_await file->survey->read_contents();
-  co_return std::move(file);
+  return file;
 }
 
 /// As ranks do when they recover: the lowest offer is the next limit, until all offer the same

@@ -59,8 +59,10 @@ class StoreReader {
     std::uint32_t stripes;
   };
   StoreReader(Reactor& reactor, std::vector<StripePlace> places);
-  Task<std::unique_ptr<File>> survey(FileId id, const StripePlace& place, const std::string& name);
+  std::unique_ptr<File> begin_look(FileId id, const StripePlace& place, const std::string& name);
+  Task<> look_at_all(std::uint32_t stripes);
   Task<> look(int rank, std::uint32_t stripe, std::uint32_t stripes);
+  Task<bool> owner_went_on() const;
   void choose();
   void find_homes();
   const Home& home(int rank, ChunkId chunk) const;

@@ -226,6 +226,12 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const bool stored = sealed || !records_->stays(id);
   const bool fetched = !stored && records_->updated_on_device(id);
   Lease lease;
+  if (stored && !storage_->store) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_master(unit {}): it is frozen, and without `store` nothing keeps "
+                            "its masters",
+                            chunk.unit));
+  }
   if (stored || fetched) lease = co_await state_lease(id, chunk.record_bytes());
   if (stored) {
     const std::uint64_t generation =

@@ -126,27 +126,8 @@ struct StepResult {
 /// `unit`'s flat parameters.
 using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)>;
 
-/// What a store says about itself without its model being known: for `sample`, `export` and
-/// reports.
-struct StoreInfo {
-  std::string model_name;  ///< ModelSpec::name
-  DType dtype = DType::kBFloat16;
-  std::string run_identity;  ///< EngineConfig::run_identity
-  std::string numerics_fingerprint;
-  StateKind state;  ///< OptimizerConfig::state
-  /// That the store's ranks open it with: of the ZeRO stages that hold as much, 0 or 3.
-  Sharding sharding;
-  std::vector<std::string>
-      constant_params;  ///< held once, without optimizer state: frozen for good
-  std::uint64_t generation = 0;
-  std::vector<std::byte> blob;
-};
-
 class Engine {
  public:
-  /// Reads the store in `directory`. Errors: as open().
-  static StoreInfo inspect(Runtime& runtime, const std::vector<StoreDirectory>& store);
-
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
   /// config.resume says so and there is one. Every rank of runtime.ranks opens its engine, and
   /// makes the same calls in the same order. `runtime` and `device` must outlive the engine; the

@@ -56,7 +56,8 @@ struct StateContent;
 struct EngineConfig {
   /// Where the state is, or shall be. More than one: each record lives in one of them, in
   /// proportion to the weights when the store is made; all of them, in any order, whenever it is
-  /// opened. None: nothing is ever durable, and no state is on NVMe (LentEngine only).
+  /// opened. None: nothing is ever durable, and no state is on NVMe: a LentEngine; or an engine
+  /// whose parameters are all frozen, which has them and no masters.
   std::vector<StoreDirectory> store;
   Placement placement;
   std::uint64_t host_budget_bytes = 0;

@@ -116,6 +116,7 @@ class EngineImpl final : public LentEngine {
 
   // engine_validate.cc
   void validate();
+  void validate_storeless() const;
   void require_slots(const StoreState& state) const;
   void check_identity(const StoreState& state);
 

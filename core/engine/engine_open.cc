@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 
 #include "base/bytes.h"
@@ -33,40 +32,6 @@ Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& p
 
 }  // namespace
 
-StoreInfo Engine::inspect(Runtime& runtime, const std::vector<StoreDirectory>& store) {
-  return runtime.reactor.block_on(
-      [](Runtime& run, std::vector<StoreDirectory> directories) -> Task<StoreInfo> {
-        for (const StoreDirectory& directory : directories) {
-          if (!std::filesystem::is_directory(directory.path))
-            throw Error(ErrorCode::kInvalidArgument,
-                        fmt::format("`store={}`: no such directory", directory.path));
-        }
-        Communicator& ranks = *run.ranks;
-        RankChannels channels(ranks, place_of(ranks.rank(), ranks.world_size(), /*tensor=*/1), {});
-        auto storage = Storage::open(run, *channels.store, directories);
-        StripedStore::Environment environment = storage->environment(run);
-        Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
-        storage->store = co_await std::move(opening);
-        const StoreState& state = storage->store->state();
-        StoreInfo info{.model_name = ChunkTable::model_name(state.layout),
-                       .dtype = ChunkTable::param_dtype(state.layout),
-                       .run_identity = state.run_identity,
-                       .numerics_fingerprint = state.numerics_fingerprint,
-                       .state = ChunkTable::state_of(state.layout),
-                       .sharding = ChunkTable::sharding_of(state.layout),
-                       .constant_params = ChunkTable::constant_params(state.layout),
-                       .generation = 0,
-                       .blob = {}};
-        BlobHeader header;
-        if (state.blob.size() >= sizeof(header)) {
-          std::memcpy(&header, state.blob.data(), sizeof(header));
-          info.generation = header.generation;
-          info.blob.assign(state.blob.begin() + sizeof(header), state.blob.end());
-        }
-        co_return info;
-      }(runtime, store));
-}
-
 void EngineImpl::open(const Initializer& initialize) {
   runtime_.reactor.block_on([](EngineImpl& self, const Initializer& init) -> Task<> {
     std::exception_ptr error;
@@ -92,6 +57,7 @@ void EngineImpl::open(StateSource& source, const LoadOptions& options) {
 Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   validate();
   if (!config_.param_groups.empty()) assign_groups(model_, config_.param_groups);
+  if (!is_lent()) validate_storeless();
   group_count_ = group_count(model_);
   calls_.emplace(model_);
   channels_ = std::make_unique<RankChannels>(

@@ -3,6 +3,7 @@
 // that is another run's.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "base/error.h"
@@ -42,7 +43,6 @@ void EngineImpl::validate() {
   } else {
     require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                        model_.dtype == DType::kBFloat16);
-    require(!config_.store.empty(), "`store`: a directory is needed");
   }
   require(
       config_.optimizer.state.format != StateFormat::k8Bit || config_.tensor_parallel == 1,
@@ -57,6 +57,21 @@ void EngineImpl::validate() {
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
           fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
+}
+
+/// Without a store parameters can be looked at, and no more: what is frozen has no state in memory.
+void EngineImpl::validate_storeless() const {
+  if (!config_.store.empty()) return;
+  const bool frozen =
+      !config_.checkpoint.saves && std::ranges::all_of(model_.units, &UnitSpec::constant);
+  const Placement& placement = config_.placement;
+  if (frozen && placement.params != Tier::kNvme && placement.grads != Tier::kNvme &&
+      placement.optimizer != Tier::kNvme)
+    return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      "`store`: a directory is needed, unless every parameter is frozen, nothing is on NVMe "
+      "and no checkpoint is saved");
 }
 
 /// A store keeps the slots that it was made with.

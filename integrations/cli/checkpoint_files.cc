@@ -85,6 +85,21 @@ CheckpointFiles::~CheckpointFiles() {
   }(*this));
 }
 
+void read_state(Runtime& runtime, const std::string& path,
+                const std::function<void(CheckpointFiles&)>& use) {
+  constexpr int kLooks = 8;
+  for (int look = 1;; ++look) {
+    CheckpointFiles files(runtime, path);
+    try {
+      return use(files);
+    } catch (const Error& error) {
+      const bool overtaken =
+          error.code() == ErrorCode::kUnavailable && files.store() != nullptr && look < kLooks;
+      if (!overtaken) throw;
+    }
+  }
+}
+
 Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take) {
   constexpr std::uint64_t kAtOnce = 1 << 20;
   const StateTensor& of = from.content().tensors[tensor];

@@ -46,6 +46,12 @@ class CheckpointFiles {
   std::unique_ptr<SafetensorsSource> weights_;
 };
 
+/// Gives `use` the state at `path` (see CheckpointFiles). Where that is the store of a run that
+/// goes on, and has overtaken `use`, which threw kUnavailable: again with its newest step, a few
+/// times.
+void read_state(Runtime& runtime, const std::string& path,
+                const std::function<void(CheckpointFiles&)>& use);
+
 /// A tensor's bytes, a slice at a time: `take` has what is read until it is done.
 using Slice = std::function<Task<>(const TensorRun& run, std::span<const std::byte> bytes)>;
 Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take);

@@ -11,33 +11,16 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "core/checkpoint/safetensors_writer.h"
-#include "core/checkpoint/tensor_values.h"
 #include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
 #include "integrations/cli/hf_config.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/cli/run_state.h"
+#include "integrations/cli/weights_file.h"
 
 namespace ziggurat::cli {
 namespace {
-
-Task<> copy_tensor(StateSource& from, std::size_t tensor, TensorType type,
-                   SafetensorsWriter& writer) {
-  const TensorType saved = from.content().tensors[tensor].type;
-  const Slice take = [&](const TensorRun& run, std::span<const std::byte> bytes) -> Task<> {
-    if (saved == type) {
-      writer.append_bits(bytes);
-    } else {
-      std::vector<float> values(run.count);
-      widen(saved, bytes, values);
-      writer.append(values);
-    }
-    co_return;
-  };
-  co_await for_each_slice(from, tensor, take);
-}
 
 /// What from-hf read is given back as it was; what a run trained is its model.
 std::string config_of(const StateContent& content, DType dtype) {
@@ -46,13 +29,6 @@ std::string config_of(const StateContent& content, DType dtype) {
     return config.is_object() ? config.dump(2) + "\n" : std::string();
   }
   return hf_config(RunIdentity::parse(content.run_identity).model, dtype);
-}
-
-/// Weights alone stay what they are, unless --dtype says otherwise; masters are fp32.
-TensorType type_of(const CkptCommand& command, const StateContent& content,
-                   const StateTensor& tensor) {
-  if (command.dtype) return tensor_type(*command.dtype);
-  return content.state ? TensorType::kF32 : tensor.type;
 }
 
 Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string& folder,
@@ -103,28 +79,16 @@ int ckpt_to_hf(const CkptCommand& command) {
   std::error_code failure;
   std::filesystem::create_directories(to, failure);
   if (failure) throw system_error(failure.value(), fmt::format("cannot make the directory {}", to));
-  std::vector<std::size_t> masters;
-  std::vector<SafetensorsTensor> tensors;
-  for (std::size_t t = 0; t < content.tensors.size(); ++t) {
-    const StateTensor& tensor = content.tensors[t];
-    if (tensor.array != "master") continue;
-    masters.push_back(t);
-    tensors.push_back(
-        {.name = tensor.name, .type = type_of(command, content, tensor), .shape = tensor.shape});
-  }
-  const std::vector<SafetensorsTensor> types = tensors;
-  SafetensorsWriter writer(fmt::format("{}/{}", to, SafetensorsSource::kFileName),
-                           std::move(tensors),
-                           {.overwrite = command.force, .metadata = {{"format", "pt"}}});
-  for (std::size_t m = 0; m < masters.size(); ++m) {
-    runtime->reactor.block_on(copy_tensor(files.source(), masters[m], types[m].type, writer));
-    console.progress("writing", writer.written_bytes(), writer.file_bytes());
-  }
-  writer.finish();
+  const WrittenWeights written =
+      write_weights(*runtime, files.source(),
+                    {.path = fmt::format("{}/{}", to, SafetensorsSource::kFileName),
+                     .dtype = command.dtype,
+                     .overwrite = command.force},
+                    console);
   if (!config.empty())
     write_output(fmt::format("{}/{}", to, SafetensorsSource::kConfigName), config);
   console.line(fmt::format(
-      "{}: {} at step {}, {}{}", to, content.model, content.step, format_bytes(writer.file_bytes()),
+      "{}: {} at step {}, {}{}", to, content.model, content.step, format_bytes(written.size_bytes),
       config.empty() ? "" : fmt::format(": from_pretrained(\"{}\") reads it", to)));
   return 0;
 }

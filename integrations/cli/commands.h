@@ -57,24 +57,23 @@ int show_schedule(const ScheduleCommand& command);
 int show_config(const Settings& settings);
 
 struct SampleCommand {
-  std::string store;
+  std::string store;  ///< or a checkpoint, or a folder of them
   std::string prompt = "In the beginning";
   std::int64_t bytes = 300;
   double temperature = 0.8;
   std::uint64_t seed = 1;
-  std::uint64_t device_bytes = 160 * kMiB;
-  std::uint64_t host_bytes = 384 * kMiB;
+  std::uint64_t device_bytes = 0;  ///< 0: what it needs
+  std::uint64_t host_bytes = 0;
 };
 std::span<const SettingOf<SampleCommand>> sample_settings();
 SampleCommand read_sample(const Settings& settings);
 int sample(const SampleCommand& command);
 
 struct ExportCommand {
-  std::string store;
+  std::string store;  ///< or a checkpoint, or a folder of them
   std::string to;
   DType dtype = DType::kFloat32;
   bool force = false;
-  std::uint64_t host_bytes = 384 * kMiB;
 };
 std::span<const SettingOf<ExportCommand>> export_settings();
 ExportCommand read_export(const Settings& settings);

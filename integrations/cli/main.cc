@@ -22,7 +22,6 @@
 #include "integrations/cli/flag_words.h"
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
-#include "integrations/cli/store_paths.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -103,17 +102,9 @@ void say_notes(const std::vector<std::string>& notes) {
     fmt::print(stderr, "ziggurat: note: {}\n", one_line(in_flags(note)));
 }
 
-int run_sample(const Settings& settings, Words arguments) {
-  const SampleCommand command = read_sample(settings);
-  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
-                      [&] { return sample(command); });
-}
+int run_sample(const Settings& settings, Words) { return sample(read_sample(settings)); }
 
-int run_export(const Settings& settings, Words arguments) {
-  const ExportCommand command = read_export(settings);
-  return run_as_ranks(stored_ranks(parse_store(command.store)), arguments,
-                      [&] { return export_model(command); });
-}
+int run_export(const Settings& settings, Words) { return export_model(read_export(settings)); }
 
 int run_train(const Settings& settings, Words arguments) {
   const TrainOptions options = read_train_options(settings);

@@ -51,7 +51,16 @@ RunIdentity RunIdentity::parse(const std::string& text) {
     return identity;
   } catch (const std::exception&) {  // a word missing, or not what it should be
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store is of another trainer: its identity is '{}'", text));
+                fmt::format("the state is of another trainer: its identity is '{}'", text));
+  }
+}
+
+bool RunIdentity::is_one(const std::string& text) {
+  try {
+    parse(text);
+    return true;
+  } catch (const Error&) {
+    return false;
   }
 }
 

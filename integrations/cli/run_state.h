@@ -31,6 +31,8 @@ struct RunIdentity {
   std::string text() const;
   /// Errors: kInvalidArgument for a text that no `ziggurat train` wrote.
   static RunIdentity parse(const std::string& text);
+  /// `ziggurat train` wrote it.
+  static bool is_one(const std::string& text);
 };
 
 /// What changeable_settings() gives; what it was is in the blob, so that a change is reported.

@@ -1,15 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/sample.cc: `ziggurat sample`: what a stored model says.
+// integrations/cli/sample.cc: `ziggurat sample`: what a stored model says, by one process whatever
+// ranks have its state, at rest or while they train on.
+//
+// Only parameters are held: in an engine without a store, whose parameters are all frozen.
 #include <fmt/format.h>
 
-#include <optional>
-
+#include "core/plan/run_plan.h"
+#include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/commands.h"
-#include "integrations/cli/stored_run.h"
-#include "integrations/gpt/tensor_ranks.h"
+#include "integrations/cli/run_state.h"
 #include "integrations/gpt/trainer.h"
+#include "tiers/host_device.h"
 
 namespace ziggurat::cli {
+namespace {
+
+struct Speaker {
+  RunIdentity identity;
+  gpt::RunShape shape;
+  std::unique_ptr<HostDevice> device;
+  std::unique_ptr<Engine> engine;
+};
+
+Speaker open_speaker(Runtime& runtime, StateSource& source, const SampleCommand& command) {
+  const StateContent& content = source.content();
+  Speaker speaker;
+  speaker.identity = RunIdentity::parse(content.run_identity);
+  gpt::ModelConfig& model = speaker.identity.model;
+  model.dtype = content.dtype;
+  speaker.shape = {.batch = 1, .accumulate = 1, .context = speaker.identity.context};
+  TrainerNeed need = gpt::Trainer::need(model, speaker.shape, runtime.workers->threads());
+  EngineConfig config;
+  config.placement = {.params = Tier::kHost, .grads = Tier::kHost, .optimizer = Tier::kHost};
+  config.trainer_device_bytes = need.device_bytes;
+  config.trainer_held_units = need.held;
+  config.param_groups = {{.params = "*", .frozen = true}};
+  ModelSpec spec = gpt::make_spec(model);
+  assign_groups(spec, config.param_groups);
+  const RunPlan plan = plan_run(
+      {.model = spec,
+       .placement = config.placement,
+       .device = {.trainer = std::move(need)},
+       .budgets = {.device_bytes = command.device_bytes, .host_bytes = command.host_bytes}});
+  config.host_budget_bytes = plan.budgets.host_bytes;
+  speaker.device = HostDevice::create(runtime.reactor, plan.budgets.device_bytes);
+  speaker.engine =
+      Engine::open(spec, config, runtime, *speaker.device, source, {.weights_only = true});
+  return speaker;
+}
+
+}  // namespace
 
 std::span<const SettingOf<SampleCommand>> sample_settings() {
   using In = SettingsIn<SampleCommand>;
@@ -17,53 +57,49 @@ std::span<const SettingOf<SampleCommand>> sample_settings() {
   static const std::vector<SettingOf<C>> table{
       In::text("store", &C::store,
                {.values = "DIR[,DIR..]",
-                .help = "folder of the training state (required); several, on different drives, "
-                        "share it"}),
+                .help = "folder of the training state, of any number of ranks, at rest or in use; "
+                        "or a checkpoint, or a folder of them, of which the newest is meant "
+                        "(required)"}),
       In::text("prompt", &C::prompt, {.values = "TEXT", .help = "what the model goes on from"}),
       In::integer("bytes", &C::bytes, {.min = 1, .max = 1'000'000},
                   {.values = "N", .help = "bytes to add"}),
       In::number("temperature", &C::temperature, {.min = 0, .max = 100},
                  {.values = "T", .help = "0 takes the likeliest byte each time"}),
       In::integer("seed", &C::seed, {}, {.values = "S", .help = "of the draw"}),
-      In::size("device_memory", &C::device_bytes, 1,
-               {.values = "SIZE", .help = "budget of the device, of each rank that the store has"}),
-      In::size("host_memory", &C::host_bytes, 1,
-               {.values = "SIZE",
-                .help = "budget of pinned host memory, of each rank that the store has"})};
+      In::size("device_memory", &C::device_bytes, 0,
+               {.values = "SIZE", .help = "budget of the device; 0: what it needs"}),
+      In::size("host_memory", &C::host_bytes, 0,
+               {.values = "SIZE", .help = "budget of pinned host memory; 0: what it needs"})};
   return table;
 }
 
 SampleCommand read_sample(const Settings& settings) {
   SampleCommand command;
-  settings.required("store", "the folder that `ziggurat train --store` made");
+  settings.required("store", "the folder that `ziggurat train --store` made, or a checkpoint");
   settings.required("prompt", "at least one byte");
   settings.write_to(command, sample_settings());
   return command;
 }
 
 int sample(const SampleCommand& command) {
-  Console console;
-  StoredRun run =
-      StoredRun::open(command.store, {command.device_bytes, command.host_bytes}, console);
-  std::optional<gpt::TensorRanks> tensor;
-  if (run.layout.parts > 1) tensor.emplace(*run.runtime, run.place);
-  const gpt::RunShape shape{.batch = 1, .accumulate = 1, .context = run.identity.context};
-  gpt::Trainer trainer(*run.engine, *run.device, *run.runtime->workers, run.identity.model, shape,
-                       tensor ? &*tensor : nullptr);
+  const auto runtime = Runtime::create({});
+  Speaker speaker;
+  read_state(*runtime, command.store, [&](CheckpointFiles& files) {
+    speaker = open_speaker(*runtime, files.source(), command);
+  });
+  gpt::Trainer trainer(*speaker.engine, *speaker.device, *runtime->workers, speaker.identity.model,
+                       speaker.shape);
   gpt::SampleOptions options;
   options.count = command.bytes;
   options.temperature = static_cast<float>(command.temperature);
   options.seed = command.seed;
-  const bool speaks = run.ranks->first();  // every rank draws the same
-  options.on_byte = [speaks](char byte) {
-    if (!speaks) return;
+  options.on_byte = [](char byte) {
     std::fputc(byte, stdout);
     std::fflush(stdout);
   };
-  if (speaks) fmt::print("{}", command.prompt);
+  fmt::print("{}", command.prompt);
   trainer.sample(command.prompt, options);
-  if (speaks) fmt::print("\n");
-  run.part();
+  fmt::print("\n");
   return 0;
 }
 

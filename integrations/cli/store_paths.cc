@@ -82,27 +82,15 @@ double profiled_bytes_per_s(const std::vector<StoreDirectory>& store,
   return store.empty() ? 0 : slowest;
 }
 
-namespace {
-
-bool has_file_of(int rank, const std::vector<StoreDirectory>& store) {
+bool store_exists(const std::vector<StoreDirectory>& store) {
   std::error_code ignored;
   for (const StoreDirectory& directory : store) {
     for (std::uint32_t stripe = 0; stripe < kStripesMax; ++stripe) {
-      if (fs::exists(fs::path(directory.path) / StateStore::file_name(rank, stripe), ignored))
+      if (fs::exists(fs::path(directory.path) / StateStore::file_name(0, stripe), ignored))
         return true;
     }
   }
   return false;
-}
-
-}  // namespace
-
-bool store_exists(const std::vector<StoreDirectory>& store) { return has_file_of(0, store); }
-
-int stored_ranks(const std::vector<StoreDirectory>& store) {
-  int ranks = 0;
-  while (has_file_of(ranks, store)) ++ranks;
-  return ranks;
 }
 
 std::uint64_t stored_bytes(const std::vector<StoreDirectory>& store) {

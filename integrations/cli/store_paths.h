@@ -23,8 +23,6 @@ double profiled_bytes_per_s(const std::vector<StoreDirectory>& store,
                             const MachineProfile& profile);
 /// A store, or a stripe of one, is in one of them.
 bool store_exists(const std::vector<StoreDirectory>& store);
-/// Ranks whose files are in them, counted from 0.
-int stored_ranks(const std::vector<StoreDirectory>& store);
 /// Bytes of the files in them.
 std::uint64_t stored_bytes(const std::vector<StoreDirectory>& store);
 /// "73.8 GB free", of each directory.

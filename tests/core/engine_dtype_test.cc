@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "optimizer/loss_scale.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -150,7 +151,7 @@ TEST(EngineDtypeStore, OfAnotherTypeIsRefusedNamingBoth) {
     }
   }
   const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-  EXPECT_EQ(Engine::inspect(*runtime, {{directory.path()}}).dtype, DType::kFloat16);
+  EXPECT_EQ(OpenStore(*runtime, directory.path()).state().content().dtype, DType::kFloat16);
 }
 
 TEST(EngineDtypeMemory, IsWhatTheTypeTakes) {

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/memory_exhausted.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -198,7 +199,8 @@ TEST(EngineFormats, AStoreOfAnotherOptimizerOrFormatIsRefusedNamingBoth) {
     EXPECT_THAT(refusal(config), HasSubstr(to_string(other)));
   }
   const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-  EXPECT_EQ(Engine::inspect(*runtime, {{directory.path()}}).state, (StateKind{kAdam, kSplit}));
+  EXPECT_EQ(OpenStore(*runtime, directory.path()).state().content().state,
+            (StateKind{kAdam, kSplit}));
 }
 
 // Every unit but the second has padding in its last tile, and so has its sums.

@@ -9,6 +9,7 @@
 #include "core/sharding/param_groups.h"
 #include "tests/core/engine_harness.h"
 #include "tests/core/equal_units.h"
+#include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -121,13 +122,52 @@ TEST(EngineFrozen, AStoreNamesWhatItHoldsOnceSoThatWhoeverReadsItCanOpenIt) {
   config.param_groups = {frozen("unit?.weight")};
   { const Rig rig(small_model(), config); }
   const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-  const StoreInfo info = Engine::inspect(*runtime, config.store);
-  EXPECT_EQ(info.constant_params.size(), small_model().units.size());
+  const std::vector<std::string> constant =
+      ChunkTable::constant_params(OpenStore(*runtime, directory.path()).state().layout());
+  EXPECT_EQ(constant.size(), small_model().units.size());
   config.param_groups.clear();
-  for (const std::string& name : info.constant_params)
-    config.param_groups.push_back(frozen(name.c_str()));
+  for (const std::string& name : constant) config.param_groups.push_back(frozen(name.c_str()));
   const Rig rig(small_model(), config);
   EXPECT_TRUE(same_masters(*rig.engine, PlainTraining(small_model(), kClip), small_model()));
+}
+
+/// For who only looks: parameters in memory, and nothing else.
+TEST(EngineFrozen, WithoutAStoreHasTheParametersOfAnyState) {
+  const ScratchDirectory directory;
+  const ModelSpec model = small_model();
+  PlainTraining plain(model, 1.0F);
+  {
+    Rig rig(model, small_config(directory.path()));
+    for (std::uint64_t step = 0; step < 2; ++step) {
+      train_step(*rig.engine, model, step, kLearningRate);
+      plain.step(step, kLearningRate);
+    }
+    rig.engine->make_durable();
+  }
+  const auto runtime = Runtime::create({.threads = 2, .trace_path = ""});
+  const auto device = HostDevice::create(runtime->reactor, 8 * kMiB);
+  OpenStore store(*runtime, directory.path());
+  EngineConfig config = small_config(directory.path());
+  config.store.clear();
+  config.placement = parse_placement("all=host");
+  const auto open = [&] {
+    return Engine::open(model, config, *runtime, *device, store.state(), {.weights_only = true});
+  };
+  const auto refusal = [&] {
+    try {
+      open();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("opened");
+  };
+  EXPECT_THAT(refusal(), HasSubstr("`store`: a directory is needed, unless"));
+  config.param_groups = {frozen("*")};
+  const auto engine = open();
+  EXPECT_TRUE(same_params(*engine, plain, model));
+  const Account account = engine->host_account();
+  EXPECT_LT(account.used_bytes(), account.used_bytes(Purpose::kParams) * 11 / 10);
+  EXPECT_THROW(engine->read_master(0, [](auto, auto) {}), Error);
 }
 
 struct FrozenCase {

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "tests/core/engine_harness.h"
+#include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -348,7 +349,7 @@ TEST(Engine, ResumeNewRefusesAStoreThatIsThereAndLeavesIt) {
   EXPECT_EQ(rig.engine->generation(), 1U);
 }
 
-TEST(Engine, InspectTellsModelAndGenerationOfAStore) {
+TEST(Engine, LeavesAStoreThatTellsItsModelAndGeneration) {
   const ScratchDirectory directory;
   const ModelSpec model = small_model();
   const std::uint64_t cursor = 77;
@@ -358,11 +359,12 @@ TEST(Engine, InspectTellsModelAndGenerationOfAStore) {
     rig.engine->make_durable();
   }
   const auto runtime = Runtime::create({.threads = 1, .trace_path = ""});
-  const StoreInfo info = Engine::inspect(*runtime, {{directory.path()}});
-  EXPECT_EQ(info.model_name, "small");
-  EXPECT_EQ(info.run_identity, "data=1 seed=2");
-  EXPECT_EQ(info.generation, 1U);
-  ASSERT_EQ(info.blob.size(), sizeof(cursor));
+  OpenStore store(*runtime, directory.path());
+  const StateContent& content = store.state().content();
+  EXPECT_EQ(content.model, "small");
+  EXPECT_EQ(content.run_identity, "data=1 seed=2");
+  EXPECT_EQ(content.step, 1U);
+  ASSERT_EQ(content.blob.size(), sizeof(cursor));
 }
 
 TEST(Engine, PrefetchHitsOnceTheOrderIsLearned) {

@@ -11,59 +11,13 @@
 
 #include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
+#include "tests/core/open_store.h"
 
 namespace ziggurat::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-/// A store opened to be read; everything of it is on the runtime's reactor.
-class OpenStore {
- public:
-  OpenStore(Runtime& runtime, std::vector<std::string> directories) : runtime_(runtime) {
-    runtime.reactor.block_on([](OpenStore& self, const std::vector<std::string>& from) -> Task<> {
-      self.io_ = std::make_unique<ThreadEngine>(self.runtime_.reactor);
-      std::vector<StripePlace> places;
-      for (const std::string& directory : from)
-        places.push_back({.io = *self.io_, .observers = {}, .directory = directory});
-      Task<std::unique_ptr<StoredState>> opening =
-          StoredState::open(self.runtime_.reactor, *self.runtime_.workers, std::move(places));
-      self.state_ = co_await std::move(opening);
-    }(*this, directories));
-  }
-  OpenStore(Runtime& runtime, const std::string& directory)
-      : OpenStore(runtime, std::vector<std::string>{directory}) {}
-  ~OpenStore() {
-    runtime_.reactor.block_on([](OpenStore& self) -> Task<> {
-      self.state_.reset();
-      self.io_.reset();
-      co_return;
-    }(*this));
-  }
-  OpenStore(const OpenStore&) = delete;
-
-  StoredState& state() noexcept { return *state_; }
-  TensorBytes tensors() {
-    TensorBytes all;
-    runtime_.reactor.block_on([](StoredState& from, TensorBytes& to) -> Task<> {
-      const std::vector<StateTensor>& tensors = from.content().tensors;
-      for (std::size_t t = 0; t < tensors.size(); ++t) {
-        std::vector<std::byte>& bytes = to[tensors[t].name];
-        bytes.resize(tensors[t].size_bytes());
-        const TensorRun whole{.first = 0, .count = tensors[t].count(), .at = 0};
-        co_await from.read(t, std::span(&whole, 1), bytes);
-      }
-    }(*state_, all));
-    return all;
-  }
-  void prove() { runtime_.reactor.block_on(state_->prove({})); }
-
- private:
-  Runtime& runtime_;
-  std::unique_ptr<IoEngine> io_;
-  std::unique_ptr<StoredState> state_;
-};
 
 std::string file_bytes(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -381,8 +381,8 @@ TEST(CliCommand, EveryOptimizerAndFormatTrainsResumesSpeaksAndIsExported) {
     std::vector<std::string> files;
     for (const std::string& from : {store, store + "-whole"}) {
       files.push_back(folder / (from + ".safetensors"));
-      const Output exported = ziggurat(folder.path(), {"export", "--store", folder / from, "--to",
-                                                       files.back(), "--host-memory", "16MiB"});
+      const Output exported =
+          ziggurat(folder.path(), {"export", "--store", folder / from, "--to", files.back()});
       EXPECT_EQ(exported.exit_code, 0) << exported.err;
     }
     EXPECT_EQ(contents(files[0]), contents(files[1]));
@@ -437,8 +437,7 @@ TEST(CliCommand, ExportFreesTheWeightsWhateverThePlacement) {
         ziggurat(folder.path(), tiny_train(folder, store, 3) + Arguments{"--placement", placement});
     ASSERT_EQ(run.exit_code, 0) << placement << run.err;
     files.push_back(folder / (store + ".safetensors"));
-    const Arguments words{"export",     "--store",       folder / store, "--to",
-                          files.back(), "--host-memory", "16MiB"};
+    const Arguments words{"export", "--store", folder / store, "--to", files.back()};
     const Output output = ziggurat(folder.path(), words);
     ASSERT_EQ(output.exit_code, 0) << placement << output.err;
     EXPECT_EQ(contents(files.back()), contents(files.front())) << placement;
@@ -517,9 +516,8 @@ TEST(CliCommand, SampleAndExportKnowTheTypeOfTheStore) {
                                                  "--bytes", "3", "--host-memory", "16MiB"});
     ASSERT_EQ(text.exit_code, 0) << text.err;
     EXPECT_EQ(text.out.size(), 7U + 3 + 1);
-    const Output exported =
-        ziggurat(folder.path(), {"export", "--store", store, "--to", store + ".safetensors",
-                                 "--dtype", dtype, "--host-memory", "16MiB"});
+    const Output exported = ziggurat(folder.path(), {"export", "--store", store, "--to",
+                                                     store + ".safetensors", "--dtype", dtype});
     ASSERT_EQ(exported.exit_code, 0) << exported.err;
     const std::string file = contents(store + ".safetensors");
     EXPECT_THAT(file.substr(0, 4000),

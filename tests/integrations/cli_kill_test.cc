@@ -35,8 +35,8 @@ double seconds_since(Clock::time_point begin) {
 /// What the files say at the end: the exported masters of the last generation.
 std::string weights(const TemporaryFolder& folder, const std::string& store) {
   const std::string file = folder / (store + ".safetensors");
-  const Output output = ziggurat(folder.path(), {"export", "--store", folder / store, "--to", file,
-                                                 "--force", "--host-memory", "16MiB"});
+  const Output output =
+      ziggurat(folder.path(), {"export", "--store", folder / store, "--to", file, "--force"});
   EXPECT_EQ(output.exit_code, 0) << output.err;
   return contents(file);
 }

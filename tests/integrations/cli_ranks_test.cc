@@ -140,9 +140,8 @@ TEST_F(CliRanks, LeaveAStoreWhoseWeightsAreReadWhateverTheStage) {
   const auto trained = [&](const std::string& stage, const Arguments& more) {
     run("stage" + stage, 3, four + Arguments{stage} + more);
     const std::string file = folder_ / ("stage" + stage + ".safetensors");
-    const Output output = ziggurat(
-        folder_.path(),
-        {"export", "--store", folder_ / ("stage" + stage), "--to", file, "--host-memory", "16MiB"});
+    const Output output =
+        ziggurat(folder_.path(), {"export", "--store", folder_ / ("stage" + stage), "--to", file});
     EXPECT_EQ(output.exit_code, 0) << output.err;
     return contents(file);
   };

@@ -141,8 +141,8 @@ TEST_F(CliTensor, IsPutTogetherByExportAndSpeaksWithOneVoice) {
             Arguments{"--param-groups", "*:frozen", "--zero-stage", "3", "--dtype", "fp32"} + more);
     EXPECT_EQ(train.exit_code, 0) << train.err;
     const std::string file = folder_ / (name + ".safetensors");
-    const Output output = ziggurat(folder_.path(), {"export", "--store", folder_ / name, "--to",
-                                                    file, "--host-memory", "16MiB"});
+    const Output output =
+        ziggurat(folder_.path(), {"export", "--store", folder_ / name, "--to", file});
     EXPECT_EQ(output.exit_code, 0) << output.err;
     return contents(file);
   };
