@@ -32,7 +32,7 @@ Task<> StoreRecovery::choose() {
     const std::uint64_t offer = newest ? *newest + 1 : kNothing;
     const std::uint64_t lowest = co_await ranks_.min(offer);
     const std::uint64_t highest = co_await ranks_.max(offer);
-    if (lowest == kNothing) throw nothing_left();
+    if (lowest == kNothing) throw_nothing_left();
     if (lowest != highest) {
       limit_ = lowest;
       continue;
@@ -125,7 +125,7 @@ void StoreRecovery::report() {
               note);
 }
 
-Error StoreRecovery::nothing_left() const {
+void StoreRecovery::throw_nothing_left() const {
   std::vector<std::string> all = survey_->notes();
   all.insert(all.end(), losses_.begin(), losses_.end());
   std::string found;
@@ -146,8 +146,8 @@ Error StoreRecovery::nothing_left() const {
       "the store from a copy or a checkpoint, or start anew with `resume=never`",
       survey_->path(), found, one_slot);
   // Who has nothing to say of its own file stops because of another's.
-  if (elsewhere) return PeerFailed(ErrorCode::kDataLoss, message, native_);
-  return {ErrorCode::kDataLoss, message, native_};
+  if (elsewhere) throw PeerFailed(ErrorCode::kDataLoss, message, native_);
+  throw Error(ErrorCode::kDataLoss, message, native_);
 }
 
 }  // namespace ziggurat

@@ -36,7 +36,7 @@ class StoreRecovery {
   std::string describe(const std::vector<RecordDamage>& damaged) const;
   Task<> begin_epoch();
   void report();
-  Error nothing_left() const;
+  [[noreturn]] void throw_nothing_left() const;
 
   StateStore::Impl& store_;
   Quorum& ranks_;

@@ -25,11 +25,6 @@ std::string note_in(const std::string& directory) {
   return fmt::format("{}/{}", StoreSuccession::folder_in(directory), StoreSuccession::kNote);
 }
 
-bool is_store_file(const std::string& name) {
-  return name.starts_with("rank") && name.ends_with(".ziggurat") &&
-         name.find('/') == std::string::npos;
-}
-
 /// Errors: kDataLoss.
 std::vector<std::string> parse_note(const std::string& text, const std::string& path) {
   std::istringstream lines(text);
@@ -49,6 +44,11 @@ std::vector<std::string> parse_note(const std::string& text, const std::string& 
 }
 
 }  // namespace
+
+bool is_store_file(const std::string& name) {
+  return name.starts_with("rank") && name.ends_with(".ziggurat") &&
+         name.find('/') == std::string::npos;
+}
 
 std::string StoreSuccession::folder_in(const std::string& directory) {
   return fmt::format("{}/{}", directory, kFolder);

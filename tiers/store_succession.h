@@ -23,6 +23,9 @@
 
 namespace ziggurat {
 
+/// The name of a file of some rank of a store: "rank00000.ziggurat".
+bool is_store_file(const std::string& name);
+
 class StoreSuccession {
  public:
   static constexpr std::string_view kFolder = "resharded";

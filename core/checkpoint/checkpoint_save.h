@@ -4,7 +4,8 @@
 //
 //   FOLDER/step-000000010/rank-00000-of-00002-00000.safetensors ..
 //                         manifest.json       appears when every byte of the others is durable
-//   FOLDER/latest                             a hint: the directory's name
+//   FOLDER/latest                             the directory's name: for people and other tools, a
+//                                             hint that nothing here reads
 //
 //   FOLDER/.lock                              held by whoever saves in it: one at a time
 //

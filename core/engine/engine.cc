@@ -22,6 +22,16 @@ namespace {
 /// Before anything changes: a stream that may not wait for an event now may not for any.
 void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
 
+bool is_lost_store(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const StoreLost&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
 }  // namespace
 
 std::unique_ptr<Engine> Engine::open(const ModelSpec& model, const EngineConfig& config,
@@ -100,8 +110,8 @@ bool EngineImpl::awaited_by_ranks() const {
 void EngineImpl::fail(std::exception_ptr error) {
   if (cancel_.cancelled()) return;
   cancel_.cancel(error);
-  // The rank that failed first tells the others why.
-  if (!followed_from_another(error)) tell_ranks(error);
+  // The rank that failed first tells the others why; that a store is lost all have agreed on.
+  if (!followed_from_another(error) && !is_lost_store(error)) tell_ranks(error);
 }
 
 /// The trainer's call: a device that it finds lost ends the run, and the other ranks learn why.

@@ -126,6 +126,13 @@ struct StepResult {
 /// `unit`'s flat parameters.
 using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)>;
 
+/// What Engine::open() throws where a store is there and no generation of it is whole: on every
+/// rank alike. Nothing of it was changed, and the ranks may open another engine.
+class StoreLost : public Error {
+ public:
+  explicit StoreLost(const std::string& message) : Error(ErrorCode::kDataLoss, message) {}
+};
+
 class Engine {
  public:
   /// Opens or creates the state of `model`. Resumes at the newest durable generation if
@@ -133,7 +140,7 @@ class Engine {
   /// makes the same calls in the same order. `runtime` and `device` must outlive the engine; the
   /// device must have been made on runtime.reactor. Errors: kInvalidArgument (another model, dtype,
   /// world size, seed or batch; budget nonsense), kResourceExhausted (a budget too small, with the
-  /// account and the smallest that works; a full disk), kDataLoss (no valid generation),
+  /// account and the smallest that works; a full disk), StoreLost (no valid generation),
   /// kUnavailable (in use).
   static std::unique_ptr<Engine> open(const ModelSpec& model, const EngineConfig& config,
                                       Runtime& runtime, Device& device,

@@ -124,6 +124,7 @@ class EngineImpl final : public LentEngine {
   Task<> open_on_reactor(const Initializer& initialize);
   Task<bool> store_found();
   Task<> open_store();
+  Task<> open_stored();
   void choose_placement_if_automatic();
   Task<> build_floors();
   DeviceRequest device_request() const;
@@ -139,6 +140,7 @@ class EngineImpl final : public LentEngine {
 
   // engine_load.cc
   Task<> load_state();
+  Task<> settle(std::vector<RecordDamage> damaged, bool& stands);
   Task<> load_chunk(ChunkId id, std::vector<RecordDamage>& damaged);
   Task<bool> look_at_record(std::span<std::byte> record, RecordDamage& damage);
   Task<bool> load_record(std::span<std::byte> record, RecordDamage& damage);
@@ -184,6 +186,7 @@ class EngineImpl final : public LentEngine {
   }
   void tell_ranks(const std::exception_ptr& error) noexcept;
   Task<std::exception_ptr> first_cause(std::exception_ptr followed);
+  Task<> unless_lost(Task<> part);
 
   // engine.cc
   Task<> close();

@@ -56,14 +56,19 @@ Task<> EngineImpl::load_state() {
     std::ranges::sort(damaged, {}, &RecordDamage::chunk);
     Task<std::vector<RecordCopies::Repair>> planning = plan_repairs(damaged);
     repairs = co_await std::move(planning);
-    Task<bool> settling = store.settle(std::move(damaged));
-    stands = co_await std::move(settling);
+    Task<> settling = unless_lost(settle(std::move(damaged), stands));
+    co_await std::move(settling);
   }
   co_await repair_records(repairs);
   if (copies_) co_await storage_->quorum.barrier();  // no rank goes on if one could not be repaired
   const StoreState& state = store.state();
   notes_.insert(notes_.end(), state.notes.begin(), state.notes.end());
   make_sweep();
+}
+
+Task<> EngineImpl::settle(std::vector<RecordDamage> damaged, bool& stands) {
+  Task<bool> settling = storage_->store->settle(std::move(damaged));
+  stands = co_await std::move(settling);
 }
 
 Task<> EngineImpl::load_chunk(ChunkId id, std::vector<RecordDamage>& damaged) {

@@ -103,6 +103,12 @@ Task<bool> EngineImpl::store_found() {
 
 static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
 
+Task<> EngineImpl::open_stored() {
+  StripedStore::Environment environment = storage_->environment(runtime_);
+  Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
+  storage_->store = co_await std::move(opening);
+}
+
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
   // It takes a little of the device, before that is divided.
@@ -118,9 +124,8 @@ Task<> EngineImpl::open_store() {
                             storage_->paths()));
   }
   if (found && config_.resume != EngineConfig::Resume::kNever) {
-    StripedStore::Environment environment = storage_->environment(runtime_);
-    Task<std::unique_ptr<StripedStore>> opening = StripedStore::open(std::move(environment));
-    storage_->store = co_await std::move(opening);
+    Task<> opening = unless_lost(open_stored());
+    co_await std::move(opening);
     const StoreState& state = storage_->store->state();
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     check_identity(state);

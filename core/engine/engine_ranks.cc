@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/bytes.h"
@@ -19,6 +20,37 @@ struct Fact {
   std::string name;
   std::uint64_t value;
 };
+
+/// How a rank left a part of opening its store.
+struct StoreVerdict {
+  enum Kind : std::uint32_t {
+    kGood,
+    kFollowed,       ///< because of another rank
+    kLost,           ///< nothing here is whole
+    kLostElsewhere,  ///< what is here is whole, and no use without another's part
+    kFailed,         ///< for another reason
+  };
+  Kind kind = kGood;
+  std::array<char, 1020> text{};  ///< why, cut off where it is longer; ends with a NUL
+};
+
+StoreVerdict verdict_of(const std::exception_ptr& error) {
+  StoreVerdict verdict;
+  if (!error) return verdict;
+  verdict.kind = StoreVerdict::kFailed;
+  const bool followed = followed_from_another(error);
+  if (followed) verdict.kind = StoreVerdict::kFollowed;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& why) {
+    if (why.code() == ErrorCode::kDataLoss)
+      verdict.kind = followed ? StoreVerdict::kLostElsewhere : StoreVerdict::kLost;
+    const std::string_view text(why.what());
+    std::copy_n(text.begin(), std::min(text.size(), verdict.text.size() - 1), verdict.text.begin());
+  } catch (...) {
+  }
+  return verdict;
+}
 
 std::uint64_t text_hash(const std::string& text) {
   return hash64(std::as_bytes(std::span(text)), 0);
@@ -112,6 +144,35 @@ Task<std::exception_ptr> EngineImpl::first_cause(std::exception_ptr followed) {
     followed = std::current_exception();
   }
   co_return followed;
+}
+
+/// Runs a part of opening the store, which every rank leaves at the same place. Where one leaves it
+/// because no generation is whole, and none for another reason, all throw StoreLost.
+Task<> EngineImpl::unless_lost(Task<> part) {
+  std::exception_ptr error;
+  try {
+    co_await std::move(part);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::vector<StoreVerdict> all(static_cast<std::size_t>(storage_->ranks.world_size()));
+  const StoreVerdict own = verdict_of(error);
+  try {
+    co_await storage_->ranks.all_gather(std::as_bytes(std::span(&own, 1)),
+                                        std::as_writable_bytes(std::span(all)));
+  } catch (...) {  // the ranks have parted, for the first reason
+    if (!error) error = std::current_exception();
+  }
+  const auto said = [&](StoreVerdict::Kind kind) {
+    return std::ranges::find(all, kind, &StoreVerdict::kind);
+  };
+  if (said(StoreVerdict::kFailed) == all.end()) {
+    auto lost = said(StoreVerdict::kLost);
+    if (lost == all.end()) lost = said(StoreVerdict::kLostElsewhere);
+    if (own.kind == StoreVerdict::kLost) throw StoreLost(own.text.data());
+    if (lost != all.end()) throw StoreLost(lost->text.data());
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 /// The others must not wait for a rank that has failed.

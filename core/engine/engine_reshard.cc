@@ -78,7 +78,8 @@ Task<bool> Resharding::begin() {
     require_same_model();
     if (of.config_.before_reshard) of.config_.before_reshard(stored_->content());
   };
-  Task<> looked = together(of.storage_->quorum, look(), "read the store that is resharded");
+  Task<> looked =
+      of.unless_lost(together(of.storage_->quorum, look(), "read the store that is resharded"));
   co_await std::move(looked);
   bool fits = true;
   try {

@@ -306,6 +306,11 @@ int train(const TrainOptions& options) {
   } catch (const Error& error) {
     std::vector<std::string> lines = advice(error, options, run.threads(), run.strategy());
     if (!lines.empty()) lines.insert(lines.begin(), "what helps most, in order:");
+    if (dynamic_cast<const StoreLost*>(&error) != nullptr && options.checkpoint.directory.empty()) {
+      lines.emplace_back(
+          "where the run wrote checkpoints, the same command with their --checkpoint-dir goes on "
+          "from the newest that verifies, and keeps what is left of the store");
+    }
     if (const std::optional<std::string> safe = run.safe()) lines.push_back(*safe);
     throw AdvisedError(error, std::move(lines));
   }

@@ -3,6 +3,8 @@
 // engine; and what is said of it before the first step.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/bytes.h"
 #include "base/numerics/simd_target.h"
 #include "base/topology/core_budget.h"
@@ -11,7 +13,9 @@
 #include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/flag_words.h"
 #include "integrations/cli/hf_config.h"
+#include "integrations/cli/lost_store.h"
 #include "integrations/cli/memory_advice.h"
+#include "integrations/cli/newest_checkpoint.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
 
@@ -39,34 +43,91 @@ void TrainRun::open() {
                                             options_.shape, tensor_ranks_.get());
 }
 
-/// From the store, if there is one; else from --load, or from initial values.
+/// From the store; where that is lost, from the newest checkpoint of the run that verifies.
 void TrainRun::open_engine() {
-  const ModelSpec spec = gpt::make_spec(model_);
-  const CheckpointOptions& from = options_.checkpoint;
-  const bool stored =
-      store_exists(options_.engine.store) && options_.engine.resume != EngineConfig::Resume::kNever;
-  if (from.load.empty() || stored) {
-    engine_ = Engine::open(spec, engine_config(), *runtime_, *device_,
-                           gpt::make_initializer(model_, options_.seed));
+  const auto here = static_cast<std::uint8_t>(store_exists(options_.engine.store));
+  const std::vector<std::uint8_t> stored = ranks_->all(here);
+  if (options_.engine.resume == EngineConfig::Resume::kNever ||
+      std::ranges::count(stored, 0) == std::ssize(stored)) {
+    begin_engine();
     return;
   }
-  CheckpointFiles files(*runtime_, from.load);
+  std::optional<StoreLost> lost;
+  try {
+    engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
+                           gpt::make_initializer(model_, options_.seed));
+  } catch (const StoreLost& error) {
+    if (options_.checkpoint.directory.empty()) throw;
+    lost = error;
+  }
+  if (lost) replace_lost_store(*lost);
+}
+
+/// There is no store, or it does not count.
+void TrainRun::begin_engine() {
+  const CheckpointOptions& from = options_.checkpoint;
+  if (!from.load.empty()) return begin_from(from.load, from.load_weights);
+  const EngineConfig::Resume resume = options_.engine.resume;
+  const bool goes_on =
+      resume == EngineConfig::Resume::kAuto || resume == EngineConfig::Resume::kReshard;
+  if (goes_on && !from.directory.empty()) {
+    NewestCheckpoint checkpoints(*runtime_, *ranks_, console_, from.directory);
+    if (const std::optional<std::string> newest = checkpoints.find()) {
+      console_.line(
+          fmt::format("there is no store in {}: going on from {}, the newest checkpoint "
+                      "that verifies (--resume never begins anew)",
+                      options_.store, *newest));
+      return begin_from(*newest, false);
+    }
+  }
+  engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
+                         gpt::make_initializer(model_, options_.seed));
+}
+
+void TrainRun::begin_from(const std::string& path, bool weights_only) {
+  CheckpointFiles files(*runtime_, path);
   if (const SafetensorsSource* weights = files.weights(); weights != nullptr) {
-    if (!from.load_weights) {
+    if (!weights_only) {
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("--load {}: it has weights and no optimizer state: give "
                               "--load-weights too, and training begins at step 0",
-                              from.load));
+                              path));
     }
     if (!weights->config().empty())
-      require_hf_config(weights->config(), options_.model, from.load + "/config.json");
-  } else if (!from.load_weights) {
-    require_same_run(files.source().content(), "--load " + from.load);
+      require_hf_config(weights->config(), options_.model, path + "/config.json");
+  } else if (!weights_only) {
+    require_same_run(files.source().content(), path);
   }
-  console_.line(fmt::format("loading {}{}", from.load_weights ? "the weights of " : "",
-                            files.source().place()));
-  engine_ = Engine::open(spec, engine_config(), *runtime_, *device_, files.source(),
-                         {.weights_only = from.load_weights});
+  console_.line(
+      fmt::format("loading {}{}", weights_only ? "the weights of " : "", files.source().place()));
+  EngineConfig config = engine_config();
+  if (replaces_lost_) config.resume = EngineConfig::Resume::kNever;
+  engine_ = Engine::open(gpt::make_spec(model_), config, *runtime_, *device_, files.source(),
+                         {.weights_only = weights_only});
+}
+
+/// Every rank comes here. Nothing of the lost store is given up: see lost_store.h.
+void TrainRun::replace_lost_store(const StoreLost& lost) {
+  const std::vector<StoreDirectory>& store = options_.engine.store;
+  console_.line(fmt::format("the store {} is lost: {}", options_.store, lost.what()));
+  NewestCheckpoint checkpoints(*runtime_, *ranks_, console_, options_.checkpoint.directory);
+  const std::optional<std::string> newest = checkpoints.find();
+  if (!newest) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} And --checkpoint-dir {} has no checkpoint to go on from",
+                            lost.what(), options_.checkpoint.directory));
+  }
+  const std::uint64_t number = ranks_->all(ranks_->first() ? lost_number(store) : 0).front();
+  keep_lost(store, number);
+  ranks_->part();  // all is kept
+  console_.line(fmt::format(
+      "  what is left of it is kept in {} of its {}; a new one takes its place, and goes on from "
+      "{}, the newest checkpoint that verifies",
+      lost_folder(number), store.size() == 1 ? "directory" : "directories", *newest));
+  replaces_lost_ = true;
+  begin_from(*newest, false);
+  ranks_->part();
+  leave_lost(store, number);
 }
 
 /// The same data in the same order: how many ranks share a step's sequences does not matter, how

@@ -59,6 +59,9 @@ class TrainRun {
   std::vector<StoreDirectory> measured_store();
   void resume();
   void open_engine();
+  void begin_engine();
+  void begin_from(const std::string& path, bool weights_only);
+  void replace_lost_store(const StoreLost& lost);
   void require_same_run(const StateContent& content, const std::string& from) const;
 
   // train_checkpoints.cc
@@ -105,6 +108,7 @@ class TrainRun {
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
   std::uint64_t attempts_ = 0;      // at steps, skipped ones included: the data cursor
+  bool replaces_lost_ = false;      // the store that is there is lost, and kept
   bool interrupted_ = false;        // some rank was asked to end
   std::vector<SaveOutcome> saves_;  // that ended, for --json
   double open_s_ = 0;               // what opening the engine took

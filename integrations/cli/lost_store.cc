@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/lost_store.cc: hard links, and which of them are the same file.
+#include "integrations/cli/lost_store.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+
+#include "base/error.h"
+#include "tiers/store_succession.h"
+
+namespace ziggurat::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The directory's store files, with their names in lost-`number`.
+void for_each_file(const StoreDirectory& directory, std::uint64_t number,
+                   const std::function<void(const fs::path& file, const fs::path& kept)>& body) {
+  const fs::path folder = fs::path(directory.path) / lost_folder(number);
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(directory.path)) {
+    if (is_store_file(entry.path().filename().string())) files.push_back(entry.path());
+  }
+  for (const fs::path& file : files) body(file, folder / file.filename());
+}
+
+bool is_kept(const fs::path& file, const fs::path& kept) {
+  std::error_code ignored;
+  return fs::equivalent(file, kept, ignored);
+}
+
+void sync_directory(const fs::path& path) {
+  const int directory = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int failure = directory < 0 || ::fsync(directory) != 0 ? errno : 0;
+  if (directory >= 0) ::close(directory);
+  if (failure != 0) throw system_error(failure, fmt::format("cannot sync {}", path.string()));
+}
+
+}  // namespace
+
+std::string lost_folder(std::uint64_t number) { return fmt::format("lost-{}", number); }
+
+std::uint64_t lost_number(const std::vector<StoreDirectory>& store) {
+  for (std::uint64_t number = 1;; ++number) {
+    bool used = false;
+    bool kept = false;
+    for (const StoreDirectory& directory : store) {
+      used = used || fs::exists(fs::path(directory.path) / lost_folder(number));
+      for_each_file(directory, number, [&](const fs::path& file, const fs::path& name) {
+        kept = kept || is_kept(file, name);
+      });
+    }
+    if (kept || !used) return number;
+  }
+}
+
+void keep_lost(const std::vector<StoreDirectory>& store, std::uint64_t number) {
+  for (const StoreDirectory& directory : store) {
+    const fs::path folder = fs::path(directory.path) / lost_folder(number);
+    std::error_code failure;
+    fs::create_directory(folder, failure);
+    if (failure)
+      throw system_error(failure.value(), fmt::format("cannot make {}", folder.string()));
+    for_each_file(directory, number, [&](const fs::path& file, const fs::path& kept) {
+      std::error_code refused;
+      fs::create_hard_link(file, kept, refused);
+      if (!refused || is_kept(file, kept)) return;  // or another rank was here
+      throw system_error(refused.value(),
+                         fmt::format("cannot keep {} as {}: the store is lost, and nothing of it "
+                                     "was changed: move its files elsewhere, and start again",
+                                     file.string(), kept.string()));
+    });
+    sync_directory(folder);
+    sync_directory(directory.path);
+  }
+}
+
+void leave_lost(const std::vector<StoreDirectory>& store, std::uint64_t number) {
+  for (const StoreDirectory& directory : store) {
+    for_each_file(directory, number, [&](const fs::path& file, const fs::path& kept) {
+      if (is_kept(file, kept)) fs::remove(file);
+    });
+  }
+}
+
+}  // namespace ziggurat::cli
