@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <set>
-#include <utility>
+#include <optional>
 
 #include "base/error.h"
 #include "core/checkpoint/tensor_values.h"
@@ -41,7 +39,7 @@ StateLoader::StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable
       workers_(workers),
       table_(table),
       source_(source),
-      options_(options),
+      options_(std::move(options)),
       initial_accumulator_(initial_accumulator),
       runs_(table),
       sources_(runs_.tensors().size(), -1),
@@ -75,67 +73,123 @@ void StateLoader::require_optimizer() const {
 /// Blocks of scales begin at the same elements.
 bool StateLoader::units_alike() const { return source_.content().units == runs_.units(); }
 
+StateLoader::ByName StateLoader::source_tensors() const {
+  const std::vector<StateTensor>& tensors = source_.content().tensors;
+  std::vector<bool> used(options_.renames.size());
+  ByName found;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::string owner = tensors[i].owner;
+    const bool of_unit = tensors[i].array.ends_with(".scale");
+    for (std::size_t r = 0; !of_unit && r < options_.renames.size(); ++r) {
+      const std::optional<std::string> renamed = options_.renames[r].of(owner);
+      if (!renamed) continue;
+      used[r] = true;
+      owner = *renamed;
+      break;
+    }
+    const auto [at, is_new] = found.insert({{tensors[i].array, owner}, static_cast<int>(i)});
+    if (is_new) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: '{}' and '{}' would both be loaded as '{}'", source_.place(),
+                    tensors[static_cast<std::size_t>(at->second)].name, tensors[i].name, owner));
+  }
+  for (std::size_t r = 0; r < used.size(); ++r) {
+    if (used[r]) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: nothing there is called '{}', which is to be renamed",
+                            source_.place(), options_.renames[r].from));
+  }
+  return found;
+}
+
 void StateLoader::match() {
-  const StateContent& content = source_.content();
-  std::map<std::pair<std::string, std::string>, int> found;
-  for (std::size_t i = 0; i < content.tensors.size(); ++i)
-    found[{content.tensors[i].array, content.tensors[i].owner}] = static_cast<int>(i);
-  std::set<std::string> owners;
+  match_tensors();
+  for (std::size_t a = 0; a < arrays_.size(); ++a) {
+    if (a == 0 || !options_.weights_only) match_array(a);
+  }
+  if (!options_.weights_only) note_fresh_arrays();
+}
+
+/// Which of the source's each tensor is.
+void StateLoader::match_tensors() {
+  const std::vector<StateTensor>& saved = source_.content().tensors;
+  const std::string& master = runs_.arrays()[0].name;
+  ByName found = source_tensors();
+  std::vector<std::string> misshapen;
   for (std::size_t t = 0; t < runs_.tensors().size(); ++t) {
     const StateTensor& tensor = runs_.tensors()[t];
-    owners.insert(tensor.owner);
     const auto its = found.find({tensor.array, tensor.owner});
-    const bool master = tensor.array == runs_.arrays()[0].name;
-    if (options_.weights_only && !master) continue;
     if (its == found.end()) {
-      if (!master) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: it has no parameter '{}', which this model has", source_.place(),
-                              tensor.name));
+      if (tensor.array == master) missing_.insert(tensor.owner);
+      continue;
     }
-    const StateTensor& saved = content.tensors[static_cast<std::size_t>(its->second)];
+    const int index = its->second;
+    found.erase(its);
+    if (options_.weights_only && tensor.array != master) continue;
+    const StateTensor& there = saved[static_cast<std::size_t>(index)];
     // Scales of other units are read where values are decoded.
-    if (saved.shape != tensor.shape && tensor.owner == tensor.name) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: '{}' has the shape [{}] there and [{}] in this model", source_.place(),
-                      tensor.name, fmt::join(saved.shape, ", "), fmt::join(tensor.shape, ", ")));
+    if (there.shape != tensor.shape && tensor.owner == tensor.name) {
+      misshapen.push_back(fmt::format("'{}' is [{}] there and [{}] here", tensor.name,
+                                      fmt::join(there.shape, ", "), fmt::join(tensor.shape, ", ")));
     }
-    sources_[t] = its->second;
+    sources_[t] = index;
   }
-  for (std::size_t a = 0; a < arrays_.size(); ++a) {
-    const StateArray& array = runs_.arrays()[a];
-    if (options_.weights_only && a > 0) continue;
-    bool same = true;
-    std::set<std::string> types;
-    TensorType wanted = TensorType::kF32;
-    for (std::size_t t = 0; t < runs_.tensors().size(); ++t) {
-      const StateTensor& tensor = runs_.tensors()[t];
-      if (tensor.array != array.name || sources_[t] < 0) continue;
-      const TensorType saved = content.tensors[static_cast<std::size_t>(sources_[t])].type;
-      same = same && saved == tensor.type;
-      types.insert(std::string(to_string(saved)));
-      wanted = tensor.type;
-    }
-    const bool codes = array.element == StateElement::kCode || array.is_scale();
-    if (codes && !units_alike()) same = false;
-    arrays_[a].way = same ? Way::kSame : Way::kConverted;
-    if (same || array.is_scale()) continue;
-    const bool widened = wanted == TensorType::kF32;
-    arrays_[a].note = fmt::format("{}: {} to {}, {}", array.name, fmt::join(types, " and "),
-                                  to_string(wanted), widened ? "exactly" : "rounded");
-    notes_.push_back(arrays_[a].note);
+  std::vector<std::string> unexpected;
+  for (const auto& [name, index] : found) {
+    if (name.first == master) unexpected.push_back(saved[static_cast<std::size_t>(index)].name);
   }
-  if (options_.weights_only) return;
+  const bool strict = !options_.initialize;
+  std::vector<std::string> wrong;
+  if (!missing_.empty()) wrong.push_back(fmt::format("it lacks '{}'", fmt::join(missing_, "', '")));
+  if (!unexpected.empty())
+    wrong.push_back(fmt::format("this model lacks its '{}'", fmt::join(unexpected, "', '")));
+  if (misshapen.empty() && (wrong.empty() || !strict)) {
+    if (!missing_.empty()) wrong.front() += ", which keep their initial values";
+    for (std::string& note : wrong) notes_.push_back(std::move(note));
+    return;
+  }
+  wrong.insert(wrong.end(), misshapen.begin(), misshapen.end());
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: its parameters are not this model's: {}. `load_rename` says what is "
+                          "called otherwise; `load_partial` takes what fits, but no other shapes",
+                          source_.place(), fmt::join(wrong, "; ")));
+}
+
+/// By which way an array comes.
+void StateLoader::match_array(std::size_t a) {
+  const std::vector<StateTensor>& saved = source_.content().tensors;
+  const StateArray& array = runs_.arrays()[a];
+  bool same = true;
+  std::set<std::string> types;
+  TensorType wanted = TensorType::kF32;
+  for (std::size_t t = 0; t < runs_.tensors().size(); ++t) {
+    const StateTensor& tensor = runs_.tensors()[t];
+    if (tensor.array != array.name || sources_[t] < 0) continue;
+    const TensorType its = saved[static_cast<std::size_t>(sources_[t])].type;
+    same = same && its == tensor.type;
+    types.insert(std::string(to_string(its)));
+    wanted = tensor.type;
+  }
+  const bool codes = array.element == StateElement::kCode || array.is_scale();
+  if (codes && !units_alike()) same = false;
+  arrays_[a].way = same ? Way::kSame : Way::kConverted;
+  if (same || array.is_scale()) return;
+  const bool widened = wanted == TensorType::kF32;
+  arrays_[a].note = fmt::format("{}: {} to {}, {}", array.name, fmt::join(types, " and "),
+                                to_string(wanted), widened ? "exactly" : "rounded");
+  notes_.push_back(arrays_[a].note);
+}
+
+void StateLoader::note_fresh_arrays() {
   std::size_t fresh = 0;
   std::string first;
   for (std::size_t t = 0; t < sources_.size(); ++t) {
     const StateTensor& tensor = runs_.tensors()[t];
-    if (sources_[t] >= 0 || tensor.owner == tensor.name) continue;
-    const std::size_t array = static_cast<std::size_t>(
-        std::ranges::find(runs_.arrays(), tensor.array, &StateArray::name) -
-        runs_.arrays().begin());
-    if (runs_.arrays()[array].is_scale()) continue;
+    if (sources_[t] >= 0 || tensor.owner == tensor.name || missing_.contains(tensor.owner))
+      continue;
+    const auto array = std::ranges::find(runs_.arrays(), tensor.array, &StateArray::name);
+    if (array->is_scale()) continue;
     if (fresh++ == 0) first = tensor.name;
   }
   if (fresh > 0)
@@ -184,16 +238,23 @@ bool StateLoader::fills(ChunkId id, std::span<const ChunkRuns::OfTensor> all,
   return std::ranges::all_of(missing, [](std::uint64_t bytes) { return bytes == 0; });
 }
 
-/// What it has where the source has nothing.
+/// What is not loaded over it stays: zeros, or initial values where the source lacks parameters.
 void StateLoader::begin_record(ChunkId id, std::span<std::byte> record) const {
   const Chunk& chunk = table_.chunk(id);
-  if (chunk.constant) {
+  const bool initial = !missing_.empty();
+  if (chunk.constant && !initial) {
     std::ranges::fill(record, std::byte{});
     return;
   }
-  const std::vector<float> zeros(chunk.count);
-  write_record(table_.state().optimizer, table_.state().format, zeros, record,
-               initial_accumulator_);
+  std::vector<float> masters(chunk.count);
+  if (initial)
+    options_.initialize(chunk.unit, chunk.begin, std::span(masters).first(table_.real_count(id)));
+  if (chunk.constant) {
+    std::memcpy(record.data(), masters.data(), record.size());
+  } else {
+    write_record(table_.state().optimizer, table_.state().format, masters, record,
+                 initial_accumulator_);
+  }
 }
 
 Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<std::byte> record) {

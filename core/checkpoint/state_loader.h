@@ -7,8 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/runtime/worker_pool.h"
@@ -20,9 +23,10 @@ namespace ziggurat {
 
 class StateLoader {
  public:
-  /// All references must outlive this. Errors: kInvalidArgument naming the source and the first
-  /// parameter that it lacks or has in another shape; for another optimizer's state, and for
-  /// weights without one unless those are all that is wanted.
+  /// All references must outlive this. Errors: kInvalidArgument naming the source and every
+  /// parameter that it has in another shape and, unless LoadOptions::initialize is given, that it
+  /// lacks or the model lacks; for another optimizer's state, and for weights without one unless
+  /// those are all that is wanted.
   StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSource& source,
               LoadOptions options, float initial_accumulator);
 
@@ -41,7 +45,13 @@ class StateLoader {
     Way way = Way::kFresh;
     std::string note{};
   };
+  /// The source's tensors by array and by what this table's model calls their owner.
+  using ByName = std::map<std::pair<std::string, std::string>, int>;
+  ByName source_tensors() const;
   void match();
+  void match_tensors();
+  void match_array(std::size_t array);
+  void note_fresh_arrays();
   void require_optimizer() const;
   bool units_alike() const;
   bool fills(ChunkId chunk, std::span<const ChunkRuns::OfTensor> all,
@@ -61,8 +71,9 @@ class StateLoader {
   LoadOptions options_;
   float initial_accumulator_;
   ChunkRuns runs_;
-  std::vector<int> sources_;   // per tensor of runs_: of the source's; -1: none
-  std::vector<Array> arrays_;  // per array of runs_
+  std::vector<int> sources_;       // per tensor of runs_: of the source's; -1: none
+  std::vector<Array> arrays_;      // per array of runs_
+  std::set<std::string> missing_;  // parameters that the source lacks
   std::vector<std::string> notes_;
 };
 

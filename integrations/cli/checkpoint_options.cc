@@ -40,6 +40,17 @@ std::span<const SettingOf<CheckpointOptions>> checkpoint_settings() {
       In::truth("load_weights", SettingKind::kSwitch, &C::load_weights,
                 {.help = "of --load the weights alone: training begins at step 0",
                  .at_resume = AtResume::kSilent}),
+      In::parsed(
+          "load_rename", &C::load_rename, parse_load_renames,
+          [](const std::vector<LoadRename>& renames) { return to_text(renames); },
+          {.values = "OLD=NEW[;..]",
+           .help = "parameters of --load that this model calls NEW; a * on both sides stands "
+                   "for any characters, the same ones",
+           .at_resume = AtResume::kSilent}),
+      In::truth("load_partial", SettingKind::kSwitch, &C::load_partial,
+                {.help = "parameters that --load lacks keep their initial values, those that this "
+                         "model lacks are left out, and both are listed; otherwise they are errors",
+                 .at_resume = AtResume::kSilent}),
   };
   return table;
 }
@@ -55,7 +66,8 @@ void check_checkpoints(const Settings& settings, const CheckpointOptions& option
     needs(name, saves, "--checkpoint-dir", "no checkpoint is made without a directory");
   }
   needs("keep_every", options.keep_last > 0, "--keep-last", "all checkpoints stay");
-  needs("load_weights", !options.load.empty(), "--load", "nothing is loaded");
+  for (const char* name : {"load_weights", "load_rename", "load_partial"})
+    needs(name, !options.load.empty(), "--load", "nothing is loaded");
 }
 
 }  // namespace ziggurat::cli

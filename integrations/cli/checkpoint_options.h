@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/checkpoint/load_options.h"
 #include "integrations/cli/settings.h"
 
 namespace ziggurat::cli {
@@ -21,6 +23,8 @@ struct CheckpointOptions {
   std::uint64_t keep_every = 0;
   std::string load;
   bool load_weights = false;
+  std::vector<LoadRename> load_rename;
+  bool load_partial = false;
 };
 
 std::span<const SettingOf<CheckpointOptions>> checkpoint_settings();

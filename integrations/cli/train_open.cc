@@ -66,7 +66,11 @@ void TrainRun::open_engine() {
 /// There is no store, or it does not count.
 void TrainRun::begin_engine() {
   const CheckpointOptions& from = options_.checkpoint;
-  if (!from.load.empty()) return begin_from(from.load, from.load_weights);
+  if (!from.load.empty()) {
+    LoadOptions options{.weights_only = from.load_weights, .renames = from.load_rename};
+    if (from.load_partial) options.initialize = gpt::make_initializer(model_, options_.seed);
+    return begin_from(from.load, options);
+  }
   const EngineConfig::Resume resume = options_.engine.resume;
   const bool goes_on =
       resume == EngineConfig::Resume::kAuto || resume == EngineConfig::Resume::kReshard;
@@ -77,14 +81,15 @@ void TrainRun::begin_engine() {
           fmt::format("there is no store in {}: going on from {}, the newest checkpoint "
                       "that verifies (--resume never begins anew)",
                       options_.store, *newest));
-      return begin_from(*newest, false);
+      return begin_from(*newest, {});
     }
   }
   engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
                          gpt::make_initializer(model_, options_.seed));
 }
 
-void TrainRun::begin_from(const std::string& path, bool weights_only) {
+void TrainRun::begin_from(const std::string& path, const LoadOptions& options) {
+  const bool weights_only = options.weights_only;
   CheckpointFiles files(*runtime_, path);
   if (const SafetensorsSource* weights = files.weights(); weights != nullptr) {
     if (!weights_only) {
@@ -102,8 +107,8 @@ void TrainRun::begin_from(const std::string& path, bool weights_only) {
       fmt::format("loading {}{}", weights_only ? "the weights of " : "", files.source().place()));
   EngineConfig config = engine_config();
   if (replaces_lost_) config.resume = EngineConfig::Resume::kNever;
-  engine_ = Engine::open(gpt::make_spec(model_), config, *runtime_, *device_, files.source(),
-                         {.weights_only = weights_only});
+  engine_ =
+      Engine::open(gpt::make_spec(model_), config, *runtime_, *device_, files.source(), options);
 }
 
 /// Every rank comes here. Nothing of the lost store is given up: see lost_store.h.
@@ -125,7 +130,7 @@ void TrainRun::replace_lost_store(const StoreLost& lost) {
       "{}, the newest checkpoint that verifies",
       lost_folder(number), store.size() == 1 ? "directory" : "directories", *newest));
   replaces_lost_ = true;
-  begin_from(*newest, false);
+  begin_from(*newest, {});
   ranks_->part();
   leave_lost(store, number);
 }

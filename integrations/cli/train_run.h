@@ -60,7 +60,7 @@ class TrainRun {
   void resume();
   void open_engine();
   void begin_engine();
-  void begin_from(const std::string& path, bool weights_only);
+  void begin_from(const std::string& path, const LoadOptions& options);
   void replace_lost_store(const StoreLost& lost);
   void require_same_run(const StateContent& content, const std::string& from) const;
 
