@@ -72,6 +72,11 @@ def load_checkpoint(
             "load_checkpoint() comes before the optimizer's first step and Resume: make a new "
             "optimizer, whose state is the checkpoint's from the beginning"
         )
+    if os.path.isfile(path):
+        raise InvalidArgument(
+            f"{path}: is a file, and a checkpoint a folder: what PyTorch or DeepSpeed saved is for "
+            "load_foreign_checkpoint()"
+        )
     optimizer.synchronize()
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
     checkpoint = Checkpoint(runtime, os.path.abspath(path))

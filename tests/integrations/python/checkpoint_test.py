@@ -17,6 +17,7 @@ try:
     import pytest
     import torch
     import torch.distributed as dist
+    from device_double import Double
     from rank_runs import on_ranks
     from small_models import one_thread  # noqa: F401
 except ImportError as missing:
@@ -365,6 +366,90 @@ def test_a_parameter_that_was_written_and_a_state_that_was_loaded_are_saved(tmp_
         loaded.close()
 
 
+def test_parameters_that_were_trained_later_are_saved_with_the_others(tmp_path):
+    """They are in an engine of their own, and in one when they are loaded."""
+    model = new_model(torch.bfloat16)
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, threads=1)
+    train(model, optimizer, 2)
+    model.frozen.requires_grad_(True)
+    train(model, optimizer, 1, first=2)
+    assert len(optimizer._opened) == 2
+    save_checkpoint(tmp_path, optimizer, model)
+    again = new_model(torch.bfloat16, seed=4)
+    again.frozen.requires_grad_(True)
+    other = ziggurat.torch.AdamW(again.parameters(), lr=1e-2, threads=1)
+    assert load_checkpoint(tmp_path, other, again).step == 3
+    assert other.state_of(again.frozen.weight)["step"] == 1
+    assert other.state_of(again.middle.weight)["step"] == 3
+    train(model, optimizer, 2, first=3)
+    train(again, other, 2, first=3)
+    assert_same(bits(again, other), bits(model, optimizer))
+    optimizer.close()
+    other.close()
+
+
+def test_a_loop_of_resume_saves_too(tmp_path):
+    """A step's own blob comes later, and updates beside the next forward."""
+    model = new_model(torch.bfloat16)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    where = {"placement": f"nvme:{tmp_path}/state", "host_memory": "1MiB"}
+    optimizer = ziggurat.torch.AdamW(trained, lr=1e-2, threads=1, model=model, **where)
+    resume = ziggurat.torch.Resume(optimizer, loader=range(4))
+    for step in resume:
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            save_checkpoint(tmp_path / "saved", optimizer, model, loader=Counter(resume.batch))
+    after = bits(model, optimizer)
+    optimizer.close()
+    again, other = made(torch.bfloat16, 4)
+    read = Counter(0)
+    load_checkpoint(tmp_path / "saved", other, again, loader=read)
+    assert read.batches == 2
+    train(again, other, 2, first=2)
+    assert_same(bits(again, other), after)
+    other.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parameters_on_an_accelerator_are_saved_and_loaded(seed, tmp_path):
+    def run(folder):
+        model, optimizer = made(torch.bfloat16)
+        train(model, optimizer, 2)
+        with torch.no_grad():
+            model.scale.fill_(3.0)
+        save_checkpoint(folder, optimizer, model)
+        train(model, optimizer, 2, first=2)
+        again, other = made(torch.bfloat16, 4)
+        load_checkpoint(folder, other, again)
+        train(again, other, 2, first=2)
+        optimizer.synchronize()
+        other.synchronize()
+        found = bits(model, optimizer), bits(again, other)
+        optimizer.close()
+        other.close()
+        return found
+
+    expected, _ = run(tmp_path / "cpu")
+    with Double(seed):
+        for found in run(tmp_path / "double"):
+            assert_same(found, expected)
+
+
+class Counter:
+    """What keeps the place in the data."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
 def test_what_does_not_fit_is_named_before_anything_is_written(tmp_path):
     model, optimizer = made()
     train(model, optimizer, 1)
@@ -408,6 +493,10 @@ def test_what_does_not_fit_is_named_before_anything_is_written(tmp_path):
         load_checkpoint(tmp_path, second, other, strict=False)
     with pytest.raises(ziggurat.InvalidArgument, match="no such directory, so no checkpoint"):
         load_checkpoint(tmp_path / "step-000000001" / "none", second, other)
+    with pytest.raises(ziggurat.InvalidArgument, match="is for load_foreign_checkpoint"):
+        load_checkpoint(tmp_path / "latest", second, other)
+    with pytest.raises(ziggurat.InvalidArgument, match="load_checkpoint.. reads it"):
+        ziggurat.torch.load_foreign_checkpoint(second, other, tmp_path)
 
 
 def test_weights_alone_begin_at_step_0(tmp_path):

@@ -107,6 +107,8 @@ def _content_of(path: Path) -> Content:
                     f"{path / pointer}: names '{tag}', which is no folder beside it"
                 )
             return _content_of(path / tag)
+    if (path / "manifest.json").is_file() or any(path.glob("step-*/manifest.json")):
+        raise InvalidArgument(f"{path}: is a checkpoint of our own format: load_checkpoint() reads it")
     raise InvalidArgument(
         f"{path}: is no checkpoint that is read: give a file of torch.save, a folder with "
         ".metadata (torch.distributed.checkpoint), or a folder of DeepSpeed's with `latest` or "
