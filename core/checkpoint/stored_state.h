@@ -36,6 +36,8 @@ class StoredState final : public StateSource {
 
   /// How it is cut, as ChunkTable::from_layout() wants it.
   const std::string& layout() const noexcept { return reader_->state().layout; }
+  /// That its records have.
+  std::uint32_t slots() const noexcept { return reader_->state().slots; }
   /// The same state of one rank, in chunks of at most so many tiles.
   ChunkTable whole_table(std::uint64_t chunk_tiles_max) const;
   /// Reads and compares every record.

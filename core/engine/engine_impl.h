@@ -264,7 +264,6 @@ class EngineImpl final : public LentEngine {
   static StepScalars scalars_of(std::span<const GroupStep> groups,
                                 OptimizerStep::Settings settings);
   std::uint64_t blob_bytes_max() const;
-  std::vector<std::byte> wrap_blob(std::uint64_t generation, std::span<const std::byte> blob) const;
 
   ModelSpec model_;
   EngineConfig config_;

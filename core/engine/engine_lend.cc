@@ -281,7 +281,7 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
   }
   runtime_.reactor.block_on([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
     self.cancel_.check();
-    self.last_blob_ = self.wrap_blob(self.generation_, given);
+    self.last_blob_ = wrap_blob(self.generation_, given);
     self.blob_awaited_ = false;
     self.sweep_->give_blob(self.last_blob_);
     if (std::exchange(self.checkpoint_awaits_, false)) self.begin_checkpoint();

@@ -65,6 +65,7 @@ Task<bool> Resharding::begin() {
   EngineImpl& of = engine_;
   Runtime& runtime = of.runtime_;
   of.validate();
+  if (!of.config_.param_groups.empty()) assign_groups(of.model_, of.config_.param_groups);
   of.channels_ = std::make_unique<RankChannels>(
       *runtime.ranks, of.place_,
       RankChannels::Groups{.shard = of.shard_group(), .node = 0, .exchanges = {}});

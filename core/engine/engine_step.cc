@@ -369,13 +369,4 @@ std::uint64_t EngineImpl::blob_bytes_max() const {
                   storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
 }
 
-std::vector<std::byte> EngineImpl::wrap_blob(std::uint64_t generation,
-                                             std::span<const std::byte> blob) const {
-  const BlobHeader header{.generation = generation};
-  std::vector<std::byte> wrapped(sizeof(header) + blob.size());
-  std::memcpy(wrapped.data(), &header, sizeof(header));
-  if (!blob.empty()) std::memcpy(wrapped.data() + sizeof(header), blob.data(), blob.size());
-  return wrapped;
-}
-
 }  // namespace ziggurat

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "core/engine/engine_impl.h"
+#include "core/engine/store_builder.h"
 #include "tiers/striping.h"
 
 namespace ziggurat {
@@ -44,12 +45,7 @@ void EngineImpl::validate() {
     require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
                        model_.dtype == DType::kBFloat16);
   }
-  require(
-      config_.optimizer.state.format != StateFormat::k8Bit || config_.tensor_parallel == 1,
-      fmt::format("`state_format=8bit` with `tp={}`: a block's scale is of divided and undivided "
-                  "parameters, so those that every rank has whole would drift apart; choose "
-                  "another state_format",
-                  config_.tensor_parallel));
+  require_undivided_scales(config_.optimizer.state.format, config_.tensor_parallel);
   require(config_.checkpoint.stall_max_s > 0,
           fmt::format("checkpoint_stall_max={:g}: a positive number of seconds",
                       config_.checkpoint.stall_max_s));

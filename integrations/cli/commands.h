@@ -100,6 +100,19 @@ int ckpt_to_hf(const CkptCommand& command);
 /// The weights paths[0], as a checkpoint of step 0 in the folder paths[1].
 int ckpt_from_hf(const CkptCommand& command);
 
+/// For `ranks` ranks, as a run with `engine`'s strategy, degree and budget has them.
+struct ReshardCommand {
+  ReshardCommand() { engine.host_budget_bytes = 384 * kMiB; }
+
+  std::string store;
+  int ranks = 1;
+  EngineConfig engine;
+  bool keeps_format = true;  ///< else engine's
+};
+std::span<const SettingOf<ReshardCommand>> reshard_settings();
+ReshardCommand read_reshard(const Settings& settings, std::string store);
+int ckpt_reshard(const ReshardCommand& command);
+
 int doctor(const std::vector<std::string>& paths);
 
 struct BenchIoCommand {

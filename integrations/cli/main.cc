@@ -301,11 +301,27 @@ class CommandLine {
     to_hf->add_flag("--force", ckpt_.force, "replace a file that is there");
     add_one("from-hf", "keep weights that transformers saved as a checkpoint: DIR FOLDER", 2,
             ckpt_from_hf);
+    add_reshard(*ckpt);
     CLI::App* prune = add_one("prune", "remove old checkpoints of a folder", 1, ckpt_prune);
     prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
         ->type_name("N");
     prune->add_option("--keep-every", ckpt_.keep_every, "those of steps that N divides stay too")
         ->type_name("N");
+  }
+
+  void add_reshard(CLI::App& ckpt) {
+    std::vector<std::string>& paths = *paths_.emplace_back(std::make_unique<Paths>());
+    add(ckpt, {"reshard",
+               "cut a store anew in its own place, for other ranks or another format of state; "
+               "neither its ranks nor its data are needed",
+               names_of(reshard_settings()), false,
+               [&paths](const Settings& settings, Words) {
+                 return ckpt_reshard(read_reshard(settings, paths.at(0)));
+               }})
+        ->add_option("store", paths, "the store")
+        ->type_name("DIR[,DIR..]")
+        ->expected(1)
+        ->required();
   }
 
   void add_launch() {

@@ -5,7 +5,7 @@ if(TARGET ziggurat)
   ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
   set(support_world ../support/loop_filesystem.h ../support/loop_filesystem.cc)
   set(support_checkpoint_faults ${support_world})
-  foreach(part command bits checkpoint checkpoint_faults kill launch load plan ranks resume schedule stored tensor world)
+  foreach(part command bits checkpoint checkpoint_faults kill launch load plan ranks reshard resume schedule stored tensor world)
     ziggurat_test(cli_${part}_test
       SOURCES cli_${part}_test.cc cli_process.h cli_process.cc ${support_${part}}
       USES ziggurat::cli nlohmann_json::nlohmann_json

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/ckpt_reshard.cc: `ziggurat ckpt reshard`: a store cut anew in its own place for
+// the ranks that shall go on from it.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string_view>
+
+#include "base/bytes.h"
+#include "core/engine/engine_settings.h"
+#include "core/engine/store_reshard.h"
+#include "core/plan/machine_profile.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+#include "integrations/cli/run_state.h"
+#include "integrations/cli/store_paths.h"
+
+namespace ziggurat::cli {
+namespace {
+
+/// Of a run's settings, those that say how a store is cut.
+constexpr std::array<std::string_view, 6> kCut{"tp",          "zero_stage",   "strategy",
+                                               "shard_group", "state_format", "host_memory"};
+
+/// `own`, with what its trainer knows and no store of undivided layers says: how they divide.
+ModelSpec divisible(const ModelSpec& own, const StateContent& content, int tensor_parallel) {
+  if (!RunIdentity::is_one(content.run_identity)) {
+    const bool divided = std::ranges::any_of(own.units, [](const UnitSpec& unit) {
+      return std::ranges::any_of(unit.params,
+                                 [](const ParamSpec& param) { return param.tp_dim >= 0; });
+    });
+    if (tensor_parallel == 1 || divided) return own;
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("`tp={}`: the store is of a trainer that alone knows how its layers "
+                            "divide: let it open the store with `resume=reshard`",
+                            tensor_parallel));
+  }
+  gpt::ModelConfig model = RunIdentity::parse(content.run_identity).model;
+  model.dtype = content.dtype;
+  gpt::require_divisible(model, tensor_parallel);
+  ModelSpec spec = gpt::make_spec(model);
+  for (std::size_t u = 0; u < spec.units.size() && u < own.units.size(); ++u) {
+    for (ParamSpec& param : spec.units[u].params) {
+      const auto its = std::ranges::find(own.units[u].params, param.name, &ParamSpec::name);
+      if (its == own.units[u].params.end()) continue;
+      param.frozen = its->frozen;
+      param.constant = its->constant;
+    }
+  }
+  return spec;
+}
+
+/// The run's, with as many sequences in a step: fewer ranks accumulate more.
+std::string identity_for(const StateContent& content, int ranks, int tensor_parallel) {
+  if (!RunIdentity::is_one(content.run_identity)) return content.run_identity;
+  RunIdentity identity = RunIdentity::parse(content.run_identity);
+  const int before = content.layout.ranks / std::max(1, content.layout.tensor_parallel);
+  const int now = ranks / tensor_parallel;
+  const std::int64_t micro_batches = identity.accumulate * before;
+  if (micro_batches % now != 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("`nproc={}`: a step of this run has {} micro-batches (accumulate {} x "
+                            "{} data-parallel ranks), which {} cannot share evenly: choose another "
+                            "number, or begin a new run with --load",
+                            ranks, micro_batches, identity.accumulate, before, now));
+  }
+  identity.accumulate = micro_batches / now;
+  return identity.text();
+}
+
+/// With which `train` opens it.
+std::string train_flags(const ReshardCommand& command, StateFormat format,
+                        const std::string& identity) {
+  std::string flags = fmt::format("--nproc {}", command.ranks);
+  if (RunIdentity::is_one(identity))
+    flags += fmt::format(" --accumulate {}", RunIdentity::parse(identity).accumulate);
+  const EngineConfig& engine = command.engine;
+  if (engine.tensor_parallel > 1) flags += fmt::format(" --tp {}", engine.tensor_parallel);
+  if (engine.strategy.zero_stage)
+    flags += fmt::format(" --zero-stage {}", *engine.strategy.zero_stage);
+  if (engine.strategy.name)
+    flags += fmt::format(" --strategy {}", to_string(*engine.strategy.name));
+  if (engine.strategy.shard_group > 0)
+    flags += fmt::format(" --shard-group {}", engine.strategy.shard_group);
+  return flags + fmt::format(" --state-format {}", to_string(format));
+}
+
+}  // namespace
+
+std::span<const SettingOf<ReshardCommand>> reshard_settings() {
+  using In = SettingsIn<ReshardCommand>;
+  static const std::vector<SettingOf<ReshardCommand>> table = [] {
+    std::vector<SettingOf<ReshardCommand>> all{
+        In::integer("nproc", &ReshardCommand::ranks, {.min = 1, .max = 1024},
+                    {.values = "N", .help = "ranks that shall go on from the store (required)"})};
+    all.front().default_text.clear();
+    std::vector<SettingOf<EngineConfig>> cut;
+    for (const SettingOf<EngineConfig>& setting : engine_settings()) {
+      if (std::ranges::find(kCut, setting.name) != kCut.end()) cut.push_back(setting);
+    }
+    for (SettingOf<ReshardCommand>& setting : settings_within(cut, &ReshardCommand::engine)) {
+      if (setting.name == "state_format") {
+        setting.default_text.clear();
+        setting.help = "how it is kept; not given: as it is";
+      }
+      all.push_back(std::move(setting));
+    }
+    return all;
+  }();
+  return table;
+}
+
+ReshardCommand read_reshard(const Settings& settings, std::string store) {
+  ReshardCommand command;
+  command.store = std::move(store);
+  if (!settings.given("nproc"))
+    throw UsageError("ckpt reshard: say with --nproc N for how many ranks");
+  settings.write_to(command, reshard_settings());
+  command.keeps_format = !settings.given("state_format");
+  if (command.ranks % command.engine.tensor_parallel != 0) {
+    throw UsageError(fmt::format("{} does not divide {}: {} would be left over",
+                                 settings.described("tp"), settings.described("nproc"),
+                                 command.ranks % command.engine.tensor_parallel));
+  }
+  return command;
+}
+
+int ckpt_reshard(const ReshardCommand& command) {
+  Console console;
+  const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
+  std::vector<StoreDirectory> store = parse_store(command.store);
+  apply_profile(store, read_default_profile().value_or(MachineProfile{}));
+  StoreReshard reshard(*runtime, store);
+  const StateContent& content = reshard.content();
+  const StateFormat format = command.keeps_format && content.state
+                                 ? content.state->format
+                                 : command.engine.optimizer.state.format;
+  const int parts = command.engine.tensor_parallel;
+  StoreReshard::Target target{
+      .model = divisible(reshard.model(), content, parts),
+      .run_identity = identity_for(content, command.ranks, parts),
+      .ranks = command.ranks,
+      .tensor_parallel = parts,
+      .strategy = command.engine.strategy,
+      .format = format,
+      .host_budget_bytes = command.engine.host_budget_bytes,
+      .progress = [&](const char* what, std::uint64_t done, std::uint64_t total) {
+        console.progress(what, done, total);
+      }};
+  const std::string flags = train_flags(command, format, target.run_identity);
+  const int before = content.layout.ranks;
+  const auto begin = std::chrono::steady_clock::now();
+  const StoreReshard::Result result = reshard.run(target);
+  if (!result.changed) {
+    console.line(
+        fmt::format("{}: it is cut so already: `ziggurat train {} ..` goes on from step {}",
+                    command.store, flags, content.step));
+    return 0;
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  for (const std::string& note : result.notes) console.line("  " + note);
+  console.line(
+      fmt::format("{}: of {} rank{} now, of {} before: {} of records in {:.1f} s, {}/s",
+                  command.store, command.ranks, command.ranks == 1 ? "" : "s", before,
+                  format_bytes(result.record_bytes), seconds,
+                  gigabytes(static_cast<std::uint64_t>(static_cast<double>(result.record_bytes) /
+                                                       std::max(seconds, 1e-3)))));
+  console.line(fmt::format("`ziggurat train {} ..` goes on from step {}", flags, content.step));
+  return 0;
+}
+
+}  // namespace ziggurat::cli
