@@ -15,12 +15,13 @@ Prints Markdown. Needs fio, and twice to six times the state's size on the drive
 
 import argparse
 import json
-import resource
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 MIB = 1 << 20
@@ -53,7 +54,19 @@ class Bench:
     def __init__(self, options, folder):
         self.options = options
         self.folder = folder
-        self.rows = []
+        self.peak_mib = 0  # of the last process, launched ranks left out
+
+    def run(self, command):
+        """What it printed and its seconds; ends with its errors if it failed."""
+        log = self.folder / "log"
+        begin = time.monotonic()
+        with log.open("w") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            _, status, usage = os.wait4(process.pid, 0)
+        if status != 0:
+            sys.exit(f"{' '.join(command)}\n{log.read_text()}")
+        self.peak_mib = usage.ru_maxrss / 1024
+        return log.read_text(), time.monotonic() - begin
 
     def train(self, store, *arguments, ranks=1, steps):
         report = self.folder / "report.json"
@@ -63,9 +76,7 @@ class Bench:
         command = [self.options.ziggurat, "train", "--model", self.options.model, "--data", self.options.data,
                    "--store", str(self.folder / store), "--steps", str(steps), "--nproc", str(ranks), *shape,
                    "--json", str(report), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        self.run(command)
         return json.loads(report.read_text())
 
     def empty(self, *names):
@@ -75,44 +86,49 @@ class Bench:
     def row(self, name, rates, limits):
         """`rates` and `limits` of the same rounds, in bytes a second."""
         shares = [rate / limit for rate, limit in zip(rates, limits)]
-        self.rows.append(f"| {name} | {statistics.median(rates) / 1e9:.2f} | {statistics.median(limits) / 1e9:.2f} | "
-                         f"{statistics.median(shares):.2f} | {min(shares):.2f} to {max(shares):.2f} |")
-        print(self.rows[-1], flush=True)
+        print(f"| {name} | {statistics.median(rates) / 1e9:.2f} | {statistics.median(limits) / 1e9:.2f} | "
+              f"{statistics.median(shares):.2f} | {min(shares):.2f} to {max(shares):.2f} |", flush=True)
 
     def speeds(self):
-        print("\n| | GB/s | ceiling, GB/s | share, median | rounds |\n|---|---|---|---|---|", flush=True)
         names = ["save, from memory", "save, from the store", "load", "reshard 2 to 3 ranks"]
         rates = {name: [] for name in names}
         limits = {name: [] for name in names}
-        host = ["--host-memory", self.options.host_memory]
-        for _ in range(self.options.rounds):
-            self.empty("store", "target", "other", "two")
-            last = self.train("store", "--placement", "params=host,grads=host,optimizer=host", *host, "--durable-every",
-                              "0", "--checkpoint-dir", self.folder / "target", steps=1)["total"]["saves"][-1]
-            size = last["size_bytes"]
-            limit = ceilings(self.folder, size)
-            rates[names[0]].append(size / last["seconds"])
-            limits[names[0]].append(limit["write"])
+        peaks = {name: [] for name in names}
+
+        def note(name, rate, limit):
+            rates[name].append(rate)
+            limits[name].append(limit)
+            peaks[name].append(self.peak_mib)
+
+        host = ["--host-memory", self.options.host_memory, "--placement", "params=host,grads=host,optimizer=host"]
+        small = ["--host-memory", self.options.small_host_memory]
+        for round_ in range(self.options.rounds):
+            self.empty("store", "target", "other", "two", "again")
+            run = self.train("store", *host, "--durable-every", "0", "--checkpoint-dir", self.folder / "target", steps=1)
+            save = run["total"]["saves"][-1]
+            size = save["size_bytes"]
+            note(names[0], size / save["seconds"], ceilings(self.folder, size)["write"])
             self.empty("store")
-            small = ["--host-memory", self.options.small_host_memory]
-            opened = self.train("other", *small, "--load", self.folder / "target", "--checkpoint-dir",
-                                self.folder / "again", steps=2)
-            rates[names[2]].append(size / opened["run"]["open_s"])
-            limits[names[2]].append(limit["copy"])
-            save = opened["total"]["saves"][-1]
-            rates[names[1]].append(size / save["seconds"])
-            limits[names[1]].append(limit["copy"])
+            copy = ceilings(self.folder, size)["copy"]
+            run = self.train("other", *small, "--load", self.folder / "target", "--checkpoint-dir", self.folder / "again",
+                             steps=2)
+            note(names[2], size / run["run"]["open_s"], copy)
+            save = run["total"]["saves"][-1]
+            note(names[1], size / save["seconds"], ceilings(self.folder, size)["copy"])
             self.empty("other", "again")
             self.train("two", *small, "--load", self.folder / "target", ranks=2, steps=1)
             self.empty("target")
-            cut = self.train("two", *small, "--resume", "reshard", ranks=3, steps=2)
-            rates[names[3]].append(size / cut["run"]["open_s"])
-            limits[names[3]].append(limit["copy"])
+            copy = ceilings(self.folder, size)["copy"]
+            text, seconds = self.run([self.options.ziggurat, "ckpt", "reshard", str(self.folder / "two"), "--nproc", "3",
+                                      *small])
+            note(names[3], size / seconds, copy)
             self.empty("two")
+            print(f"round {round_ + 1}: {size / 1e6:.0f} MB; {text.strip().splitlines()[-2]}", file=sys.stderr, flush=True)
+        print(f"\n{size / 1e6:.0f} MB of state, {self.options.rounds} rounds\n\n"
+              "| | GB/s | ceiling, GB/s | share, median | rounds |\n|---|---|---|---|---|", flush=True)
         for name in names:
             self.row(name, rates[name], limits[name])
-        children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        print(f"\nThe largest process had {children / 1024:.0f} MiB.", flush=True)
+        print("\nPeak memory: " + "; ".join(f"{name} {max(peaks[name]):.0f} MiB" for name in names), flush=True)
 
     def stalls(self):
         steps = 12

@@ -2,13 +2,18 @@
 // tests/core/checkpoint_background_test.cc: saves while training goes on: the bits of the step that
 // was asked for, whatever the next steps do meanwhile; and a target that fails or hangs costs the
 // save alone.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <cerrno>
 
 #include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
+#include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -278,6 +283,83 @@ TEST_F(FailingTarget, GivesASaveUpThatTrainingWaitsForTooLong) {
   EXPECT_FALSE(std::filesystem::exists(target.folder + "/" + checkpoint_name(1)));
   engine->clear_plan();
   rank.end();
+}
+
+/// A filesystem on which every call that changes something waits, as on a server that is gone.
+class Frozen {
+ public:
+  explicit Frozen(const std::string& mount_point)
+      : directory_(::open(mount_point.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    is_frozen_ = ::ioctl(directory_, FIFREEZE, 0) == 0;
+  }
+  ~Frozen() {
+    thaw();
+    ::close(directory_);
+  }
+  Frozen(const Frozen&) = delete;
+  bool is_frozen() const noexcept { return is_frozen_; }
+  void thaw() {
+    if (!std::exchange(is_frozen_, false)) return;
+    EXPECT_EQ(::ioctl(directory_, FITHAW, 0), 0);
+  }
+
+ private:
+  int directory_;
+  bool is_frozen_;
+};
+
+/// Not even a directory can be made there: the save is given up after stall_max, every step is made
+/// meanwhile, and once the target answers the next save is whole.
+TEST_F(FailingTarget, ThatHangsFromTheFirstCallOnStopsNoStep) {
+  const test::LoopFilesystem drive(64 * kMiB, test::LoopFilesystem::Kind::kExt4);
+  if (!drive.why_not().empty()) GTEST_SKIP() << drive.why_not();
+  const Way way{.layout = {.name = "host", .optimizer = Tier::kHost}};
+  EngineConfig config = config_of(way, scratch_.path() + "/store");
+  config.checkpoint.stall_max_s = 0.1;
+  const auto runtimes = connected_runtimes(1, 1);
+  CheckpointRank rank(*runtimes[0], way.layout, config, "");
+  const CheckpointRequest request{.folder = drive / "target", .resume = {}};
+  {
+    Frozen frozen(drive.path().string());
+    if (!frozen.is_frozen()) GTEST_SKIP() << "FIFREEZE: " << std::strerror(errno);
+    EXPECT_TRUE(rank.step(&request).saves);
+    for (int step = 0; step < 3; ++step) rank.step();
+    EXPECT_EQ(rank.engine->generation(), 4U);
+    EXPECT_FALSE(rank.step(&request).saves) << "the first one still hangs";
+  }
+  rank.engine->finish_saves();
+  const std::vector<SaveOutcome> outcomes = rank.engine->ended_saves();
+  ASSERT_EQ(outcomes.size(), 1U);
+  ASSERT_TRUE(outcomes[0].failure);
+  EXPECT_EQ(outcomes[0].failure->code(), ErrorCode::kDeadlineExceeded);
+  EXPECT_FALSE(std::filesystem::exists(request.folder + "/" + checkpoint_name(1)));
+  rank.engine->save_checkpoint(request);
+  EXPECT_FALSE(tensors_of(request.folder + "/" + checkpoint_name(5)).empty());
+  rank.end();
+}
+
+/// One rank alone cannot open its target: no other waits for it.
+TEST_F(FailingTarget, ThatOneRankCannotOpenFailsTheSaveOnAll) {
+  const Way way{.layout = {.name = "two", .ranks = 2}};
+  const std::string folder = scratch_.path() + "/target";
+  const auto runtimes = connected_runtimes(2, 1);
+  runtimes[1]->io_engine = [&folder, usual = runtimes[1]->io_engine](
+                               Reactor& reactor, const std::string& directory) {
+    if (directory == folder) throw Error(ErrorCode::kUnavailable, "no engine for " + folder);
+    return usual(reactor, directory);
+  };
+  expect_none(run_ranks(2, [&](int r) {
+    CheckpointRank rank(*runtimes[static_cast<std::size_t>(r)], way.layout,
+                        config_of(way, scratch_.path() + "/store"), "");
+    const CheckpointRequest request{.folder = folder, .resume = {}};
+    EXPECT_TRUE(rank.step(&request).saves);
+    rank.step();
+    rank.engine->finish_saves();
+    const std::vector<SaveOutcome> outcomes = rank.engine->ended_saves();
+    ASSERT_EQ(outcomes.size(), 1U);
+    EXPECT_TRUE(outcomes[0].failure);
+    rank.end();
+  }));
 }
 
 /// Closed in the middle of a save: it ends, nothing of it is left that could be taken for a
