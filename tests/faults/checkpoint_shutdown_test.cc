@@ -59,9 +59,11 @@ class CheckpointShutdown : public ::testing::TestWithParam<Setting> {
             .opened_copy = path("opened"),
             .last_copy = path("last")};
   }
+  /// For good: a shutdown would bring back what was removed and not synced.
   void clear() const {
     for (const std::string& folder : {store(), target(), path("opened"), path("last")})
       fs::remove_all(folder);
+    disk_.sync();
   }
 
   void SetUp() override {

@@ -2,6 +2,7 @@
 // tests/support/loop_filesystem.cc: mkfs and mount(8), as an administrator would call them.
 #include "tests/support/loop_filesystem.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/statvfs.h>
@@ -100,6 +101,12 @@ void LoopFilesystem::remount_read_only() const {
   ASSERT_EQ(
       failure_of(fmt::format("mount -o remount,ro '{}'", mount_point_.string()), folder_ / "log"),
       "");
+}
+
+void LoopFilesystem::sync() const {
+  const int directory = ::open(mount_point_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  EXPECT_EQ(::syncfs(directory), 0);
+  ::close(directory);
 }
 
 void LoopFilesystem::mount_again() {

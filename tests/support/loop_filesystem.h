@@ -33,6 +33,7 @@ class LoopFilesystem {
   /// Writes a file until `left` bytes are free, to within a block.
   void fill_up_to(std::uint64_t left) const;
   void remount_read_only() const;
+  void sync() const;
   /// Unmounted and mounted again, as after a crash of the machine: the journal is replayed.
   void mount_again();
 
