@@ -36,10 +36,10 @@ def save_checkpoint(
 ) -> str:
     """Saves `model`, and the state of `optimizer`, in ``FOLDER/step-NNNNNNNNN``, which is returned.
 
-    Parameters' masters, moments and steps, buffers, groups' settings and random states; and what is
-    given by name: objects with ``state_dict()``, as ``scheduler=scheduler, scaler=scaler``. `resume`
-    says plain facts of the run for tools and people, by the names that ``ziggurat ckpt verify`` asks
-    for: ``{"consumed_samples": 51200, "tokenizer": "gpt2"}``. `step` is the optimizer's steps if it
+    Parameters' masters, moments and steps, buffers, groups' settings and random states; and what
+    is given by name: objects with ``state_dict()``, as ``scheduler=scheduler, scaler=scaler``.
+    `resume` says plain facts of the run for tools and people, by the names that
+    ``ziggurat ckpt verify`` asks for: ``{"consumed_samples": 51200, "tokenizer": "gpt2"}``. `step` is the optimizer's steps if it
     is not given. Of the checkpoints in the folder the newest `keep_last` stay, and those of every
     `keep_every` steps; 0: all.
 

@@ -234,11 +234,12 @@ class _Loading:
 
     def _read_into(self, here: torch.Tensor, index: int, first: int) -> None:
         """Elements from `first` on, some at a time."""
-        flat = here.view(-1) if here.is_contiguous() else torch.empty(here.numel(), dtype=here.dtype)
+        whole = here.is_contiguous()
+        flat = here.view(-1) if whole else torch.empty(here.numel(), dtype=here.dtype)
         for begin in range(0, flat.numel(), _AT_ONCE):
             some = flat[begin : begin + _AT_ONCE]
             some.copy_(rounded(self._read(index, first + begin, some.numel()), here.dtype))
-        if not here.is_contiguous():
+        if not whole:
             here.copy_(flat.view(here.shape))
 
     def _read_box(self, index: int, target: torch.Tensor) -> torch.Tensor:

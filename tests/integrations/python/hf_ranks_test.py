@@ -76,11 +76,12 @@ def test_another_number_of_ranks_goes_on_with_the_bits_of_the_state(ranks, other
     on_host = ended(folder, f"to-{others}", others, 6, checkpoint=saved)
     assert_same(on_host["begun"], first["end"])
     assert all(int(state["step"]) == 4 for state in on_host["begun"]["state"].values())
-    on_nvme = ended(
-        folder, f"to-{others}-nvme", others, 6, placement=f"nvme:{{}}/{others}", checkpoint=saved
-    )
+    assert len(on_host["losses"]) == 6
+    if others != 3:
+        return
+    on_nvme = ended(folder, "to-nvme", others, 6, placement="nvme:{}/state", checkpoint=saved)
     # Where the state is changes no bit of what those ranks go on to.
-    assert on_nvme["losses"] == on_host["losses"] and len(on_host["losses"]) == 6
+    assert on_nvme["losses"] == on_host["losses"]
     assert_same(on_nvme["begun"], first["end"])
     assert_same(on_nvme["end"], on_host["end"])
 
@@ -91,15 +92,11 @@ def test_as_many_ranks_go_on_from_the_state_and_from_its_store(of_ranks, tmp_pat
     by_store = ended(tmp_path, "first", 2, 4, placement="nvme:{}/state", state="store")
     assert_same(by_store["end"], first["end"])
     saved = tmp_path / "first" / "checkpoint-4"
-    for ranks in (1, 3):
-        words = refused(
-            tmp_path, "other", ranks, 6, placement="nvme:{}/state", state="store", checkpoint=saved
-        )
-        assert f"whose number of ranks is 2, and this run's is {ranks}" in words
-        assert 'save with state="full"' in words
-    again = ended(
-        tmp_path, "again", 2, 6, placement="nvme:{}/state", state="store", checkpoint=saved
-    )
+    by_reference = {"placement": "nvme:{}/state", "state": "store", "checkpoint": saved}
+    words = refused(tmp_path, "other", 1, 6, **by_reference)
+    assert "whose number of ranks is 2, and this run's is 1: go on with 2" in words
+    assert 'save with state="full"' in words
+    again = ended(tmp_path, "again", 2, 6, **by_reference)
     assert again["losses"] == whole["losses"]
     assert_same(again["end"], whole["end"])
 
