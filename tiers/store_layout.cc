@@ -4,15 +4,20 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/strict_json.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
 namespace {
+
+/// No file is longer, and sums below it cannot wrap.
+constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60;
 
 void check_spec(const StoreSpec& spec) {
   if (spec.slots != 1 && spec.slots != 2)
@@ -21,12 +26,17 @@ void check_spec(const StoreSpec& spec) {
   if (spec.record_bytes.empty())
     throw Error(ErrorCode::kInvalidArgument, "record_bytes: a store without chunks");
   for (std::size_t chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
-    if (spec.record_bytes[chunk] == 0 || spec.record_bytes[chunk] % kTileBytes != 0)
+    if (spec.record_bytes[chunk] == 0 || spec.record_bytes[chunk] % kTileBytes != 0 ||
+        spec.record_bytes[chunk] > kFileBytesMax / 2)
       throw Error(
           ErrorCode::kInvalidArgument,
           fmt::format("record_bytes: chunk {} has {} bytes; pad records to whole tiles of {} bytes",
                       chunk, spec.record_bytes[chunk], kTileBytes));
   }
+  if (spec.blob_capacity_bytes > kFileBytesMax)
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("blob_capacity_bytes: {} are more than any file has",
+                            spec.blob_capacity_bytes));
   if (!spec.constant.empty() && spec.constant.size() != spec.record_bytes.size())
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -47,6 +57,10 @@ StoreLayout StoreLayout::of(const StoreSpec& spec, std::uint64_t text_bytes) {
   std::uint64_t offset = 2 * kRegionBytes;  // the first copies of both superblocks
   const auto take = [&offset](std::uint64_t size_bytes) {
     const std::uint64_t begin = offset;
+    if (size_bytes > kFileBytesMax - offset)
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("a store of more than {}: no file is as long", format_bytes(kFileBytesMax)));
     offset += size_bytes;
     return begin;
   };
@@ -93,28 +107,55 @@ std::string store_text(const StoreSpec& spec) {
   return text.dump();
 }
 
+namespace {
+
+/// Numbers that are there once a chunk; `max` each.
+template <class T>
+std::vector<T> numbers_of(const JsonField& field, T max) {
+  std::vector<T> numbers;
+  for (const std::int64_t number : field.numbers()) {
+    if (static_cast<std::uint64_t>(number) > max)
+      field.refuse(fmt::format("{} is more than {}", number, max));
+    numbers.push_back(static_cast<T>(number));
+  }
+  return numbers;
+}
+
+StoreSpec spec_of(const JsonField& text) {
+  StoreSpec spec;
+  spec.layout = text.at("layout").text();
+  spec.run_identity = text.at("run_identity").text();
+  spec.numerics_fingerprint = text.at("numerics_fingerprint").text();
+  spec.slots = static_cast<std::uint32_t>(text.at("slots").number(UINT32_MAX));
+  spec.blob_capacity_bytes = text.at("blob_capacity_bytes").number(kFileBytesMax);
+  spec.record_bytes = numbers_of(text.at("record_bytes"), kFileBytesMax);
+  if (text.has("record_segments")) {  // stores made before there was a choice lack them
+    const JsonField its = text.at("record_segments");
+    std::vector<RecordFormat::Segment> segments;
+    for (std::size_t i = 0; i < its.size(); ++i)
+      segments.push_back({its.at(i).at(std::size_t{0}).text(),
+                          static_cast<std::uint32_t>(its.at(i).at(1).number(UINT32_MAX))});
+    spec.record_format = RecordFormat(std::move(segments));
+  }
+  if (text.has("chunks"))
+    spec.chunks = numbers_of(text.at("chunks"), std::numeric_limits<ChunkId>::max());
+  if (text.has("constant")) {
+    const JsonField its = text.at("constant");
+    for (std::size_t i = 0; i < its.size(); ++i) spec.constant.push_back(its.at(i).truth());
+  }
+  return spec;
+}
+
+}  // namespace
+
 StoreSpec parse_store_text(const std::string& text, const std::string& path) {
+  const std::string place = path + ": the store's text area";
+  const nlohmann::json json = parse_strict(text, place);
   try {
-    const auto json = nlohmann::json::parse(text);
-    StoreSpec spec;
-    spec.layout = json.at("layout").get<std::string>();
-    spec.run_identity = json.at("run_identity").get<std::string>();
-    spec.numerics_fingerprint = json.at("numerics_fingerprint").get<std::string>();
-    spec.slots = json.at("slots").get<std::uint32_t>();
-    spec.blob_capacity_bytes = json.at("blob_capacity_bytes").get<std::uint64_t>();
-    spec.record_bytes = json.at("record_bytes").get<std::vector<std::uint64_t>>();
-    if (json.contains("record_segments")) {  // stores made before there was a choice lack them
-      std::vector<RecordFormat::Segment> segments;
-      for (const auto& segment : json["record_segments"])
-        segments.push_back({segment.at(0).get<std::string>(), segment.at(1).get<std::uint32_t>()});
-      spec.record_format = RecordFormat(std::move(segments));
-    }
-    if (json.contains("chunks")) spec.chunks = json["chunks"].get<std::vector<ChunkId>>();
-    if (json.contains("constant")) spec.constant = json["constant"].get<std::vector<bool>>();
-    return spec;
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: the store's text area is not understood: {}", path, error.what()));
+    return spec_of(JsonField(json, place));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kDataLoss) throw;
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: {}", place, error.what()));
   }
 }
 

@@ -9,8 +9,8 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/strict_json.h"
 #include "core/checkpoint/manifest_rules.h"
-#include "core/checkpoint/strict_json.h"
 #include "optimizer/state_format.h"
 
 namespace ziggurat {

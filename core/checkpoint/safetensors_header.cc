@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "core/checkpoint/strict_json.h"
+#include "base/strict_json.h"
 
 namespace ziggurat {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/strict_json.h: JSON from files that nobody vouches for: no key twice, no deep
-// nesting, nothing after the end, and every field of the type that is asked for.
+// base/strict_json.h: JSON from files that nobody vouches for: no key twice, no deep nesting,
+// nothing after the end, and every field of the type that is asked for.
 //
-// Private to core/checkpoint.
+// Private to this tree: it includes nlohmann's header.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,7 @@ class JsonField {
   /// An object with these keys and no others.
   void require_keys(std::initializer_list<const char*> keys) const;
   std::uint64_t number(std::uint64_t max = UINT64_MAX) const;
+  bool truth() const;
   std::string text() const;
   std::uint64_t hex() const;  ///< 16 digits
   std::vector<std::int64_t> numbers() const;

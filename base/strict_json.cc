@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/strict_json.cc: a parser's callback that refuses, and checked fields.
-#include "core/checkpoint/strict_json.h"
+// base/strict_json.cc: a parser's callback that refuses, and checked fields.
+#include "base/strict_json.h"
 
 #include <fmt/format.h>
 
@@ -21,10 +21,10 @@ class Keys {
     if (depth > kJsonDepthMax) throw Error(ErrorCode::kDataLoss, "it is nested too deeply");
     if (event == Event::object_start) open_.emplace_back();
     if (event == Event::object_end) open_.pop_back();
-    if (event == Event::key && !open_.back().insert(parsed.get<std::string>()).second) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("the key '{}' is there twice", parsed.get<std::string>()));
-    }
+    if (event != Event::key) return true;
+    const auto& key = parsed.get_ref<const std::string&>();
+    if (!open_.back().insert(key).second)
+      throw Error(ErrorCode::kDataLoss, fmt::format("the key '{}' is there twice", key));
     return true;
   }
 
@@ -86,6 +86,11 @@ std::uint64_t JsonField::number(std::uint64_t max) const {
   return number;
 }
 
+bool JsonField::truth() const {
+  if (!value_.is_boolean()) refuse("it is neither true nor false");
+  return value_.get<bool>();
+}
+
 std::string JsonField::text() const {
   if (!value_.is_string()) refuse("it is no text");
   return value_.get<std::string>();
@@ -103,8 +108,14 @@ std::uint64_t JsonField::hex() const {
 
 std::vector<std::int64_t> JsonField::numbers() const {
   std::vector<std::int64_t> numbers;
-  for (std::size_t i = 0; i < size(); ++i)
-    numbers.push_back(static_cast<std::int64_t>(at(i).number(INT64_MAX)));
+  numbers.reserve(size());
+  for (std::size_t i = 0; i < value_.size(); ++i) {
+    const nlohmann::json& its = value_[i];
+    const bool is_one = its.is_number_unsigned() && its.get<std::uint64_t>() <= INT64_MAX;
+    // A field has its path, which only an error needs: there may be millions of these.
+    numbers.push_back(
+        static_cast<std::int64_t>(is_one ? its.get<std::uint64_t>() : at(i).number(INT64_MAX)));
+  }
   return numbers;
 }
 

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/sharding/chunk_table_layout.cc: a cut as JSON, and back: from a text that nobody vouches
+// for.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <climits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "base/strict_json.h"
+#include "core/sharding/chunk_table.h"
+#include "core/sharding/stored_records.h"
+
+namespace ziggurat {
+namespace {
+
+/// A unit has no more, and so no product of a shape has: sums and bytes of these do not wrap.
+constexpr std::int64_t kElementsMax = std::int64_t{1} << 50;
+/// Names of files have five digits for a rank.
+constexpr std::uint64_t kRanksMax = 100'000;
+
+/// How masters become parameters; a layout's hash has it in it.
+std::string_view param_text(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16: return "bf16, nearest, ties away";
+    case DType::kFloat16: return "fp16, nearest, ties to even";
+    case DType::kFloat32: break;
+  }
+  return "fp32";
+}
+
+nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
+  nlohmann::json units = nlohmann::json::array();
+  for (const UnitSpec& unit : model.units) {
+    nlohmann::json params = nlohmann::json::array();
+    for (const ParamSpec& param : unit.params) {
+      params.push_back({{"name", param.name}, {"shape", param.shape}, {"decay", param.decay}});
+      if (param.constant) params.back()["constant"] = true;
+      if (part.ranks == 1 || param.tp_dim < 0) continue;
+      params.back()["tp_dim"] = param.tp_dim;
+      params.back()["tp_sections"] = param.tp_sections;
+    }
+    units.push_back({{"name", unit.name}, {"params", params}});
+    const DType dtype = unit.dtype.value_or(model.dtype);
+    if (dtype != model.dtype) units.back()["param"] = param_text(dtype);
+  }
+  return units;
+}
+
+constexpr const char* kPlace = "the store's layout";
+
+/// Stores made before there was a choice of optimizer and format do not name them.
+nlohmann::json parsed(const std::string& layout) {
+  nlohmann::json json = parse_strict(layout, kPlace);
+  if (json.is_object()) {
+    json.emplace("optimizer", to_string(OptimizerKind::kAdamW));
+    json.emplace("state_format", to_string(StateFormat::kFp32));
+  }
+  const JsonField top(json, kPlace);
+  for (const char* key : {"model", "optimizer", "state_format", "param"})
+    static_cast<void>(top.at(key).text());
+  if (top.at("chunk_tiles_max").number() == 0) top.refuse("its chunks have no tiles");
+  for (const char* key : {"ranks", "tensor_parallel", "shard_group", "slices_held"})
+    if (top.has(key)) static_cast<void>(top.at(key).number(kRanksMax));
+  return json;
+}
+
+DType dtype_in(const nlohmann::json& layout) {
+  const auto text = layout["param"].get<std::string>();
+  const std::optional<DType> dtype = parse_dtype(text.substr(0, text.find(',')));
+  if (!dtype || param_text(*dtype) != text) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's parameters are '{}', which is none of {}", text,
+                            fmt::join(kDTypeNames, ", ")));
+  }
+  return *dtype;
+}
+
+StateKind state_in(const nlohmann::json& layout) {
+  const auto optimizer = parse_optimizer(layout["optimizer"].get<std::string>());
+  const auto format = parse_state_format(layout["state_format"].get<std::string>());
+  if (!optimizer || !format) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's state is {} in {}, which this program does not know",
+                            layout["optimizer"].dump(), layout["state_format"].dump()));
+  }
+  return {*optimizer, *format};
+}
+
+Sharding sharding_in(const nlohmann::json& layout) {
+  const int ranks = layout.value("ranks", 1);
+  const int parts = layout.value("tensor_parallel", 1);
+  const int data = parts < 1 ? 0 : ranks / parts;
+  const int group = layout.value("shard_group", data);
+  const int held = layout.value("slices_held", 1);
+  if (data < 1 || ranks % parts != 0 || group < 1 || data % group != 0 ||
+      (held != 1 && held != group)) {
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store says that of {} ranks each {} divide the layers, {} of a "
+                            "part share the state, and each has {} slices of it",
+                            ranks, parts, group, held));
+  }
+  Sharding sharding = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
+  sharding.tensor.ranks = parts;
+  return sharding;
+}
+
+/// The store of `layout` was made among as many ranks, and each has as much of the state.
+void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
+  const int ranks = layout.value("ranks", 1);
+  const int parts = layout.value("tensor_parallel", 1);
+  if (ranks != sharding.ranks() || parts != sharding.tensor.ranks) {
+    const auto flags = [](int nproc, int tp) {
+      return fmt::format("`nproc={}`{}", nproc, tp > 1 ? fmt::format(" `tp={}`", tp) : "");
+    };
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made by {} rank{}{}, this run has {}{}: give {}, "
+                    "`resume=reshard` to cut it anew in its place, another `store`, or "
+                    "`resume=never` to replace it",
+                    ranks, ranks == 1 ? "" : "s",
+                    parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
+                    flags(sharding.ranks(), sharding.tensor.ranks),
+                    parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "",
+                    flags(ranks, parts)));
+  }
+  if (const int group = layout.value("shard_group", ranks / parts); group != sharding.world_size) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
+                    "{1}: give `strategy=hybrid` `shard_group={0}`, or the strategy without "
+                    "groups where that is all of them, or `resume=reshard` to cut it anew",
+                    group, sharding.world_size));
+  }
+  const bool whole = layout.value("slices_held", 1) > 1;
+  if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store was made with `zero_stage={}`, this run has {}: the one has "
+                    "the whole state on every rank, the other a slice; give a stage of that "
+                    "kind, `resume=reshard` to cut it anew, another `store`, or `resume=never` to "
+                    "replace it",
+                    whole ? "0" : "1, 2 or 3", sharding.stage));
+  }
+}
+
+/// `model` with the constant parameters that `layout` names.
+ModelSpec with_constants(ModelSpec model, const std::string& layout) {
+  const std::vector<std::string> constant = ChunkTable::constant_params(layout);
+  const std::set<std::string> names(constant.begin(), constant.end());
+  for (UnitSpec& unit : model.units) {
+    for (ParamSpec& param : unit.params) {
+      param.constant = names.contains(param.name);
+      if (!param.constant || param.frozen) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("parameter '{}' was frozen when the store was made, so the store has "
+                              "no optimizer state for it, and this run would train it: freeze it "
+                              "in param_groups, or export the model and begin a new store with it",
+                              param.name));
+    }
+  }
+  return model;
+}
+
+ParamSpec param_in(const JsonField& field) {
+  ParamSpec param{.name = field.at("name").text(),
+                  .shape = field.at("shape").numbers(),
+                  .decay = field.at("decay").truth()};
+  param.constant = param.frozen = field.has("constant") && field.at("constant").truth();
+  if (field.has("tp_dim")) param.tp_dim = static_cast<int>(field.at("tp_dim").number(INT_MAX));
+  if (field.has("tp_sections"))
+    param.tp_sections = static_cast<int>(field.at("tp_sections").number(INT_MAX));
+  bool sound = param.tp_dim < std::ssize(param.shape) && param.tp_sections > 0;
+  std::int64_t count = 1;
+  for (const std::int64_t dimension : param.shape) {
+    sound = sound && dimension > 0 && dimension <= kElementsMax / count;
+    if (sound) count *= dimension;
+  }
+  if (!sound) field.refuse("a shape that makes no sense");
+  return param;
+}
+
+/// The parts of a rank of the store, as a trainer would have named them.
+ModelSpec model_in(const nlohmann::json& layout) {
+  const JsonField top(layout, kPlace);
+  ModelSpec model{.name = top.at("model").text(), .units = {}};
+  const JsonField units = top.at("units");
+  if (units.size() == 0) units.refuse("there are none");
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    const JsonField unit = units.at(u);
+    UnitSpec& its =
+        model.units.emplace_back(UnitSpec{.name = unit.at("name").text(), .params = {}});
+    const JsonField params = unit.at("params");
+    for (std::size_t p = 0; p < params.size(); ++p) its.params.push_back(param_in(params.at(p)));
+    std::uint64_t count = 0;
+    for (const ParamSpec& param : its.params) {
+      count += param.count();
+      if (count > static_cast<std::uint64_t>(kElementsMax)) unit.refuse("it has too many elements");
+    }
+    if (count == 0) unit.refuse("it has no parameters");
+    if (!unit.has("param")) continue;
+    const std::string text = unit.at("param").text();
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      if (text == param_text(dtype)) its.dtype = dtype;
+    }
+  }
+  return model;
+}
+
+}  // namespace
+
+std::string ChunkTable::layout() const {
+  nlohmann::json layout = {{"model", model_.name},
+                           {"units", to_json(model_, sharding_.tensor)},
+                           {"tile_elements", kTileElements},
+                           {"chunk_tiles_max", chunk_tiles_max_},
+                           {"optimizer", to_string(state_.optimizer)},
+                           {"state_format", to_string(state_.format)},
+                           {"record", record_format_.text()},
+                           {"param", param_text(model_.dtype)}};
+  if (sharding_.ranks() > 1) {  // a store of one rank says nothing of ranks
+    layout["ranks"] = sharding_.ranks();
+    if (sharding_.tensor.ranks > 1) layout["tensor_parallel"] = sharding_.tensor.ranks;
+    if (sharding_.replicas > 1) layout["shard_group"] = sharding_.world_size;
+    layout["slices_held"] = slices_held();
+  }
+  return layout.dump();
+}
+
+std::string ChunkTable::model_name(const std::string& layout) {
+  return parsed(layout)["model"].get<std::string>();
+}
+
+DType ChunkTable::param_dtype(const std::string& layout) { return dtype_in(parsed(layout)); }
+
+std::vector<std::string> ChunkTable::constant_params(const std::string& layout) {
+  std::vector<std::string> names;
+  for (const UnitSpec& unit : model_in(parsed(layout)).units) {
+    for (const ParamSpec& param : unit.params) {
+      if (param.constant) names.push_back(param.name);
+    }
+  }
+  return names;
+}
+
+StateKind ChunkTable::state_of(const std::string& layout) { return state_in(parsed(layout)); }
+
+Sharding ChunkTable::sharding_of(const std::string& layout) { return sharding_in(parsed(layout)); }
+
+ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
+                                   StateKind state, Sharding sharding) {
+  const nlohmann::json json = parsed(layout);
+  const std::string stored_name = model_name(layout);
+  if (stored_name != model.name) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store holds model '{}', not '{}': give that `model`, another `store`, or "
+                    "`resume=never` to replace it",
+                    stored_name, model.name));
+  }
+  if (const DType stored_dtype = param_dtype(layout); stored_dtype != model.dtype) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's parameters are {0}, this run's {1}: give `dtype={0}`, "
+                            "another `store`, or `resume=never` to replace it",
+                            to_string(stored_dtype), to_string(model.dtype)));
+  }
+  const StateKind stored = state_of(layout);
+  if (stored != state) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store's state is {}, this run's {}: give `optimizer={}` "
+                            "`state_format={}`, `resume=reshard` to convert it (the same "
+                            "optimizer's), another `store`, or `resume=never` to replace it",
+                            to_string(stored), to_string(state), to_string(stored.optimizer),
+                            to_string(stored.format)));
+  }
+  require_sharding(json, sharding);
+  ChunkTable table(with_constants(model, layout), json.value("chunk_tiles_max", std::uint64_t{1}),
+                   state, sharding);
+  if (table.layout() != json.dump()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the store's model '{}' has other parameters or formats than this program's",
+                    model.name));
+  }
+  return table;
+}
+
+ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
+  const nlohmann::json json = parsed(layout);
+  Sharding its = sharding_in(json);
+  const int data = rank / its.tensor.ranks;
+  its.rank = data % its.world_size;
+  its.tensor.rank = rank % its.tensor.ranks;
+  ModelSpec model = model_in(json);
+  model.dtype = dtype_in(json);
+  const auto chunk_tiles_max = json["chunk_tiles_max"].get<std::uint64_t>();
+  return {model, chunk_tiles_max, state_in(json), its};
+}
+
+void require_records(const std::string& layout, StoredRecords records) {
+  const nlohmann::json json = parsed(layout);
+  const Sharding sharding = sharding_in(json);
+  const auto chunk_tiles_max = json["chunk_tiles_max"].get<std::uint64_t>();
+  const auto held =
+      sharding.optimizer_sharded() ? 1 : static_cast<std::uint64_t>(sharding.world_size);
+  std::uint64_t chunks = 0;
+  std::uint64_t tiles = 0;
+  for (const UnitSpec& unit : model_in(json).units) {
+    const std::uint64_t its = slice_elements(unit.count(), sharding.world_size) / kTileElements;
+    tiles += its * held;
+    chunks += (its / chunk_tiles_max + (its % chunk_tiles_max != 0 ? 1 : 0)) * held;
+    // A record has at least kTileBytes for a tile of elements.
+    if (chunks <= records.count && tiles <= records.size_bytes / kTileBytes) continue;
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: it is of more than the store's {} records, which have {}", kPlace,
+                            records.count, format_bytes(records.size_bytes)));
+  }
+}
+
+}  // namespace ziggurat
