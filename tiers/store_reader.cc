@@ -168,6 +168,24 @@ std::unique_ptr<StoreReader::File> StoreReader::begin_look(FileId id, const Stri
   return file;
 }
 
+/// No file's generations are those of all others.
+Error StoreReader::nothing_common() const {
+  std::string offers;
+  for (const auto& file : files_) {
+    std::string of_file;
+    std::uint64_t limit = SlotEntry::kNone;
+    while (const auto newest = file->survey->newest_candidate(limit)) {
+      of_file += fmt::format("{}{}", of_file.empty() ? "" : " and ", *newest);
+      limit = *newest;
+    }
+    offers += fmt::format("; {} has {}", file->path, of_file.empty() ? "none" : of_file);
+    for (const std::string& note : file->survey->notes()) offers += "; " + note;
+  }
+  return {ErrorCode::kDataLoss,
+          fmt::format("{}: no generation is whole in all files of the store{}", text_of(places_),
+                      offers)};
+}
+
 /// As ranks do when they recover: the lowest offer is the next limit, until all offer the same
 /// generation of the same history.
 void StoreReader::choose() {
@@ -177,13 +195,7 @@ void StoreReader::choose() {
     std::uint64_t highest = 0;
     for (const auto& file : files_) {
       const auto newest = file->survey->newest_candidate(limit);
-      if (!newest) {
-        std::string notes;
-        for (const std::string& note : file->survey->notes()) notes += "; " + note;
-        throw Error(ErrorCode::kDataLoss,
-                    fmt::format("{}: no generation is whole in this file and all others{}",
-                                file->path, notes));
-      }
+      if (!newest) throw nothing_common();
       lowest = std::min(lowest, *newest);
       highest = std::max(highest, *newest);
     }
@@ -210,17 +222,41 @@ void StoreReader::choose() {
             .run_identity = first.spec().run_identity,
             .numerics_fingerprint = first.spec().numerics_fingerprint,
             .blob = chosen.blob,
-            .notes = first.notes()};
+            .notes = {}};
+  state_.notes = notes();
+}
+
+/// What is damaged in any file, and which newer generation was given up for it.
+std::vector<std::string> StoreReader::notes() const {
+  std::vector<std::string> all;
+  for (const auto& file : files_) {
+    for (const std::string& note : file->survey->notes())
+      all.push_back(fmt::format("{}: {}", file->path, note));
+    const std::uint64_t newest = file->survey->newest_seen();
+    if (newest <= state_.generation) continue;
+    all.push_back(fmt::format("{}: generation {} is not whole in all files: {} is read", file->path,
+                              newest, state_.generation));
+  }
+  return all;
 }
 
 void StoreReader::find_homes() {
+  constexpr std::size_t kNone = SIZE_MAX;
   homes_.resize(static_cast<std::size_t>(ranks_));
+  for (const auto& file : files_) {
+    std::vector<Home>& homes = homes_[static_cast<std::size_t>(file->rank)];
+    homes.resize(homes.size() + file->survey->spec().record_bytes.size(), {kNone, 0});
+  }
   for (std::size_t f = 0; f < files_.size(); ++f) {
     const StoreSpec& spec = files_[f]->survey->spec();
     std::vector<Home>& homes = homes_[static_cast<std::size_t>(files_[f]->rank)];
     for (ChunkId chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
       const ChunkId name = spec.chunk_name(chunk);
-      if (homes.size() <= name) homes.resize(name + std::size_t{1});
+      if (name >= homes.size() || homes[name].file != kNone)
+        throw Error(ErrorCode::kDataLoss,
+                    fmt::format("{}: chunk {} of {} is in two stripes, or in none: the stripes do "
+                                "not belong together",
+                                files_[f]->path, name, homes.size()));
       homes[name] = {.file = f, .chunk = chunk};
     }
   }
@@ -261,18 +297,27 @@ Task<bool> StoreReader::overtaken(int rank, ChunkId chunk) const {
   if (!file.environment->io.exists(file.path)) co_return true;  // replaced by a new store
   const auto now = StoreSurvey::open_to_look(*file.environment, file.path);
   co_await now->read_superblocks();
-  co_return now->uuid() != file.survey->uuid() || now->newest_seen() > state_.generation;
+  // A generation that was damaged when this was opened was given up then: its owner wrote nothing
+  // since.
+  const std::uint64_t seen = file.survey->newest_seen();
+  const bool given_up = file.survey->newest_candidate(SlotEntry::kNone) != seen;
+  co_return now->uuid() != file.survey->uuid() ||
+      now->newest_seen() > (given_up ? seen : state_.generation);
+}
+
+std::string StoreReader::record_name(int rank, ChunkId chunk) const {
+  const Home& its = home(rank, chunk);
+  const StoreSurvey& survey = *files_[its.file]->survey;
+  return fmt::format("{}: the record of chunk {}, generation {} ({} at offset {})",
+                     files_[its.file]->path, chunk, state_.generation,
+                     format_bytes(survey.spec().record_bytes[its.chunk]),
+                     survey.layout().record_offset(its.chunk, state_.generation));
 }
 
 Error StoreReader::corrupt_record(int rank, ChunkId chunk) const {
-  const Home& its = home(rank, chunk);
-  const StoreSurvey& survey = *files_[its.file]->survey;
   return {ErrorCode::kDataLoss,
-          fmt::format("{}: the record of chunk {}, generation {} ({} at offset {}) has a wrong "
-                      "checksum: the drive did not return what was written",
-                      files_[its.file]->path, chunk, state_.generation,
-                      format_bytes(survey.spec().record_bytes[its.chunk]),
-                      survey.layout().record_offset(its.chunk, state_.generation))};
+          record_name(rank, chunk) +
+              " has a wrong checksum: the drive did not return what was written"};
 }
 
 }  // namespace ziggurat

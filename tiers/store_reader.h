@@ -33,7 +33,8 @@ class StoreReader {
   static int ranks_in(std::span<const StripePlace> places);
 
   int ranks() const noexcept { return ranks_; }
-  /// Rank 0's.
+  /// Rank 0's; its notes are of all files, by their paths: what is damaged, and which generation
+  /// was given up for it.
   const StoreState& state() const noexcept { return state_; }
   std::size_t chunk_count(int rank) const noexcept;
   std::uint64_t record_bytes(int rank, ChunkId chunk) const;
@@ -44,6 +45,8 @@ class StoreReader {
   /// The record that was read is not expected(): the owner has made newer generations since, and
   /// may have written over it. Then the store is to be opened anew.
   Task<bool> overtaken(int rank, ChunkId chunk) const;
+  /// For messages: the file, chunk, generation and place.
+  std::string record_name(int rank, ChunkId chunk) const;
   /// For a record that was not overtaken. kDataLoss.
   Error corrupt_record(int rank, ChunkId chunk) const;
 
@@ -64,6 +67,8 @@ class StoreReader {
   Task<> look(int rank, std::uint32_t stripe, std::uint32_t stripes);
   Task<bool> owner_went_on() const;
   void choose();
+  Error nothing_common() const;
+  std::vector<std::string> notes() const;
   void find_homes();
   const Home& home(int rank, ChunkId chunk) const;
 

@@ -107,7 +107,13 @@ Task<> StoreSurvey::read_text() {
                             "file from a copy",
                             path(), faults));
   spec_ = parse_store_text(text_, path());
-  layout_ = StoreLayout::of(spec_, text_.size());
+  try {
+    layout_ = StoreLayout::of(spec_, text_.size());
+  } catch (const Error& error) {
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("{}: its layout text is none that a store has: {}", path(), error.what()));
+  }
   if (layout_.file_bytes != size_bytes_ || layout_.slots != s.slots ||
       spec_.record_bytes.size() != s.chunk_count)
     throw Error(

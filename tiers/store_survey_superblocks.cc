@@ -125,10 +125,10 @@ void StoreSurvey::collect(unsigned parity) {
     const Copy& copy = side.copies[i];
     if (!is_damage(copy.verdict)) continue;
     damaged_ = true;
-    notes_.push_back(
-        fmt::format("superblock {}, {}: {}; {}", parity_name(parity), copy_name(i),
-                    copy.fault.empty() ? to_string(copy.verdict) : copy.fault,
-                    side.newest() ? fmt::format("{} used", copy_name(1 - i)) : "no whole copy"));
+    notes_.push_back(fmt::format("superblock {}, {}: {}; {}", parity_name(parity), copy_name(i),
+                                 copy.fault.empty() ? to_string(copy.verdict) : copy.fault,
+                                 side.newest() ? fmt::format("{} used", copy_name(1 - i))
+                                               : "no whole copy: a generation is lost"));
   }
 }
 

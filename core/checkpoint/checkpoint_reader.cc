@@ -3,17 +3,25 @@
 #include "core/checkpoint/checkpoint_reader.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "aio/text_file.h"
+#include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
 #include "core/checkpoint/tensor_box.h"
 
 namespace ziggurat {
+namespace {
+
+/// What takes less time to hash than the way to a worker and back: a model has thousands of biases.
+constexpr std::size_t kHashedHereMax = 16 * kKiB;
+
+}  // namespace
 
 Task<std::unique_ptr<CheckpointReader>> CheckpointReader::open(Environment environment,
                                                                std::string directory) {
@@ -44,8 +52,9 @@ Task<> CheckpointReader::read_manifest() {
     files_.push_back(
         RangeFile::open(environment_.reactor, environment_.io, shard, {}, environment_.observers));
     if (const std::uint64_t found = files_.back()->size_bytes(); found != its.size_bytes) {
-      throw Error(ErrorCode::kDataLoss, fmt::format("{}: it has {} bytes, and {} were written",
-                                                    shard, found, its.size_bytes));
+      throw Error(ErrorCode::kDataLoss,
+                  fmt::format("{}: it has {} bytes, and {} were written{}", shard, found,
+                              its.size_bytes, cut_off(files_.size() - 1, found)));
     }
   }
   pieces_of_.resize(manifest_.content.tensors.size());
@@ -58,6 +67,26 @@ Task<> CheckpointReader::read_manifest() {
       at += hashed.size_bytes;
     }
   }
+}
+
+/// Which tensors a file that ends at `size_bytes` has lost bytes of.
+std::string CheckpointReader::cut_off(std::size_t file, std::uint64_t size_bytes) const {
+  constexpr std::size_t kNamesMax = 8;
+  std::vector<std::string> names;
+  std::uint64_t more = 0;
+  for (const StatePiece& piece : manifest_.pieces) {
+    std::uint64_t end = piece.offset_bytes;
+    for (const HashedBytes& hashed : piece.hashed) end += hashed.size_bytes;
+    if (piece.file != file || end <= size_bytes) continue;
+    if (names.size() == kNamesMax) {
+      ++more;
+    } else {
+      names.push_back(fmt::format("'{}'", manifest_.content.tensors[piece.tensor].name));
+    }
+  }
+  if (names.empty()) return "";
+  return fmt::format(": bytes of {}{} are lost", fmt::join(names, ", "),
+                     more > 0 ? fmt::format(" and {} others", more) : "");
 }
 
 Task<> CheckpointReader::read(std::size_t tensor, std::span<const TensorRun> runs,
@@ -123,7 +152,11 @@ Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
   co_await file.read(piece.offset_bytes + begin, into);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(into, 0); };
-  co_await environment_.workers.run(environment_.reactor, "verify checkpoint", job);
+  if (into.size() <= kHashedHereMax) {
+    job();
+  } else {
+    co_await environment_.workers.run(environment_.reactor, "verify checkpoint", job);
+  }
   if (hash == expected.hash) co_return;
   throw Error(ErrorCode::kDataLoss,
               fmt::format("{}: bytes {} to {}, of '{}', are not what was written: this checkpoint "

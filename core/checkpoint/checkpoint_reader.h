@@ -50,6 +50,7 @@ class CheckpointReader final : public StateSource {
         proven_(environment.reactor, kKeptBytesMax) {}
 
   Task<> read_manifest();
+  std::string cut_off(std::size_t file, std::uint64_t size_bytes) const;
   Task<> read_hashed(const StatePiece& piece, std::size_t index, std::uint64_t begin,
                      std::span<std::byte> into);
   Task<> read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,

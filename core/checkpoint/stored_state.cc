@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "core/checkpoint/blob_header.h"
 #include "core/checkpoint/shard_plan.h"
+#include "core/sharding/stored_records.h"
 #include "core/sharding/tensor_part.h"
 #include "tiers/record_hash.h"
 
@@ -40,7 +41,15 @@ Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, WorkerPoo
 void StoredState::describe() {
   const StoreState& stored = reader_->state();
   for (int rank = 0; rank < reader_->ranks(); ++rank) {
-    tables_.push_back(ChunkTable::of_layout(stored.layout, rank));
+    StoredRecords records{.count = reader_->chunk_count(rank), .size_bytes = 0};
+    for (ChunkId id = 0; id < records.count; ++id)
+      records.size_bytes += reader_->record_bytes(rank, id);
+    try {
+      require_records(stored.layout, records);
+      tables_.push_back(ChunkTable::of_layout(stored.layout, rank));
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("{}: {}", place_, error.what()));
+    }
     const std::vector<std::uint64_t> sizes = tables_.back().record_bytes();
     bool same = sizes.size() == reader_->chunk_count(rank) &&
                 tables_.back().sharding().ranks() == reader_->ranks();
@@ -146,9 +155,10 @@ Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> in
   if (hash == expected.hash) co_return;
   if (co_await reader_->overtaken(rank, chunk)) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: its owner has gone on beyond step {} while it was read: try "
-                            "again, save a checkpoint of the run instead, or stop it first",
-                            place_, content_.step));
+                fmt::format("{} was written over: the store's owner has gone on beyond step {} "
+                            "while it was read: try again, save a checkpoint of the run instead, "
+                            "or stop it first",
+                            reader_->record_name(rank, chunk), content_.step));
   }
   throw reader_->corrupt_record(rank, chunk);
 }

@@ -34,6 +34,8 @@ class StoredState final : public StateSource {
               std::span<std::byte> array) override;
   std::string place() const override { return place_; }
 
+  /// What is damaged and was not needed, and which newer generation was given up for it.
+  const std::vector<std::string>& notes() const noexcept { return reader_->state().notes; }
   /// How it is cut, as ChunkTable::from_layout() wants it.
   const std::string& layout() const noexcept { return reader_->state().layout; }
   /// That its records have.

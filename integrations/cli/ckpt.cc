@@ -132,6 +132,7 @@ int ckpt_verify(const CkptCommand& command) {
       console.progress("verifying", done, total);
     };
     runtime->reactor.block_on(store->prove(progress));
+    for (const std::string& note : store->notes()) console.line(note);
     console.line(fmt::format("{}: every record is what was written", what));
     return 0;
   }
