@@ -62,17 +62,6 @@ void write_masters(StateFormat format, std::span<const float> masters,
 
 }  // namespace
 
-std::vector<std::string> state_names(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kAdam: return {"master", "exp_avg", "exp_avg_sq"};
-    case OptimizerKind::kLion: return {"master", "exp_avg"};
-    case OptimizerKind::kAdagrad: return {"master", "sum"};
-    case OptimizerKind::kSgd: return {"master", "momentum_buffer"};
-  }
-  return {};
-}
-
 std::optional<std::size_t> find_state(OptimizerKind kind, std::string_view name) {
   const std::vector<std::string> names = state_names(kind);
   const auto found = std::ranges::find(names, name);

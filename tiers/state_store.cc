@@ -54,40 +54,6 @@ void StateStore::Impl::adopt(StoreSpec spec_, StoreLayout layout_) {
   std::ranges::fill(memory, std::byte{0});
 }
 
-std::uint64_t record_seed(const StoreUuid& uuid, ChunkId chunk, std::uint64_t generation,
-                          std::uint64_t attempt) noexcept {
-  return mix_seed(mix_seed(mix_seed(uuid.key(), chunk), generation), attempt);
-}
-
-void encode_table(const SlotTable& table, std::span<std::byte> region) {
-  std::ranges::fill(region, std::byte{0});
-  std::size_t offset = 0;
-  for (const SlotEntry& entry : table) {
-    for (const std::uint64_t value : {entry.hash, entry.attempt}) {
-      for (int i = 0; i < 8; ++i) region[offset++] = static_cast<std::byte>(value >> (8 * i));
-    }
-  }
-}
-
-SlotTable decode_table(std::span<const std::byte> region, std::size_t chunk_count,
-                       std::uint64_t generation) {
-  std::size_t offset = 0;
-  const auto load = [&] {
-    std::uint64_t value = 0;
-    for (int i = 0; i < 8; ++i)
-      value |= std::to_integer<std::uint64_t>(region[offset++]) << (8 * i);
-    return value;
-  };
-  SlotTable table(chunk_count);
-  for (SlotEntry& entry : table) {
-    entry.hash = load();
-    entry.attempt = load();
-    entry.generation = generation;
-    entry.complete = true;
-  }
-  return table;
-}
-
 std::string StateStore::file_name(int rank, std::uint32_t stripe) {
   if (stripe == 0) return fmt::format("rank{:05}.ziggurat", rank);
   return fmt::format("rank{:05}-stripe{:02}.ziggurat", rank, stripe);

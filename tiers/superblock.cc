@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
@@ -88,7 +89,7 @@ std::uint64_t StoreUuid::key() const noexcept {
 void encode_superblock(const Superblock& superblock, std::span<std::byte> block) {
   ZIGGURAT_CHECK(block.size() >= kSuperblockBytes, "{} bytes", block.size());
   block = block.first(kSuperblockBytes);
-  std::ranges::fill(block, std::byte{0});
+  std::memset(block.data(), 0, block.size());
   store_little(block, kMagicOffset, kMagic, 8);
   std::size_t offset = kFieldsOffset;
   for_each_field(superblock, [&](const auto& value) {
@@ -102,8 +103,8 @@ void encode_superblock(const Superblock& superblock, std::span<std::byte> block)
 SuperblockVerdict decode_superblock(std::span<const std::byte> block, Superblock& superblock) {
   ZIGGURAT_CHECK(block.size() >= kSuperblockBytes, "{} bytes", block.size());
   block = block.first(kSuperblockBytes);
-  if (std::ranges::all_of(block, [](std::byte b) { return b == std::byte{0}; }))
-    return SuperblockVerdict::kBlank;
+  static constexpr std::array<std::byte, kSuperblockBytes> kZeros{};
+  if (std::memcmp(block.data(), kZeros.data(), block.size()) == 0) return SuperblockVerdict::kBlank;
   if (load_little(block, kMagicOffset, 8) != kMagic) return SuperblockVerdict::kForeign;
   if (load_little(block, kChecksumOffset, 8) != checksum(block))
     return SuperblockVerdict::kWrongChecksum;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tests/fuzz/store_text_fuzz.cc: the text of a store, its records' table and its layout among them.
+#include "base/bytes.h"
 #include "core/sharding/chunk_table.h"
+#include "core/sharding/stored_records.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tiers/store_layout.h"
 
@@ -14,6 +16,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (std::size_t i = 0; i < layout.record_offsets.size(); ++i)
       fuzz::require(layout.record_offsets[i] + layout.record_bytes[i] <= layout.file_bytes);
   });
-  fuzz::taken([&] { ChunkTable::of_layout(text, 0); });
+  fuzz::taken([&] {
+    require_records(text, {.count = 64, .size_bytes = 64 * kMiB});
+    const ChunkTable table = ChunkTable::of_layout(text, 0);
+    fuzz::require(table.total_record_bytes() / kTileBytes >= table.chunks().size());
+  });
   return 0;
 }
