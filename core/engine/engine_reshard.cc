@@ -94,6 +94,10 @@ Task<bool> Resharding::begin() {
   order_ = succession_->order();
   Task<> locking = first_rank_does(of.storage_->quorum, lock(), "lock the store");
   co_await std::move(locking);
+  // Its owner may have made a step between the look and the lock.
+  Task<> again =
+      of.unless_lost(together(of.storage_->quorum, look(), "read the store that is resharded"));
+  co_await std::move(again);
   co_return true;
 }
 

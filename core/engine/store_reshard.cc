@@ -78,6 +78,7 @@ class StoreReshard::Impl {
       : runtime_(runtime), store_(std::move(store)) {}
 
   Task<> open();
+  Task<> look();
   Task<Result> run(const Target& target);
   Task<> close();
   Runtime& runtime() const noexcept { return runtime_; }
@@ -90,7 +91,6 @@ class StoreReshard::Impl {
     AlignedMemory fill;
   };
   bool is_so_already(const ChunkTable& first) const;
-  void make_ranks(const Target& target, const std::vector<Sharding>& cut, std::uint64_t tiles);
   void require_space() const;
   Task<> build(const Target& target);
   Task<> each_rank(const std::function<Task<>(std::size_t rank)>& work);
@@ -111,6 +111,12 @@ class StoreReshard::Impl {
   std::vector<Rank> ranks_;
 };
 
+Task<> StoreReshard::Impl::look() {
+  Task<std::unique_ptr<StoredState>> opening =
+      StoredState::open(runtime_.reactor, *runtime_.workers, storage_->places);
+  stored_ = co_await std::move(opening);
+}
+
 Task<> StoreReshard::Impl::open() {
   for (const StoreDirectory& directory : store_) {
     struct ::stat about {};
@@ -120,9 +126,7 @@ Task<> StoreReshard::Impl::open() {
   storage_ = Storage::open(runtime_, alone_, store_);
   succession_.emplace(runtime_.reactor, storage_->places);
   co_await succession_->recover();
-  Task<std::unique_ptr<StoredState>> opening =
-      StoredState::open(runtime_.reactor, *runtime_.workers, storage_->places);
-  stored_ = co_await std::move(opening);
+  co_await look();
 }
 
 Task<> StoreReshard::Impl::close() {
@@ -155,6 +159,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   if (is_so_already(ChunkTable(part, tiles, state, cut.front()))) co_return result;
   const std::vector<std::size_t> order = succession_->order();
   succession_->lock_old();
+  co_await look();  // its owner may have made a step before the lock
   std::exception_ptr failure;
   try {
     for (const Sharding& its : cut) {

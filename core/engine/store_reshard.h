@@ -50,6 +50,7 @@ class StoreReshard {
   StoreReshard(const StoreReshard&) = delete;
   StoreReshard& operator=(const StoreReshard&) = delete;
 
+  /// Until run(), which looks again once nobody else has the store.
   const StateContent& content() const noexcept;
   /// The store's, of one rank: names, shapes and what is frozen for good. How layers divide it
   /// knows only where they are divided.

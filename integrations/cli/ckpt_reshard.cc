@@ -134,7 +134,7 @@ int ckpt_reshard(const ReshardCommand& command) {
   std::vector<StoreDirectory> store = parse_store(command.store);
   apply_profile(store, read_default_profile().value_or(MachineProfile{}));
   StoreReshard reshard(*runtime, store);
-  const StateContent& content = reshard.content();
+  const StateContent content = reshard.content();
   const StateFormat format = command.keeps_format && content.state
                                  ? content.state->format
                                  : command.engine.optimizer.state.format;
@@ -169,7 +169,8 @@ int ckpt_reshard(const ReshardCommand& command) {
                   format_bytes(result.record_bytes), seconds,
                   gigabytes(static_cast<std::uint64_t>(static_cast<double>(result.record_bytes) /
                                                        std::max(seconds, 1e-3)))));
-  console.line(fmt::format("`ziggurat train {} ..` goes on from step {}", flags, content.step));
+  console.line(
+      fmt::format("`ziggurat train {} ..` goes on from step {}", flags, reshard.content().step));
   return 0;
 }
 
