@@ -3,8 +3,9 @@ ziggurat_test(deepspeed_config_test SOURCES deepspeed_config_test.cc deepspeed_s
 if(TARGET ziggurat)
   ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
   ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
-  set(support_world ../support/loop_filesystem.h ../support/loop_filesystem.cc)
-  set(support_checkpoint_faults ${support_world})
+  foreach(part checkpoint_faults reshard resume world)
+    set(support_${part} ../support/loop_filesystem.h ../support/loop_filesystem.cc)
+  endforeach()
   foreach(part command bits checkpoint checkpoint_faults kill launch load plan ranks reshard resume schedule stored tensor world)
     ziggurat_test(cli_${part}_test
       SOURCES cli_${part}_test.cc cli_process.h cli_process.cc ${support_${part}}

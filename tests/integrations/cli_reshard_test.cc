@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/integrations/cli_process.h"
+#include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::test {
 namespace {
@@ -117,6 +118,23 @@ TEST_F(CliReshard, RefusesWhatCannotGoOn) {
     EXPECT_FALSE(owner.ended());
   }
   EXPECT_EQ(ckpt({"verify", folder_ / "store"}), 0);
+}
+
+TEST_F(CliReshard, NeedsRoomForBothStoresAndSaysHowMuch) {
+  const LoopFilesystem disk(std::uint64_t{64} << 20);
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  const Arguments there{"--store", disk / "store"};
+  ASSERT_EQ(train("none", 2, kTwo + there).exit_code, 0);
+  disk.fill_up_to(std::uint64_t{1} << 20);
+  const Arguments three{"ckpt", "reshard", disk / "store", "--nproc", "3"};
+  const Output full = ziggurat(folder_.path(), three);
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_THAT(full.err, AllOf(HasSubstr(disk / "store"), HasSubstr("beside the old one, and needs"),
+                              HasSubstr("free are")));
+  EXPECT_EQ(ckpt({"verify", disk / "store"}), 0);
+  fs::remove(disk.path() / "filler");
+  EXPECT_EQ(ziggurat(folder_.path(), three).exit_code, 0);
+  EXPECT_EQ(train("none", 3, kThree + there).exit_code, 0);
 }
 
 TEST_F(CliReshard, LeavesOneStoreWheneverItIsKilled) {

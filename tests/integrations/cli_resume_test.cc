@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/integrations/cli_process.h"
+#include "tests/support/loop_filesystem.h"
 
 namespace ziggurat::test {
 namespace {
@@ -189,6 +190,27 @@ TEST_P(CliResume, GoesOnThoughReplacingTheStoreIsKilled) {
   EXPECT_EQ(files_in(folder_ / "store/lost-1"), lost);
   EXPECT_FALSE(fs::exists(folder_ / "store/lost-2"));
   EXPECT_EQ(ziggurat(folder_.path(), {"ckpt", "verify", folder_ / "store"}).exit_code, 0);
+}
+
+TEST_P(CliResume, EndsWhereThereIsNoRoomForAnotherStoreAndGoesOnWhenThereIs) {
+  const LoopFilesystem disk(std::uint64_t{64} << 20);
+  if (!disk.why_not().empty()) GTEST_SKIP() << disk.why_not();
+  run_four_steps();
+  damage(store_file());
+  fs::copy(folder_ / "store", disk / "store");
+  const Files lost = files_in(disk / "store");
+  disk.fill_up_to(std::uint64_t{1} << 20);
+  const Arguments there{"--store", disk / "store"};
+  const Output full = train("store", kSteps, there);
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_THAT(full.err, AllOf(HasSubstr(disk / "store"), HasSubstr("free")));
+  EXPECT_EQ(files_in(disk / "store"), lost);
+  fs::remove(disk.path() / "filler");
+  const Output room = train("store", kSteps, there);
+  ASSERT_EQ(room.exit_code, 0) << room.err;
+  expect_losses_after(4, room);
+  EXPECT_EQ(files_in(disk / "store/lost-1"), lost);
+  EXPECT_FALSE(fs::exists(disk / "store/lost-2"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, CliResume, ::testing::Values(1, 2));
