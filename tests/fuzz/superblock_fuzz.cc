@@ -140,8 +140,7 @@ struct World {
                                        .ranks = ranks,
                                        .observers = {},
                                        .staging = {},
-                                       .fill = {fill.get(), kFillBytes},
-                                       .progress = {}};
+                                       .fill = {fill.get(), kFillBytes}};
     const auto survey = StoreSurvey::open_to_look(environment, kPath);
     co_await survey->read_superblocks();
     survey->check_shape();
