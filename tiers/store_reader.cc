@@ -114,7 +114,7 @@ Task<> StoreReader::look_at_all(std::uint32_t stripes) {
 /// were read, nothing has to be damaged.
 Task<bool> StoreReader::owner_went_on() const {
   for (const auto& file : files_) {
-    if (!file) continue;  // it could not be opened
+    if (!file) continue;                                            // it could not be opened
     if (!file->environment->io.exists(file->path)) co_return true;  // replaced by a new store
     const auto now = StoreSurvey::open_to_look(*file->environment, file->path);
     bool read = true;

@@ -343,8 +343,8 @@ TEST_F(FailingTarget, ThatOneRankCannotOpenFailsTheSaveOnAll) {
   const Way way{.layout = {.name = "two", .ranks = 2}};
   const std::string folder = scratch_.path() + "/target";
   const auto runtimes = connected_runtimes(2, 1);
-  runtimes[1]->io_engine = [&folder, usual = runtimes[1]->io_engine](
-                               Reactor& reactor, const std::string& directory) {
+  runtimes[1]->io_engine = [&folder, usual = runtimes[1]->io_engine](Reactor& reactor,
+                                                                     const std::string& directory) {
     if (directory == folder) throw Error(ErrorCode::kUnavailable, "no engine for " + folder);
     return usual(reactor, directory);
   };

@@ -55,7 +55,8 @@ TEST_F(CliCheckpoint, IsWrittenAsOftenAsAskedForAndAtTheEndAndLoadsWithTheSameLo
     return std::filesystem::exists(checkpoints() + "/" + step_name(step) + "/manifest.json");
   };
   EXPECT_TRUE(is_made(3));
-  // Steps of this size may take less time than a save: one that is due meanwhile waits, and says so.
+  // Steps of this size may take less time than a save: one that is due meanwhile waits, and says
+  // so.
   EXPECT_NE(is_made(6), whole.out.find("the checkpoint due at step 6 waits") != std::string::npos)
       << whole.out;
   EXPECT_TRUE(is_made(kSteps));
