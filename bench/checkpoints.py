@@ -136,6 +136,7 @@ class Bench:
                 f"params=host,grads=host,optimizer={self.options.stall_tier}"]
         self.empty("store")
         plain = self.train("store", *host, steps=steps)
+        plain_mib = self.peak_mib
         walls = [step["wall_s"] for step in plain["steps"][2:]]
         step_s = statistics.median(walls)
         self.empty("store")
@@ -154,12 +155,14 @@ class Bench:
                 report = self.train("store", *host, "--checkpoint-dir", self.folder / "target", "--checkpoint-every",
                                     every, "--checkpoint-bandwidth", bandwidth, "--checkpoint-stall-max", "600",
                                     steps=steps if share > 1 else steps + 4)
+                saving_mib = self.peak_mib
                 rows += [save for save in report["total"]["saves"][:-1] if "failure" not in save]
             stalled = statistics.median(save["stalled_s"] for save in rows)
             seconds = statistics.median(save["seconds"] for save in rows)
             missing = size / bandwidth - 2 * step_s
             print(f"| {bandwidth / 1e6:.0f} | {seconds:.2f} | {stalled:.3f} | {stalled / step_s * 100:.1f} % | "
                   + (f"{missing:.2f} | {stalled / missing:.2f} |" if share < 1 else "none | |"), flush=True)
+        print(f"\nPeak memory in the same budget: {plain_mib:.0f} MiB without saves, {saving_mib:.0f} MiB with them", flush=True)
         self.empty("store", "target")
 
 

@@ -32,12 +32,13 @@ class StoreBuilder {
   StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable table, Request request);
 
   const ChunkTable& table() const noexcept { return table_; }
-  /// Of them, within `host_bytes`, each with what is read for it and what it is converted through.
+  /// Records that are made at a time within `host_bytes`, each with what is read for it and what it
+  /// is converted through.
   static std::size_t records_at_once(const ChunkTable& table, std::uint64_t host_bytes,
                                      const WorkerPool& workers);
   /// What is lost by converting.
   std::vector<std::string> notes() const { return loader_->notes(); }
-  /// Of its files, all drives together.
+  /// What its files take, all drives together.
   std::uint64_t file_bytes() const;
 
   /// With the ranks of `environment`: the files, their space reserved. Errors:

@@ -21,7 +21,7 @@
 namespace ziggurat::cli {
 namespace {
 
-/// Of a run's settings, those that say how a store is cut.
+/// The settings of a run that say how a store is cut.
 constexpr std::array<std::string_view, 6> kCut{"tp",          "zero_stage",   "strategy",
                                                "shard_group", "state_format", "host_memory"};
 

@@ -20,8 +20,8 @@ std::string lost_folder(std::uint64_t number);
 /// Under which the files of `store` are kept, if an earlier start was cut off after keep_lost();
 /// else the next that is free.
 std::uint64_t lost_number(const std::vector<StoreDirectory>& store);
-/// Of all files in the directories that this rank sees; durable when it returns. Ranks that see the
-/// same ones may call it at once. Errors: errno's, where the filesystem knows no second names.
+/// Gives all files of the store that this rank sees a second name there; durable when it returns.
+/// Ranks that see the same directories may call it at once. Errors: errno's, where the filesystem knows no second names.
 void keep_lost(const std::vector<StoreDirectory>& store, std::uint64_t number);
 /// The new store is whole: removes the first names that it has not taken, those of ranks that it
 /// does not have. What is not kept stays.

@@ -103,7 +103,7 @@ bool NewestCheckpoint::verifies(const std::string& directory) {
   return true;
 }
 
-/// Of pieces [first, end), and of headers with the first of them.
+/// Proves pieces [first, end), and headers with the first of them.
 Task<> NewestCheckpoint::prove_share(CheckpointReader& reader, std::size_t first, std::size_t end) {
   const auto ranks = static_cast<std::size_t>(ranks_.count());
   const auto own = static_cast<std::size_t>(ranks_.rank());
