@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/aligned_bytes.cc
+// aio/aligned_bytes.cc: memory that nobody has written to yet.
 #include "aio/aligned_bytes.h"
 
 #include <fmt/format.h>

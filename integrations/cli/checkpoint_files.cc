@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <utility>
 
@@ -88,14 +89,16 @@ CheckpointFiles::~CheckpointFiles() {
 void read_state(Runtime& runtime, const std::string& path,
                 const std::function<void(CheckpointFiles&)>& use) {
   constexpr int kLooks = 8;
+  constexpr auto kQuick = std::chrono::seconds(20);  // looks that take no longer may be more
+  const auto begin = std::chrono::steady_clock::now();
   for (int look = 1;; ++look) {
     CheckpointFiles files(runtime, path);
     try {
       return use(files);
     } catch (const Error& error) {
-      const bool overtaken =
-          error.code() == ErrorCode::kUnavailable && files.store() != nullptr && look < kLooks;
-      if (!overtaken) throw;
+      const bool overtaken = error.code() == ErrorCode::kUnavailable && files.store() != nullptr;
+      const bool again = look < kLooks || std::chrono::steady_clock::now() - begin < kQuick;
+      if (!overtaken || !again) throw;
     }
   }
 }

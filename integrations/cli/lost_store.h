@@ -21,7 +21,8 @@ std::string lost_folder(std::uint64_t number);
 /// else the next that is free.
 std::uint64_t lost_number(const std::vector<StoreDirectory>& store);
 /// Gives all files of the store that this rank sees a second name there; durable when it returns.
-/// Ranks that see the same directories may call it at once. Errors: errno's, where the filesystem knows no second names.
+/// Ranks that see the same directories may call it at once. Errors: errno's, where the filesystem
+/// knows no second names.
 void keep_lost(const std::vector<StoreDirectory>& store, std::uint64_t number);
 /// The new store is whole: removes the first names that it has not taken, those of ranks that it
 /// does not have. What is not kept stays.
