@@ -5,9 +5,11 @@
 
 Each CASE is STAGE-TYPE, as "2-bf16", or STAGE-TYPE-VARIANT with one of VARIANTS. A rank trains,
 saves to FOLDER/CASE, and trains on; rank 0 writes the losses of those later steps, the mean of the
-ranks', to FOLDER/CASE.json.
+ranks', to FOLDER/CASE.json. A case that takes more than $PATIENCE seconds says where it waits, and
+ends its rank.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -118,12 +120,15 @@ def run(folder: Path, case: str) -> None:
 
 
 if __name__ == "__main__":
+    patience = float(os.environ.get("PATIENCE", "300"))
+    faulthandler.dump_traceback_later(patience, exit=True)
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
     for case in sys.argv[2:]:
+        faulthandler.dump_traceback_later(patience, exit=True)
         run(Path(sys.argv[1]), case)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
