@@ -1,23 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/aligned_bytes.cc: memory that nobody has written to yet.
+// aio/aligned_bytes.cc: mappings, and spare ones.
 #include "aio/aligned_bytes.h"
 
+#include <errno.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
 
 namespace ziggurat {
+namespace {
+
+/// Less is malloc's, and not worth keeping.
+constexpr std::uint64_t kMapped = 128 * kKiB;
+/// So that transfers of almost the same size take each other's memory.
+constexpr std::uint64_t kPooledUnit = 64 * kKiB;
+
+}  // namespace
+
+void AlignedBytes::Release::operator()(std::byte* memory) const noexcept {
+  if (mapped_bytes == 0) {
+    std::free(memory);
+  } else if (const auto its = pool.lock()) {
+    its->push_back(Memory(memory, Release{.mapped_bytes = mapped_bytes, .pool = {}}));
+  } else {
+    ::munmap(memory, mapped_bytes);
+  }
+}
+
+AlignedBytes::Memory AlignedBytes::allocate(std::uint64_t size_bytes) {
+  const std::uint64_t size = round_up(size_bytes, kAlignment);
+  void* memory = nullptr;
+  Release release{.mapped_bytes = 0, .pool = {}};
+  if (size < kMapped) {
+    memory = std::aligned_alloc(kAlignment, size);
+  } else {
+    release.mapped_bytes = size;
+    memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) memory = nullptr;
+  }
+  if (memory == nullptr) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("no memory for {} to be moved", format_bytes(size_bytes)), errno);
+  }
+  Memory its(static_cast<std::byte*>(memory), release);
+  if (size >= kMapped) ::madvise(memory, size, MADV_DONTFORK);  // a kernel without it copies them
+  return its;
+}
 
 AlignedBytes::AlignedBytes(std::uint64_t size_bytes, std::uint64_t lead_bytes)
-    : memory_(static_cast<std::byte*>(
-                  std::aligned_alloc(kAlignment, round_up(lead_bytes + size_bytes, kAlignment))),
-              &std::free),
-      lead_(lead_bytes),
-      size_(size_bytes) {
-  if (memory_) return;
-  throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("no memory for {} to be moved", format_bytes(size_bytes)));
+    : AlignedBytes(allocate(lead_bytes + size_bytes), size_bytes, lead_bytes) {}
+
+AlignedBytes AlignedPool::take(std::uint64_t size_bytes, std::uint64_t lead_bytes) {
+  const std::uint64_t wanted = lead_bytes + size_bytes;
+  if (wanted < kMapped) return AlignedBytes(size_bytes, lead_bytes);
+  const auto mapped = [](const AlignedBytes::Memory& memory) {
+    return memory.get_deleter().mapped_bytes;
+  };
+  // The smallest that is large enough; else one is given up for a larger one.
+  std::ranges::sort(*spare_, {}, mapped);
+  auto found = std::ranges::lower_bound(*spare_, wanted, {}, mapped);
+  const bool large_enough = found != spare_->end();
+  if (!large_enough && !spare_->empty()) --found;
+  AlignedBytes::Memory memory(nullptr, AlignedBytes::Release{.mapped_bytes = 0, .pool = {}});
+  if (found != spare_->end()) {
+    memory = std::move(*found);
+    spare_->erase(found);
+  }
+  if (!large_enough) {
+    memory.reset();
+    memory = AlignedBytes::allocate(round_up(wanted, kPooledUnit));
+  }
+  memory.get_deleter().pool = spare_;
+  return {std::move(memory), size_bytes, lead_bytes};
 }
 
 }  // namespace ziggurat

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace ziggurat {
 
+/// Pages of its own, where malloc's heap would keep what is freed in pieces, each a little too
+/// small for the next transfer. Not in forked children, as all that a drive reads into. Move-only.
 class AlignedBytes {
  public:
   static constexpr std::uint64_t kAlignment = 4096;
@@ -19,9 +21,34 @@ class AlignedBytes {
   std::span<std::byte> span() const noexcept { return {memory_.get() + lead_, size_}; }
 
  private:
-  std::unique_ptr<std::byte, decltype(&std::free)> memory_;
+  friend class AlignedPool;
+  struct Release;
+  using Memory = std::unique_ptr<std::byte, Release>;
+  using Spare = std::vector<Memory>;
+  struct Release {
+    std::uint64_t mapped_bytes;  ///< 0: malloc's
+    std::weak_ptr<Spare> pool;   ///< that has it back
+    void operator()(std::byte* memory) const noexcept;
+  };
+  static Memory allocate(std::uint64_t size_bytes);
+  AlignedBytes(Memory memory, std::uint64_t size_bytes, std::uint64_t lead_bytes)
+      : memory_(std::move(memory)), lead_(lead_bytes), size_(size_bytes) {}
+
+  Memory memory_;
   std::size_t lead_;
   std::size_t size_;
+};
+
+/// AlignedBytes one after the other: what one has given back is the next one's, since pages that
+/// are new each time cost a processor more than what is done with them. Holds no more than was in
+/// use at a time. One thread.
+class AlignedPool {
+ public:
+  /// As AlignedBytes' constructor; what it makes may outlive the pool.
+  AlignedBytes take(std::uint64_t size_bytes, std::uint64_t lead_bytes = 0);
+
+ private:
+  std::shared_ptr<AlignedBytes::Spare> spare_ = std::make_shared<AlignedBytes::Spare>();
 };
 
 }  // namespace ziggurat

@@ -29,8 +29,9 @@ class RangeFile {
                                          IoObservers observers = {});
 
   /// Memory for a range from `offset_bytes` of the file.
-  static AlignedBytes memory_for(std::uint64_t offset_bytes, std::uint64_t size_bytes) {
-    return AlignedBytes(size_bytes, offset_bytes % kBlockBytes);
+  static AlignedBytes memory_for(std::uint64_t offset_bytes, std::uint64_t size_bytes,
+                                 AlignedPool& pool) {
+    return pool.take(size_bytes, offset_bytes % kBlockBytes);
   }
 
   /// The range may be any; memory from memory_for() makes its blocks go directly, any other goes

@@ -170,7 +170,7 @@ Task<> CheckpointReader::prove(const StatePiece& piece) {
   std::uint64_t begin = 0;
   for (std::size_t i = 0; i < piece.hashed.size(); ++i) {
     const AlignedBytes bytes =
-        RangeFile::memory_for(piece.offset_bytes + begin, piece.hashed[i].size_bytes);
+        RangeFile::memory_for(piece.offset_bytes + begin, piece.hashed[i].size_bytes, memory_);
     co_await read_hashed(piece, i, begin, bytes.span());
     begin += piece.hashed[i].size_bytes;
   }

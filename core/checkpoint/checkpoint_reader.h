@@ -47,7 +47,7 @@ class CheckpointReader final : public StateSource {
   CheckpointReader(Environment environment, std::string directory)
       : environment_(environment),
         directory_(std::move(directory)),
-        proven_(environment.reactor, kKeptBytesMax) {}
+        proven_(environment.reactor, memory_, kKeptBytesMax) {}
 
   Task<> read_manifest();
   std::string cut_off(std::size_t file, std::uint64_t size_bytes) const;
@@ -62,6 +62,7 @@ class CheckpointReader final : public StateSource {
   std::vector<std::unique_ptr<RangeFile>> files_;
   std::vector<std::vector<std::size_t>> pieces_of_;        // per tensor
   std::vector<std::vector<std::uint64_t>> hashed_begins_;  // per piece, in bytes
+  AlignedPool memory_;
   ProvenBytes proven_;
 };
 

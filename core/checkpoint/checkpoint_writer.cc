@@ -105,7 +105,7 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
   const std::uint64_t first = segments.front().in_piece;
   const std::uint64_t count = segments.back().in_piece + segments.back().count - first;
   const std::uint64_t offset = piece.offset_bytes + first * size;
-  const AlignedBytes memory = RangeFile::memory_for(offset, count * size);
+  const AlignedBytes memory = RangeFile::memory_for(offset, count * size, memory_);
   const std::span<std::byte> stretch = memory.span();
   ZIGGURAT_CHECK(stretch.size() <= kHashedBytesMax, "{} bytes of '{}' at once", stretch.size(),
                  tensors_[piece.tensor].name);

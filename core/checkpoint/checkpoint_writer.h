@@ -73,6 +73,7 @@ class CheckpointWriter final : public StateSink {
   /// Per piece: what was written, by where it begins.
   std::vector<std::map<std::uint64_t, HashedBytes>> hashed_;
   std::uint64_t written_bytes_ = 0;
+  AlignedPool memory_;
   bool kept_ = false;
 };
 

@@ -13,7 +13,7 @@ Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) 
     keep(key, *its);
     co_return its->bytes;
   }
-  const EntryPtr its = std::make_shared<Entry>(reactor_, size);
+  const EntryPtr its = std::make_shared<Entry>(reactor_, memory_.take(size.bytes, size.lead_bytes));
   entries_[key] = its;
   std::exception_ptr error;
   try {

@@ -25,8 +25,9 @@ class ProvenBytes {
   /// Reads and compares what a key stands for. Errors: its own.
   using Read = std::function<Task<>(std::span<std::byte> into)>;
 
-  ProvenBytes(Reactor& reactor, std::uint64_t kept_bytes_max)
-      : reactor_(reactor), kept_bytes_max_(kept_bytes_max) {}
+  /// `memory`: theirs; outlives this.
+  ProvenBytes(Reactor& reactor, AlignedPool& memory, std::uint64_t kept_bytes_max)
+      : reactor_(reactor), memory_(memory), kept_bytes_max_(kept_bytes_max) {}
 
   /// What AlignedBytes are made of.
   struct Size {
@@ -38,8 +39,8 @@ class ProvenBytes {
 
  private:
   struct Entry {
-    Entry(Reactor& reactor, Size size)
-        : bytes(std::make_shared<AlignedBytes>(size.bytes, size.lead_bytes)), ready(reactor) {}
+    Entry(Reactor& reactor, AlignedBytes memory)
+        : bytes(std::make_shared<AlignedBytes>(std::move(memory))), ready(reactor) {}
     std::shared_ptr<AlignedBytes> bytes;
     Signal ready;
   };
@@ -47,6 +48,7 @@ class ProvenBytes {
   void keep(const Key& key, const Entry& entry);
 
   Reactor& reactor_;
+  AlignedPool& memory_;
   std::uint64_t kept_bytes_max_;
   std::map<Key, EntryPtr> entries_;
   std::list<Key> kept_;  // the one used last comes last

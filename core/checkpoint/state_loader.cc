@@ -276,11 +276,11 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
     co_await source_.read(source, of.runs, whole);
     co_return;
   }
-  std::vector<std::byte> bytes(last_value(of.runs) * in_record);
-  co_await source_.read(source, of.runs, bytes);
+  const AlignedBytes bytes = memory_.take(last_value(of.runs) * in_record);
+  co_await source_.read(source, of.runs, bytes.span());
   const std::function<void()> job = [&] {
     for (const TensorRun& run : of.runs) {
-      const auto its = std::span(bytes).subspan(run.at * in_record, run.count * in_record);
+      const auto its = bytes.span().subspan(run.at * in_record, run.count * in_record);
       write_state_array(table_.state(), of.array, its, run.at, record);
     }
   };
@@ -313,15 +313,15 @@ Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTens
 Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> values) {
   const auto index = static_cast<std::size_t>(sources_[of.tensor]);
   const StateTensor& saved = source_.content().tensors[index];
-  std::vector<std::byte> bytes(last_value(of.runs) * size_bytes(saved.type));
-  co_await source_.read(index, of.runs, bytes);
+  const AlignedBytes bytes = memory_.take(last_value(of.runs) * size_bytes(saved.type));
+  co_await source_.read(index, of.runs, bytes.span());
   if (saved.type == TensorType::kU8) {
-    co_await decode(saved, of, bytes, values);
+    co_await decode(saved, of, bytes.span(), values);
     co_return;
   }
   const std::size_t size = size_bytes(saved.type);
   for (const TensorRun& run : of.runs) {
-    widen(saved.type, std::span(bytes).subspan(run.at * size, run.count * size),
+    widen(saved.type, bytes.span().subspan(run.at * size, run.count * size),
           values.subspan(run.at, run.count));
   }
 }

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "aio/aligned_bytes.h"
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/chunk_runs.h"
 #include "core/checkpoint/load_options.h"
@@ -75,6 +76,7 @@ class StateLoader {
   std::vector<Array> arrays_;      // per array of runs_
   std::set<std::string> missing_;  // parameters that the source lacks
   std::vector<std::string> notes_;
+  AlignedPool memory_;
 };
 
 }  // namespace ziggurat

@@ -26,10 +26,10 @@ Task<> StateSaver::save_array(const ChunkRuns::OfTensor& of, ChunkRecord record)
   }
   std::uint64_t end = 0;
   for (const TensorRun& run : of.runs) end = std::max(end, run.at + run.count);
-  std::vector<std::byte> bytes(end * size_bytes(as.type));
-  const std::function<void()> job = [&] { take_array(record, as, 0, bytes); };
+  const AlignedBytes bytes = memory_.take(end * size_bytes(as.type));
+  const std::function<void()> job = [&] { take_array(record, as, 0, bytes.span()); };
   co_await workers_.run(reactor_, "take state", job);
-  co_await sink_.write(of.tensor, of.runs, bytes);
+  co_await sink_.write(of.tensor, of.runs, bytes.span());
 }
 
 }  // namespace ziggurat

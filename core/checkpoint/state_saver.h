@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "aio/aligned_bytes.h"
 #include "base/runtime/worker_pool.h"
 #include "core/checkpoint/chunk_runs.h"
 #include "core/checkpoint/state_source.h"
@@ -30,6 +31,7 @@ class StateSaver {
   const ChunkTable& table_;
   StateSink& sink_;
   ChunkRuns runs_;
+  AlignedPool memory_;
 };
 
 }  // namespace ziggurat

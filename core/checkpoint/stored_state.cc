@@ -175,7 +175,7 @@ Task<> StoredState::prove(
   std::uint64_t done = 0;
   for (int rank = 0; rank < reader_->ranks(); ++rank) {
     for (ChunkId id = 0; id < reader_->chunk_count(rank); ++id) {
-      const AlignedBytes record(reader_->record_bytes(rank, id));
+      const AlignedBytes record = memory_.take(reader_->record_bytes(rank, id));
       co_await read_record(rank, id, record.span());
       done += record.span().size();
       if (progress) progress(done, total);

@@ -47,7 +47,7 @@ class StoredState final : public StateSource {
 
  private:
   StoredState(Reactor& reactor, WorkerPool& workers)
-      : reactor_(reactor), workers_(workers), records_(reactor, kKeptBytesMax) {}
+      : reactor_(reactor), workers_(workers), records_(reactor, memory_, kKeptBytesMax) {}
 
   /// Elements of a tensor that lie in one record.
   struct Stretch {
@@ -67,6 +67,7 @@ class StoredState final : public StateSource {
   StateContent content_;
   std::vector<ChunkTable> tables_;               // by rank
   std::vector<std::vector<Stretch>> stretches_;  // by tensor, in order
+  AlignedPool memory_;
   ProvenBytes records_;
 };
 

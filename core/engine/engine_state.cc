@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "aio/aligned_bytes.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/for_each.h"
@@ -133,7 +134,8 @@ Task<> EngineImpl::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& tak
   const Chunk& chunk = table_->chunk(id);
   for (std::size_t a = 0; a < arrays.size(); ++a) {
     const StateArray& array = arrays[a];
-    std::vector<std::byte> values((count + array.block - 1) / array.block * array.element_bytes());
+    const AlignedBytes taken((count + array.block - 1) / array.block * array.element_bytes());
+    const std::span<std::byte> values = taken.span();
     const std::function<void()> job = [&] {
       if (same) return read_state_array(kind, a, record, 0, values);
       std::vector<float> wide(count);

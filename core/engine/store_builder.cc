@@ -67,7 +67,7 @@ Task<> StoreBuilder::create(StripedStore::Environment environment) {
 }
 
 Task<> StoreBuilder::make(ChunkId id) {
-  const AlignedBytes record(table_.chunk(id).record_bytes());
+  const AlignedBytes record = memory_.take(table_.chunk(id).record_bytes());
   co_await loader_->load(id, record.span());
   const std::uint64_t seed = store_->write_seed(id, 0);
   std::uint64_t hash = 0;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "aio/aligned_bytes.h"
 #include "core/checkpoint/state_loader.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/chunk_table.h"
@@ -60,6 +61,7 @@ class StoreBuilder {
   Request request_;
   std::unique_ptr<StateLoader> loader_;
   std::unique_ptr<StripedStore> store_;
+  AlignedPool memory_;
 };
 
 }  // namespace ziggurat

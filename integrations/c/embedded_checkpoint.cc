@@ -13,6 +13,7 @@
 #include <numeric>
 #include <utility>
 
+#include "aio/aligned_bytes.h"
 #include "base/error.h"
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/c/wrong.h"
@@ -277,6 +278,7 @@ void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
   runtime_.reactor.block_on([](CheckpointReader& reader, std::size_t index, const StateTensor& of,
                                std::uint64_t from, TypedSpan<std::byte> into,
                                bool as_it_is) -> Task<> {
+    AlignedPool memory;
     for (std::uint64_t at = 0; at < into.count(); at += kElementsAtOnce) {
       const std::uint64_t count = std::min(kElementsAtOnce, into.count() - at);
       const TensorRun run{.first = from + at, .count = count, .at = 0};
@@ -285,9 +287,9 @@ void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
         co_await reader.read(index, std::span(&run, 1), next.bytes);
         continue;
       }
-      std::vector<std::byte> bytes(count * size_bytes(of.type));
-      co_await reader.read(index, std::span(&run, 1), bytes);
-      widen(of.type, bytes, next.as<float>());
+      const AlignedBytes bytes = memory.take(count * size_bytes(of.type));
+      co_await reader.read(index, std::span(&run, 1), bytes.span());
+      widen(of.type, bytes.span(), next.as<float>());
     }
   }(*reader_, tensor, its, first, values, same));
 }

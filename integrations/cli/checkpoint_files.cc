@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "aio/aligned_bytes.h"
 #include "base/error.h"
 #include "collectives/self_communicator.h"
 #include "core/checkpoint/checkpoint_save.h"
@@ -106,11 +107,12 @@ void read_state(Runtime& runtime, const std::string& path,
 Task<> for_each_slice(StateSource& from, std::size_t tensor, const Slice& take) {
   constexpr std::uint64_t kAtOnce = 1 << 20;
   const StateTensor& of = from.content().tensors[tensor];
+  AlignedPool memory;
   for (std::uint64_t first = 0; first < of.count(); first += kAtOnce) {
     const TensorRun run{.first = first, .count = std::min(kAtOnce, of.count() - first), .at = 0};
-    std::vector<std::byte> bytes(run.count * size_bytes(of.type));
-    co_await from.read(tensor, std::span(&run, 1), bytes);
-    Task<> taking = take(run, bytes);
+    const AlignedBytes bytes = memory.take(run.count * size_bytes(of.type));
+    co_await from.read(tensor, std::span(&run, 1), bytes.span());
+    Task<> taking = take(run, bytes.span());
     co_await std::move(taking);
   }
 }

@@ -3,6 +3,7 @@
 // a record at a time, whatever ranks it has.
 #include <fmt/format.h>
 
+#include "aio/aligned_bytes.h"
 #include "base/bytes.h"
 #include "core/checkpoint/state_loader.h"
 #include "core/checkpoint/state_saver.h"
@@ -21,11 +22,12 @@ Task<> copy_records(Runtime& runtime, const ChunkTable& table, StateSource& from
   StateLoader loader(runtime.reactor, *runtime.workers, table, from, {}, 0);
   StateSaver saver(runtime.reactor, *runtime.workers, table, to);
   std::uint64_t done = 0;
+  AlignedPool memory;
   for (ChunkId id = 0; id < table.chunks().size(); ++id) {
-    std::vector<std::byte> record(table.chunk(id).record_bytes());
-    co_await loader.load(id, record);
-    co_await saver.save(id, record);
-    done += record.size();
+    const AlignedBytes record = memory.take(table.chunk(id).record_bytes());
+    co_await loader.load(id, record.span());
+    co_await saver.save(id, record.span());
+    done += record.span().size();
     console.progress("saving", done, table.total_record_bytes());
   }
 }

@@ -36,7 +36,8 @@ class RangeFileTest : public ::testing::TestWithParam<EngineCase> {
                            {.create = true, .writable = true}, {.metrics = &metrics});
   }
   static Task<> write(RangeFile& file, Range range) {
-    const AlignedBytes memory = RangeFile::memory_for(range.begin, range.end - range.begin);
+    AlignedPool pool;
+    const AlignedBytes memory = RangeFile::memory_for(range.begin, range.end - range.begin, pool);
     for (std::uint64_t i = 0; i < memory.span().size(); ++i)
       memory.span()[i] = byte_at(range.begin + i);
     co_await file.write(range.begin, memory.span());
@@ -48,7 +49,8 @@ class RangeFileTest : public ::testing::TestWithParam<EngineCase> {
     EXPECT_EQ(wrong, 0U) << "bytes " << range.begin << " to " << range.end;
   }
   static Task<> expect(RangeFile& file, Range range) {
-    const AlignedBytes memory = RangeFile::memory_for(range.begin, range.end - range.begin);
+    AlignedPool pool;
+    const AlignedBytes memory = RangeFile::memory_for(range.begin, range.end - range.begin, pool);
     co_await expect(file, range, memory.span());
   }
 
