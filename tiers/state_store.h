@@ -57,10 +57,10 @@ struct StoreEnvironment {
   Quorum& ranks;
   IoObservers observers;
   /// Aligned memory for superblocks, tables and blobs, StateStore::staging_bytes() long, for the
-  /// store's lifetime; and fill memory for create() and open() (any size that is a multiple of 1
-  /// MiB, at least that), needed only during them.
+  /// store's lifetime; and scratch memory for create() and open() (a multiple of 1 MiB, at least
+  /// that), needed only during them.
   std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
-  std::span<std::byte> fill;
+  std::span<std::byte> scratch;
   std::uint32_t stripe_index = 0;  ///< see striped_store.h
   std::uint32_t stripe_count = 1;
 };

@@ -92,8 +92,8 @@ class Builder {
   /// `text`, then zeros up to `size_bytes`.
   Task<> write_padded(std::uint64_t offset, std::string_view text, std::uint64_t size_bytes) {
     while (size_bytes > 0) {
-      const auto piece = store_.environment.fill.first(
-          std::min<std::uint64_t>(store_.environment.fill.size(), size_bytes));
+      const auto piece = store_.environment.scratch.first(
+          std::min<std::uint64_t>(store_.environment.scratch.size(), size_bytes));
       const std::size_t part = std::min(text.size(), piece.size());
       std::ranges::copy(std::as_bytes(std::span(text.substr(0, part))), piece.begin());
       std::ranges::fill(piece.subspan(part), std::byte{0});
@@ -117,8 +117,8 @@ std::uint64_t random_u64() {
 
 Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environment,
                                                      std::string directory, StoreSpec spec) {
-  ZIGGURAT_CHECK(!environment.fill.empty() && environment.fill.size() % kMiB == 0,
-                 "fill memory of {} bytes", environment.fill.size());
+  ZIGGURAT_CHECK(!environment.scratch.empty() && environment.scratch.size() % kMiB == 0,
+                 "scratch memory of {} bytes", environment.scratch.size());
   Quorum& ranks = environment.ranks;
   auto impl = std::make_unique<Impl>(std::move(environment), std::move(directory));
   std::unique_ptr<StateStore> store(

@@ -67,7 +67,8 @@ struct StoreReader::File {
 StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
     : reactor_(reactor),
       places_(std::move(places)),
-      fill_(HostMappingOptions{.owner = "store reader", .size_bytes = kMiB, .huge_pages = false}) {}
+      scratch_(
+          HostMappingOptions{.owner = "store reader", .size_bytes = kMiB, .huge_pages = false}) {}
 
 StoreReader::~StoreReader() = default;
 
@@ -160,7 +161,7 @@ std::unique_ptr<StoreReader::File> StoreReader::begin_look(FileId id, const Stri
                                              .ranks = file->looker,
                                              .observers = place.observers,
                                              .staging = {},
-                                             .fill = fill_.bytes().first(kMiB),
+                                             .scratch = scratch_.bytes().first(kMiB),
                                              .stripe_index = id.stripe,
                                              .stripe_count = id.stripes});
   file->path = place.directory + "/" + name;

@@ -74,7 +74,7 @@ class StoreReader {
 
   Reactor& reactor_;
   std::vector<StripePlace> places_;
-  HostMapping fill_;
+  HostMapping scratch_;
   int ranks_ = 0;
   StoreState state_;
   std::vector<std::unique_ptr<File>> files_;

@@ -17,8 +17,8 @@ namespace ziggurat {
 
 std::unique_ptr<StoreSurvey> StoreSurvey::open(const StoreEnvironment& environment,
                                                const std::string& path) {
-  ZIGGURAT_CHECK(!environment.fill.empty() && environment.fill.size() % kMiB == 0,
-                 "fill memory of {} bytes", environment.fill.size());
+  ZIGGURAT_CHECK(!environment.scratch.empty() && environment.scratch.size() % kMiB == 0,
+                 "scratch memory of {} bytes", environment.scratch.size());
   OpenOptions options;
   options.writable = true;
   options.lock = true;
@@ -46,8 +46,9 @@ Task<std::vector<std::byte>> StoreSurvey::read_bytes(std::uint64_t offset,
   bytes.reserve(size_bytes);
   while (bytes.size() < size_bytes) {
     const std::uint64_t wanted =
-        std::min<std::uint64_t>(size_bytes - bytes.size(), environment_.fill.size());
-    const auto piece = environment_.fill.first(round_up(wanted, file_->alignment().offset_bytes));
+        std::min<std::uint64_t>(size_bytes - bytes.size(), environment_.scratch.size());
+    const auto piece =
+        environment_.scratch.first(round_up(wanted, file_->alignment().offset_bytes));
     co_await file_->read(offset + bytes.size(), piece);
     bytes.insert(bytes.end(), piece.begin(), piece.begin() + static_cast<std::ptrdiff_t>(wanted));
   }

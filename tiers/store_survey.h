@@ -16,7 +16,7 @@ namespace ziggurat {
 
 class StoreSurvey {
  public:
-  /// Opens and locks `path`. `fill` is working memory.
+  /// Opens and locks `path`. `scratch` is working memory.
   /// Errors: DirectFile::open's.
   static std::unique_ptr<StoreSurvey> open(const StoreEnvironment& environment,
                                            const std::string& path);

@@ -14,8 +14,8 @@ namespace ziggurat {
 Task<> StoreSurvey::write_region(std::uint64_t offset, std::span<const std::byte> bytes,
                                  std::uint64_t region_bytes) {
   for (std::uint64_t done = 0; done < region_bytes;) {
-    const auto piece = environment_.fill.first(
-        std::min<std::uint64_t>(environment_.fill.size(), region_bytes - done));
+    const auto piece = environment_.scratch.first(
+        std::min<std::uint64_t>(environment_.scratch.size(), region_bytes - done));
     const auto part = bytes.first(std::min(bytes.size(), piece.size()));
     std::ranges::copy(part, piece.begin());
     std::ranges::fill(piece.subspan(part.size()), std::byte{0});

@@ -32,8 +32,8 @@ StripedStore::StripedStore(Environment environment)
       stripes_(environment_.places.size()) {
   const Quorum& ranks = environment_.ranks;
   quorums_.reserve(stripes_.size());  // the stores keep references
-  ZIGGURAT_CHECK(environment_.fill.size() >= fill_bytes(stripes_.size()), "fill memory of {} bytes",
-                 environment_.fill.size());
+  ZIGGURAT_CHECK(environment_.scratch.size() >= scratch_bytes(stripes_.size()),
+                 "scratch memory of {} bytes", environment_.scratch.size());
   for (std::size_t i = 0; i < stripes_.size(); ++i)
     quorums_.emplace_back(meeting_, ranks.rank(), ranks.world_size());
 }
@@ -45,7 +45,8 @@ StoreEnvironment StripedStore::stripe_environment(std::uint32_t stripe) {
           .ranks = quorums_[stripe],
           .observers = place.observers,
           .staging = environment_.staging,
-          .fill = environment_.fill.subspan(stripe * kFillBytesPerStripe, kFillBytesPerStripe),
+          .scratch =
+              environment_.scratch.subspan(stripe * kScratchBytesPerStripe, kScratchBytesPerStripe),
           .stripe_index = stripe,
           .stripe_count = static_cast<std::uint32_t>(stripes_.size())};
 }

@@ -27,11 +27,11 @@ class StripedStore {
     std::vector<StripePlace> places;
     /// As in StoreEnvironment; called once per stripe.
     std::function<std::span<std::byte>(std::uint64_t size_bytes)> staging;
-    /// fill_bytes(places.size()) of aligned memory, needed only during create() and open().
-    std::span<std::byte> fill;
+    /// scratch_bytes(places.size()) of aligned memory, needed only during create() and open().
+    std::span<std::byte> scratch;
   };
-  static constexpr std::uint64_t fill_bytes(std::size_t places) noexcept {
-    return places * kFillBytesPerStripe;
+  static constexpr std::uint64_t scratch_bytes(std::size_t places) noexcept {
+    return places * kScratchBytesPerStripe;
   }
 
   /// A finished stripe of this rank is in one of the places, in whatever order they are given.
@@ -82,7 +82,7 @@ class StripedStore {
   std::vector<Share> shares() const;
 
  private:
-  static constexpr std::uint64_t kFillBytesPerStripe = std::uint64_t{4} << 20;
+  static constexpr std::uint64_t kScratchBytesPerStripe = std::uint64_t{4} << 20;
   struct Home {
     std::uint32_t stripe = 0;
     ChunkId chunk = 0;  ///< its number inside the stripe

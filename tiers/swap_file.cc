@@ -10,7 +10,6 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
-#include "tiers/fill.h"
 
 namespace ziggurat {
 namespace {
@@ -23,10 +22,8 @@ SwapFile::SwapFile(std::vector<std::uint64_t> item_bytes, std::vector<std::uint3
       stripes_(std::move(stripes)),
       hashes_(item_bytes_.size()) {}
 
-Task<std::unique_ptr<SwapFile>> SwapFile::create(Reactor& reactor, std::vector<StripePlace> places,
-                                                 std::vector<std::uint64_t> item_bytes,
-                                                 std::span<std::byte> fill) {
-  ZIGGURAT_CHECK(!fill.empty() && fill.size() % kMiB == 0, "fill memory of {} bytes", fill.size());
+std::unique_ptr<SwapFile> SwapFile::create(Reactor& reactor, std::vector<StripePlace> places,
+                                           std::vector<std::uint64_t> item_bytes) {
   auto stripes = assign_stripes(item_bytes, places);
   std::unique_ptr<SwapFile> swap(new SwapFile(std::move(item_bytes), std::move(stripes)));
   std::vector<std::uint64_t> sizes(places.size());
@@ -35,7 +32,6 @@ Task<std::unique_ptr<SwapFile>> SwapFile::create(Reactor& reactor, std::vector<S
     swap->offsets_.push_back(size_bytes);
     size_bytes += round_up(swap->item_bytes_[item], kItemAlignment);
   }
-  fill_incompressibly(fill);
   for (std::size_t i = 0; i < places.size(); ++i) {
     OpenOptions options;
     options.unnamed = true;
@@ -43,16 +39,9 @@ Task<std::unique_ptr<SwapFile>> SwapFile::create(Reactor& reactor, std::vector<S
     options.writable = true;
     swap->files_.push_back(
         DirectFile::open(reactor, places[i].io, places[i].directory, options, places[i].observers));
-    DirectFile& file = *swap->files_.back();
-    if (sizes[i] > 0) file.allocate(sizes[i]);
-    for (std::uint64_t offset = 0; offset < sizes[i];) {
-      const auto piece = fill.first(std::min<std::uint64_t>(fill.size(), sizes[i] - offset));
-      stamp_blocks(piece, offset);
-      co_await file.write(offset, piece);
-      offset += piece.size();
-    }
+    if (sizes[i] > 0) swap->files_.back()->allocate(sizes[i]);
   }
-  co_return swap;
+  return swap;
 }
 
 Task<> SwapFile::write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tiers/swap_file.h: NVMe space for state that need not survive (parameters and gradients
-// placed on NVMe): an unnamed file per drive, filled once, with each item's hash kept in memory so
-// that a wrong byte is never used. Reactor's thread only.
+// placed on NVMe): an unnamed file per drive, its space reserved, with each item's hash kept in
+// memory so that a wrong byte is never used. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,9 @@ namespace ziggurat {
 class SwapFile {
  public:
   /// `item_bytes`: size of each item; items go to the places as assign_stripes() says, which see
-  /// for errors. `fill`: aligned memory, a multiple of 1 MiB, used during the call.
-  static Task<std::unique_ptr<SwapFile>> create(Reactor& reactor, std::vector<StripePlace> places,
-                                                std::vector<std::uint64_t> item_bytes,
-                                                std::span<std::byte> fill);
+  /// for errors.
+  static std::unique_ptr<SwapFile> create(Reactor& reactor, std::vector<StripePlace> places,
+                                          std::vector<std::uint64_t> item_bytes);
 
   Task<> write(std::size_t item, std::span<const std::byte> bytes, std::uint64_t hash,
                IoPriority priority = IoPriority::kDemand);

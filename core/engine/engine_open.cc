@@ -229,10 +229,7 @@ Task<> EngineImpl::build_floors() {
       .tasks = *tasks_,
       .chunk_nodes = node_plan_.chunk_nodes,
       .fail = [this](std::exception_ptr error) { fail(error); }});
-  SwapEnvironment swap{.places = storage_->places, .fill = {}};
-  if (storage_->fill) swap.fill = storage_->fill->bytes();
-  Task<std::unique_ptr<ParamHome>> making_params = ParamHome::create(*context_, swap, lent_params_);
-  params_ = co_await std::move(making_params);
+  params_ = ParamHome::create(*context_, storage_->places, lent_params_);
   // Without a limit a unit stays whose next use is not known.
   const auto limit = [](std::uint64_t elements) {
     return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
@@ -245,8 +242,7 @@ Task<> EngineImpl::build_floors() {
   const GradHome::AllocateDevice allocate = [this](std::uint64_t size_bytes, Purpose purpose) {
     return cache_->allocate(size_bytes, purpose);
   };
-  Task<std::unique_ptr<GradHome>> making_grads = GradHome::create(*context_, swap, allocate);
-  grads_ = co_await std::move(making_grads);
+  grads_ = GradHome::create(*context_, storage_->places, allocate);
   const RecordPlan stays{.device_chunks = plan_.device_chunks,
                          .kept_item_bytes = plan_.kept_item_bytes};
   records_ = std::make_unique<RecordHome>(*context_, stays);

@@ -93,7 +93,7 @@ std::vector<int> Storage::chunk_drive_nodes() const {
 }
 
 StripedStore::Environment Storage::environment(Runtime& runtime) {
-  fill.emplace(StripedStore::fill_bytes(places.size()));
+  scratch.emplace(StripedStore::scratch_bytes(places.size()));
   return {.reactor = runtime.reactor,
           .ranks = quorum,
           .places = places,
@@ -102,7 +102,7 @@ StripedStore::Environment Storage::environment(Runtime& runtime) {
                 staging.emplace_back(size_bytes);
                 return staging.back().bytes();
               },
-          .fill = fill->bytes()};
+          .scratch = scratch->bytes()};
 }
 
 void Storage::moved(std::span<const std::string> directories) {

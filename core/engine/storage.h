@@ -48,7 +48,7 @@ struct Storage {
   Communicator& ranks;
   CommunicatorQuorum quorum{ranks};
   std::vector<AlignedMemory> staging;
-  std::optional<AlignedMemory> fill;
+  std::optional<AlignedMemory> scratch;
   std::unique_ptr<StripedStore> store;
 
   /// Makes the directories if needed and picks an IoEngine for each drive; its ring's memory and

@@ -8,13 +8,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <deque>
-#include <map>
+#include <set>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/runtime/for_each.h"
-#include "base/topology/limits.h"
 #include "collectives/mesh.h"
 #include "collectives/self_communicator.h"
 #include "core/checkpoint/stored_state.h"
@@ -88,7 +87,7 @@ class StoreReshard::Impl {
  private:
   struct Rank {
     std::unique_ptr<StoreBuilder> builder;
-    AlignedMemory fill;
+    AlignedMemory scratch;
   };
   bool is_so_already(const ChunkTable& first) const;
   void require_space() const;
@@ -171,7 +170,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
                                      .slots = static_cast<int>(stored_->slots()),
                                      .blob_bytes_max = std::max<std::uint64_t>(
                                          kBlobBytesMax, content().blob.size())}),
-           .fill = AlignedMemory(StripedStore::fill_bytes(store_.size()))});
+           .scratch = AlignedMemory(StripedStore::scratch_bytes(store_.size()))});
       result.record_bytes += ranks_.back().builder->table().total_record_bytes();
     }
     result.notes = ranks_.front().builder->notes();
@@ -205,12 +204,9 @@ void StoreReshard::Impl::require_space() const {
   std::uint64_t needed = 0;
   for (const Rank& rank : ranks_) needed += rank.builder->file_bytes();
   std::uint64_t available = 0;
-  std::map<dev_t, bool> counted;
-  for (const StoreDirectory& directory : store_) {
-    struct ::stat about {};
-    if (::stat(directory.path.c_str(), &about) != 0 || counted[about.st_dev]) continue;
-    counted[about.st_dev] = true;
-    available += filesystem_of(directory.path).available_bytes;
+  std::set<const IoEngine*> drives;
+  for (const StripePlace& place : storage_->places) {
+    if (drives.insert(&place.io).second) available += place.io.free_bytes(place.directory);
   }
   if (needed <= available) return;
   throw Error(ErrorCode::kResourceExhausted,
@@ -262,7 +258,7 @@ StripedStore::Environment StoreReshard::Impl::environment(std::size_t rank) {
                 staging_.emplace_back(size_bytes);
                 return staging_.back().bytes();
               },
-          .fill = ranks_[rank].fill.bytes()};
+          .scratch = ranks_[rank].scratch.bytes()};
 }
 
 Task<> StoreReshard::Impl::create(std::size_t rank) {

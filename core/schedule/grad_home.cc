@@ -13,8 +13,8 @@ GradHome::GradHome(Context& context, AllocateDevice allocate)
     arrived_.emplace_back(context.cancel);
 }
 
-Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironment swap,
-                                                 AllocateDevice allocate) {
+std::unique_ptr<GradHome> GradHome::create(Context& context, std::vector<StripePlace> places,
+                                           AllocateDevice allocate) {
   std::unique_ptr<GradHome> home(new GradHome(context, std::move(allocate)));
   home->host_.resize(context.table.chunks().size());
   home->device_.resize(context.table.chunks().size());
@@ -23,11 +23,9 @@ Task<std::unique_ptr<GradHome>> GradHome::create(Context& context, SwapEnvironme
     std::vector<std::uint64_t> sizes;
     for (const Chunk& chunk : context.table.chunks())
       sizes.push_back(chunk.constant ? 0 : chunk.param_bytes());
-    Task<std::unique_ptr<SwapFile>> making =
-        SwapFile::create(context.reactor, std::move(swap.places), std::move(sizes), swap.fill);
-    home->swap_ = co_await std::move(making);
+    home->swap_ = SwapFile::create(context.reactor, std::move(places), std::move(sizes));
   }
-  co_return home;
+  return home;
 }
 
 std::uint64_t GradHome::item_bytes(const Chunk& chunk) const noexcept {

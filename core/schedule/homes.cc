@@ -22,8 +22,8 @@ std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
 
 }  // namespace
 
-Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnvironment swap,
-                                                   std::span<const TypedSpan<std::byte>> lent) {
+std::unique_ptr<ParamHome> ParamHome::create(Context& context, std::vector<StripePlace> places,
+                                             std::span<const TypedSpan<std::byte>> lent) {
   std::unique_ptr<ParamHome> home(new ParamHome(context));
   home->lent_.assign(lent.begin(), lent.end());
   home->reading_.resize(context.table.unit_count());
@@ -40,11 +40,10 @@ Task<std::unique_ptr<ParamHome>> ParamHome::create(Context& context, SwapEnviron
   if (home->tier_ == Tier::kNvme) {
     const Sharding& sharding = context.table.sharding();
     const int slices = sharding.params_sharded() ? 1 : sharding.world_size;
-    Task<std::unique_ptr<SwapFile>> making = SwapFile::create(
-        context.reactor, std::move(swap.places), param_items(context.table, slices), swap.fill);
-    home->swap_ = co_await std::move(making);
+    home->swap_ =
+        SwapFile::create(context.reactor, std::move(places), param_items(context.table, slices));
   }
-  co_return home;
+  return home;
 }
 
 bool ParamHome::gathered() const noexcept {

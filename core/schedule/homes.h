@@ -21,18 +21,13 @@
 
 namespace ziggurat {
 
-/// What making an NVMe-placed home takes.
-struct SwapEnvironment {
-  std::vector<StripePlace> places;
-  std::span<std::byte> fill;
-};
-
 /// Parameters in the model's type: whole units, or in stage 3 this rank's slices.
 class ParamHome {
  public:
-  /// `lent`: with Tier::kTrainer each unit's parameters, without padding.
-  static Task<std::unique_ptr<ParamHome>> create(Context& context, SwapEnvironment swap,
-                                                 std::span<const TypedSpan<std::byte>> lent = {});
+  /// `places`: of its file, where parameters are on NVMe. `lent`: with Tier::kTrainer each unit's
+  /// parameters, without padding.
+  static std::unique_ptr<ParamHome> create(Context& context, std::vector<StripePlace> places,
+                                           std::span<const TypedSpan<std::byte>> lent = {});
 
   /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in
   /// place.
@@ -121,8 +116,9 @@ class GradHome {
  public:
   using AllocateDevice =
       std::function<Task<DeviceBuffer>(std::uint64_t size_bytes, Purpose purpose)>;
-  static Task<std::unique_ptr<GradHome>> create(Context& context, SwapEnvironment swap,
-                                                AllocateDevice allocate);
+  /// `places`: of its file, where gradients are on NVMe.
+  static std::unique_ptr<GradHome> create(Context& context, std::vector<StripePlace> places,
+                                          AllocateDevice allocate);
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Takes `chunk`'s gradient from `source`; returns when `source` may be reused.

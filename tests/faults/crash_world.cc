@@ -25,12 +25,12 @@ constexpr std::uint64_t kGuess = std::uint64_t{1} << 63;
 /// Virtual time in which a guess turns out wrong: before, while and after its writes are under way.
 constexpr std::uint64_t kGuessUsMax = 400;
 
-AlignedMemory& fill_memory(int rank, int stripes) {
+AlignedMemory& scratch_memory(int rank, int stripes) {
   static std::map<std::pair<int, int>, std::unique_ptr<AlignedMemory>> memory;
   auto& mine = memory[{rank, stripes}];
   if (!mine)
     mine = std::make_unique<AlignedMemory>(
-        StripedStore::fill_bytes(static_cast<std::size_t>(stripes)));
+        StripedStore::scratch_bytes(static_cast<std::size_t>(stripes)));
   return *mine;
 }
 
@@ -196,7 +196,7 @@ Task<> CrashWorld::start(Rank& rank, const Launch& launch) {
             rank.staging.push_back(std::make_unique<AlignedMemory>(size_bytes));
             return rank.staging.back()->bytes();
           },
-      .fill = fill_memory(rank.quorum.rank(), options_.stripes).bytes()};
+      .scratch = scratch_memory(rank.quorum.rank(), options_.stripes).bytes()};
   std::uint64_t total_bytes = 0;
   for (const std::uint64_t size_bytes : options_.record_bytes) total_bytes += size_bytes;
   rank.records = std::make_unique<AlignedMemory>(total_bytes);

@@ -95,9 +95,13 @@ Verdict run_swap(const Bench& bench) {
   const std::vector<std::uint64_t> sizes{kPage, 100 * kKiB, 3 * kPage};
   Verdict verdict;
   verdict.error = error_of([&] {
-    const auto swap = bench.reactor.block_on(SwapFile::create(
-        bench.reactor, {{.io = bench.drive, .observers = {}, .directory = bench.directory}}, sizes,
-        memory.bytes()));
+    const std::vector<StripePlace> places{
+        {.io = bench.drive, .observers = {}, .directory = bench.directory}};
+    const auto swap = bench.reactor.block_on(
+        [](Reactor& reactor, std::vector<StripePlace> at,
+           std::vector<std::uint64_t> items) -> Task<std::unique_ptr<SwapFile>> {
+          co_return SwapFile::create(reactor, std::move(at), std::move(items));
+        }(bench.reactor, places, sizes));
     const auto item = [&](std::size_t i) { return memory.bytes().first(sizes[i]); };
     for (std::uint64_t round = 0; round < 2; ++round) {
       for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -147,9 +151,9 @@ class StoreLife {
   std::string path() const { return bench_.directory + "/" + StateStore::file_name(0); }
 
   StoreEnvironment environment() {
-    static const AlignedMemory fill_memory(kMiB);
+    static const AlignedMemory scratch_memory(kMiB);
     StoreEnvironment environment{
-        bench_.reactor, bench_.drive, ranks_, {}, {}, fill_memory.bytes(), {}};
+        bench_.reactor, bench_.drive, ranks_, {}, {}, scratch_memory.bytes(), {}};
     environment.staging = [this](std::uint64_t size_bytes) {
       return staging_.emplace_back(std::make_unique<AlignedMemory>(size_bytes))->bytes();
     };

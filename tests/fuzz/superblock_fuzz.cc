@@ -21,7 +21,7 @@ namespace {
 /// As long as the file of a store with one record of one tile in two slots.
 constexpr std::uint64_t kFileBytes = 12 * kRegionBytes;
 constexpr std::uint64_t kTextOffset = 2 * kRegionBytes;
-constexpr std::size_t kFillBytes = kMiB;
+constexpr std::size_t kScratchBytes = kMiB;
 const std::string kPath = "/drive/rank00000.ziggurat";
 
 /// Numbers from the front of the input; zeros when it has ended.
@@ -112,8 +112,8 @@ struct World {
   test::MemoryFiles io{reactor};
   std::vector<std::byte>& file = io.files[kPath];
   SoloQuorum ranks;
-  std::unique_ptr<std::byte, decltype(&std::free)> fill{
-      static_cast<std::byte*>(std::aligned_alloc(4096, kFillBytes)), &std::free};
+  std::unique_ptr<std::byte, decltype(&std::free)> scratch{
+      static_cast<std::byte*>(std::aligned_alloc(4096, kScratchBytes)), &std::free};
   std::vector<std::byte> block = std::vector<std::byte>(kSuperblockBytes);
 
   World() { file.resize(kFileBytes); }
@@ -140,7 +140,7 @@ struct World {
                                        .ranks = ranks,
                                        .observers = {},
                                        .staging = {},
-                                       .fill = {fill.get(), kFillBytes}};
+                                       .scratch = {scratch.get(), kScratchBytes}};
     const auto survey = StoreSurvey::open_to_look(environment, kPath);
     co_await survey->read_superblocks();
     survey->check_shape();

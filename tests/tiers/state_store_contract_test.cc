@@ -79,7 +79,7 @@ class Owner {
 
  private:
   StoreEnvironment environment() {
-    StoreEnvironment environment{reactor_, io_, ranks_, {}, {}, fill_.bytes(), {}};
+    StoreEnvironment environment{reactor_, io_, ranks_, {}, {}, scratch_.bytes(), {}};
     environment.staging = [this](std::uint64_t size_bytes) {
       staging_.push_back(std::make_unique<AlignedMemory>(size_bytes));
       return staging_.back()->bytes();
@@ -91,7 +91,7 @@ class Owner {
   IoEngine& io_;
   SoloQuorum ranks_;
   std::string directory_;
-  AlignedMemory fill_{kMiB};
+  AlignedMemory scratch_{kMiB};
   std::vector<std::unique_ptr<AlignedMemory>> staging_;
 };
 

@@ -38,7 +38,7 @@ class Drives : public testing::Test {
   }
 
   StripedStore::Environment environment() {
-    fill_ = std::make_unique<AlignedMemory>(StripedStore::fill_bytes(places_.size()));
+    scratch_ = std::make_unique<AlignedMemory>(StripedStore::scratch_bytes(places_.size()));
     return {.reactor = reactor_,
             .ranks = ranks_,
             .places = places_,
@@ -47,7 +47,7 @@ class Drives : public testing::Test {
                   staging_.push_back(std::make_unique<AlignedMemory>(size_bytes));
                   return staging_.back()->bytes();
                 },
-            .fill = fill_->bytes()};
+            .scratch = scratch_->bytes()};
   }
 
   std::unique_ptr<StripedStore> create(std::size_t chunks) {
@@ -120,7 +120,7 @@ class Drives : public testing::Test {
   std::vector<std::unique_ptr<SimulatedEngine>> engines_;
   std::vector<StripePlace> places_;
   std::vector<std::unique_ptr<AlignedMemory>> staging_;
-  std::unique_ptr<AlignedMemory> fill_;
+  std::unique_ptr<AlignedMemory> scratch_;
 };
 
 TEST_F(Drives, ChunksAreSpreadByWeightAndSoIsEveryStretchOfThem) {

@@ -24,10 +24,9 @@ TEST(SwapFile, ItemsComeBackAndNothingIsLeftBehind) {
   ThreadEngine io(reactor);
   const std::unique_ptr<std::byte, decltype(&std::free)> memory(
       static_cast<std::byte*>(std::aligned_alloc(4096, 2 * kMiB)), &std::free);
-  const std::span<std::byte> fill(memory.get(), kMiB);
   const std::vector<std::uint64_t> sizes{4096, 100 * 1024, 5000};  // the last is padded by its user
-  auto swap = reactor.block_on(SwapFile::create(
-      reactor, {{.io = io, .observers = {}, .directory = directory}}, sizes, fill));
+  auto swap =
+      SwapFile::create(reactor, {{.io = io, .observers = {}, .directory = directory}}, sizes);
   EXPECT_TRUE(std::filesystem::is_empty(directory));
 
   const auto item = [&](std::size_t i) {
