@@ -62,6 +62,9 @@ class DriveQueue final : public IoEngine {
   std::vector<std::string> names_in(const std::string& directory) override {
     return inside_->names_in(directory);
   }
+  std::uint64_t free_bytes(const std::string& directory) override {
+    return inside_->free_bytes(directory);
+  }
   void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;

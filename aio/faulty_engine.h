@@ -108,6 +108,9 @@ class FaultyEngine final : public IoEngine {
   void make_directory(const std::string& path) override;
   void remove_directory(const std::string& path) override;
   std::vector<std::string> names_in(const std::string& directory) override;
+  std::uint64_t free_bytes(const std::string& directory) override {
+    return inside_->free_bytes(directory);
+  }
   void drop_cache(FileHandle file) override { inside_->drop_cache(file); }
   void register_memory(std::span<std::byte> memory) override { inside_->register_memory(memory); }
   void submit(IoOp& op) override;

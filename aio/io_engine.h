@@ -98,6 +98,8 @@ class IoEngine {
   virtual void remove_directory(const std::string& path) = 0;
   /// Names of the files and directories in one, in order. Errors: ENOENT where there is none.
   virtual std::vector<std::string> names_in(const std::string& directory) = 0;
+  /// Free on the filesystem of a directory, for this user. Errors: errno's, naming it.
+  virtual std::uint64_t free_bytes(const std::string& directory) = 0;
   /// Later reads of `file` come from the drive, not from pages that were clean when this was called
   /// (posix_fadvise): after a failed sync those may show what the drive never got. Sync first, as
   /// dirty pages stay.

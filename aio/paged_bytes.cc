@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// aio/paged_bytes.cc: bytes in pages.
+// aio/paged_bytes.cc: bytes in pages, and runs of a word in pages.
 #include "aio/paged_bytes.h"
 
 #include <algorithm>
@@ -10,6 +10,29 @@
 
 namespace ziggurat {
 namespace {
+
+constexpr std::uint64_t kWordBytes = sizeof(std::uint64_t);
+
+std::uint64_t word_at(std::span<const std::byte> bytes, std::uint64_t at) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bytes.data() + at, kWordBytes);
+  return word;
+}
+
+void repeat(std::uint64_t word, std::span<std::byte> bytes) {
+  for (std::uint64_t at = 0; at < bytes.size(); at += kWordBytes)
+    std::memcpy(bytes.data() + at, &word, kWordBytes);
+}
+
+/// Where another word begins. memcmp looks faster than a loop of words.
+std::uint64_t end_of_run(std::span<const std::byte> bytes, std::uint64_t begin) {
+  const std::byte* const from = bytes.data() + begin;
+  const std::uint64_t size = bytes.size() - begin;
+  if (std::memcmp(from, from + kWordBytes, size - kWordBytes) == 0) return bytes.size();
+  std::uint64_t at = begin + kWordBytes;
+  while (word_at(bytes, at) == word_at(bytes, begin)) at += kWordBytes;
+  return at;
+}
 
 /// Calls piece(page, offset in it, offset in the range, bytes) for each page of the range.
 template <typename Piece>
@@ -25,22 +48,46 @@ void for_each_piece(std::uint64_t page_bytes, std::uint64_t offset_bytes, std::u
 
 }  // namespace
 
-PagedBytes::Page& PagedBytes::own_page(std::uint64_t index) {
-  std::shared_ptr<Page>& page = pages_[index];
-  if (!page) {
-    page = std::make_shared<Page>();
-  } else if (page.use_count() > 1) {
-    page = std::make_shared<Page>(*page);
+void PagedBytes::expand(const Page& page, std::span<std::byte> bytes) {
+  if (!page.mixed) return repeat(page.word, bytes);
+  if (page.mixed->bytes) {
+    std::memcpy(bytes.data(), page.mixed->bytes->data(), bytes.size());
+    return;
   }
-  return *page;
+  std::uint64_t begin = 0;
+  for (const Run& run : page.mixed->runs) {
+    repeat(run.word, bytes.subspan(begin, run.end_bytes - begin));
+    begin = run.end_bytes;
+  }
+}
+
+PagedBytes::Page PagedBytes::compress(std::span<const std::byte> bytes) {
+  constexpr std::size_t kRunsMax = 16;
+  std::vector<Run> runs;
+  for (std::uint64_t begin = 0; begin < bytes.size() && runs.size() <= kRunsMax;) {
+    const std::uint64_t end = end_of_run(bytes, begin);
+    runs.push_back({.word = word_at(bytes, begin), .end_bytes = end});
+    begin = end;
+  }
+  if (runs.size() == 1) return {.word = runs.front().word, .mixed = nullptr};
+  auto mixed = std::make_shared<Mixed>();
+  if (runs.size() <= kRunsMax) {
+    mixed->runs = std::move(runs);
+  } else {
+    mixed->bytes = std::make_unique<Bytes>();
+    std::memcpy(mixed->bytes->data(), bytes.data(), bytes.size());
+  }
+  return {.word = 0, .mixed = std::move(mixed)};
 }
 
 void PagedBytes::resize(std::uint64_t size_bytes) {
   pages_.resize(round_up(size_bytes, kPageBytes) / kPageBytes);
   const std::uint64_t tail = size_bytes % kPageBytes;
-  if (size_bytes < size_bytes_ && tail != 0 && pages_.back()) {
-    Page& last = own_page(pages_.size() - 1);
+  if (size_bytes < size_bytes_ && tail != 0) {
+    Bytes last;
+    expand(pages_.back(), last);
     std::fill(last.begin() + static_cast<std::ptrdiff_t>(tail), last.end(), std::byte{0});
+    pages_.back() = compress(last);
   }
   size_bytes_ = size_bytes;
 }
@@ -51,8 +98,22 @@ void PagedBytes::write(std::uint64_t offset_bytes, std::span<const std::byte> by
   for_each_piece(
       kPageBytes, offset_bytes, bytes.size(),
       [&](std::uint64_t page, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
-        std::memcpy(own_page(page).data() + at, bytes.data() + done, count);
+        if (count == kPageBytes) {
+          pages_[page] = compress(bytes.subspan(done, count));
+          return;
+        }
+        Bytes whole;
+        expand(pages_[page], whole);
+        std::memcpy(whole.data() + at, bytes.data() + done, count);
+        pages_[page] = compress(whole);
       });
+}
+
+void PagedBytes::read_page(const Page& page, std::uint64_t at, std::span<std::byte> bytes) {
+  if (bytes.size() == kPageBytes) return expand(page, bytes);
+  Bytes whole;
+  expand(page, whole);
+  std::memcpy(bytes.data(), whole.data() + at, bytes.size());
 }
 
 void PagedBytes::read(std::uint64_t offset_bytes, std::span<std::byte> bytes) const {
@@ -61,11 +122,7 @@ void PagedBytes::read(std::uint64_t offset_bytes, std::span<std::byte> bytes) co
   for_each_piece(
       kPageBytes, offset_bytes, bytes.size(),
       [&](std::uint64_t page, std::uint64_t at, std::uint64_t done, std::uint64_t count) {
-        if (pages_[page]) {
-          std::memcpy(bytes.data() + done, pages_[page]->data() + at, count);
-        } else {
-          std::memset(bytes.data() + done, 0, count);
-        }
+        read_page(pages_[page], at, bytes.subspan(done, count));
       });
 }
 
@@ -76,11 +133,27 @@ std::vector<std::byte> PagedBytes::all() const {
 }
 
 bool PagedBytes::operator==(const PagedBytes& other) const {
-  static constexpr Page kZeros{};
-  return size_bytes_ == other.size_bytes_ &&
-         std::ranges::equal(pages_, other.pages_, [](const auto& a, const auto& b) {
-           return a == b || (a ? *a : kZeros) == (b ? *b : kZeros);
-         });
+  const auto same = [](const Page& a, const Page& b) {
+    if (a.mixed == b.mixed) return a.mixed != nullptr || a.word == b.word;
+    // The same bytes are always kept alike.
+    if (!a.mixed || !b.mixed || (a.mixed->bytes == nullptr) != (b.mixed->bytes == nullptr))
+      return false;
+    if (a.mixed->bytes) return *a.mixed->bytes == *b.mixed->bytes;
+    return std::ranges::equal(a.mixed->runs, b.mixed->runs, [](const Run& one, const Run& two) {
+      return one.word == two.word && one.end_bytes == two.end_bytes;
+    });
+  };
+  return size_bytes_ == other.size_bytes_ && std::ranges::equal(pages_, other.pages_, same);
+}
+
+std::uint64_t PagedBytes::memory_bytes() const {
+  std::uint64_t bytes = pages_.size() * sizeof(Page);
+  for (const Page& page : pages_) {
+    if (!page.mixed) continue;
+    bytes += sizeof(Mixed) + page.mixed->runs.size() * sizeof(Run);
+    if (page.mixed->bytes) bytes += kPageBytes;
+  }
+  return bytes;
 }
 
 }  // namespace ziggurat

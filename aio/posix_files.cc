@@ -142,11 +142,16 @@ void require_regular(const UniqueFd& fd, const std::string& path, bool writable)
   }
 }
 
-std::uint64_t free_bytes(int fd, const std::string& path) {
-  struct statvfs filesystem {};
-  if (::fstatvfs(fd, &filesystem) != 0) throw system_error(errno, "statvfs " + path);
+/// To this user.
+std::uint64_t free_bytes_of(const struct statvfs& filesystem) {
   const auto blocks = ::geteuid() == 0 ? filesystem.f_bfree : filesystem.f_bavail;
   return std::uint64_t{blocks} * filesystem.f_frsize;
+}
+
+std::uint64_t free_bytes_at(int fd, const std::string& path) {
+  struct statvfs filesystem {};
+  if (::fstatvfs(fd, &filesystem) != 0) throw system_error(errno, "statvfs " + path);
+  return free_bytes_of(filesystem);
 }
 
 Error no_space(int error, const std::string& path, std::uint64_t size_bytes,
@@ -256,7 +261,7 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   }
   // Asked first: finding out by filling the filesystem would take the room from everybody else
   // meanwhile.
-  const std::uint64_t free = free_bytes(fd, path);
+  const std::uint64_t free = free_bytes_at(fd, path);
   if (missing_bytes > free) throw no_space(ENOSPC, path, size_bytes, missing_bytes, free);
 
   int error = 0;
@@ -279,7 +284,7 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   const bool restored =
       ::ftruncate(fd, status.st_size) == 0;  // gives back what was reserved before it failed
   if (error == ENOSPC || error == EDQUOT) {
-    throw no_space(error, path, size_bytes, missing_bytes, free_bytes(fd, path));
+    throw no_space(error, path, size_bytes, missing_bytes, free_bytes_at(fd, path));
   }
   throw system_error(error, fmt::format("fallocate of {} bytes for {}{}", size_bytes, path,
                                         restored ? "" : " (and truncating it back failed too)"));
@@ -348,6 +353,13 @@ std::vector<std::string> PosixFiles::names_in(const std::string& directory) {
   if (failure) throw system_error(failure.value(), "list directory " + directory);
   std::ranges::sort(names);
   return names;
+}
+
+std::uint64_t PosixFiles::free_bytes(const std::string& directory) {
+  struct statvfs filesystem {};
+  if (::statvfs(directory.c_str(), &filesystem) != 0)
+    throw system_error(errno, "statvfs " + directory);
+  return free_bytes_of(filesystem);
 }
 
 void PosixFiles::drop_cache(FileHandle file) {

@@ -52,6 +52,7 @@ class PosixFiles : public IoEngine {
   void make_directory(const std::string& path) override;
   void remove_directory(const std::string& path) override;
   std::vector<std::string> names_in(const std::string& directory) override;
+  std::uint64_t free_bytes(const std::string& directory) override;
   void drop_cache(FileHandle file) override;
 
   /// The descriptor behind an open handle, for facts that no engine reports (extents, residency).

@@ -69,6 +69,7 @@ int SimulatedDisk::inode_of(const std::string& path) const {
 }
 
 void SimulatedDisk::crash(std::uint64_t seed) {
+  ZIGGURAT_CHECK(keeps_ == Keeps::kWhatWasSynced, "a disk that keeps all cannot crash");
   std::mt19937_64 random(seed);
   const Fate name_fate(random);
   names_ = durable_names_;
@@ -205,6 +206,15 @@ PagedBytes SimulatedDisk::contents_on_drive(const std::string& path) const {
   return on_drive(inodes_.at(inode_of(path)));
 }
 
+std::uint64_t SimulatedDisk::memory_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, inode] : inodes_) {
+    bytes += inode.current.memory_bytes() + inode.durable.memory_bytes();
+    for (const Write& write : inode.unsynced) bytes += write.bytes.size();
+  }
+  return bytes;
+}
+
 PagedBytes SimulatedDisk::on_drive(const Inode& inode) {
   PagedBytes bytes = inode.durable;
   bytes.resize(inode.current.size());
@@ -252,7 +262,9 @@ SimulatedEngine::SimulatedEngine(Reactor& reactor, SimulatedDisk& disk,
     : reactor_(reactor),
       disk_(disk),
       options_(std::move(options)),
-      random_state_(mix_seed(options_.seed, 0)) {}
+      random_state_(mix_seed(options_.seed, 0)) {
+  if (!options_.drive) options_.drive = std::make_shared<Nanoseconds>(0);
+}
 
 SimulatedEngine::~SimulatedEngine() {
   ZIGGURAT_CHECK(in_flight() == 0, "{} operations in flight", in_flight());
@@ -379,7 +391,13 @@ std::vector<std::string> SimulatedEngine::names_in(const std::string& directory)
   return {names.begin(), names.end()};
 }
 
+std::uint64_t SimulatedEngine::free_bytes(const std::string& directory) {
+  check_power("look at the space of", directory);
+  return disk_.capacity_bytes_ - std::min(disk_.capacity_bytes_, disk_.used_bytes());
+}
+
 void SimulatedEngine::drop_cache(FileHandle file) {
+  if (disk_.keeps_ == SimulatedDisk::Keeps::kAll) return;
   auto& node = inode(file);
   node.current = SimulatedDisk::on_drive(node);
 }
@@ -396,9 +414,10 @@ Nanoseconds SimulatedEngine::duration(const IoOp& op) {
       op.kind == IoKind::kRead ? options_.read_bytes_per_second : options_.write_bytes_per_second;
   const double transfer = op.kind == IoKind::kSync ? 0 : 1e9 * op.size_bytes / rate;
   const Nanoseconds now = reactor_.clock().now();
-  busy_until_ = std::max(busy_until_, now) + Nanoseconds(static_cast<std::int64_t>(transfer));
+  Nanoseconds& busy_until = *options_.drive;
+  busy_until = std::max(busy_until, now) + Nanoseconds(static_cast<std::int64_t>(transfer));
   const double stretch = 1 + options_.jitter * static_cast<double>(random()) * 0x1p-31;
-  return busy_until_ - now +
+  return busy_until - now +
          Nanoseconds(
              static_cast<std::int64_t>(stretch * static_cast<double>(options_.latency.count())));
 }
@@ -447,6 +466,7 @@ void SimulatedEngine::start_write(Started& started) {
   if (options_.write_fate) started.fate = options_.write_fate(writes_++);
   if (started.fate == WriteFate::kLost) return;
   started.inode = handles_.at(op.file.id).inode;
+  if (disk_.keeps_ == SimulatedDisk::Keeps::kAll) return;
   std::uint64_t offset_bytes = op.offset_bytes;
   if (started.fate == WriteFate::kMisdirected) {
     // To any place of any file that is as long as this.
@@ -497,8 +517,17 @@ std::int32_t SimulatedEngine::perform_read(const IoOp& op) {
   return static_cast<std::int32_t>(size);
 }
 
+void SimulatedEngine::write_through(const Started& started) {
+  const IoOp& op = *started.op;
+  PagedBytes& bytes = disk_.inodes_.at(started.inode).current;
+  if (bytes.size() < op.offset_bytes + op.size_bytes) bytes.resize(op.offset_bytes + op.size_bytes);
+  bytes.write(op.offset_bytes, {op.data, op.size_bytes});
+}
+
 std::int32_t SimulatedEngine::perform_write(const Started& started) {
-  if (started.fate != WriteFate::kLost) {
+  if (disk_.keeps_ == SimulatedDisk::Keeps::kAll) {
+    write_through(started);
+  } else if (started.fate != WriteFate::kLost) {
     auto& node = disk_.inodes_.at(started.inode);
     const auto write =
         std::ranges::find(node.unsynced, started.write_id, &SimulatedDisk::Write::id);
@@ -514,7 +543,7 @@ std::int32_t SimulatedEngine::perform_write(const Started& started) {
 }
 
 std::int32_t SimulatedEngine::perform_sync(const Started& started) {
-  if (started.sync == Started::Sync::kLie) return 0;
+  if (started.sync == Started::Sync::kLie || disk_.keeps_ == SimulatedDisk::Keeps::kAll) return 0;
   const bool fails = started.sync == Started::Sync::kFailure;
   auto& node = inode(started.op->file);
   node.durable.resize(node.current.size());

@@ -14,6 +14,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -25,8 +26,13 @@ namespace ziggurat {
 
 class SimulatedDisk {
  public:
-  explicit SimulatedDisk(std::uint64_t capacity_bytes = std::uint64_t{1} << 40)
-      : capacity_bytes_(capacity_bytes) {}
+  enum class Keeps : std::uint8_t {
+    kWhatWasSynced,  ///< for crash() and kill()
+    kAll,            ///< what completes is durable: memory for one copy, and nothing to crash
+  };
+  explicit SimulatedDisk(std::uint64_t capacity_bytes = std::uint64_t{1} << 40,
+                         Keeps keeps = Keeps::kWhatWasSynced)
+      : capacity_bytes_(capacity_bytes), keeps_(keeps) {}
 
   /// An event is a submission, a completion or a name-level operation. The power goes right after
   /// the `events`-th from now: nothing reaches the disk any more, and everything in flight and
@@ -66,6 +72,8 @@ class SimulatedDisk {
                    std::uint64_t size_bytes) const;
   /// A copy under another name, durable, as `cp` and sync make it.
   void copy_file(const std::string& from, const std::string& to);
+  /// That the simulation takes for the bytes of its files.
+  std::uint64_t memory_bytes() const;
 
  private:
   friend class SimulatedEngine;
@@ -109,6 +117,7 @@ class SimulatedDisk {
   std::uint64_t used_bytes() const;
 
   std::uint64_t capacity_bytes_;
+  Keeps keeps_;
   std::map<int, Inode> inodes_;
   Names names_;
   Names durable_names_;
@@ -127,6 +136,9 @@ enum class WriteFate : std::uint8_t {
   kMisdirected,  ///< and what was somewhere else, in this file or another, is overwritten
 };
 
+/// When a drive has moved all that was asked of it.
+using DriveBusyUntil = std::shared_ptr<Nanoseconds>;
+
 struct SimulatedEngineOptions {
   double read_bytes_per_second = 3e9;
   double write_bytes_per_second = 5e9;
@@ -134,6 +146,7 @@ struct SimulatedEngineOptions {
   double jitter = 3;  ///< an operation's latency is drawn from [1, 1 + jitter] times `latency`
   std::uint64_t seed = 1;
   std::uint32_t queue_depth = 32;
+  DriveBusyUntil drive = {};  ///< engines with the same one share a drive; null: of its own
   DirectAlignment alignment;
   /// For tests of tests: says of the n-th fdatasync (from 0) of this engine whether the drive only
   /// claims to have done it.
@@ -166,6 +179,7 @@ class SimulatedEngine final : public IoEngine {
   void make_directory(const std::string& path) override;
   void remove_directory(const std::string& path) override;
   std::vector<std::string> names_in(const std::string& directory) override;
+  std::uint64_t free_bytes(const std::string& directory) override;
   void drop_cache(FileHandle file) override;
   void register_memory(std::span<std::byte>) override {}
   void submit(IoOp& op) override;
@@ -198,6 +212,7 @@ class SimulatedEngine final : public IoEngine {
   std::int32_t perform(const Started& started);
   std::int32_t perform_read(const IoOp& op);
   std::int32_t perform_write(const Started& started);
+  void write_through(const Started& started);
   std::int32_t perform_sync(const Started& started);
   Nanoseconds duration(const IoOp& op);
   std::uint64_t random();
@@ -208,7 +223,6 @@ class SimulatedEngine final : public IoEngine {
   std::vector<Handle> handles_;
   std::deque<IoOp*> waiting_;
   std::size_t in_flight_ = 0;
-  Nanoseconds busy_until_{0};
   std::uint64_t random_state_;
   std::uint64_t syncs_ = 0;
   std::uint64_t writes_ = 0;

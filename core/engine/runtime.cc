@@ -27,7 +27,7 @@ std::vector<int> nodes_of(const std::vector<int>& cpus, const Topology& topology
 }  // namespace
 
 std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
-  auto runtime = std::make_unique<Runtime>();
+  auto runtime = std::make_unique<Runtime>(options.clock);
   runtime->topology = options.topology ? *options.topology : Topology::discover();
   runtime->memory_policy = options.memory_policy;
   runtime->drive_node = options.drive_node;

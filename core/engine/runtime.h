@@ -34,6 +34,8 @@ struct RuntimeOptions {
   bool pin = true;                 ///< each to a core of its own, where there is one
   std::string trace_path;          ///< empty: no trace
   IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
+  /// For tests: virtual time passes while drives, and no worker, have something to do.
+  Clock::Kind clock = Clock::Kind::kReal;
   /// The machine; these three are for tests. Empty: this one, what it says of its drives, its
   /// kernel.
   std::optional<Topology> topology = {};
@@ -47,6 +49,7 @@ struct Runtime {
   /// Errors: kInvalidArgument for more threads than the machine has logical CPUs, and for a
   /// launcher's rank that makes no sense; errno's for the trace file.
   static std::unique_ptr<Runtime> create(const RuntimeOptions& options);
+  explicit Runtime(Clock::Kind clock) : reactor(clock) {}
   ~Runtime();
 
   Topology topology;

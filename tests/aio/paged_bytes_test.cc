@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <random>
 #include <vector>
 
 namespace ziggurat {
@@ -52,6 +54,44 @@ TEST(PagedBytes, WhatWasCutOffIsZerosWhenTheFileGrowsAgain) {
   std::fill_n(expected.begin(), 100, std::byte{9});
   EXPECT_EQ(bytes.all(), expected);
   EXPECT_EQ(before.all(), filled(2 * kPage, 9));
+}
+
+TEST(PagedBytes, AreWhatAPlainArrayIsWhateverIsWrittenWhere) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 20; ++round) {
+    PagedBytes bytes;
+    std::vector<std::byte> expected;
+    for (int i = 0; i < 60; ++i) {
+      const std::uint64_t size = random() % (4 * kPage) + 1;
+      bytes.resize(size);
+      expected.resize(size);
+      const std::uint64_t at = random() % size;
+      std::vector<std::byte> written(random() % (size - at) + 1);
+      const std::uint64_t words[] = {random(), 0, random() % 2 == 0 ? random() : 0};
+      const std::uint64_t stretch = 8 * (random() % 5000 + 1);  // of one word, or less than one
+      for (std::size_t b = 0; b < written.size(); ++b) {
+        const std::uint64_t word = i % 3 == 0 ? random() : words[b / stretch % 3];
+        written[b] = static_cast<std::byte>(word >> (b % 8 * 8));
+      }
+      bytes.write(at, written);
+      std::ranges::copy(written, expected.begin() + static_cast<std::ptrdiff_t>(at));
+      ASSERT_EQ(bytes.all(), expected) << round << ", " << i;
+      PagedBytes again;
+      again.resize(size);
+      again.write(0, expected);
+      ASSERT_TRUE(again == bytes);
+    }
+  }
+}
+
+TEST(PagedBytes, WhatRepeatsAWordTakesNoMemory) {
+  PagedBytes bytes;
+  bytes.resize(1000 * kPage);
+  std::vector<std::byte> words(100 * kPage + 8);
+  for (std::size_t at = 0; at < words.size(); at += 8) std::memset(words.data() + at, 3, 8);
+  for (std::uint64_t at = 8; at + words.size() < bytes.size(); at += words.size())
+    bytes.write(at, words);
+  EXPECT_LT(bytes.memory_bytes(), kPage);
 }
 
 }  // namespace
