@@ -94,6 +94,7 @@ class Bench:
         rates = {name: [] for name in names}
         limits = {name: [] for name in names}
         peaks = {name: [] for name in names}
+        memory_s = []  # until the budgets' memory is there, before a load begins
 
         def note(name, rate, limit):
             rates[name].append(rate)
@@ -112,7 +113,8 @@ class Bench:
             copy = ceilings(self.folder, size)["copy"]
             run = self.train("other", *small, "--load", self.folder / "target", "--checkpoint-dir", self.folder / "again",
                              steps=2)
-            note(names[2], size / run["run"]["open_s"], copy)
+            note(names[2], size / run["run"]["open_state_s"], copy)
+            memory_s.append(run["run"]["open_s"] - run["run"]["open_state_s"])
             save = run["total"]["saves"][-1]
             note(names[1], size / save["seconds"], ceilings(self.folder, size)["copy"])
             self.empty("other", "again")
@@ -128,6 +130,7 @@ class Bench:
               "| | GB/s | ceiling, GB/s | share, median | rounds |\n|---|---|---|---|---|", flush=True)
         for name in names:
             self.row(name, rates[name], limits[name])
+        print(f"\nBefore a load the budgets' memory is filled with pages: {statistics.median(memory_s):.1f} s", flush=True)
         print("\nPeak memory: " + "; ".join(f"{name} {max(peaks[name]):.0f} MiB" for name in names), flush=True)
 
     def stalls(self):

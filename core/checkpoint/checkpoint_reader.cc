@@ -10,18 +10,11 @@
 #include <cstring>
 
 #include "aio/text_file.h"
-#include "base/bytes.h"
 #include "base/checksum.h"
 #include "base/error.h"
 #include "core/checkpoint/tensor_box.h"
 
 namespace ziggurat {
-namespace {
-
-/// What takes less time to hash than the way to a worker and back: a model has thousands of biases.
-constexpr std::size_t kHashedHereMax = 16 * kKiB;
-
-}  // namespace
 
 Task<std::unique_ptr<CheckpointReader>> CheckpointReader::open(Environment environment,
                                                                std::string directory) {
@@ -139,7 +132,7 @@ Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std:
     const std::function<void()> copy = [&] {
       std::memcpy(out.data() + (at - first), bytes.data() + inside, here);
     };
-    co_await run_copy(environment_.reactor, environment_.workers, here, copy);
+    co_await run_pass(environment_.reactor, environment_.workers, "copy state", here, copy);
     at += here;
     ++index;
   }
@@ -152,11 +145,8 @@ Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
   co_await file.read(piece.offset_bytes + begin, into);
   std::uint64_t hash = 0;
   const std::function<void()> job = [&] { hash = hash64(into, 0); };
-  if (into.size() <= kHashedHereMax) {
-    job();
-  } else {
-    co_await environment_.workers.run(environment_.reactor, "verify checkpoint", job);
-  }
+  co_await run_pass(environment_.reactor, environment_.workers, "verify checkpoint", into.size(),
+                    job);
   if (hash == expected.hash) co_return;
   throw Error(ErrorCode::kDataLoss,
               fmt::format("{}: bytes {} to {}, of '{}', are not what was written: this checkpoint "

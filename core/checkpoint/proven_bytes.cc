@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+
 namespace ziggurat {
 
 Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) {
@@ -48,11 +50,11 @@ void ProvenBytes::keep(const Key& key, const Entry& entry) {
   }
 }
 
-Task<> run_copy(Reactor& reactor, WorkerPool& workers, std::uint64_t size_bytes,
+Task<> run_pass(Reactor& reactor, WorkerPool& workers, const char* name, std::uint64_t size_bytes,
                 const std::function<void()>& job) {
-  constexpr std::uint64_t kHandedOver = std::uint64_t{64} << 10;  // some microseconds of copying
+  constexpr std::uint64_t kHandedOver = 64 * kKiB;  // some microseconds
   if (size_bytes >= kHandedOver) {
-    co_await workers.run(reactor, "copy state", job);
+    co_await workers.run(reactor, name, job);
   } else {
     job();
   }

@@ -55,9 +55,10 @@ class ProvenBytes {
   std::uint64_t kept_bytes_ = 0;
 };
 
-/// Runs `job`, which copies `size_bytes`: on a worker, or at once where handing it over would cost
-/// more than the copy.
-Task<> run_copy(Reactor& reactor, WorkerPool& workers, std::uint64_t size_bytes,
+/// Runs `job`, which goes through `size_bytes` of memory once: on a worker, or at once where
+/// handing it over would cost more (a model has thousands of biases). `name` as
+/// WorkerPool::run()'s.
+Task<> run_pass(Reactor& reactor, WorkerPool& workers, const char* name, std::uint64_t size_bytes,
                 const std::function<void()>& job);
 
 }  // namespace ziggurat

@@ -140,7 +140,7 @@ Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
       const std::function<void()> copy = [&] {
         take_array({table, at->chunk, its->span()}, {at->array, type}, first, out);
       };
-      co_await run_copy(reactor_, workers_, out.size(), copy);
+      co_await run_pass(reactor_, workers_, "copy state", out.size(), copy);
     }
   }
 }

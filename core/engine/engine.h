@@ -241,6 +241,8 @@ class Engine {
   /// records from sweep to sweep: what a step's lower bound depends on.
   virtual std::uint64_t read_ahead_bytes() const { return 0; }
   virtual std::uint64_t kept_record_bytes() const { return 0; }
+  /// Of opening: until the state was made, loaded or read, once the budgets' memory was there.
+  virtual double state_seconds() const { return 0; }
   virtual const Metrics& metrics() const = 0;
   virtual Account host_account() const = 0;
   /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for

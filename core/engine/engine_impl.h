@@ -76,6 +76,7 @@ class EngineImpl final : public LentEngine {
       UnitId unit,
       const std::function<void(std::uint64_t, std::span<const float>)>& consume) override;
   Placement placement() const override { return config_.placement; }
+  double state_seconds() const override { return state_seconds_; }
   std::uint64_t read_ahead_bytes() const override { return plan_.items * plan_.item_bytes; }
   std::uint64_t kept_record_bytes() const override { return plan_.kept_bytes; }
   const Metrics& metrics() const override { return runtime_.metrics; }
@@ -308,6 +309,7 @@ class EngineImpl final : public LentEngine {
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
+  double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;  // of generation_, wrapped
   std::uint64_t agreements_ = 0;      // on steps, that this rank has come to: one is
   bool agreeing_ = false;             // under way

@@ -69,11 +69,13 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   co_await open_store();
   if (storage_->store) storage_->store->set_copies(copies_elsewhere());
   co_await build_floors();
+  const Nanoseconds begin = runtime_.reactor.clock().now();
   if (resumed_) {
     co_await load_state();
   } else {
     co_await create_state(initialize);
   }
+  state_seconds_ = 1e-9 * static_cast<double>((runtime_.reactor.clock().now() - begin).count());
   const Sharding& ranks = table_->sharding();
   if (ranks.optimizer_sharded() && !ranks.params_sharded())
     home_gather_ = std::make_unique<HomeGather>(*context_, *params_, *cache_, generation_);

@@ -269,6 +269,7 @@ int TrainRun::run() {
                              {"tensor_parallel", place_.tensor_ranks()},
                              {"resumed_at", engine_->generation()},
                              {"open_s", open_s_},
+                             {"open_state_s", engine_->state_seconds()},
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }
