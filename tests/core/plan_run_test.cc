@@ -179,7 +179,7 @@ struct Accounts {
 
 /// What rank 0 accounts for after some steps.
 Accounts accounts_of(const Setting& setting, Budgets budgets) {
-  constexpr std::uint64_t kSteps = 3;
+  constexpr std::uint64_t kSteps = 8;  // in one of them all work items are in use at once
   const ScratchDirectory directory;
   const ModelSpec model = model_in(setting.dtype);
   const EngineConfig config = config_of(setting, directory.path(), budgets);
