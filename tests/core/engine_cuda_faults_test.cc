@@ -9,13 +9,11 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -27,6 +25,7 @@
 #include "tests/core/cuda_rig.h"
 #include "tests/cuda_double/kernels.h"
 #include "tests/cuda_double/optimizer_twins.h"
+#include "tests/support/pipe_text.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -184,22 +183,6 @@ Outcome parse_outcome(const std::string& text) {
   return its;
 }
 
-/// Everything that comes until the other end is closed; false: the time was over before.
-bool read_all(int pipe, std::string& text) {
-  const auto limit = std::chrono::steady_clock::now() + kLimit;
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        limit - std::chrono::steady_clock::now());
-    pollfd ready{pipe, POLLIN, 0};
-    if (::poll(&ready, 1, static_cast<int>(std::max<std::int64_t>(0, left.count()))) != 1)
-      return false;
-    std::array<char, 4096> buffer{};
-    const auto length = ::read(pipe, buffer.data(), buffer.size());
-    if (length <= 0) return true;
-    text.append(buffer.data(), static_cast<std::size_t>(length));
-  }
-}
-
 /// What became of many cases.
 struct Tally {
   std::uint64_t cases = 0, struck = 0, threw = 0;
@@ -236,7 +219,7 @@ class EngineCudaFaults : public ::testing::TestWithParam<GpuSettings> {
     if (child == 0) be(fault, ends[1]);
     ::close(ends[1]);
     std::string text;
-    const bool ended = read_all(ends[0], text);
+    const bool ended = read_all(ends[0], std::chrono::steady_clock::now() + kLimit, text);
     ::close(ends[0]);
     if (!ended) ::kill(child, SIGKILL);
     int status = 0;

@@ -8,15 +8,12 @@
 // each rank until a run ends without having been struck.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
 #include <cerrno>
 #include <filesystem>
 
 #include "base/error.h"
-#include "tests/faults/campaign.h"
-#include "tests/faults/checkpoint_judge.h"
-#include "tests/faults/rank_jobs.h"
+#include "tests/faults/struck_jobs.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -52,13 +49,7 @@ class CheckpointFaults : public ::testing::TestWithParam<Struck> {
 
   /// Every state, and how many calls each rank makes.
   void SetUp() override {
-    Job every = job(kMoreSteps);
-    every.save_every = 1;
-    every.keep_last = 0;
-    ASSERT_EQ(trouble(run_job(every)), "");
-    expected_[0] = tensors_of(path("opened") + "/" + checkpoint_name(0));
-    for (std::uint64_t step = 1; step <= kMoreSteps; ++step)
-      expected_[step] = tensors_of(path("target") + "/" + checkpoint_name(step));
+    expected_ = states_of_steps(job(kMoreSteps));
     clear();
     const std::vector<RankReport> sound = run_job(job(kSteps));
     ASSERT_EQ(trouble(sound), "");
@@ -69,48 +60,19 @@ class CheckpointFaults : public ::testing::TestWithParam<Struck> {
     ASSERT_THAT(found.leftovers, IsEmpty());
   }
 
-  /// What the run that was struck left keeps every promise that it made.
-  void expect_kept(const std::vector<RankReport>& ranks) const {
-    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
-    EXPECT_THAT(found.problems, IsEmpty());
-    const std::set<std::uint64_t> promised = saved(ranks);
-    if (promised.empty()) return;
-    // The newest stays; older ones go when a newer one is whole.
-    ASSERT_THAT(found.whole, ::testing::Not(IsEmpty())) << *promised.rbegin() << " is lost";
-    EXPECT_GE(*found.whole.rbegin(), *promised.rbegin());
-  }
-
-  /// The next run goes on from what was promised, with its bits, and leaves nothing of the first's.
-  void expect_next_run_goes_on(const std::vector<RankReport>& ranks) const {
-    std::filesystem::remove_all(path("opened"));
-    std::filesystem::remove_all(path("last"));
-    const std::vector<RankReport> next = run_job(job(kMoreSteps));
-    ASSERT_EQ(trouble(next), "");
-    const std::uint64_t opened = next[0].opened.value();
-    EXPECT_GE(opened, durable(ranks));
-    EXPECT_THAT(look_at_checkpoints(path("opened"), expected_).whole, ElementsAre(opened));
-    EXPECT_THAT(look_at_checkpoints(path("last"), expected_).whole, ElementsAre(kMoreSteps));
-    const FoundCheckpoints found = look_at_checkpoints(path("target"), expected_);
-    EXPECT_THAT(found.problems, IsEmpty());
-    EXPECT_THAT(found.whole, ElementsAre(kMoreSteps));
-    EXPECT_THAT(found.leftovers, IsEmpty());
-  }
-
   /// Whether the call was made.
   bool kill_at(const Strike& strike) {
-    SCOPED_TRACE(to_string(strike));
     clear();
     const std::vector<RankReport> ranks = run_job(job(kSteps), strike);
     const bool was_struck = struck(ranks);
     if (!was_struck) {
       EXPECT_EQ(trouble(ranks), "");
     } else {
-      const int status = ranks[static_cast<std::size_t>(strike.rank)].status;
-      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+      expect_killed(ranks, strike);
       for (const RankReport& rank : ranks) EXPECT_THAT(rank.problems, IsEmpty());
     }
-    expect_kept(ranks);
-    expect_next_run_goes_on(ranks);
+    expect_kept(job(kSteps), expected_, ranks);
+    expect_next_goes_on(job(kMoreSteps), expected_, ranks);
     return was_struck;
   }
 
@@ -129,7 +91,6 @@ class CheckpointFaults : public ::testing::TestWithParam<Struck> {
   }
 
   bool fail_at(const Strike& strike) {
-    SCOPED_TRACE(to_string(strike));
     clear();
     const std::vector<RankReport> ranks = run_job(job(kSteps), strike);
     const bool was_struck = struck(ranks);
@@ -149,17 +110,9 @@ class CheckpointFaults : public ::testing::TestWithParam<Struck> {
 
   void at_each_call(Strike strike, const std::function<bool(const Strike&)>& strike_at) {
     strike.rank = GetParam().rank;
-    const std::uint64_t calls = calls_[static_cast<std::size_t>(strike.rank)];
-    const std::uint64_t struck = for_each_call(
-        calls, kSampled,
-        [&](std::uint64_t call) {
-          strike.call = call;
-          return strike_at(strike);
-        },
-        [] { return HasFailure(); });
+    const std::uint64_t struck = strike_calls(strike, calls_, kSampled, strike_at);
     fmt::print("  {} ranks, the last {}: {} calls struck of about {}\n", GetParam().ranks,
-               to_string(strike), struck, calls);
-    EXPECT_GT(struck, 0U);
+               to_string(strike), struck, calls_[static_cast<std::size_t>(strike.rank)]);
   }
 
   ScratchDirectory scratch_;

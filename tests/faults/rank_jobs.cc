@@ -5,7 +5,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
@@ -24,6 +23,7 @@
 #include "collectives/rendezvous/rendezvous.h"
 #include "tests/core/checkpoint_rig.h"
 #include "tests/support/free_port.h"
+#include "tests/support/pipe_text.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -237,21 +237,6 @@ std::vector<Child> start(const Job& job, const Strike& strike) {
     children.push_back({pid, ends[0]});
   }
   return children;
-}
-
-/// Everything that comes until the other end is closed; false: the time was over before.
-bool read_all(int pipe, std::chrono::steady_clock::time_point limit, std::string& text) {
-  for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        limit - std::chrono::steady_clock::now());
-    pollfd ready{pipe, POLLIN, 0};
-    if (::poll(&ready, 1, static_cast<int>(std::max<std::int64_t>(0, left.count()))) != 1)
-      return false;
-    std::array<char, 4096> buffer{};
-    const auto length = ::read(pipe, buffer.data(), buffer.size());
-    if (length <= 0) return true;
-    text.append(buffer.data(), static_cast<std::size_t>(length));
-  }
 }
 
 RankReport parse(const std::string& text) {

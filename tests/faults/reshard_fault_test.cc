@@ -7,16 +7,13 @@
 // each rank until a run ends without having been struck.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 
 #include "base/error.h"
-#include "tests/faults/campaign.h"
-#include "tests/faults/checkpoint_judge.h"
-#include "tests/faults/rank_jobs.h"
+#include "tests/faults/struck_jobs.h"
 
 namespace ziggurat::testing {
 namespace {
@@ -93,7 +90,6 @@ class ReshardFaults : public ::testing::TestWithParam<Cut> {
 
   /// Whether the call was made.
   bool strike_at(const Strike& strike) {
-    SCOPED_TRACE(to_string(strike));
     const std::vector<RankReport> ranks = reshard(strike);
     for (const RankReport& rank : ranks) EXPECT_THAT(rank.problems, IsEmpty());
     const bool was_struck = struck(ranks);
@@ -102,8 +98,7 @@ class ReshardFaults : public ::testing::TestWithParam<Cut> {
     } else if (strike.effect == Strike::Effect::kErrno) {
       expect_named_or_right(strike, ranks);
     } else {
-      const int status = ranks[static_cast<std::size_t>(strike.rank)].status;
-      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+      expect_killed(ranks, strike);
     }
     // Whoever comes next.
     const int next_ranks = strike.call % 2 == 0 ? GetParam().to : GetParam().from;
@@ -116,17 +111,11 @@ class ReshardFaults : public ::testing::TestWithParam<Cut> {
 
   void at_each_call(Strike strike) {
     strike.rank = GetParam().rank;
-    const std::uint64_t calls = calls_[static_cast<std::size_t>(strike.rank)];
-    const std::uint64_t struck = for_each_call(
-        calls, kSampled,
-        [&](std::uint64_t call) {
-          strike.call = call;
-          return strike_at(strike);
-        },
-        [] { return HasFailure(); });
+    const std::uint64_t struck =
+        strike_calls(strike, calls_, kSampled, [this](const Strike& s) { return strike_at(s); });
     fmt::print("  {} to {} ranks, the last {}: {} calls struck of about {}; {} runs went on\n",
-               GetParam().from, GetParam().to, to_string(strike), struck, calls, went_on_);
-    EXPECT_GT(struck, 0U);
+               GetParam().from, GetParam().to, to_string(strike), struck,
+               calls_[static_cast<std::size_t>(strike.rank)], went_on_);
   }
 
   ScratchDirectory scratch_;
