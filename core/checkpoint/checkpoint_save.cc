@@ -84,14 +84,18 @@ std::string find_checkpoint(IoEngine& io, const std::string& path) {
               ENOENT);
 }
 
-std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention) {
+std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention,
+                                   std::optional<std::uint64_t> best) {
   std::vector<std::uint64_t> gone;
   if (retention.keep_last == 0) return gone;
   const std::uint64_t older =
       steps.size() - std::min<std::uint64_t>(steps.size(), retention.keep_last);
+  const auto is_best = [&](std::uint64_t i) {  // or the first after it, where it was not saved
+    return retention.keep_best && best && steps[i] >= *best && (i == 0 || steps[i - 1] < *best);
+  };
   for (std::uint64_t i = 0; i < older; ++i) {
     const bool stays = retention.keep_every > 0 && steps[i] % retention.keep_every == 0;
-    if (!stays) gone.push_back(steps[i]);
+    if (!stays && !is_best(i)) gone.push_back(steps[i]);
   }
   return gone;
 }
@@ -305,8 +309,8 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
 void CheckpointSave::let_go() {
   IoEngine& io = environment_.io;
   io.sync_directory(request_.folder);  // `latest`, before what it named is removed
-  const std::vector<std::uint64_t> gone =
-      expired(checkpoint_steps(io, request_.folder), request_.retention);
+  const std::vector<std::uint64_t> gone = expired(checkpoint_steps(io, request_.folder),
+                                                  request_.retention, best_step(request_.content));
   for (const std::uint64_t step : gone)
     remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));
   if (!gone.empty()) io.sync_directory(request_.folder);

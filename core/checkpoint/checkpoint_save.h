@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,9 +40,11 @@ std::string find_checkpoint(IoEngine& io, const std::string& path);
 struct Retention {
   std::uint64_t keep_last = 0;   ///< the newest ones; 0: all
   std::uint64_t keep_every = 0;  ///< and those of every so many steps
+  bool keep_best = false;        ///< and the best step's, by the newest one's "best_metric"
 };
-/// The steps that `retention` lets go. The newest never is.
-std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention);
+/// The steps that `retention` lets go. The newest never is. `best`: best_step() of the newest.
+std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention,
+                                   std::optional<std::uint64_t> best);
 /// Removes a checkpoint, or what is left of one: its manifest first, so that no half one is ever
 /// taken for whole.
 void remove_checkpoint(IoEngine& io, const std::string& directory);

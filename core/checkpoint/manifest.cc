@@ -231,6 +231,15 @@ std::vector<std::string> missing_resume_names(const StateContent& content) {
   return missing;
 }
 
+std::optional<std::uint64_t> best_step(const StateContent& content) {
+  const auto found = content.resume.find("best_metric");
+  if (found == content.resume.end()) return std::nullopt;
+  const nlohmann::json best = nlohmann::json::parse(found->second, nullptr, false);
+  if (!best.is_object() || !best.contains("step") || !best["step"].is_number_unsigned())
+    return std::nullopt;
+  return best["step"].get<std::uint64_t>();
+}
+
 std::string files_text(const Manifest& manifest) {
   return "{\"files\":" + files_json(manifest).dump() +
          ",\"pieces\":" + pieces_json(manifest).dump() + "}";

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,8 @@ inline constexpr std::array<std::string_view, 10> kResumeNames{
     "schedule",    "loss_scale", "consumed_samples", "consumed_tokens", "data_cursor", "rng",
     "best_metric", "data",       "evaluation",       "tokenizer"};
 std::vector<std::string> missing_resume_names(const StateContent& content);
+/// The "step" that "best_metric" names, if it names one.
+std::optional<std::uint64_t> best_step(const StateContent& content);
 
 /// The files and pieces alone, as one rank has them; and such a text added to what others have.
 /// Errors: kDataLoss naming `place`.

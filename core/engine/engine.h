@@ -78,6 +78,7 @@ struct CheckpointRequest {
   std::map<std::string, std::string> resume;
   std::uint64_t keep_last = 0;   ///< checkpoints of the folder that stay, the newest; 0: all
   std::uint64_t keep_every = 0;  ///< and those of steps that it divides
+  bool keep_best = false;        ///< and that of the "step" in resume's "best_metric"
 };
 
 /// What became of a save.
@@ -241,7 +242,7 @@ class Engine {
   /// records from sweep to sweep: what a step's lower bound depends on.
   virtual std::uint64_t read_ahead_bytes() const { return 0; }
   virtual std::uint64_t kept_record_bytes() const { return 0; }
-  /// Of opening: until the state was made, loaded or read, once the budgets' memory was there.
+  /// How long opening took to make, load or read the state, once the budgets' memory was there.
   virtual double state_seconds() const { return 0; }
   virtual const Metrics& metrics() const = 0;
   virtual Account host_account() const = 0;

@@ -64,7 +64,8 @@ void EngineImpl::begin_save(const CheckpointRequest& request) {
                                .rank = rank,
                                .checkpoint = {.folder = request.folder,
                                               .retention = {.keep_last = request.keep_last,
-                                                            .keep_every = request.keep_every},
+                                                            .keep_every = request.keep_every,
+                                                            .keep_best = request.keep_best},
                                               .content = content(request),
                                               .plan = plan_shards(*table_, runs, rank)}};
   saves_->begin(std::move(save));

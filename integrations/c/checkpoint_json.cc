@@ -99,7 +99,8 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
     EmbeddedSave save;
     save.folder = its.at("folder").get<std::string>();
     save.retention = {.keep_last = its.at("keep_last").get<std::uint64_t>(),
-                      .keep_every = its.at("keep_every").get<std::uint64_t>()};
+                      .keep_every = its.at("keep_every").get<std::uint64_t>(),
+                      .keep_best = its.value("keep_best", false)};
     save.content = content_of(its);
     for (const json& param : its.at("params")) save.params.push_back(param_of(param));
     const json& parts = its.at("engines");

@@ -315,16 +315,15 @@ typedef struct ziggurat_save_options {
 ///
 ///   "folder", "step"       where it is written
 ///   "keep_last", "keep_every"  which checkpoints of the folder stay then; 0: all
+///   "keep_best"            and the one of the "step" in resume's "best_metric"; absent: false
 ///   "model", "dtype", "placement"  what it is called, the type of its parameters, where state is
 ///   "resume"               an object: what a run says of itself, by the names that
 ///                          `ziggurat ckpt verify` asks for
 ///   "params"               a list: {"name", "shape", "trained"}, of every parameter of the model,
-///   as
-///                          a whole; {"dtype"} of one that is not trained: values of any kind
+///                          as a whole; {"dtype"} of one that is not trained: values of any kind
 ///   "engines"              for each engine a list: what each of its parameters is of "params":
 ///                          {"param": INDEX, "first": ELEMENT}, elements that follow one another,
-///                          or
-///                          {"param": INDEX, "offsets": [..], "box": [..]}; null: another rank
+///                          or {"param": INDEX, "offsets": [..], "box": [..]}; null: another rank
 ///                          saves it
 ///   "values"               the same of each of options.values
 ///

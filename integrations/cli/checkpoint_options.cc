@@ -32,6 +32,8 @@ std::span<const SettingOf<CheckpointOptions>> checkpoint_settings() {
                   {.values = "N", .help = "checkpoints that stay, the newest; 0: all"}),
       In::integer("keep_every", &C::keep_every, {},
                   {.values = "N", .help = "those of steps that N divides stay too"}),
+      In::truth("keep_best", SettingKind::kSwitch, &C::keep_best,
+                {.help = "that of the step with the least held-out loss (--eval-every) stays too"}),
       In::text("load", &C::load,
                {.values = "DIR",
                 .help = "begin with a checkpoint's state, whatever ranks and formats it was saved "
@@ -62,10 +64,11 @@ void check_checkpoints(const Settings& settings, const CheckpointOptions& option
   };
   const bool saves = !options.directory.empty();
   for (const char* name : {"checkpoint_every", "checkpoint_every_minutes", "checkpoint_bandwidth",
-                           "checkpoint_stall_max", "keep_last", "keep_every"}) {
+                           "checkpoint_stall_max", "keep_last", "keep_every", "keep_best"}) {
     needs(name, saves, "--checkpoint-dir", "no checkpoint is made without a directory");
   }
-  needs("keep_every", options.keep_last > 0, "--keep-last", "all checkpoints stay");
+  for (const char* name : {"keep_every", "keep_best"})
+    needs(name, options.keep_last > 0, "--keep-last", "all checkpoints stay");
   for (const char* name : {"load_weights", "load_rename", "load_partial"})
     needs(name, !options.load.empty(), "--load", "nothing is loaded");
 }

@@ -21,6 +21,7 @@ struct CheckpointOptions {
   double stall_max_s = 60;
   std::uint64_t keep_last = 0;
   std::uint64_t keep_every = 0;
+  bool keep_best = false;
   std::string load;
   bool load_weights = false;
   std::vector<LoadRename> load_rename;

@@ -202,19 +202,24 @@ int ckpt_prune(const CkptCommand& command) {
     throw UsageError("ckpt prune: say with --keep-last N how many checkpoints stay");
   Console console;
   const auto runtime = make_runtime();
-  runtime->reactor.block_on([](Runtime& run, const CkptCommand& wanted, Console& out) -> Task<> {
-    const std::string& from = wanted.paths.at(0);
+  std::optional<std::uint64_t> best;
+  if (command.keep_best)
+    best = best_step(CheckpointFiles(*runtime, command.paths.at(0)).source().content());
+  const Retention retention{.keep_last = command.keep_last,
+                            .keep_every = command.keep_every,
+                            .keep_best = command.keep_best};
+  runtime->reactor.block_on([](Runtime& run, const std::string& from, Retention stays,
+                               std::optional<std::uint64_t> its_best, Console& out) -> Task<> {
     const auto io = run.io_engine(run.reactor, from);
     const std::vector<std::uint64_t> steps = checkpoint_steps(*io, from);
-    const std::vector<std::uint64_t> gone =
-        expired(steps, {.keep_last = wanted.keep_last, .keep_every = wanted.keep_every});
+    const std::vector<std::uint64_t> gone = expired(steps, stays, its_best);
     for (const std::uint64_t step : gone) {
       remove_checkpoint(*io, from + "/" + checkpoint_name(step));
       out.line(fmt::format("removed {}/{}", from, checkpoint_name(step)));
     }
     out.line(fmt::format("{}: {} checkpoints stay", from, steps.size() - gone.size()));
     co_return;
-  }(*runtime, command, console));
+  }(*runtime, command.paths.at(0), retention, best, console));
   return 0;
 }
 

@@ -83,6 +83,7 @@ struct CkptCommand {
   std::vector<std::string> paths;  ///< checkpoints, or folders of which the newest one is meant
   std::uint64_t keep_last = 0;     ///< prune
   std::uint64_t keep_every = 0;
+  bool keep_best = false;
   std::optional<DType> dtype;  ///< to-hf; none: as it is, masters in fp32
   bool force = false;
 };

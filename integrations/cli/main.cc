@@ -307,6 +307,8 @@ class CommandLine {
         ->type_name("N");
     prune->add_option("--keep-every", ckpt_.keep_every, "those of steps that N divides stay too")
         ->type_name("N");
+    prune->add_flag("--keep-best", ckpt_.keep_best,
+                    "the one that the newest calls the best stays too");
   }
 
   void add_reshard(CLI::App& ckpt) {

@@ -46,7 +46,8 @@ CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
   CheckpointRequest request{.folder = options.directory,
                             .resume = {},
                             .keep_last = options.keep_last,
-                            .keep_every = options.keep_every};
+                            .keep_every = options.keep_every,
+                            .keep_best = options.keep_best};
   request.resume = {
       {"schedule", schedule.dump()},
       {"loss_scale", scale.dump()},

@@ -197,10 +197,33 @@ TEST_F(SavedCheckpoint, IsNotMadeWhileAnotherProcessSavesInTheFolder) {
 
 TEST(Retention, LetsTheOldOnesGoButForThoseOfSomeSteps) {
   const std::vector<std::uint64_t> steps{10, 20, 25, 30, 40};
-  EXPECT_THAT(expired(steps, {}), ::testing::IsEmpty());
-  EXPECT_THAT(expired(steps, {.keep_last = 2}), ElementsAre(10, 20, 25));
-  EXPECT_THAT(expired(steps, {.keep_last = 1, .keep_every = 20}), ElementsAre(10, 25, 30));
-  EXPECT_THAT(expired(steps, {.keep_last = 9}), ::testing::IsEmpty());
+  EXPECT_THAT(expired(steps, {}, {}), ::testing::IsEmpty());
+  EXPECT_THAT(expired(steps, {.keep_last = 2}, {}), ElementsAre(10, 20, 25));
+  EXPECT_THAT(expired(steps, {.keep_last = 1, .keep_every = 20}, {}), ElementsAre(10, 25, 30));
+  EXPECT_THAT(expired(steps, {.keep_last = 9}, {}), ::testing::IsEmpty());
+}
+
+TEST(Retention, KeepsTheBestOrTheFirstAfterIt) {
+  const std::vector<std::uint64_t> steps{10, 20, 25, 30, 40};
+  const Retention retention{.keep_last = 1, .keep_best = true};
+  EXPECT_THAT(expired(steps, retention, 20), ElementsAre(10, 25, 30));
+  EXPECT_THAT(expired(steps, retention, 22), ElementsAre(10, 20, 30));
+  EXPECT_THAT(expired(steps, retention, 1), ElementsAre(20, 25, 30));
+  EXPECT_THAT(expired(steps, retention, 40), ElementsAre(10, 20, 25, 30));
+  EXPECT_THAT(expired(steps, retention, {}), ElementsAre(10, 20, 25, 30)) << "none is known yet";
+  EXPECT_THAT(expired(steps, {.keep_last = 1}, 20), ElementsAre(10, 20, 25, 30));
+}
+
+TEST(Retention, TheBestStepIsWhatTheMetricNames) {
+  const auto of = [](const char* text) {
+    StateContent content;
+    content.resume["best_metric"] = text;
+    return best_step(content);
+  };
+  EXPECT_EQ(of(R"({"name": "loss", "step": 7, "value": 2.5})"), 7U);
+  for (const char* const none : {"null", "{}", R"({"step": -1})", R"({"step": "7"})", "[7]", "7"})
+    EXPECT_EQ(of(none), std::nullopt) << none;
+  EXPECT_EQ(best_step({}), std::nullopt);
 }
 
 TEST(Retention, RemovesOldCheckpointsOnceTheNewOneIsWhole) {

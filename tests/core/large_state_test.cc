@@ -101,7 +101,7 @@ class Pattern final : public StateSource {
   StateContent content_;
 };
 
-/// Of this process since reset(), without what the simulated disk keeps.
+/// What this process has held at a time since this was made, without the simulated disk's files.
 class PeakMemory {
  public:
   explicit PeakMemory(const SimulatedDisk& disk) : disk_(disk) {
@@ -308,8 +308,9 @@ TEST(LargeState, MovesAtTheDrivesSpeedInMemoryThatDoesNotGrow) {
   for (const auto& [a, b] : {std::pair{small.save, large.save}, std::pair{small.load, large.load},
                              std::pair{small.reshard, large.reshard}}) {
     EXPECT_GT(b.share, 0.8);
-    // Tables have an entry a record and a tensor: less than a thousandth.
-    EXPECT_LT(b.memory_bytes, a.memory_bytes + bytes / 1000 + 16 * kMiB);
+    // Tables have an entry a record and a tensor: less than a thousandth. How many transfers are
+    // under way at a time differs from run to run.
+    EXPECT_LT(b.memory_bytes, a.memory_bytes + bytes / 1000 + 64 * kMiB);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 #include <thread>
@@ -73,6 +74,31 @@ TEST_F(CliCheckpoint, IsWrittenAsOftenAsAskedForAndAtTheEndAndLoadsWithTheSameLo
                                    Arguments{"--load", checkpoints() + "/" + step_name(3)});
   ASSERT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("resumed at step " + std::to_string(kSteps)));
+}
+
+TEST_F(CliCheckpoint, OfTheBestStepStays) {
+  // At such a rate the held-out loss soon grows.
+  const Output run = ziggurat(
+      folder_.path(),
+      train("store") + Arguments{"--checkpoint-dir", checkpoints(), "--lr", "0.3",
+                                 "--checkpoint-every", "1", "--eval-every", "1", "--keep-last", "1",
+                                 "--keep-best", "--json", folder_ / "report"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const nlohmann::json report = nlohmann::json::parse(contents(folder_ / "report"));
+  std::pair<double, int> best{1e9, 0};
+  for (const nlohmann::json& step : report.at("steps"))
+    best = std::min(best, {step.at("held_out_loss").get<double>(), step.at("step").get<int>()});
+  ASSERT_LT(best.second, kSteps);
+  // One that is due while another is made waits: then the first after the best one stays.
+  int kept = kSteps;
+  for (const nlohmann::json& save : report.at("total").at("saves")) {
+    const int step = save.at("step").get<int>();
+    if (step >= best.second) kept = std::min(kept, step);
+  }
+  EXPECT_EQ(files_in("checkpoints"),
+            (std::set<std::string>{".lock", "latest", step_name(kept), step_name(kSteps)}));
+  const Output pruned = ckpt(folder_, {"prune", checkpoints(), "--keep-last", "1", "--keep-best"});
+  EXPECT_THAT(pruned.out, HasSubstr(kept == kSteps ? "1 checkpoints stay" : "2 checkpoints stay"));
 }
 
 TEST_F(CliCheckpoint, OfOneRankGoesOnWithTwoThatShareItsBatches) {

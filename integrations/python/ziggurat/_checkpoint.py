@@ -31,6 +31,7 @@ def save_checkpoint(
     step: int | None = None,
     keep_last: int = 0,
     keep_every: int = 0,
+    keep_best: bool = False,
     resume: Mapping[str, Any] | None = None,
     **kept: Any,
 ) -> str:
@@ -41,7 +42,8 @@ def save_checkpoint(
     `resume` says plain facts of the run for tools and people, by the names that
     ``ziggurat ckpt verify`` asks for: ``{"consumed_samples": 51200, "tokenizer": "gpt2"}``. `step` is the optimizer's steps if it
     is not given. Of the checkpoints in the folder the newest `keep_last` stay, and those of every
-    `keep_every` steps; 0: all.
+    `keep_every` steps; 0: all. With `keep_best` the best step's stays too, which `resume` names:
+    ``{"best_metric": {"name": "loss", "step": 300, "value": 2.1}}``.
 
     Between two steps, a call of all ranks: each writes what it has, a chunk at a time, and training
     goes on when all of it is durable. Errors: InvalidArgument where the folder has this step
@@ -62,6 +64,7 @@ def save_checkpoint(
         "step": step,
         "keep_last": keep_last,
         "keep_every": keep_every,
+        "keep_best": keep_best,
         "resume": _resume_facts(optimizer, resume, kept),
     }
     engines = [opened.engine for opened in optimizer._opened]

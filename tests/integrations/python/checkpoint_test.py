@@ -599,6 +599,17 @@ def test_a_save_that_cannot_be_leaves_nothing_on_any_rank(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_the_best_checkpoint_stays(tmp_path):
+    model, optimizer = made()
+    for step, loss in ((1, 3.0), (2, 2.0), (3, 2.5), (4, 2.6)):
+        train(model, optimizer, 1, first=step - 1)
+        best = {"name": "loss", "step": min(step, 2), "value": min(loss, 2.0)}
+        facts = {"best_metric": best}
+        save_checkpoint(tmp_path, optimizer, model, keep_last=1, keep_best=True, resume=facts)
+    optimizer.close()
+    assert {p.name for p in tmp_path.glob("step-*")} == {"step-000000002", "step-000000004"}
+
+
 def model_of_names(path):
     """Parameters by the names and shapes that a checkpoint has."""
     model = torch.nn.Module()
