@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "aio/fork_closed.h"
 #include "base/bytes.h"
 #include "base/error.h"
 
@@ -35,21 +36,16 @@ void AlignedBytes::Release::operator()(std::byte* memory) const noexcept {
 
 AlignedBytes::Memory AlignedBytes::allocate(std::uint64_t size_bytes) {
   const std::uint64_t size = round_up(size_bytes, kAlignment);
-  void* memory = nullptr;
-  Release release{.mapped_bytes = 0, .pool = {}};
-  if (size < kMapped) {
-    memory = std::aligned_alloc(kAlignment, size);
-  } else {
-    release.mapped_bytes = size;
-    memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) memory = nullptr;
-  }
-  if (memory == nullptr) {
+  const bool mapped = size >= kMapped;
+  void* const memory =
+      mapped ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+             : std::aligned_alloc(kAlignment, size);
+  if (memory == nullptr || memory == MAP_FAILED) {
     throw Error(ErrorCode::kResourceExhausted,
                 fmt::format("no memory for {} to be moved", format_bytes(size_bytes)), errno);
   }
-  Memory its(static_cast<std::byte*>(memory), release);
-  if (size >= kMapped) ::madvise(memory, size, MADV_DONTFORK);  // a kernel without it copies them
+  Memory its(static_cast<std::byte*>(memory), {.mapped_bytes = mapped ? size : 0, .pool = {}});
+  if (mapped) keep_out_of_children({its.get(), size}, "transfers");
   return its;
 }
 

@@ -10,8 +10,8 @@
 
 namespace ziggurat {
 
-/// Pages of its own, where malloc's heap would keep what is freed in pieces, each a little too
-/// small for the next transfer. Not in forked children, as all that a drive reads into. Move-only.
+/// From 128 KiB on pages of its own, where malloc's heap would keep what is freed in pieces, each a
+/// little too small for the next transfer; those are not in forked children. Move-only.
 class AlignedBytes {
  public:
   static constexpr std::uint64_t kAlignment = 4096;

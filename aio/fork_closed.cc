@@ -2,12 +2,16 @@
 // aio/fork_closed.cc: a table that the child's handler can read without a lock.
 #include "aio/fork_closed.h"
 
+#include <errno.h>
+#include <fmt/format.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 
+#include "base/error.h"
 #include "base/log.h"
 
 namespace ziggurat {
@@ -54,6 +58,12 @@ void forget_for_children(int fd) noexcept {
     int expected = fd;
     if (slot.compare_exchange_strong(expected, kFree)) return;
   }
+}
+
+void keep_out_of_children(std::span<std::byte> pages, std::string_view owner) {
+  if (::madvise(pages.data(), pages.size(), MADV_DONTFORK) == 0) return;
+  note_degraded("fork", fmt::format("{}: MADV_DONTFORK failed: {}; do not fork while training",
+                                    owner, errno_text(errno)));
 }
 
 }  // namespace ziggurat

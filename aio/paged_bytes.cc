@@ -51,7 +51,7 @@ void for_each_piece(std::uint64_t page_bytes, std::uint64_t offset_bytes, std::u
 void PagedBytes::expand(const Page& page, std::span<std::byte> bytes) {
   if (!page.mixed) return repeat(page.word, bytes);
   if (page.mixed->bytes) {
-    std::memcpy(bytes.data(), page.mixed->bytes->data(), bytes.size());
+    std::ranges::copy(*page.mixed->bytes, bytes.begin());
     return;
   }
   std::uint64_t begin = 0;
@@ -110,6 +110,10 @@ void PagedBytes::write(std::uint64_t offset_bytes, std::span<const std::byte> by
 }
 
 void PagedBytes::read_page(const Page& page, std::uint64_t at, std::span<std::byte> bytes) {
+  if (page.mixed && page.mixed->bytes) {
+    std::memcpy(bytes.data(), page.mixed->bytes->data() + at, bytes.size());
+    return;
+  }
   if (bytes.size() == kPageBytes) return expand(page, bytes);
   Bytes whole;
   expand(page, whole);

@@ -69,7 +69,6 @@ int SimulatedDisk::inode_of(const std::string& path) const {
 }
 
 void SimulatedDisk::crash(std::uint64_t seed) {
-  ZIGGURAT_CHECK(keeps_ == Keeps::kWhatWasSynced, "a disk that keeps all cannot crash");
   std::mt19937_64 random(seed);
   const Fate name_fate(random);
   names_ = durable_names_;
@@ -162,6 +161,7 @@ void SimulatedDisk::kill(std::uint64_t seed) {
 }
 
 void SimulatedDisk::forget_programs() {
+  ZIGGURAT_CHECK(keeps_ == Keeps::kWhatWasSynced, "a disk that keeps all loses nothing");
   for (auto& [id, inode] : inodes_) {
     inode.locked = false;
     inode.open_count = 0;
@@ -263,6 +263,8 @@ SimulatedEngine::SimulatedEngine(Reactor& reactor, SimulatedDisk& disk,
       disk_(disk),
       options_(std::move(options)),
       random_state_(mix_seed(options_.seed, 0)) {
+  ZIGGURAT_CHECK(disk.keeps_ == SimulatedDisk::Keeps::kWhatWasSynced || !options_.write_fate,
+                 "a disk that keeps all loses nothing");
   if (!options_.drive) options_.drive = std::make_shared<Nanoseconds>(0);
 }
 

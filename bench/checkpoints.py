@@ -135,6 +135,7 @@ class Bench:
 
     def stalls(self):
         steps = 12
+        target = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=self.options.target or self.folder)) / "target"
         host = ["--host-memory", self.options.small_host_memory, "--placement",
                 f"params=host,grads=host,optimizer={self.options.stall_tier}"]
         self.empty("store")
@@ -143,9 +144,9 @@ class Bench:
         walls = [step["wall_s"] for step in plain["steps"][2:]]
         step_s = statistics.median(walls)
         self.empty("store")
-        one = self.train("store", *host, "--checkpoint-dir", self.folder / "target", steps=1)
+        one = self.train("store", *host, "--checkpoint-dir", target, steps=1)
         size = one["total"]["saves"][-1]["size_bytes"]
-        self.empty("store", "target")
+        self.empty("store", target)
         free = size / step_s  # what must leave before the sweep after the next comes to the first record
         print(f"\n{size / 1e6:.0f} MB a save, {step_s:.2f} s a step\n\n| target, MB/s | save, s | waited, s | of a step | "
               "missing bandwidth, s | waited of it |\n|---|---|---|---|---|---|", flush=True)
@@ -153,9 +154,9 @@ class Bench:
             bandwidth = int(free * share)
             rows = []
             for _ in range(self.options.rounds):
-                self.empty("store", "target")
+                self.empty("store", target)
                 every = 4 if share > 1 else steps
-                report = self.train("store", *host, "--checkpoint-dir", self.folder / "target", "--checkpoint-every",
+                report = self.train("store", *host, "--checkpoint-dir", target, "--checkpoint-every",
                                     every, "--checkpoint-bandwidth", bandwidth, "--checkpoint-stall-max", "600",
                                     steps=steps if share > 1 else steps + 4)
                 saving_mib = self.peak_mib
@@ -166,7 +167,8 @@ class Bench:
             print(f"| {bandwidth / 1e6:.0f} | {seconds:.2f} | {stalled:.3f} | {stalled / step_s * 100:.1f} % | "
                   + (f"{missing:.2f} | {stalled / missing:.2f} |" if share < 1 else "none | |"), flush=True)
         print(f"\nPeak memory in the same budget: {plain_mib:.0f} MiB without saves, {saving_mib:.0f} MiB with them", flush=True)
-        self.empty("store", "target")
+        self.empty("store", target)
+        target.parent.rmdir()
 
 
 def main():
@@ -174,6 +176,7 @@ def main():
     parser.add_argument("--ziggurat", default="build/release/bin/ziggurat")
     parser.add_argument("--data", default="README.md", help="any text of some length")
     parser.add_argument("--folder", help="on the drive that is measured (default: the working directory's)")
+    parser.add_argument("--target", help="for stalls: where saves go, if not to the folder's drive, which steps need too")
     parser.add_argument("--model", default="12x768x12")
     parser.add_argument("--context", default=32, type=int)
     parser.add_argument("--device-memory", default="1GiB")

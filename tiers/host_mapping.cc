@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "aio/fork_closed.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -89,12 +90,6 @@ std::string look_at_part(std::span<const std::byte> bytes, const NodePart& part,
   return text + fmt::format(" ({} of {} sampled pages elsewhere)", elsewhere, kSamples);
 }
 
-void keep_out_of_children(std::span<std::byte> bytes, const HostMappingOptions& options) {
-  if (::madvise(bytes.data(), bytes.size(), MADV_DONTFORK) == 0) return;
-  note_degraded("fork", fmt::format("{}: MADV_DONTFORK failed: {}; do not fork while training",
-                                    options.owner, errno_text(errno)));
-}
-
 void lock_pages(std::span<std::byte> bytes, const HostMappingOptions& options) {
   if (!options.lock || ::mlock(bytes.data(), bytes.size()) == 0) return;
   const int error = errno;
@@ -160,7 +155,7 @@ std::optional<HostMapping> HostMapping::reserved(const HostMappingOptions& optio
   HostMapping mapping;
   mapping.bytes_ = {static_cast<std::byte*>(base), options.size_bytes};
   mapping.page_kind_ = "2 MiB huge pages";
-  keep_out_of_children(mapping.bytes_, options);
+  keep_out_of_children(mapping.bytes_, options.owner);
   if (mapping.fill(options) != 0) return std::nullopt;
   return mapping;  // hugetlb pages are never swapped: nothing to lock
 }
@@ -186,7 +181,7 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
 
   const bool wants_huge = options.huge_pages && size >= kHugePage;
   const bool advised = wants_huge && ::madvise(aligned, size, MADV_HUGEPAGE) == 0;
-  keep_out_of_children(bytes_, options);
+  keep_out_of_children(bytes_, options.owner);
   if (const int error = fill(options); error != 0) {
     ::munmap(aligned, size);
     bytes_ = {};

@@ -50,6 +50,7 @@ class CheckpointFaults : public ::testing::TestWithParam<Struck> {
   /// Every state, and how many calls each rank makes.
   void SetUp() override {
     expected_ = states_of_steps(job(kMoreSteps));
+    ASSERT_FALSE(expected_.empty());
     clear();
     const std::vector<RankReport> sound = run_job(job(kSteps));
     ASSERT_EQ(trouble(sound), "");

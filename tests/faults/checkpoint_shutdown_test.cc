@@ -67,6 +67,7 @@ class CheckpointShutdown : public ::testing::TestWithParam<Setting> {
   void SetUp() override {
     if (!disk_.why_not().empty()) GTEST_SKIP() << disk_.why_not();
     expected_ = states_of_steps(job(kMoreSteps));
+    ASSERT_FALSE(expected_.empty());
     clear();
     const std::vector<RankReport> sound = run_job(job(kSteps));
     ASSERT_EQ(trouble(sound), "");

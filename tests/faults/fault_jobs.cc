@@ -95,13 +95,8 @@ Verdict run_swap(const Bench& bench) {
   const std::vector<std::uint64_t> sizes{kPage, 100 * kKiB, 3 * kPage};
   Verdict verdict;
   verdict.error = error_of([&] {
-    const std::vector<StripePlace> places{
-        {.io = bench.drive, .observers = {}, .directory = bench.directory}};
-    const auto swap = bench.reactor.block_on(
-        [](Reactor& reactor, std::vector<StripePlace> at,
-           std::vector<std::uint64_t> items) -> Task<std::unique_ptr<SwapFile>> {
-          co_return SwapFile::create(reactor, std::move(at), std::move(items));
-        }(bench.reactor, places, sizes));
+    const auto swap = SwapFile::create(
+        bench.reactor, {{.io = bench.drive, .observers = {}, .directory = bench.directory}}, sizes);
     const auto item = [&](std::size_t i) { return memory.bytes().first(sizes[i]); };
     for (std::uint64_t round = 0; round < 2; ++round) {
       for (std::size_t i = 0; i < sizes.size(); ++i) {

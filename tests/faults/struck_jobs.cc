@@ -38,8 +38,11 @@ void expect_killed(const std::vector<RankReport>& ranks, const Strike& strike) {
 States states_of_steps(Job job) {
   job.save_every = 1;
   job.keep_last = 0;
-  EXPECT_EQ(trouble(run_job(job)), "");
   States states;
+  if (const std::string wrong = trouble(run_job(job)); !wrong.empty()) {
+    ADD_FAILURE() << wrong;
+    return states;
+  }
   states[0] = tensors_of(job.opened_copy + "/" + checkpoint_name(0));
   for (std::uint64_t step = 1; step <= job.last_step; ++step)
     states[step] = tensors_of(job.target + "/" + checkpoint_name(step));

@@ -22,7 +22,7 @@ std::uint64_t strike_calls(Strike strike, const std::vector<std::uint64_t>& call
 /// The rank that was struck ended by SIGKILL.
 void expect_killed(const std::vector<RankReport>& ranks, const Strike& strike);
 
-/// Runs `job`, saving every step. Its files are left.
+/// Runs `job`, saving every step; none where that fails. Its files are left.
 States states_of_steps(Job job);
 
 /// What a job that was struck left in its target keeps every promise that it made.

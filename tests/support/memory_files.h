@@ -56,7 +56,7 @@ class MemoryFiles final : public IoEngine {
     if (names.empty()) throw system_error(ENOENT, "names in " + directory);
     return names;
   }
-  std::uint64_t free_bytes(const std::string&) override { return 0; }
+  std::uint64_t free_bytes(const std::string&) override { refuse(); }
   void drop_cache(FileHandle) override {}
   void register_memory(std::span<std::byte>) override {}
   std::size_t in_flight() const noexcept override { return in_flight_; }

@@ -24,6 +24,7 @@ try:
     from foreign_test import Hostile
     from rank_runs import on_ranks
     from small_models import one_thread  # noqa: F401
+    from torch.utils.cpp_extension import get_default_build_root
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -59,7 +60,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 
 # DeepSpeed's compiled operations, built here at the first run. Of this file alone: a job that is
 # killed while it builds leaves a lock behind, for which every later one would wait for ever.
-OPERATIONS = Path(sys.prefix) / "deepspeed_operations"
+OPERATIONS = Path(get_default_build_root()) / "ziggurat_foreign_deepspeed"
 BUILDS = "from deepspeed.ops.op_builder import cpu; " + "; ".join(
     f"cpu.{name}Builder().load(verbose=False)"
     for name in ("CPUAdam", "CPUAdagrad", "CPULion", "FusedAdam", "ShareMemComm")
