@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of integrations/python/README.md run: placement changes no digit of the first one's
-losses, and the one that saves a checkpoint ends alike where it goes on from it.
+losses, and the one that saves a checkpoint ends alike where it goes on from it. The main page's runs too, and leaves
+each of its steps in its store.
 
-readme_test.py README; exits with 77 where PyTorch is missing. The package is the one that Python finds.
+readme_test.py README MAIN_README; exits with 77 where PyTorch is missing. The package is the one that Python finds.
 """
 
 import importlib.util
@@ -20,9 +21,13 @@ page = Path(sys.argv[1]).read_text()
 
 
 def program_of(section: str) -> str:
-    found = re.search(rf"## {section}\n.*?```python\n(.*?)```", page, re.DOTALL)
+    return program_in(sys.argv[1], page, rf"## {section}\n.*?")
+
+
+def program_in(path: str, text: str, before: str = "") -> str:
+    found = re.search(rf"{before}```python\n(.*?)```", text, re.DOTALL)
     if found is None:
-        sys.exit(f"{sys.argv[1]}: '{section}' has no program")
+        sys.exit(f"{path}: '{before}' has no program")
     return found[1]
 
 
@@ -45,9 +50,15 @@ with tempfile.TemporaryDirectory() as folder:
     (Path(folder) / "train.py").write_text(program_of("Checkpoints"))
     saved = run(folder, "train.py")
     resumed = run(folder, "train.py", "saved")
+    (Path(folder) / "main.py").write_text(
+        program_in(sys.argv[2], Path(sys.argv[2]).read_text()).replace(
+            "optimizer.close()", "print(optimizer.engine.generation)\noptimizer.close()"
+        ).replace("nvme:state", "nvme:main")
+    )
+    main = run(folder, "main.py")
 print("\n".join(in_memory))
 
-problems = []
+problems = [] if main == ["20"] else [f"the main page's program ends after {main} steps"]
 if in_memory != on_drive:
     problems.append("with nvme: it prints otherwise:\n" + "\n".join(on_drive))
 if len(losses(in_memory)) != 5 or losses(in_memory)[-1] > losses(in_memory)[0] / 2:
