@@ -157,9 +157,8 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
 Error no_space(int error, const std::string& path, std::uint64_t size_bytes,
                std::uint64_t missing_bytes, std::uint64_t free) {
   return {ErrorCode::kResourceExhausted,
-          fmt::format("{}: no room for a file of {}: {} more bytes are needed and {} are free ({} "
-                      "of {}): {}; free "
-                      "space, or put it on another filesystem",
+          fmt::format("{}: there is no room for a file of {}: {} more bytes are needed and {} are "
+                      "free ({} of {}): {}; free space, or put it on another filesystem",
                       path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
                       format_bytes(missing_bytes), errno_text(error)),
           error};

@@ -62,7 +62,7 @@ JsonField JsonField::at(const char* key) const {
 }
 
 JsonField JsonField::at(std::size_t index) const {
-  if (index >= size()) refuse(fmt::format("it has {} values, and needs {}", size(), index + 1));
+  if (index >= size()) refuse(fmt::format("it has {} values but needs {}", size(), index + 1));
   return {value_[index], fmt::format("{}[{}]", path_, index)};
 }
 
@@ -102,7 +102,7 @@ std::uint64_t JsonField::hex() const {
   const auto [end, error] =
       std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
   if (digits.size() != 16 || error != std::errc{} || end != digits.data() + digits.size())
-    refuse(fmt::format("'{}' is no hash of 16 digits", digits));
+    refuse(fmt::format("'{}' is not a hash of 16 digits", digits));
   return number;
 }
 

@@ -31,8 +31,8 @@ struct TypedSpan {
   template <class T>
   auto as() const noexcept {
     using Element = std::conditional_t<std::is_const_v<Byte>, const T, T>;
-    ZIGGURAT_CHECK(sizeof(T) == size_bytes(dtype), "{} as elements of {} bytes", to_string(dtype),
-                   sizeof(T));
+    ZIGGURAT_CHECK(sizeof(T) == size_bytes(dtype), "{} cannot be read as elements of {} bytes",
+                   to_string(dtype), sizeof(T));
     return std::span<Element>(reinterpret_cast<Element*>(bytes.data()), count());
   }
 };

@@ -33,7 +33,7 @@ int ranks_along(const MeshShape& shape, Axis axis) noexcept {
 }
 
 void require_positive(const MeshShape& shape, int world_size) {
-  if (world_size < 1) refuse(fmt::format("a world of {} ranks: give 1 or more", world_size));
+  if (world_size < 1) refuse(fmt::format("the world has {} ranks: give 1 or more", world_size));
   for (const Axis axis : kAxes) {
     if (ranks_along(shape, axis) < 1)
       refuse(fmt::format("{} {}: give 1 or more", to_string(axis), ranks_along(shape, axis)));
@@ -101,7 +101,7 @@ Place place_of(int rank, int world_size, int tensor) {
 Mesh::Mesh(const MeshShape& shape, const WorldSize& world) : shape_(shape), world_(world) {
   require_positive(shape, world.ranks);
   if (world.ranks_per_node < 1)
-    refuse(fmt::format("{} ranks on a node: give 1 or more", world.ranks_per_node));
+    refuse(fmt::format("a node has {} ranks: give 1 or more", world.ranks_per_node));
   if (product(shape) != world.ranks) {
     refuse(fmt::format("{} = {} ranks, but the world has {}: the axes must multiply to it",
                        to_string(shape), product(shape), world.ranks));

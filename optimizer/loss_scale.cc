@@ -23,11 +23,12 @@ void require(bool good, const std::string& message) {
 
 const LossScaleConfig& checked(const LossScaleConfig& config) {
   const double max = std::ldexp(1.0, kScalePowerMax);
-  require(config.loss_scale >= 0 && config.loss_scale <= max,
-          fmt::format("loss_scale {:g}: 0 (dynamic) or a positive scale", config.loss_scale));
   require(
-      config.initial_scale_power >= 0 && config.initial_scale_power <= kScalePowerMax,
-      fmt::format("initial_scale_power {}: 0 to {}", config.initial_scale_power, kScalePowerMax));
+      config.loss_scale >= 0 && config.loss_scale <= max,
+      fmt::format("loss_scale {:g} must be 0 (dynamic) or a positive scale", config.loss_scale));
+  require(config.initial_scale_power >= 0 && config.initial_scale_power <= kScalePowerMax,
+          fmt::format("initial_scale_power {} must be from 0 to {}", config.initial_scale_power,
+                      kScalePowerMax));
   require(config.loss_scale_window > 0, "loss_scale_window 0: it must be 1 or more");
   require(config.hysteresis > 0, "hysteresis 0: it must be 1 or more");
   require(config.min_loss_scale > 0 && config.min_loss_scale <= max,

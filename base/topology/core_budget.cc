@@ -67,10 +67,11 @@ std::optional<std::pair<std::size_t, std::size_t>> read_place(const char* rank_n
   const auto rank = parse_count(*rank_text);
   const auto count = parse_count(own_entry(*count_text, environment));
   if (!rank || !count || *rank >= *count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}={} with {}={}: not a rank and the count of ranks {}; unset both, "
-                            "or give each process its number from 0 on",
-                            rank_name, *rank_text, count_name, *count_text, where));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}={} does not fit {}={}: the ranks {} are whole numbers from 0, smaller than "
+                    "their count. Give each process its own, or unset both to run alone",
+                    rank_name, *rank_text, count_name, *count_text, where));
   }
   return std::pair(*rank, *count);
 }

@@ -156,7 +156,7 @@ void ExchangeCall::results_ready(int rank, const wire::FrameHeader& header) {
   const std::size_t place = place_of(rank);
   if (!results_) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("lends results of {}, which has none", describe()));
+                fmt::format("lends results of {}, although that call has none", describe()));
   }
   results_->ready(place, header);
 }

@@ -25,15 +25,17 @@ std::span<std::byte> ExchangeTransport::landing(int from, const FrameHeader& hea
   if (header.kind == FrameKind::kChunk) {
     const auto call = calls_.find(header.key());
     if (call == calls_.end()) {
-      throw Error(ErrorCode::kUnavailable, "sent data of a call that is not under way");
+      throw Error(ErrorCode::kUnavailable,
+                  "sent data for a call that this rank has not begun or has ended: the ranks' "
+                  "calls are out of order");
     }
     return call->second->landing(from, header);
   }
   std::vector<std::byte>& small = peer(from).small;
   if (header.length > small.size()) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("sent a frame of {} bytes on control, where {} are the most",
-                            header.length, small.size()));
+                fmt::format("sent a control frame of {} bytes, and the limit is {}", header.length,
+                            small.size()));
   }
   return std::span(small).first(header.length);
 }
@@ -73,11 +75,12 @@ void ExchangeTransport::announced(int from, const FrameHeader& header,
   const auto next = next_sequence_.find({key.communicator, key.lane});
   if (next != next_sequence_.end() && key.sequence < next->second) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced call {} again, which has ended", key.sequence));
+                fmt::format("announced call {} again, although that call has ended", key.sequence));
   }
   if (early_count_ == kEarlyMax) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("announced {} calls that rank {} has not made, the most that are kept",
+                fmt::format("announced {} calls that rank {} has not made, which is the limit: the "
+                            "ranks run too far apart",
                             kEarlyMax, rank_));
   }
   ++early_count_;
@@ -106,7 +109,8 @@ void ExchangeTransport::about_memory(int from, const FrameHeader& header) {
   const auto found = calls_.find(header.key());
   if (found == calls_.end()) {
     throw Error(ErrorCode::kUnavailable,
-                "sent a frame about memory of a call that is not under way");
+                "sent a frame for a call that this rank has not begun or has ended: the ranks' "
+                "calls are out of order");
   }
   const std::shared_ptr<ExchangeCall> call = found->second;
   if (header.kind == FrameKind::kReady) return call->results_ready(from, header);
@@ -118,7 +122,7 @@ void ExchangeTransport::peer_aborted(int from, const FrameHeader& header,
                                      std::span<std::byte> payload) {
   if (!seal_of(from).matches(header.payload, payload, {}, 0) ||
       header.code > static_cast<std::uint16_t>(ErrorCode::kUnimplemented)) {
-    throw Error(ErrorCode::kUnavailable, "stopped, and its reason was damaged on the way");
+    throw Error(ErrorCode::kUnavailable, "stopped, but its reason was damaged on the way");
   }
   const std::string_view reason(reinterpret_cast<const char*>(payload.data()), payload.size());
   fail(static_cast<ErrorCode>(header.code), fmt::format("rank {} stopped: {}", from, reason));

@@ -158,7 +158,8 @@ void MpiChannel::deliver(std::span<const std::byte> message) {
     seal_.check(header);
     if (payload.size() != header.length) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("sent {} bytes in a frame of {}", payload.size(), header.length));
+                  fmt::format("sent {} bytes in a frame that has room for {}", payload.size(),
+                              header.length));
     }
     const std::span<std::byte> place = events_->landing(peer_, header);
     std::ranges::copy(payload, place.begin());

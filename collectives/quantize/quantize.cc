@@ -73,8 +73,9 @@ void each_part(QuantizedBits bits, std::size_t count, const Visit& visit) noexce
 }
 
 void require_size(QuantizedBits bits, std::size_t size_bytes, std::size_t count) noexcept {
-  ZIGGURAT_CHECK(size_bytes == quantized_bytes(bits, count), "{} bytes for {} elements of {} bits",
-                 size_bytes, count, static_cast<int>(bits));
+  ZIGGURAT_CHECK(size_bytes == quantized_bytes(bits, count),
+                 "{} bytes do not hold exactly {} elements of {} bits", size_bytes, count,
+                 static_cast<int>(bits));
 }
 
 }  // namespace

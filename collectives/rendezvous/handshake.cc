@@ -174,13 +174,13 @@ Task<std::string> read_message(Socket& socket, Session& session, std::size_t mos
   std::uint32_t length = 0;
   co_await read_exactly(socket, place_of(length));
   if (length > most_bytes)
-    refuse(fmt::format("a message of {} bytes came, where {} are the most", length, most_bytes));
+    refuse(fmt::format("a message of {} bytes came, and the limit is {}", length, most_bytes));
   std::string text(length, '\0');
   co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
   Digest digest;
   co_await read_exactly(socket, digest);
   if (!same(digest, signature(session.received, text)))
-    refuse("a message whose signature is wrong");
+    refuse("a message came whose signature is wrong");
   co_return text;
 }
 

@@ -88,7 +88,7 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
       continue;
     }
     if (user != ::geteuid()) {
-      log().warn("user {} asked for the secret of this user's job, and got none", user);
+      log().warn("user {} asked for the secret of this user's job and was refused", user);
       continue;
     }
     // As little as this goes into the socket's buffer at once, whoever is slow to read it.

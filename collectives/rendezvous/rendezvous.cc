@@ -35,8 +35,7 @@ std::unique_ptr<Communicator> connect_ranks(Reactor& reactor, WorkerPool& worker
   if (options.world_size == 1) {
     if (options.collectives != Collectives::kAuto) {
       note_degraded("collectives",
-                    fmt::format("collectives {} changes nothing: this is one rank, which talks to "
-                                "nobody",
+                    fmt::format("collectives {} changes nothing, because the job has one rank",
                                 to_string(options.collectives)));
     }
     return std::make_unique<SelfCommunicator>();

@@ -228,7 +228,7 @@ Task<> RendezvousProtocol::part() {
     for (const MemberPtr& member : members_) {
       if (member && !member->connected) ranks.push_back(member->rank);
     }
-    return ranks_text(ranks) + " joined, and did not say that they are connected to all";
+    return ranks_text(ranks) + " joined but did not report that they are connected to all others";
   };
   co_await wait_for(all_connected_, missing);
   check_nobody_is_lost();

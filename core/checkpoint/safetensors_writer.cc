@@ -156,8 +156,8 @@ void SafetensorsWriter::append_bits(std::span<const std::byte> bytes) {
                                         element_ * ziggurat::size_bytes(tensors_[tensor_].type);
   if (bytes.size() > left) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} bytes, and '{}' takes {} more", path_, bytes.size(),
-                            last ? "no tensor" : tensors_[tensor_].name, left));
+                fmt::format("{}: {} bytes were given for '{}', which has room for {}", path_,
+                            bytes.size(), last ? "no tensor" : tensors_[tensor_].name, left));
   }
   if (bytes.empty()) return;
   const std::size_t size = ziggurat::size_bytes(tensors_[tensor_].type);

@@ -79,7 +79,7 @@ std::string reason(const RunRequest& request, const RunPlan& plan) {
 
 PlacementChoice choose_placement(RunRequest request) {
   ZIGGURAT_CHECK(request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0,
-                 "placement auto without budgets");
+                 "placement auto was asked for without budgets");
   for (const bool comfortably : {true, false}) {
     for (const Classes& classes : kCandidates) {
       request.placement = {.params = classes.params, .grads = classes.grads};

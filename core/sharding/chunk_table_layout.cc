@@ -74,9 +74,9 @@ DType dtype_in(const nlohmann::json& layout) {
   const auto text = layout["param"].get<std::string>();
   const std::optional<DType> dtype = parse_dtype(text.substr(0, text.find(',')));
   if (!dtype || param_text(*dtype) != text) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store's parameters are '{}', which is none of {}", text,
-                            fmt::join(kDTypeNames, ", ")));
+    throw Error(ErrorCode::kDataLoss, fmt::format("the store's parameters are of the type '{}', "
+                                                  "which this program does not know: it knows {}",
+                                                  text, fmt::join(kDTypeNames, ", ")));
   }
   return *dtype;
 }
@@ -181,7 +181,7 @@ ParamSpec param_in(const JsonField& field) {
     sound = sound && dimension > 0 && dimension <= kElementsMax / count;
     if (sound) count *= dimension;
   }
-  if (!sound) field.refuse("a shape that makes no sense");
+  if (!sound) field.refuse("its shape is not one that a parameter can have");
   return param;
 }
 

@@ -49,10 +49,15 @@ void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
       refuse(fmt::format("'{}' after '{}'", to_string(share.tier), to_string(shares[i - 1].tier)));
     }
     if (last && share.size_bytes)
-      refuse(fmt::format("'{}' has a size, and no tier after it takes what is left",
-                         to_string(share.tier)));
+      refuse(
+          fmt::format("'{}' has a size, but no tier after it takes what is left: add one without a "
+                      "size, such as nvme",
+                      to_string(share.tier)));
     if (!last && !share.size_bytes)
-      refuse(fmt::format("'{}' has no size, and takes all there is", to_string(share.tier)));
+      refuse(
+          fmt::format("'{}' has no size, so it takes everything and no tier can follow it: give it "
+                      "a size, or make it the last",
+                      to_string(share.tier)));
     if (last) placement.optimizer = share.tier;
     if (!last && share.tier == Tier::kDevice) placement.device_record_bytes = *share.size_bytes;
     if (!last && share.tier == Tier::kHost) placement.host_record_bytes = share.size_bytes;
@@ -68,8 +73,11 @@ void place(Placement& placement, const std::string& name, const std::vector<Shar
         fmt::format("'{}' is not a class of state; use params, grads, optimizer or all", name));
   }
   if (shares.size() > 1 || shares.front().size_bytes) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: one tier, without a size: only optimizer is divided", name));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "{} goes to one tier, without a size: only optimizer can be divided among tiers",
+            name));
   }
   const Tier tier = shares.front().tier;
   if (name == "all") placement = {.params = tier, .grads = tier, .optimizer = tier};

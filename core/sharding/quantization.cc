@@ -33,20 +33,22 @@ void require_quantizable(const Quantization& quantization, const Strategy& strat
     refuse(fmt::format("`quantized_gradients={}`: give 4 or 8, or 16 for none", bits));
   if (!quantization.any()) return;
   if (strategy.dp == 1)
-    refuse(flags(quantization) + " with one rank: there is nobody to send anything to");
+    refuse(flags(quantization) +
+           " cannot be used with one rank, which sends nothing: leave it out, or start more ranks");
   if (strategy.zero_stage != 3 || strategy.is_hybrid()) {
-    refuse(fmt::format("{} with {}: for stage 3 over all ranks only", flags(quantization),
-                       to_string(strategy)));
+    refuse(fmt::format("{} can be used only with `zero_stage=3` over all ranks; this run has {}",
+                       flags(quantization), to_string(strategy)));
   }
   if (dp_ranks_per_node < 1) {
-    refuse(fmt::format("{}: {} ranks on a node: give 1 or more", flags(quantization),
-                       dp_ranks_per_node));
+    refuse(
+        fmt::format("{} cannot be used with {} ranks on a node: give 1 or more as `ranks_per_node`",
+                    flags(quantization), dp_ranks_per_node));
   }
   const int within = std::min(strategy.dp, dp_ranks_per_node);
   if (strategy.dp % within != 0) {
     refuse(
-        fmt::format("{} go node by node: {} ranks are not whole nodes of {}; "
-                    "`ranks_per_node` says how many a node has",
+        fmt::format("{} cannot be used here: {} ranks cannot fill nodes of {}. Set "
+                    "`ranks_per_node` to a divisor of the ranks",
                     flags(quantization), strategy.dp, within));
   }
 }

@@ -18,7 +18,10 @@ int stage_of(StrategyName name) noexcept { return name == StrategyName::kNone ? 
 
 void require_stage_fits(StrategyName name, int stage) {
   if (name == StrategyName::kHybrid) {
-    if (stage == 0) refuse("`strategy=hybrid` with `zero_stage=0`: nothing is cut; give 1, 2 or 3");
+    if (stage == 0)
+      refuse(
+          "`strategy=hybrid` needs `zero_stage` 1, 2 or 3, because stage 0 divides nothing among "
+          "the ranks of a group");
   } else if (stage != stage_of(name)) {
     refuse(
         fmt::format("`strategy={0}` is `zero_stage={1}`, not {2}: give one of them, or both "
@@ -31,16 +34,19 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
   if (request.name != StrategyName::kHybrid) {
     if (request.shard_group != 0)
       refuse(
-          fmt::format("`shard_group={}`: only `strategy=hybrid` has groups", request.shard_group));
+          fmt::format("`shard_group={}` works only with `strategy=hybrid`: choose that strategy, "
+                      "or leave `shard_group` out",
+                      request.shard_group));
     return stage == 0 ? 1 : dp;
   }
   const int group = request.shard_group;
-  if (group == 0) refuse("`strategy=hybrid`: give `shard_group`, the ranks that share one state");
+  if (group == 0)
+    refuse("`strategy=hybrid` needs `shard_group`, the number of ranks that share one state");
   if (group < 2 || dp % group != 0) {
-    refuse(
-        fmt::format("`shard_group={0}`: 2 ranks or more, and {1} data-parallel ranks are not whole "
-                    "groups of {0}; `zero_stage=0` has a copy on every rank",
-                    group, dp));
+    refuse(fmt::format(
+        "`shard_group={0}` does not divide the {1} data-parallel ranks into groups of 2 or more: "
+        "give a divisor of {1}, or `zero_stage=0`, which keeps a copy on every rank",
+        group, dp));
   }
   return group;
 }
@@ -48,7 +54,7 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
 }  // namespace
 
 Strategy resolve(const StrategyRequest& request, int dp) {
-  if (dp < 1) refuse(fmt::format("{} data-parallel ranks: give 1 or more", dp));
+  if (dp < 1) refuse(fmt::format("there are {} data-parallel ranks: start 1 or more", dp));
   const int stage =
       request.zero_stage.value_or(stage_of(request.name.value_or(StrategyName::kFull)));
   if (stage < 0 || stage > 3) refuse(fmt::format("`zero_stage={}`: give 0, 1, 2 or 3", stage));
@@ -60,14 +66,16 @@ Strategy resolve(const StrategyRequest& request, int dp) {
                           .hpz = request.hpz};
   if (strategy.hpz == 0) return strategy;
   if (stage != 3) {
-    refuse(fmt::format("`hpz={}` with {}: a second cut is of parameters that stage 3 cuts",
-                       strategy.hpz, to_string(Strategy{.zero_stage = stage, .dp = dp})));
+    refuse(
+        fmt::format("`hpz={}` needs `zero_stage=3`, because it keeps a second copy of parameters "
+                    "that only stage 3 divides; this run has {}",
+                    strategy.hpz, to_string(Strategy{.zero_stage = stage, .dp = dp})));
   }
   if (strategy.hpz < 2 || strategy.hpz >= strategy.shard_group ||
       strategy.shard_group % strategy.hpz != 0) {
     refuse(
-        fmt::format("`hpz={0}`: 2 ranks or more, and the {1} that share a state are not several "
-                    "whole groups of {0}",
+        fmt::format("`hpz={0}` does not divide the {1} ranks that share a state into several "
+                    "groups of 2 or more: give a smaller divisor of {1}",
                     strategy.hpz, strategy.shard_group));
   }
   return strategy;

@@ -248,8 +248,9 @@ void EmbeddedEngine::param_written(std::size_t param) {
 /// A parameter's own settings, of those of its group.
 std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) const {
   if (step.groups.size() != group_count_) {
-    throw wrong(fmt::format("{} groups of settings, and the parameters are in {}",
-                            step.groups.size(), group_count_));
+    throw wrong(
+        fmt::format("step(): {} groups were given, but the parameters use {}: give one for each",
+                    step.groups.size(), group_count_));
   }
   std::vector<GroupStep> all;
   for (std::size_t p = 0; p < param_count(); ++p) {

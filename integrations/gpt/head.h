@@ -59,8 +59,8 @@ class Head {
   /// Each row's loss, and the gradient of `scale` times their sum unless scale is 0.
   void loss(Team& team, std::span<const std::uint8_t> targets, float scale,
             const HeadActivations& activations) const;
-  /// After both: the gradients of unit 0 are added to, and x becomes d loss / d x; in two steps:
-  /// then the sum of d_normal, own rows; nothing.
+  /// Call logits_backward(), then norm_backward(). Together they add unit 0's gradient and turn x
+  /// into d loss / d x. Where ranks divide the vocabulary, d_normal is summed over them in between.
   void logits_backward(Team& team, std::span<const WorkerScratch> scratch, ConstArray params,
                        const HeadActivations& activations, float* d_params) const;
   void norm_backward(Team& team, ConstArray params, Array x, const HeadActivations& activations,

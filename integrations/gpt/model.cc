@@ -156,18 +156,18 @@ ModelConfig parse_model(std::string_view text) {
   for (std::int64_t* field : fields) {
     if (field != fields[0]) {
       if (at == end || *at != 'x')
-        refuse(text, "not a known name, and not three numbers with x between");
+        refuse(text, "it is not a known name, nor three numbers with x between them");
       ++at;
     }
     const auto [next, error] = std::from_chars(at, end, *field);
     if (error != std::errc() || *field < 1)
-      refuse(text, "not a known name, and not three positive numbers with x between");
+      refuse(text, "it is not a known name, nor three positive numbers with x between them");
     at = next;
   }
   if (at != end)
-    refuse(text, fmt::format("\"{}\" after the third number", std::string_view(at, end)));
+    refuse(text, fmt::format("\"{}\" follows the third number", std::string_view(at, end)));
   if (config.layers > 1000 || config.width > 65536)
-    refuse(text, "at most 1000 layers of width 65536");
+    refuse(text, "it may have at most 1000 layers of width 65536");
   if (config.width % 16 != 0)
     refuse(text, fmt::format("width {} is not a multiple of 16", config.width));
   if (config.width % config.heads != 0) {

@@ -102,12 +102,13 @@ std::uint8_t draw(std::span<const float> logits, float temperature, std::uint64_
 std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model,
                    const SamplerSpace& space, const std::string& prompt,
                    const SampleOptions& options) {
-  if (prompt.empty()) throw Error(ErrorCode::kInvalidArgument, "prompt: at least one byte");
+  if (prompt.empty())
+    throw Error(ErrorCode::kInvalidArgument, "the prompt is empty: give at least one byte");
   if (options.count < 0)
     throw Error(ErrorCode::kInvalidArgument, fmt::format("count {}: at least 0", options.count));
   if (!(options.temperature >= 0)) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("temperature {}: at least 0", options.temperature));
+                fmt::format("temperature {} must be 0 or more", options.temperature));
   }
   std::map<std::int64_t, Window> windows;
   std::string text = prompt;

@@ -64,7 +64,7 @@ Text Text::load(const std::string& path, std::int64_t context) {
   } else if (fs::is_regular_file(status)) {
     append_file(path, bytes);
   } else {
-    throw bad_data(path, "neither a regular file nor a folder");
+    throw bad_data(path, "it is neither a regular file nor a folder");
   }
   return from_bytes(std::move(bytes), path, context);
 }

@@ -49,13 +49,15 @@ void check_shape(const ModelConfig& model, const RunShape& shape) {
   if (shape.accumulate < 1 || shape.accumulate > 4096)
     refuse(fmt::format("accumulate {}: 1 to 4096", shape.accumulate));
   if (shape.context < 1 || shape.context > model.context_max) {
-    refuse(fmt::format("context {}: 1 to {}, the model's positions", shape.context,
-                       model.context_max));
+    refuse(
+        fmt::format("context {} must be from 1 to {}, the number of positions that the model has",
+                    shape.context, model.context_max));
   }
   if (!shape.sequence_parallel) return;
   const int ranks = model.part.ranks;
   if (ranks == 1)
-    refuse("sequence parallelism is of ranks that divide the layers, and here is one");
+    refuse(
+        "`sp` needs tensor parallelism, and `tp` is 1: set `tp` to 2 or more, or leave `sp` out");
   if (shape.rows() % ranks != 0) {
     refuse(
         fmt::format("sequence parallelism: batch {} x context {} = {} rows, which {} ranks "
@@ -304,7 +306,7 @@ TrainerNeed Trainer::need(const ModelConfig& model, const RunShape& shape, std::
 double Trainer::forward_backward(std::span<const Batch> micro_batches, float loss_scale) {
   if (micro_batches.size() != static_cast<std::size_t>(impl_->shape().accumulate)) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} micro-batches: a step has {}", micro_batches.size(),
+                fmt::format("{} micro-batches were given, but a step has {}", micro_batches.size(),
                             impl_->shape().accumulate));
   }
   impl_->check(micro_batches);
@@ -312,7 +314,9 @@ double Trainer::forward_backward(std::span<const Batch> micro_batches, float los
 }
 
 double Trainer::evaluate(std::span<const Batch> micro_batches) {
-  if (micro_batches.empty()) throw Error(ErrorCode::kInvalidArgument, "no micro-batch to evaluate");
+  if (micro_batches.empty())
+    throw Error(ErrorCode::kInvalidArgument,
+                "there is no micro-batch to evaluate: give one or more");
   impl_->check(micro_batches);
   return impl_->evaluate(micro_batches);
 }

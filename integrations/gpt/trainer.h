@@ -6,8 +6,8 @@
 // gradients go into Engine::gradient; where either lives is not its business. A step reads:
 //
 //   std::vector<Batch> micro_batches = ...;                    // RunShape::accumulate of them
-//   double loss = trainer.forward_backward(micro_batches);     // acquire, compute, release; every
-//   gradient finished engine.step({.learning_rate = lr, .blob = cursor});
+//   double loss = trainer.forward_backward(micro_batches);     // acquires, computes, releases
+//   engine.step({.learning_rate = lr, .blob = cursor});        // every gradient is finished
 //
 // One thread, the engine's trainer thread. Bits depend on shapes, data and parameters, and on what
 // numerics_fingerprint() names; never on the number of workers.

@@ -283,7 +283,7 @@ TEST(Placement, SaysWhichShareIsWrong) {
       {"optimizer=host:1GiB,device", "'device' after 'host'"},
       {"optimizer=host:1GiB,host:1GiB,nvme", "'host' after 'host'"},
       {"optimizer=device:much,nvme", "device:much"},
-      {"params=device:1GiB,host", "only optimizer is divided"},
+      {"params=device:1GiB,host", "only optimizer can be divided"},
       {"nvme", "'' is not a tier"}};
   for (const auto& [text, why] : cases) {
     try {

@@ -190,7 +190,7 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                          }),
               HasSubstr("`quantized_weights` with stage 2"));
   EXPECT_THAT(refusal_of(1, [](EngineConfig& config) { config.quantization = k8Bits; }),
-              HasSubstr("`quantized_gradients=8` with one rank"));
+              HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
   EXPECT_THAT(refusal_of(2, [](EngineConfig& config) { config.quantization.gradient_bits = 6; }),
               HasSubstr("`quantized_gradients=6`: give 4 or 8"));
   EXPECT_THAT(refusal_of(3,
@@ -198,7 +198,7 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                            config.quantization = kBoth;
                            config.ranks_per_node = 2;
                          }),
-              HasSubstr("3 ranks are not whole nodes of 2"));
+              HasSubstr("3 ranks cannot fill nodes of 2"));
   EXPECT_THAT(refusal_of(2,
                          [](EngineConfig& config) {
                            config.quantization = k8Bits;

@@ -76,16 +76,17 @@ TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
   EXPECT_THAT(refusal({.zero_stage = 3, .name = StrategyName::kNone}, 8),
               HasSubstr("`strategy=none` is `zero_stage=0`, not 3"));
   EXPECT_THAT(refusal({.zero_stage = 4}, 8), HasSubstr("give 0, 1, 2 or 3"));
-  EXPECT_THAT(refusal({.shard_group = 4}, 8), HasSubstr("only `strategy=hybrid` has groups"));
-  EXPECT_THAT(refusal({.name = StrategyName::kHybrid}, 8), HasSubstr("give `shard_group`"));
+  EXPECT_THAT(refusal({.shard_group = 4}, 8), HasSubstr("works only with `strategy=hybrid`"));
+  EXPECT_THAT(refusal({.name = StrategyName::kHybrid}, 8), HasSubstr("needs `shard_group`"));
   EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 3}, 8),
-              HasSubstr("8 data-parallel ranks are not whole groups of 3"));
+              HasSubstr("does not divide the 8 data-parallel ranks"));
   EXPECT_THAT(refusal({.zero_stage = 0, .name = StrategyName::kHybrid, .shard_group = 2}, 8),
-              HasSubstr("nothing is cut"));
-  EXPECT_THAT(refusal({.hpz = 3}, 8), HasSubstr("not several whole groups of 3"));
-  EXPECT_THAT(refusal({.zero_stage = 2, .hpz = 4}, 8), HasSubstr("`hpz=4` with stage 2"));
+              HasSubstr("stage 0 divides nothing"));
+  EXPECT_THAT(refusal({.hpz = 3}, 8), HasSubstr("into several groups of 2 or more"));
+  EXPECT_THAT(refusal({.zero_stage = 2, .hpz = 4}, 8),
+              HasSubstr("only stage 3 divides; this run has stage 2"));
   EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 8}, 8),
-              HasSubstr("the 4 that share a state are not several whole groups of 8"));
+              HasSubstr("does not divide the 4 ranks that share a state"));
 }
 
 }  // namespace

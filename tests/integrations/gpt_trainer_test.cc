@@ -215,7 +215,7 @@ TEST(GptTrainer, RefusesWhatDoesNotFit) {
   auto batches = training.batches(0);
   EXPECT_THAT(
       code_and_text([&] { training.trainer.forward_backward(std::span(batches).first(1)); }),
-      HasSubstr(invalid + ": 1 micro-batches: a step has 2"));
+      HasSubstr(invalid + ": 1 micro-batches were given, but a step has 2"));
   batches[1].inputs.pop_back();
   EXPECT_THAT(code_and_text([&] { training.trainer.forward_backward(batches); }),
               HasSubstr("15 inputs"));

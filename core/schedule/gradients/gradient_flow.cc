@@ -95,7 +95,8 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
 Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
   context_.cancel.check();
   const UnitChunks& chunks = context_.table.unit(unit);
-  ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished, "unit {}: gradient() after its end", unit);
+  ZIGGURAT_CHECK(stages_[unit] != Stage::kFinished,
+                 "unit {}: gradient() was called after finish_gradient()", unit);
   DeviceBuffer& buffer = buffers_[unit];
   if (stages_[unit] == Stage::kAccumulating) {
     const DeviceSpan<float> values = device_span(buffer).as<float>().first(chunks.count);
@@ -119,7 +120,7 @@ Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
 void GradientFlow::finish(UnitId unit, std::uint64_t generation) {
   const UnitSpec& spec = context_.table.model().units[unit];
   ZIGGURAT_CHECK(stages_[unit] == Stage::kAccumulating || spec.constant(),
-                 "unit {}: finish_gradient() without gradient()", unit);
+                 "unit {}: finish_gradient() was called without gradient()", unit);
   stages_[unit] = Stage::kFinished;
   const Need need{.generation = generation, .position = finished_units_++};
   if (units_under_way_++ == 0) idle_.reset();

@@ -241,7 +241,7 @@ TEST(QuantizeDeathTest, WantsBytesThatFit) {
   const std::vector<float> values(4);
   std::vector<std::byte> blocks(9);
   EXPECT_DEATH(quantize(QuantizedBits::k8, as_typed(std::span(values)), blocks),
-               "9 bytes for 4 elements of 8 bits");
+               "9 bytes do not hold exactly 4 elements of 8 bits");
 }
 
 }  // namespace

@@ -218,7 +218,8 @@ TEST(Rendezvous, OneRankIsToldThatItsBackEndChangesNothing) {
   options.collectives = Collectives::kNccl;
   EXPECT_EQ(connect_ranks(reactor, workers, options)->world_size(), 1);
   EXPECT_THAT(degraded_modes(),
-              testing::Contains(HasSubstr("collectives nccl changes nothing: this is one rank")));
+              testing::Contains(
+                  HasSubstr("collectives nccl changes nothing, because the job has one rank")));
 }
 
 TEST(Rendezvous, ARankThatDoesNotComeIsNamed) {

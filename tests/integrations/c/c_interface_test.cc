@@ -92,7 +92,7 @@ TEST_F(CInterface, RefusesCallsThatMakeNoSenseAndGoesOn) {
   lend_both(1);
   ziggurat_step_options one_group = options();
   one_group.group_count = 1;
-  EXPECT_REFUSED(step(one_group), "1 groups of settings, and the parameters are in 2");
+  EXPECT_REFUSED(step(one_group), "1 groups were given, but the parameters use 2");
   ziggurat_step_options flagged = options();
   flagged.flags = 4 | ZIGGURAT_UPDATE_AT_ONCE;
   EXPECT_REFUSED(step(flagged), "options.flags is 0x6");

@@ -306,7 +306,7 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
                         [&] {
                           engine.step(rank == 1 ? std::vector{sgd, sgd} : std::vector{sgd});
                         }),
-                HasSubstr("2 groups of settings, and the parameters are in 1"));
+                HasSubstr("2 groups were given, but the parameters use 1"));
     EXPECT_THAT(refusal(ZIGGURAT_INVALID_ARGUMENT,
                         [&] { engine.step({sgd}, 1, "", rank == 1 ? 1U << 30U : 0); }),
                 HasSubstr("options.flags"));
