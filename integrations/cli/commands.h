@@ -115,6 +115,8 @@ ReshardCommand read_reshard(const Settings& settings, std::string store);
 int ckpt_reshard(const ReshardCommand& command);
 
 int doctor(const std::vector<std::string>& paths);
+/// `doctor --train`: becomes the Python package's check, which trains with PyTorch.
+int doctor_train(const std::vector<std::string>& paths);
 
 struct BenchIoCommand {
   measure::BenchOptions options;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/cli/doctor.cc: `ziggurat doctor`: what this machine offers, what is in force, and
 // why not more.
+#include <errno.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +18,7 @@
 #include "aio/direct_file.h"
 #include "aio/probe.h"
 #include "base/bytes.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "base/numerics/simd_target.h"
 #include "base/runtime/reactor.h"
@@ -233,6 +236,25 @@ int doctor(const std::vector<std::string>& paths) {
   for (const std::string& mode : degraded) say("degraded", mode);
   if (degraded.empty()) say("degraded", "nothing");
   return 0;
+}
+
+int doctor_train(const std::vector<std::string>& paths) {
+  std::vector<std::string> words{"python3", "-m", "ziggurat", "doctor", "--train"};
+  if (paths != std::vector<std::string>{"."}) {
+    for (const std::string& path : paths) words.insert(words.end(), {"--path", path});
+  }
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  fmt::print(stderr, "doctor --train runs {}, with PyTorch and the package that it finds\n",
+             fmt::join(words, " "));
+  ::execvp(arguments.front(), arguments.data());
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("doctor --train cannot start python3: {}; install Python, PyTorch and the "
+                  "package (scripts/build-wheel makes it)",
+                  errno_text(errno)),
+      errno);
 }
 
 }  // namespace ziggurat::cli

@@ -359,7 +359,12 @@ class CommandLine {
     app->add_option("--path", paths, "folders where a store may go")
         ->type_name("DIR")
         ->default_str(".");
-    app->callback([this, &paths] { action_ = [&paths] { return doctor(paths); }; });
+    app->add_flag("--train", trains_,
+                  "train a small model with PyTorch on every device that it has, and compare with "
+                  "torch.optim; needs PyTorch and the Python package");
+    app->callback([this, &paths] {
+      action_ = [this, &paths] { return trains_ ? doctor_train(paths) : doctor(paths); };
+    });
   }
 
   using Paths = std::vector<std::string>;
@@ -377,6 +382,7 @@ class CommandLine {
   CkptCommand ckpt_;
   LaunchCommand launch_;
   ProfileCommand profile_;
+  bool trains_ = false;  // doctor
   std::function<int()> action_;
 };
 

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ziggurat doctor --train``: twenty steps of a small model on every device that PyTorch has here.
+
+Each device trains the model with torch.optim.AdamW and with ours, by placement, and prints the bits or
+the differences, seconds and peaks. What it prints is what a report of a defect needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+STEPS = 20
+WIDTH, HIDDEN, ROWS = 192, 512, 64
+#: fp32 on both sides, but sums in another order and a division in another place: some roundings a step.
+LOSS_TOLERANCE = 1e-4
+
+
+@dataclass
+class Run:
+    """What twenty steps left."""
+
+    losses: list[float]
+    weights: list  # of tensors, on the CPU
+    step_s: float  # the median, without the first
+    peak_bytes: int | None  # of the device, where PyTorch counts it
+
+
+def _model(device, dtype):
+    import torch
+
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(WIDTH, HIDDEN), torch.nn.GELU(), torch.nn.LayerNorm(HIDDEN), torch.nn.Linear(HIDDEN, WIDTH)]
+    return torch.nn.Sequential(*layers).to(device=device, dtype=dtype)
+
+
+def _batch(step, device, dtype):
+    """Drawn on the CPU, so that every device sees the same numbers."""
+    import torch
+
+    draw = torch.Generator().manual_seed(1000 + step)
+    rows = torch.randn(ROWS, WIDTH, generator=draw)
+    return rows.to(device=device, dtype=dtype), rows.flip(1).to(device=device, dtype=dtype)
+
+
+def _counter(device, name):
+    """PyTorch's count of the device's memory, where it has one."""
+    import torch
+
+    module = None if device.type == "cpu" else getattr(torch, device.type, None)
+    return getattr(module, name, None)
+
+
+def _train(device, dtype, make, finish=lambda: None) -> Run:
+    import torch
+
+    model = _model(device, dtype)
+    optimizer = make(model)
+    if (reset := _counter(device, "reset_peak_memory_stats")) is not None:
+        reset(device)
+    losses, seconds = [], []
+    for step in range(STEPS):
+        begin = time.perf_counter()
+        rows, target = _batch(step, device, dtype)
+        loss = torch.nn.functional.mse_loss(model(rows).float(), target.float())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - begin)
+    if (synchronize := getattr(optimizer, "synchronize", None)) is not None:
+        synchronize()
+    weights = [param.detach().float().cpu().clone() for param in model.parameters()]
+    if (close := getattr(optimizer, "close", None)) is not None:
+        close()
+    peak = _counter(device, "max_memory_allocated")
+    return Run(losses, weights, statistics.median(seconds[1:]), None if peak is None else peak(device))
+
+
+def _same_bits(one: Run, other: Run) -> bool:
+    import torch
+
+    return one.losses == other.losses and all(map(torch.equal, one.weights, other.weights))
+
+
+def _difference(one: Run, other: Run) -> float:
+    """The largest of the losses, relative."""
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in zip(one.losses, other.losses, strict=True))
+
+
+def _row(name: str, run: Run, verdict: str) -> None:
+    peak = "not counted" if run.peak_bytes is None else f"{run.peak_bytes / 2**20:.1f} MiB"
+    print(f"  {name:<34} {run.step_s * 1e3:9.2f} ms a step   peak {peak:<12} loss {run.losses[-1]:.6f}   {verdict}")
+
+
+def _check(device, dtype, folder: Path) -> list[str]:
+    """Prints the device's rows in one type; returns what is wrong."""
+    import torch
+
+    import ziggurat.torch
+
+    name = f"{device}, {str(dtype).removeprefix('torch.')}"
+    print(f"{name}:", flush=True)
+    wrong: list[str] = []
+
+    theirs = _train(device, dtype, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+    again = _train(device, dtype, lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3))
+    repeats = _same_bits(theirs, again)
+    _row("torch.optim.AdamW", theirs, "" if repeats else "the device does not repeat its own bits")
+
+    def ours(placement, waits):
+        return _train(
+            device,
+            dtype,
+            lambda model: ziggurat.torch.AdamW(
+                model.parameters(), lr=1e-3, placement=placement, model=model if waits else None
+            ),
+        )
+
+    first = ours("host", False)
+    difference = _difference(theirs, first)
+    verdict = f"losses within {difference:.1e} of torch.optim's"
+    if dtype == torch.float32 and not difference <= LOSS_TOLERANCE:
+        verdict += f": MORE THAN {LOSS_TOLERANCE:g}"
+        wrong.append(f"{name}: losses are {difference:.1e} from torch.optim's")
+    if dtype != torch.float32:
+        verdict += " (which keeps no fp32 master)"
+    _row("ziggurat, host", first, verdict)
+    others = [("ziggurat, host, model=", "host", True)]
+    others += [("ziggurat, nvme", f"nvme:{folder / name / 'plain'}", False)]
+    others += [("ziggurat, nvme, model=", f"nvme:{folder / name / 'waits'}", True)]
+    for title, placement, waits in others:
+        run = ours(placement, waits)
+        if _same_bits(first, run):
+            verdict = "same bits"
+        else:
+            verdict = f"OTHER BITS, losses within {_difference(first, run):.1e}"
+            if repeats:
+                wrong.append(f"{name}: {title} has other bits than ziggurat, host")
+            else:
+                verdict += " (the device does not repeat its own)"
+        _row(title, run, verdict)
+    return wrong
+
+
+def devices():
+    """Every device that PyTorch can use here."""
+    import torch
+
+    found = [torch.device("cpu")]
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            found += [torch.device(kind, index) for index in range(module.device_count())]
+    return found
+
+
+def _machine() -> None:
+    import torch
+
+    import ziggurat
+
+    print(f"ziggurat {ziggurat.version()}, PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for device in devices():
+        module = None if device.type == "cpu" else torch.get_device_module(device)
+        print(f"{device}: {platform.processor() or platform.machine() if module is None else module.get_device_name(device)}")
+
+
+def check(on, folder: Path) -> int:
+    """The exit code: 0 where nothing is wrong."""
+    import torch
+
+    wrong: list[str] = []
+    for device in on:
+        for dtype in (torch.float32, torch.bfloat16):
+            try:
+                wrong += _check(device, dtype, folder)
+            except Exception:  # the next device is tried all the same, and the report has what this one said
+                traceback.print_exc(file=sys.stdout)
+                wrong.append(f"{device}, {dtype}: it did not train")
+    print()
+    for line in wrong:
+        print(f"wrong: {line}")
+    if wrong:
+        print("Please report this with everything printed above, `ziggurat doctor`, and what nvidia-smi or its like prints.")
+    else:
+        print("all is right. If a device here is not a CPU, please send what is printed above all the same: few have run it.")
+    return 1 if wrong else 0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="ziggurat doctor --train",
+        description=f"Trains a small model for {STEPS} steps on every device that PyTorch has, with torch.optim.AdamW and with "
+        "ziggurat.torch.AdamW, and compares. Takes some seconds a device; needs PyTorch.",
+    )
+    parser.add_argument("--train", action="store_true", help="this check")
+    parser.add_argument("--path", metavar="DIR", help="a folder on the drive for the NVMe rows (default: a temporary one)")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat its bits
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        print(f"ziggurat: error: doctor --train needs PyTorch: {error}; pip install torch", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="ziggurat-train-", dir=options.path) as folder:
+        _machine()
+        return check(devices(), Path(folder))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``ziggurat doctor --train``: right on the CPU and over an accelerator's double, and it finds what is wrong.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import os
+import subprocess
+import sys
+
+try:
+    import pytest
+    import torch
+    from device_double import Double
+    from small_models import one_thread  # noqa: F401: pytest uses it
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+import ziggurat.torch
+from ziggurat import _train_check
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(_train_check, "STEPS", 6)
+
+
+def test_all_is_right_over_an_accelerators_double(tmp_path, capsys):
+    with Double(0) as double:
+        assert _train_check.check([CPU], tmp_path) == 0
+        assert any(accelerator.pinned_bytes for accelerator in double.accelerators)
+    said = capsys.readouterr().out
+    assert said.count("same bits") == 6 and "all is right" in said
+
+
+def test_other_losses_than_torch_optims_are_found(tmp_path, capsys, monkeypatch):
+    right = ziggurat.torch.AdamW
+    monkeypatch.setattr(ziggurat.torch, "AdamW", lambda *args, **kwargs: right(*args, **kwargs | {"lr": 2e-3}))
+    assert _train_check.check([CPU], tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "MORE THAN" in said and "wrong: cpu, float32: losses are" in said and "Please report" in said
+
+
+def test_other_bits_on_nvme_are_found(tmp_path, capsys, monkeypatch):
+    right = ziggurat.torch.AdamW
+
+    def other_on_nvme(*args, **kwargs):
+        return right(*args, **kwargs | {"weight_decay": 0.011 if kwargs["placement"] != "host" else 0.01})
+
+    monkeypatch.setattr(ziggurat.torch, "AdamW", other_on_nvme)
+    assert _train_check.check([CPU], tmp_path) == 1
+    assert "wrong: cpu, float32: ziggurat, nvme has other bits than ziggurat, host" in capsys.readouterr().out
+
+
+def test_a_device_that_raises_is_said_and_the_next_one_tried(tmp_path, capsys):
+    assert _train_check.check([torch.device("meta"), CPU], tmp_path) == 1
+    said = capsys.readouterr().out
+    assert "wrong: meta, torch.float32: it did not train" in said and said.count("same bits") == 6
+
+
+def test_the_command_runs_it(tmp_path):
+    command = os.environ.get("ZIGGURAT_COMMAND")
+    start = [command] if command else [sys.executable, "-m", "ziggurat"]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*start, "doctor", "--train", "--path", tmp_path],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": path},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all is right" in done.stdout and "PyTorch" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
