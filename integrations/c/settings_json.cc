@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/closest.h"
+#include "base/runtime/seconds.h"
 #include "core/engine/engine_settings.h"
 #include "integrations/c/open_progress.h"
 #include "integrations/c/wrong.h"
@@ -141,17 +141,14 @@ RuntimeSettings runtime_settings_of(std::string_view text) {
         "settings: several ranks without \"rendezvous\": give \"HOST:PORT\", an address of rank "
         "0's machine that the others reach");
   }
-  const auto seconds = [](double value) {
-    return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(value));
-  };
   settings.ranks = {.rank = *given.rank,
                     .world_size = *given.world_size,
                     .source = "the runtime's settings",
                     .rendezvous = given.rendezvous,
                     .rendezvous_source = "setting \"rendezvous\"",
                     .secret = given.secret,
-                    .connect_timeout = seconds(given.connect_timeout_s),
-                    .call_timeout = seconds(given.call_timeout_s)};
+                    .connect_timeout = nanoseconds_of(given.connect_timeout_s),
+                    .call_timeout = nanoseconds_of(given.call_timeout_s)};
   return settings;
 }
 

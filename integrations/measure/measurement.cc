@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/runtime/seconds.h"
 #include "integrations/measure/adam_load.h"
 
 namespace ziggurat::measure {
@@ -53,7 +54,7 @@ void Recorder::begin() {
   cpu_begin_ = process_cpu();
   begin_ = monotonic_now();
   next_live_ = begin_ + kLive;
-  deadline_ = begin_ + Nanoseconds(static_cast<std::int64_t>(seconds_ * 1e9));
+  deadline_ = begin_ + nanoseconds_of(seconds_);
 }
 
 void Recorder::add(IoKind kind, std::uint64_t size_bytes, Nanoseconds started) {

@@ -4,7 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <vector>
+
+#include "base/runtime/seconds.h"
 
 namespace ziggurat {
 namespace {
@@ -55,6 +59,25 @@ TEST(RealClock, DoesNotRunWhatIsNotDue) {
   clock.after(Nanoseconds(0), [&] { fired = true; });
   EXPECT_TRUE(clock.run_next_due());
   EXPECT_TRUE(fired);
+}
+
+/// A setting may say any number of seconds, also one that no clock can count.
+TEST(Seconds, ThatNoClockCountsAreTheLongestWait) {
+  EXPECT_EQ(nanoseconds_of(0.25), Nanoseconds(250'000'000));
+  EXPECT_EQ(nanoseconds_of(60), std::chrono::minutes(1));
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double seconds : {1e10, 1e12, 1e300, kInfinity})
+    EXPECT_EQ(nanoseconds_of(seconds), kLongestWait) << seconds;
+  for (const double seconds : {0.0, -1.0, -kInfinity, std::nan("")})
+    EXPECT_EQ(nanoseconds_of(seconds), Nanoseconds(0)) << seconds;
+}
+
+TEST(Seconds, OfTheLongestWaitHaveADeadlineThatHasNotPassed) {
+  Clock clock(Clock::Kind::kReal);
+  bool fired = false;
+  clock.after(kLongestWait, [&] { fired = true; });
+  EXPECT_FALSE(clock.run_next_due());
+  EXPECT_FALSE(fired);
 }
 
 TEST(RealClock, IsMonotonic) {
