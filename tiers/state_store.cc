@@ -132,7 +132,8 @@ StateStore::Expected StateStore::expected(ChunkId chunk, std::uint64_t generatio
   ZIGGURAT_CHECK(entry.complete && entry.generation == generation,
                  "chunk {}: generation {} asked for, the slot holds {} ({})", chunk, generation,
                  entry.generation, entry.complete ? "whole" : "being written");
-  if (impl_->layout.slots == 1) {
+  // What is constant is never overwritten, though the generation being sealed counts it as its own.
+  if (impl_->layout.slots == 1 && !impl_->spec.is_constant(chunk)) {
     const SlotEntry& other = impl_->tables[parity_of(generation + 1)][chunk];
     ZIGGURAT_CHECK(other.generation == SlotEntry::kNone || other.generation < generation,
                    "chunk {}: generation {} asked for, its only slot was given to {}", chunk,
@@ -177,6 +178,7 @@ Task<> StateStore::read(ChunkId chunk, std::uint64_t generation, std::span<std::
 
 Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                          std::uint64_t hash, IoPriority priority) {
+  require_writable();
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
   ZIGGURAT_CHECK(record.size() == record_bytes(chunk), "chunk {}: {} bytes for a record of {}",
                  chunk, record.size(), record_bytes(chunk));
@@ -191,7 +193,6 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
   ZIGGURAT_CHECK(generation == 0 || impl_->durable_everywhere + 1 == generation,
                  "chunk {}: generation {} may not be written, durable on every rank is only {}",
                  chunk, generation, impl_->durable_everywhere);
-  if (impl_->broken) std::rethrow_exception(impl_->broken);
   SlotEntry& entry = impl_->tables[parity_of(generation)][chunk];
   // If two writes go to one slot at a time, either may be the one that stays.
   ZIGGURAT_CHECK(!entry.writing, "chunk {}: written twice at a time", chunk);
@@ -214,6 +215,25 @@ Task<> StateStore::write(ChunkId chunk, std::uint64_t generation, std::span<cons
     std::rethrow_exception(error);
   }
   entry.complete = entry.generation == generation;  // not if it was discarded meanwhile
+}
+
+/// The first time it was said what failed; from then on, what that means.
+void StateStore::require_writable() const {
+  if (!impl_->broken) return;
+  std::string why;
+  try {
+    std::rethrow_exception(impl_->broken);
+  } catch (const PeerFailed&) {
+    throw;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  throw Error(
+      ErrorCode::kUnavailable,
+      fmt::format("{}: nothing is written to this store any more, because it is not known "
+                  "what its drive has kept: {}. Generation {} is durable. Close the engine, "
+                  "check the drive (smartctl, dmesg), and open the store again",
+                  impl_->file->path(), why, durable_generation()));
 }
 
 Task<> StateStore::repair(ChunkId chunk, std::span<const std::byte> record) {

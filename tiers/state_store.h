@@ -134,6 +134,8 @@ class StateStore {
   /// The newest generation known durable on every rank (the engine learns it with the norm's
   /// all-reduce).
   void set_durable_everywhere(std::uint64_t generation) noexcept;
+  /// Throws where write() and commit() would, because of what failed before.
+  void require_writable() const;
   std::uint64_t durable_everywhere() const noexcept;
 
   /// Seed of a record's hash when written in `generation`; carries uuid, chunk, generation and
@@ -155,7 +157,9 @@ class StateStore {
   Task<> read(ChunkId chunk, std::uint64_t generation, std::span<std::byte> record,
               IoPriority priority = IoPriority::kDemand, std::uint64_t skipped_bytes = 0);
   /// Writes into the slot of `generation`'s parity. Checked: the generation before is durable on
-  /// every rank, and no other write to this slot is under way.
+  /// every rank, and no other write to this slot is under way. After an error the record may be
+  /// written again. Errors: DirectFile's; kUnavailable where what is on the drive is not known any
+  /// more, since a sync or a superblock failed: nothing is written then, by any call.
   Task<> write(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
                std::uint64_t hash, IoPriority priority = IoPriority::kDemand);
   /// Writes a damaged record of the generation that stands anew, durable when it returns. `record`
@@ -174,7 +178,9 @@ class StateStore {
   std::string place_of(ChunkId chunk) const;
 
   /// Every record of `generation` is written: makes it durable with `blob`. `before_seal` runs just
-  /// before the superblock is written.
+  /// before the superblock is written. An error before that, unless of a sync, leaves the
+  /// generation before as it was: this one may be sealed again, its records written anew or not.
+  /// Any other ends all writing.
   Task<> commit(std::uint64_t generation, std::span<const std::byte> blob,
                 const std::function<void()>& before_seal);
 

@@ -14,6 +14,7 @@ namespace ziggurat {
 
 Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> blob,
                           const std::function<void()>& before_seal) {
+  require_writable();
   ZIGGURAT_CHECK(generation == impl_->next_generation && !impl_->committing,
                  "generation {} cannot be sealed, {} is next", generation, impl_->next_generation);
   impl_->carry_constants(generation);
@@ -23,13 +24,13 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
                    "generation {} cannot be sealed: chunk {} holds {} ({})", generation, chunk,
                    table[chunk].generation, table[chunk].complete ? "whole" : "being written");
   }
-  if (impl_->broken) std::rethrow_exception(impl_->broken);
   if (blob.size() > impl_->spec.blob_capacity_bytes)
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("blob: {} bytes, this store holds {} (blob_capacity_bytes when created)",
                     blob.size(), impl_->spec.blob_capacity_bytes));
   impl_->committing = true;
+  impl_->vouching = false;
   std::exception_ptr error;
   try {
     Task<> sealing = impl_->seal(generation, blob, before_seal);
@@ -40,7 +41,7 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
   }
   impl_->committing = false;
   if (error) {
-    impl_->broken = error;
+    if (impl_->vouching || impl_->temporary) impl_->broken = error;
     std::rethrow_exception(error);
   }
   impl_->state.generation = generation;
@@ -66,9 +67,20 @@ Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
     // With one slot there must never be an instant at which neither an in-progress nor a sealed
     // copy is whole: what would be left is the superblock of the generation whose records are gone.
     // With two slots that generation is still there.
-    if (layout.slots == 1) co_await file->sync();
+    if (layout.slots == 1) co_await sync();
   }
-  if (layout.slots == 2) co_await file->sync();
+  if (layout.slots == 2) co_await sync();
+}
+
+/// What one that fails has lost, nobody can say: nothing is written after it.
+Task<> StateStore::Impl::sync() {
+  std::exception_ptr error;
+  try {
+    co_await file->sync();
+  } catch (...) {
+    error = broken = std::current_exception();
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 /// slots = 1: no record is overwritten before the file says, durably, that it is being overwritten.
@@ -78,6 +90,7 @@ Task<> StateStore::Impl::mark_in_progress(std::uint64_t generation) {
     co_return;
   }
   mark_begun = true;
+  marked.reset();
   Superblock mark = newest;
   mark.generation = generation;
   mark.epoch = state.epoch;
@@ -89,7 +102,7 @@ Task<> StateStore::Impl::mark_in_progress(std::uint64_t generation) {
     error = std::current_exception();
   }
   if (error) {
-    broken = error;
+    mark_begun = false;  // nothing was overwritten yet; unless a sync failed, it may be tried again
     marked.fail(error);
     std::rethrow_exception(error);
   }
@@ -121,9 +134,10 @@ Task<> StateStore::Impl::seal(std::uint64_t generation, std::span<const std::byt
   const std::uint64_t blob_io_bytes = round_up(blob.size(), superblock_memory.size());
   if (blob_io_bytes > 0)
     co_await file->write(next.blob_offset_bytes, blob_memory.first(blob_io_bytes));
-  co_await file->sync();  // records, table and blob before the superblock that vouches for them
+  co_await sync();  // records, table and blob before the superblock that vouches for them
   if (before_seal) before_seal();
   seal_begun = true;
+  vouching = true;  // until now nothing that counts was touched
   co_await write_superblock(next);
   newest = next;
 }

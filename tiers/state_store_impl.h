@@ -59,6 +59,7 @@ struct StateStore::Impl {
   std::string what_remains_here(ChunkId chunk, std::uint64_t damaged_generation) const;
 
   Task<> write_superblock(const Superblock& superblock);
+  Task<> sync();
   Task<> write_superblock_copy(unsigned parity, int copy);
   Task<> mark_in_progress(std::uint64_t generation);
   Task<> seal(std::uint64_t generation, std::span<const std::byte> blob,
@@ -99,7 +100,8 @@ struct StateStore::Impl {
   std::span<std::byte> table_memory;
   std::span<std::byte> blob_memory;
   bool committing = false;
-  /// A failed write or sync of tables or superblocks: nothing may be sealed after it
+  bool vouching = false;  ///< the commit under way has begun to write its superblock
+  /// A failed sync, or a failed write of a superblock: nothing may be sealed after it
   std::exception_ptr broken;
 
   bool mark_begun = false;  ///< slots = 1: the in-progress superblock of next_generation

@@ -232,6 +232,11 @@ void StripedStore::set_durable_everywhere(std::uint64_t generation) noexcept {
   for (const auto& stripe : stripes_) stripe->set_durable_everywhere(generation);
 }
 
+void StripedStore::require_writable() const {
+  for (const auto& stripe : stripes_) stripe->require_writable();
+  if (broken_) throw Error(*broken_);
+}
+
 std::uint64_t StripedStore::durable_everywhere() const noexcept {
   std::uint64_t lowest = stripes_[0]->durable_everywhere();
   for (const auto& stripe : stripes_) lowest = std::min(lowest, stripe->durable_everywhere());
@@ -256,6 +261,7 @@ Task<> StripedStore::read(ChunkId chunk, std::uint64_t generation, std::span<std
 Task<> StripedStore::write(ChunkId chunk, std::uint64_t generation,
                            std::span<const std::byte> record, std::uint64_t hash,
                            IoPriority priority) {
+  require_writable();
   ZIGGURAT_CHECK(chunk < chunk_count(), "chunk {} of {}", chunk, chunk_count());
   // One rank's stripes may not run ahead of each other either.
   ZIGGURAT_CHECK(generation == 0 || durable_everywhere() + 1 == generation,
@@ -287,6 +293,7 @@ std::string StripedStore::place_of(ChunkId chunk) const {
 
 Task<> StripedStore::commit(std::uint64_t generation, std::span<const std::byte> blob,
                             const std::function<void()>& before_seal) {
+  require_writable();
   bool announced = false;
   const std::function<void()> once = [&] {
     if (!std::exchange(announced, true) && before_seal) before_seal();
@@ -294,9 +301,32 @@ Task<> StripedStore::commit(std::uint64_t generation, std::span<const std::byte>
   std::vector<Task<>> tasks;
   for (const auto& stripe : stripes_) tasks.push_back(stripe->commit(generation, blob, once));
   Task<> all = on_all(std::move(tasks));
-  co_await std::move(all);
+  std::exception_ptr error;
+  try {
+    co_await std::move(all);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    part_ways(generation);
+    std::rethrow_exception(error);
+  }
   state_.generation = generation;
   state_.blob.assign(blob.begin(), blob.end());
+}
+
+/// A commit of `generation` has failed. Where a stripe has made it all the same, there is no way
+/// back to the generation before, and no other way on than recovery's.
+void StripedStore::part_ways(std::uint64_t generation) {
+  const auto sealed = std::ranges::find_if(
+      stripes_, [&](const auto& stripe) { return stripe->durable_generation() == generation; });
+  if (sealed == stripes_.end()) return;
+  const auto at = static_cast<std::size_t>(sealed - stripes_.begin());
+  broken_.emplace(ErrorCode::kUnavailable,
+                  fmt::format("nothing is written to this store any more, because generation {} is "
+                              "sealed in {}, and not in every directory of the store. Close the "
+                              "engine, check the drives, and open the store again",
+                              generation, environment_.places[at].directory));
 }
 
 std::vector<StripedStore::Share> StripedStore::shares() const {

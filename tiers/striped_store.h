@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,6 +53,8 @@ class StripedStore {
   std::uint64_t blob_capacity_bytes() const noexcept { return stripes_[0]->blob_capacity_bytes(); }
   std::uint64_t durable_generation() const noexcept { return state_.generation; }
   void set_durable_everywhere(std::uint64_t generation) noexcept;
+  /// StateStore's, of all stripes: what one of them lacks cannot be made up for by the others.
+  void require_writable() const;
   std::uint64_t durable_everywhere() const noexcept;
   std::uint64_t write_seed(ChunkId chunk, std::uint64_t generation) const noexcept;
   StateStore::Expected expected(ChunkId chunk, std::uint64_t generation) const;
@@ -98,6 +101,7 @@ class StripedStore {
   /// followed from it.
   Task<> on_all(std::vector<Task<>> tasks);
   void adopt_state();
+  void part_ways(std::uint64_t generation);
   void adopt_homes();
   StateStore& at(ChunkId chunk) const noexcept { return *stripes_[homes_[chunk].stripe]; }
 
@@ -107,6 +111,7 @@ class StripedStore {
   std::vector<std::unique_ptr<StateStore>> stripes_;
   std::vector<Home> homes_;  ///< by chunk
   StoreState state_;
+  std::optional<Error> broken_;  ///< a commit that some stripes have made, and others have not
 };
 
 }  // namespace ziggurat

@@ -356,6 +356,54 @@ TEST_F(StateStoreDeath, AFailedSyncIsNeverTriedAgain) {
   EXPECT_TRUE(owner_.holds(0, 0));
 }
 
+/// By who copies the generation that is durable, while the next is sealed.
+TEST_F(StateStoreDeath, AConstantRecordInItsOnlySlotCanBeReadAtAnyTime) {
+  owner_.store.reset();
+  owner_.spec.slots = 1;
+  owner_.spec.constant = {true, false};
+  owner_.create();
+  owner_.step(0);
+  owner_.write(1, 1);
+  StateStore::Expected expected{};
+  owner_.before_seal = [&] { expected = owner_.store->expected(0, 0); };
+  owner_.commit(1);
+  EXPECT_EQ(expected.hash, owner_.store->expected(0, 1).hash);
+}
+
+/// Whatever number a caller thinks is next: what the drive has is looked at first.
+TEST_F(StateStoreDeath, AfterAFailedSyncEveryWriteSaysWhatThatMeans) {
+  owner_.write(0, 1);
+  owner_.write(1, 1);
+  io_.plan(Fault::fail(FaultPoint::kSync, EIO).at(io_.calls(FaultPoint::kSync)));
+  EXPECT_THROW(owner_.commit(1), Error);
+  for (const std::uint64_t generation : {1, 2}) {
+    try {
+      owner_.write(0, generation);
+      ADD_FAILURE() << "generation " << generation;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+      EXPECT_THAT(error.what(), HasSubstr("nothing is written to this store any more"));
+      EXPECT_THAT(error.what(), HasSubstr("Generation 0 is durable"));
+    }
+    EXPECT_THROW(owner_.commit(generation), Error);
+  }
+}
+
+TEST_F(StateStoreDeath, AFullDiskInACommitLosesNothingAndTheCommitMayBeRepeated) {
+  owner_.write(0, 1);
+  owner_.write(1, 1);
+  io_.plan(Fault::fail(FaultPoint::kWrite, ENOSPC).at(io_.calls(FaultPoint::kWrite)));
+  EXPECT_THROW(owner_.commit(1), Error) << "of its table";
+  EXPECT_EQ(owner_.store->durable_generation(), 0u);
+  owner_.write(0, 1);  // another value, perhaps
+  owner_.commit(1);
+  owner_.step(2);
+  owner_.store.reset();
+  owner_.open();
+  EXPECT_EQ(owner_.store->durable_generation(), 2u);
+  EXPECT_TRUE(owner_.holds(0, 2) && owner_.holds(1, 2));
+}
+
 TEST_F(StateStoreDeath, AFailedRecordWriteIsReportedAndMayBeRepeated) {
   io_.plan(Fault::fail(FaultPoint::kWrite, ENOSPC).at(io_.calls(FaultPoint::kWrite)));
   EXPECT_THROW(owner_.write(0, 1), Error);

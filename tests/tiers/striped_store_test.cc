@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 
+#include "aio/faulty_engine.h"
 #include "aio/simulated_engine.h"
 #include "base/bytes.h"
 #include "tests/support/aligned_memory.h"
@@ -244,6 +245,27 @@ TEST_F(Drives, AnErrorIsThatOfTheDriveWhichHasIt) {
   const std::string error = error_of_open();
   EXPECT_THAT(error, HasSubstr(path));
   EXPECT_THAT(error, HasSubstr("both superblocks are damaged"));
+}
+
+/// What one drive has sealed and another has not is recovery's to decide.
+TEST_F(Drives, OfWhichOneAloneHasSealedAreNotWrittenToAgain) {
+  add("/a", 1e9, 1);
+  FaultyEngine faulty(reactor_, std::make_unique<SimulatedEngine>(reactor_, disk_));
+  places_.push_back({.io = faulty, .observers = {}, .directory = "/b", .weight = 1});
+  const auto store = create(8);
+  faulty.plan(Fault::fail(FaultPoint::kSync, EIO).at(faulty.calls(FaultPoint::kSync)));
+  EXPECT_THROW(reactor_.block_on(sweep(*store, 1)), Error);
+  for (ChunkId chunk = 0; chunk < store->chunk_count(); ++chunk) {
+    for (const std::uint64_t generation : {1, 2}) {
+      try {
+        reactor_.block_on(write(*store, chunk, generation));
+        ADD_FAILURE() << "chunk " << chunk;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("nothing is written to this store any more"));
+      }
+    }
+  }
+  EXPECT_EQ(store->durable_generation(), 0U);
 }
 
 }  // namespace
