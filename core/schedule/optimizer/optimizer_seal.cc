@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/optimizer_seal.cc: how a generation becomes durable: sealed when its last
 // record is written, or by a checkpoint, which writes the records that are in memory alone.
+#include <fmt/format.h>
+
 #include "base/check.h"
+#include "base/error.h"
 #include "base/runtime/for_each.h"
 #include "core/schedule/optimizer/optimizer_pass.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
@@ -25,8 +28,12 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   };
   co_await parts_.store->commit(stored, blob, before_seal);
   const std::uint64_t everywhere = co_await parts_.ranks.min(stored);
-  ZIGGURAT_CHECK(everywhere == stored, "generation {} is sealed here, and {} elsewhere", stored,
-                 everywhere);
+  if (everywhere != stored) {
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("rank {} has sealed the store's generation {}, and another rank {}: "
+                            "every rank must make the same calls",
+                            parts_.ranks.rank(), stored, everywhere));
+  }
   parts_.store->set_durable_everywhere(stored);
   durable_generation_ = generation;
 }
@@ -62,14 +69,35 @@ Task<> OptimizerSweep::record_written(ChunkId id, std::uint64_t generation) {
 Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std::byte> blob) {
   if (generation == durable_generation_) co_return;
   ZIGGURAT_CHECK(!step_open() || !current_->guesses, "a checkpoint of records that are guessed");
-  const std::uint64_t stored = next_stored_++;
-  fresh_ = true;
+  parts_.store->require_writable();
+  const std::uint64_t stored = next_stored_;
   const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
     return checkpoint_chunk(static_cast<ChunkId>(id), generation, stored);
   };
-  co_await for_each_index(context_.reactor, context_.table.chunks().size(), kCheckpointAtOnce,
-                          write_one);
-  co_await commit(generation, stored, blob);
+  // All ranks seal, or none: what was written of a number that is not used up is written over by
+  // who uses it, and until then verifies as nothing that counts.
+  Task<> written = together(parts_.ranks,
+                            for_each_index(context_.reactor, context_.table.chunks().size(),
+                                           kCheckpointAtOnce, write_one),
+                            "write its records");
+  co_await std::move(written);
+  Task<> sealed = sealed_or_ended(commit(generation, stored, blob));
+  co_await std::move(sealed);
+  next_stored_ = stored + 1;
+  fresh_ = true;
+}
+
+/// Where there are other ranks, each may have sealed what this one has not, and would wait for it.
+Task<> OptimizerSweep::sealed_or_ended(Task<> committing) {
+  std::exception_ptr error;
+  try {
+    co_await std::move(committing);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (!error) co_return;
+  if (parts_.ranks.world_size() > 1) context_.fail(error);
+  std::rethrow_exception(error);
 }
 
 /// A record that the CPU cannot reach comes into a work item first.
@@ -77,6 +105,8 @@ Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t generation,
                                         std::uint64_t stored) {
   const RecordHome& records = parts_.homes.records;
   if (!records.stays(id)) co_return;  // constant, or written by each step
+  ZIGGURAT_CHECK(records.holds(id, generation), "chunk {}: what is in memory is not generation {}",
+                 id, generation);
   Lease lease;
   std::span<const std::byte> record;
   if (records.updated_on_device(id)) {

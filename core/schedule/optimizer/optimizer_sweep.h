@@ -105,7 +105,8 @@ class OptimizerSweep {
   std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }
   /// Once settled(): writes the records of `generation` that are in memory alone, and seals it.
   /// Also while a step is open: nothing starts early on such records, so until the verdict they are
-  /// those of the generation before.
+  /// those of the generation before. Errors: the drive's; another rank's. Nothing is used up then:
+  /// it may be asked for again, where the store can be written to.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
 
  private:
@@ -164,6 +165,7 @@ class OptimizerSweep {
   // optimizer_seal.cc
   Task<> seal(PassPtr pass);
   Task<> commit(std::uint64_t generation, std::uint64_t stored, std::span<const std::byte> blob);
+  Task<> sealed_or_ended(Task<> committing);
   Task<> checkpoint_chunk(ChunkId id, std::uint64_t generation, std::uint64_t stored);
 
   Context& context_;
