@@ -34,9 +34,19 @@ Task<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(Environment env
       new CheckpointWriter(environment, std::move(directory), std::move(plan), std::move(tensors)));
   const ShardPlan& of = writer->plan_;
   const std::function<void()> make = [&] { writer->make_files(); };
-  co_await environment.calls.run(environment.reactor, make);
-  for (std::size_t f = 0; f < of.files.size(); ++f)
-    co_await writer->files_[f]->write(0, std::as_bytes(std::span(of.headers[f])));
+  std::exception_ptr error;
+  try {
+    co_await environment.calls.run(environment.reactor, make);
+    for (std::size_t f = 0; f < of.files.size(); ++f)
+      co_await writer->files_[f]->write(0, std::as_bytes(std::span(of.headers[f])));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    const std::function<void()> remove = [&] { writer.reset(); };
+    co_await environment.calls.run(environment.reactor, remove);
+    std::rethrow_exception(error);
+  }
   co_return std::move(writer);
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "aio/aligned_bytes.h"
+#include "aio/blocking_calls.h"
 #include "base/error.h"
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/c/wrong.h"
@@ -145,7 +146,8 @@ class Saving {
       request.retention = save_.retention;
       request.content = content();
       request.plan = plan();
-      std::filesystem::create_directories(save_.folder);
+      const std::function<void()> make = [&] { std::filesystem::create_directories(save_.folder); };
+      co_await BlockingCalls(caller_).run(runtime_.reactor, make);
       io_ = runtime_.io_engine(runtime_.reactor, save_.folder);
     } catch (const std::filesystem::filesystem_error& failed) {
       error = std::make_exception_ptr(
@@ -161,8 +163,11 @@ class Saving {
                        fmt::format("{}: another rank could not begin to save: its error says why",
                                    save_.folder));
     }
-    const CheckpointSave::Environment environment{
-        .reactor = runtime_.reactor, .workers = *runtime_.workers, .io = *io_, .ranks = *ranks_};
+    const CheckpointSave::Environment environment{.reactor = runtime_.reactor,
+                                                  .workers = *runtime_.workers,
+                                                  .io = *io_,
+                                                  .ranks = *ranks_,
+                                                  .calls = BlockingCalls(caller_)};
     Task<std::unique_ptr<CheckpointSave>> beginning =
         CheckpointSave::begin(environment, std::move(request));
     checkpoint_ = co_await std::move(beginning);
@@ -201,6 +206,9 @@ class Saving {
   bool widens_;
   StateKind kind_;
   Tensors tensors_;
+  /// Names files, which may take minutes: a reactor that stood still meanwhile would be taken for
+  /// one that is gone, by the other ranks.
+  WorkerPool caller_{{.threads = 1, .cpus = {}}};
   std::unique_ptr<Communicator> ranks_;
   std::unique_ptr<IoEngine> io_;
   std::unique_ptr<CheckpointSave> checkpoint_;
