@@ -114,25 +114,28 @@ CheckpointSave::CheckpointSave(Environment environment, Request request)
       request_(std::move(request)),
       directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
 
-/// All ranks go on, or each throws: what it met itself, or what another did.
+/// All ranks go on, or each throws: what it met itself, or what another did. Who only followed
+/// another leaves the word to that one.
 Task<> CheckpointSave::agree(std::exception_ptr error) {
   struct Message {
     std::array<char, 512> text{};  ///< ends with a NUL; empty: nothing is wrong
   };
   Message own;
-  if (error) {
+  const bool follows = followed_from_another(error);
+  if (error && !follows) {
     const std::string why = text_of(error);
     std::copy_n(why.begin(), std::min(why.size(), own.text.size() - 1), own.text.begin());
   }
   std::vector<Message> all(static_cast<std::size_t>(environment_.ranks.world_size()));
   co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
                                          std::as_writable_bytes(std::span(all)));
-  if (error) std::rethrow_exception(error);
+  if (error && !follows) std::rethrow_exception(error);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].text[0] == 0) continue;
     throw PeerFailed(ErrorCode::kUnavailable, fmt::format("{}: rank {} could not save its part: {}",
                                                           directory_, rank, all[rank].text.data()));
   }
+  if (error) std::rethrow_exception(error);
 }
 
 void CheckpointSave::make_directory() {
@@ -258,7 +261,10 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
 /// Rank 0's manifest gets the files and pieces of all.
 Task<> CheckpointSave::gather(Manifest& manifest) {
   Communicator& ranks = environment_.ranks;
-  const std::string own = files_text(manifest);
+  // Megabytes of text, where tensors are many: not on the reactor's thread.
+  std::string own;
+  const std::function<void()> write_own = [&] { own = files_text(manifest); };
+  co_await call(write_own);
   const std::uint64_t size = own.size();
   std::vector<std::uint64_t> sizes(static_cast<std::size_t>(ranks.world_size()));
   co_await ranks.all_gather(std::as_bytes(std::span(&size, 1)),
@@ -271,7 +277,10 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
   for (int rank = 1; rank < ranks.world_size(); ++rank) {
     std::string text(sizes[static_cast<std::size_t>(rank)], '\0');
     co_await ranks.recv(std::as_writable_bytes(std::span(text)), rank);
-    add_files(manifest, text, fmt::format("rank {}'s part of {}", rank, directory_));
+    const std::function<void()> add = [&] {
+      add_files(manifest, text, fmt::format("rank {}'s part of {}", rank, directory_));
+    };
+    co_await call(add);
   }
 }
 
@@ -279,7 +288,11 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
 /// follows, and then the checkpoint is whole (published_).
 Task<> CheckpointSave::publish(const Manifest& manifest) {
   IoEngine& io = environment_.io;
-  const std::function<void()> sync_shards = [&] { io.sync_directory(directory_); };
+  std::string text;
+  const std::function<void()> sync_shards = [&] {
+    io.sync_directory(directory_);
+    text = to_text(manifest);
+  };
   const std::function<void()> sync_manifest = [&] {
     io.sync_directory(directory_);
     io.sync_directory(request_.folder);
@@ -288,7 +301,8 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   try {
     // The names of the shards are durable before the manifest that speaks of them.
     co_await call(sync_shards);
-    co_await write_text(text_place(), manifest_path(directory_), to_text(manifest));
+    Task<> writing = write_text(text_place(), manifest_path(directory_), std::move(text));
+    co_await std::move(writing);
     co_await call(sync_manifest);
     published_ = true;
   } catch (...) {

@@ -14,18 +14,22 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/runtime/seconds.h"
+#include "core/engine/stall_limit.h"
 #include "core/schedule/stored_record.h"
 #include "tiers/quorum.h"
 
 namespace ziggurat {
 
 struct BackgroundSave::Run {
-  Run(CancelScope& cancel, const Request& request, std::size_t chunks)
+  Run(BackgroundSave& its, const Request& request)
       : generation(request.generation),
         stored(request.stored),
-        begun_at(monotonic_now()),
-        wake(cancel),
-        copies(chunks, Copy::kPending) {}
+        begun_at(its.parts_.context.reactor.clock().now()),
+        wake(its.parts_.context.cancel),
+        copies(its.parts_.context.table.chunks().size(), Copy::kPending),
+        stall(its.parts_.context.reactor.clock(), nanoseconds_of(its.parts_.settings.stall_max_s),
+              [this, &its] { give_up(*this, std::make_exception_ptr(its.stalled_too_long())); }) {}
 
   std::uint64_t generation;
   std::uint64_t stored;
@@ -40,9 +44,7 @@ struct BackgroundSave::Run {
   bool over = false;   ///< nobody waits for it any more
   std::exception_ptr failure;
   std::map<ChunkId, Signal> awaited;  ///< by sweeps
-  std::size_t waiting = 0;
-  Nanoseconds waiting_since{0};
-  Nanoseconds stalled{0};
+  StallLimit stall;
   std::optional<Nanoseconds> next_write_at;
   std::array<Lane, kLanes> lanes;
   std::string directory;
@@ -81,7 +83,7 @@ Task<> BackgroundSave::open_folder(std::string folder) {
 void BackgroundSave::begin(Request request) {
   ZIGGURAT_CHECK(!run_, "generation {}: two saves at a time", request.generation);
   const ChunkTable& table = parts_.context.table;
-  run_ = std::make_shared<Run>(parts_.context.cancel, request, table.chunks().size());
+  run_ = std::make_shared<Run>(*this, request);
   const WrittenChunks written(table, request.rank);
   for (ChunkId id = 0; id < run_->copies.size(); ++id) {
     if (written.writes(id))
@@ -129,11 +131,11 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
   }
   give_up(*run, {});
   const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
-  const Nanoseconds now = monotonic_now();
+  const Nanoseconds now = parts_.context.reactor.clock().now();
   if (Trace* const trace = parts_.runtime.trace.get())
     trace->span(save_track_, "save", run->begun_at, now, static_cast<std::int64_t>(outcome.step));
   outcome.seconds = seconds(now - run->begun_at);
-  outcome.stalled_s = seconds(run->stalled);
+  outcome.stalled_s = seconds(run->stall.stalled());
   outcomes_.push_back(std::move(outcome));
   run_.reset();
   idle_.set();
@@ -158,9 +160,6 @@ Task<> BackgroundSave::watch_sweep(RunPtr run) {
   run->wake.set();
 }
 
-/// Nothing is read from a drive for it.
-bool BackgroundSave::is_at_hand(ChunkId chunk) const { return parts_.records.stays(chunk); }
-
 std::optional<ChunkId> BackgroundSave::next(Run& run) {
   const auto pending = [&](ChunkId id) { return run.copies[id] == Copy::kPending; };
   while (!run.urgent.empty()) {
@@ -169,7 +168,8 @@ std::optional<ChunkId> BackgroundSave::next(Run& run) {
     if (pending(id)) return id;
   }
   for (; run.next_at_hand < run.copies.size(); ++run.next_at_hand) {
-    if (is_at_hand(run.next_at_hand) && pending(run.next_at_hand)) return run.next_at_hand;
+    if (parts_.records.stays(run.next_at_hand) && pending(run.next_at_hand))
+      return run.next_at_hand;
   }
   for (; run.swept && run.next_stored < run.copies.size(); ++run.next_stored) {
     if (pending(run.next_stored)) return run.next_stored;
@@ -189,7 +189,7 @@ Task<> BackgroundSave::lane(RunPtr run, StateSaver& saver, std::size_t index) {
       if (run->over && lane.state != State::kFilling) break;
       if (id) {
         if (lane.state == State::kIdle) take(*run, *id, lane, State::kBusy);
-        co_await copy(run, saver, *id, lane);
+        co_await copy(*run, saver, *id, lane);
         lane.state = State::kIdle;
         continue;
       }
@@ -211,64 +211,99 @@ void BackgroundSave::take(Run& run, ChunkId id, Lane& lane, Lane::State state) {
   --run.pending;
 }
 
-Task<> BackgroundSave::copy(RunPtr run, StateSaver& saver, ChunkId id, Lane& lane) {
-  Task<std::span<const std::byte>> finding = record_of(run, id, lane);
-  const std::span<const std::byte> record = co_await std::move(finding);
-  co_await saver.save(id, record);
-  done(*run, id);
-  co_await pace(run, record.size());
+/// The write to the target is nobody's to wait for: it may never end.
+Task<> BackgroundSave::copy(Run& run, StateSaver& saver, ChunkId id, Lane& lane) {
+  const std::span<std::byte> record =
+      lane.buffer.first(parts_.context.table.chunk(id).record_bytes());
+  if (lane.state != Lane::State::kFull) co_await fill(run, id, record);
+  co_await pace(run, lane, record.size());
+  if (!run.over) co_await saver.save(id, record);
 }
 
-Task<std::span<const std::byte>> BackgroundSave::record_of(RunPtr run, ChunkId id, Lane& lane) {
+/// However it ends, the chunk's memory and slot are read no longer.
+Task<> BackgroundSave::fill(Run& run, ChunkId id, std::span<std::byte> buffer) {
+  std::exception_ptr error;
+  try {
+    co_await bring(run, id, buffer);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  copied(run, id);
+  if (error) std::rethrow_exception(error);
+}
+
+/// What is in memory may be a guess at the next generation, made before the save began; then its
+/// own is whole in its slot.
+Task<> BackgroundSave::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
   Context& context = parts_.context;
-  const Chunk& chunk = context.table.chunk(id);
-  const std::span<std::byte> buffer = lane.buffer.first(chunk.record_bytes());
-  if (lane.state == Lane::State::kFull) co_return buffer;
-  if (chunk.constant) {
+  if (context.table.chunk(id).constant) {
     co_await read_record(context, *parts_.store, id, parts_.store->durable_generation(), buffer);
-    co_return buffer;
+    co_return;
   }
-  co_await sweep_->record_written(id, run->generation);
-  if (!parts_.records.stays(id)) {
-    co_await read_record(context, *parts_.store, id, run->stored, buffer);
+  co_await sweep_->record_written(id, run.generation);
+  if (run.over) co_return;
+  context.cancel.check();
+  if (!parts_.records.holds(id, run.generation)) {
+    ZIGGURAT_CHECK(parts_.records.through_store(),
+                   "chunk {}: its record of generation {} is in memory alone, and not there", id,
+                   run.generation);
+    co_await read_record(context, *parts_.store, id, run.stored, buffer);
     context.metrics.add(Counter::kSaveReadBytes, buffer.size());
-    co_return buffer;
-  }
-  if (parts_.records.updated_on_device(id)) {
+  } else if (parts_.records.updated_on_device(id)) {
     co_await parts_.records.fetch(id, buffer);
-    co_return buffer;
+  } else {
+    const std::function<void()> job = [&] {
+      std::memcpy(buffer.data(), parts_.records.memory(id).data(), buffer.size());
+    };
+    co_await context.run_near(id, "copy record", job);
   }
-  co_return parts_.records.memory(id).first(chunk.record_bytes());
 }
 
-void BackgroundSave::done(Run& run, ChunkId id) {
+void BackgroundSave::copied(Run& run, ChunkId id) {
   run.copies[id] = Copy::kDone;
   const auto waiting = run.awaited.find(id);
   if (waiting != run.awaited.end()) waiting->second.set();
 }
 
-/// At most checkpoint_bandwidth.
-Task<> BackgroundSave::pace(RunPtr run, std::uint64_t size_bytes) {
+/// At most checkpoint_bandwidth: a write begins when the one before it has had its time.
+Task<> BackgroundSave::pace(Run& run, Lane& lane, std::uint64_t size_bytes) {
   const std::uint64_t limit = parts_.settings.bandwidth_bytes_per_s;
-  if (limit == 0 || run->over) co_return;
+  if (limit == 0 || run.over) co_return;
   Clock& clock = parts_.context.reactor.clock();
   const Nanoseconds now = clock.now();
-  const double share = static_cast<double>(size_bytes) / static_cast<double>(limit);
-  run->next_write_at = std::max(run->next_write_at.value_or(now), now) +
-                       Nanoseconds(static_cast<std::int64_t>(share * 1e9));
-  const auto due = std::make_shared<Signal>(parts_.context.cancel);
-  clock.after(*run->next_write_at - now, [weak = std::weak_ptr(due)] {
+  const Nanoseconds begin = std::max(run.next_write_at.value_or(now), now);
+  const Nanoseconds share =
+      nanoseconds_of(static_cast<double>(size_bytes) / static_cast<double>(limit));
+  run.next_write_at = std::min(begin + share, now + kLongestWait);
+  if (begin == now) co_return;
+  const auto due = lane.due = std::make_shared<Signal>(parts_.context.cancel);
+  clock.after(begin - now, [weak = std::weak_ptr(due)] {
     if (const auto its = weak.lock()) its->set();
   });
   co_await due->wait();
 }
 
-/// Nobody waits for the save any more. Without a reason: it has ended.
+/// Nobody waits for the save any more, but for what is just being read. Without a reason: it has
+/// ended.
 void BackgroundSave::give_up(Run& run, std::exception_ptr why) {
   if (why && !run.failure) run.failure = std::move(why);
   run.over = true;
-  for (auto& [id, signal] : run.awaited) signal.set();
+  for (auto& [id, signal] : run.awaited) {
+    if (run.copies[id] == Copy::kPending) signal.set();
+  }
+  for (Lane& lane : run.lanes) {
+    if (lane.due) lane.due->set();
+  }
   run.wake.set();
+}
+
+bool BackgroundSave::given_up() const noexcept { return run_ && run_->over; }
+
+void BackgroundSave::give_up_with_others() {
+  if (!run_ || run_->over) return;
+  give_up(*run_, std::make_exception_ptr(
+                     PeerFailed(ErrorCode::kDeadlineExceeded,
+                                "another rank has given it up: that rank's message says why")));
 }
 
 Task<> BackgroundSave::made(ChunkId id, std::uint64_t generation,
@@ -284,6 +319,7 @@ Task<> BackgroundSave::made(ChunkId id, std::uint64_t generation,
   };
   co_await parts_.context.run_near(id, "offer record", job);
   lane->state = Lane::State::kFull;
+  copied(*run, id);
   run->wake.set();
 }
 
@@ -293,36 +329,39 @@ Task<> BackgroundSave::before_change(ChunkId id, std::uint64_t generation) {
 }
 
 Task<> BackgroundSave::before_write(ChunkId id, std::uint64_t generation, std::uint64_t stored) {
-  if (!run_ || generation <= run_->generation || parts_.records.stays(id)) co_return;
+  if (!run_ || generation <= run_->generation) co_return;
   const bool two_slots = parts_.store->state().slots == 2;
   if (two_slots && stored % 2 != run_->stored % 2) co_return;
   co_await hold(id);
 }
 
+/// Until the chunk is copied; or, unless that has begun, the save given up.
 Task<> BackgroundSave::hold(ChunkId id) {
   const RunPtr run = run_;
-  if (run->over || run->copies[id] == Copy::kDone) co_return;
-  run->urgent.push_back(id);
-  run->wake.set();
-  if (run->waiting++ == 0) run->waiting_since = monotonic_now();
-  const Nanoseconds most(static_cast<std::int64_t>(parts_.settings.stall_max_s * 1e9));
-  parts_.context.reactor.clock().after(most, [weak = std::weak_ptr(run), id,
-                                              limit = parts_.settings.stall_max_s] {
-    const RunPtr its = weak.lock();
-    if (!its || its->over || its->copies[id] == Copy::kDone) return;
-    give_up(*its, std::make_exception_ptr(Error(
-                      ErrorCode::kDeadlineExceeded,
-                      fmt::format("training waited {:g} s (checkpoint_stall_max) for it: the drive "
-                                  "is too slow or hangs; training goes on",
-                                  limit))));
-  });
-  Signal& copied = run->awaited.try_emplace(id, parts_.context.cancel).first->second;
-  co_await copied.wait();
-  if (--run->waiting > 0) co_return;
-  const Nanoseconds now = monotonic_now();
-  run->stalled += now - run->waiting_since;
-  if (Trace* const trace = parts_.runtime.trace.get())
-    trace->span(wait_track_, "updates wait for copies", run->waiting_since, now);
+  const Copy copy = run->copies[id];
+  if (copy == Copy::kDone || (copy == Copy::kPending && run->over)) co_return;
+  if (copy == Copy::kPending) {
+    run->urgent.push_back(id);
+    run->wake.set();
+  }
+  run->stall.begin();
+  Signal& free = run->awaited.try_emplace(id, parts_.context.cancel).first->second;
+  co_await free.wait();
+  const Nanoseconds since = run->stall.since();
+  Trace* const trace = parts_.runtime.trace.get();
+  if (run->stall.end() && trace != nullptr)
+    trace->span(wait_track_, "updates wait for copies", since,
+                parts_.context.reactor.clock().now());
+}
+
+Error BackgroundSave::stalled_too_long() const {
+  const bool paced = parts_.settings.bandwidth_bytes_per_s > 0;
+  return {ErrorCode::kDeadlineExceeded,
+          fmt::format("training has waited {:g} s for it, as long as `checkpoint_stall_max` "
+                      "allows, because its drive is too slow or hangs{}; training goes on without "
+                      "it. Save less often, to a faster drive, or raise `checkpoint_stall_max`",
+                      parts_.settings.stall_max_s,
+                      paced ? ", or `checkpoint_bandwidth` is too small" : "")};
 }
 
 }  // namespace ziggurat

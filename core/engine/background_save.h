@@ -2,12 +2,14 @@
 // core/engine/background_save.h: a checkpoint of one generation, written while the next ones are
 // made.
 //
-// Each record is copied once, from wherever costs least: offered by the sweep that makes it, if one
-// of the two buffers set aside is free; where it stays in memory, from there; else read from its
-// slot, which survives the whole next sweep. A sweep that would destroy what was not copied yet
-// waits, in RecordWatch's calls, and its chunk is copied next; longer than stall_max it does not
-// wait: the save is given up, and training goes on. Copying waits for records to be made, never for
-// a lease, a seal or another rank. Private to core/engine. Reactor's thread.
+// Each record comes into one of the two buffers set aside, from wherever costs least: offered by
+// the sweep that makes it; from memory where it stays and is that generation's; else from its slot,
+// which survives the whole next sweep. From the buffer it is written to the target, and nobody
+// waits for that. A sweep that would destroy what was not copied yet waits, in RecordWatch's calls,
+// and its chunk is copied next; all of a save's waits together last no longer than stall_max: then
+// it is given up. What is just being read from its own memory or slot is waited for even then.
+// Copying waits for records to be made, never for a lease, a seal or another rank. Private to
+// core/engine. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +60,9 @@ class BackgroundSave final : public RecordWatch {
   /// what goes wrong ends the save alone.
   void begin(Request request);
   bool under_way() const noexcept { return run_ != nullptr; }
+  /// The save under way is of no use any more, and no sweep waits for it: here, or on another rank.
+  bool given_up() const noexcept;
+  void give_up_with_others();
   Task<> ended();
   /// Those that ended since this was asked last.
   std::vector<SaveOutcome> take_outcomes() { return std::exchange(outcomes_, {}); }
@@ -67,7 +72,11 @@ class BackgroundSave final : public RecordWatch {
   Task<> before_write(ChunkId chunk, std::uint64_t generation, std::uint64_t stored) override;
 
  private:
-  enum class Copy : std::uint8_t { kPending, kTaken, kDone };
+  enum class Copy : std::uint8_t {
+    kPending,
+    kTaken,  ///< on its way into a buffer
+    kDone,   ///< in a buffer, or in none any more: its memory and slot are the sweeps' again
+  };
   /// A buffer and who fills and empties it.
   struct Lane {
     enum class State : std::uint8_t {
@@ -79,6 +88,7 @@ class BackgroundSave final : public RecordWatch {
     std::span<std::byte> buffer{};
     State state = State::kBusy;
     ChunkId chunk = 0;
+    std::shared_ptr<Signal> due{};  ///< checkpoint_bandwidth allows the next write, or none is made
   };
   struct Run;
   using RunPtr = std::shared_ptr<Run>;
@@ -86,15 +96,16 @@ class BackgroundSave final : public RecordWatch {
   Task<> save(RunPtr run, Request request);
   Task<> copy_all(RunPtr run, CheckpointSave& save);
   Task<> lane(RunPtr run, StateSaver& saver, std::size_t index);
-  Task<> copy(RunPtr run, StateSaver& saver, ChunkId chunk, Lane& lane);
-  Task<std::span<const std::byte>> record_of(RunPtr run, ChunkId chunk, Lane& lane);
+  Task<> copy(Run& run, StateSaver& saver, ChunkId chunk, Lane& lane);
+  Task<> fill(Run& run, ChunkId chunk, std::span<std::byte> buffer);
+  Task<> bring(Run& run, ChunkId chunk, std::span<std::byte> buffer);
   std::optional<ChunkId> next(Run& run);
   static void take(Run& run, ChunkId chunk, Lane& lane, Lane::State state);
-  bool is_at_hand(ChunkId chunk) const;
   Task<> watch_sweep(RunPtr run);
   Task<> hold(ChunkId chunk);
-  Task<> pace(RunPtr run, std::uint64_t size_bytes);
-  void done(Run& run, ChunkId chunk);
+  Error stalled_too_long() const;
+  Task<> pace(Run& run, Lane& lane, std::uint64_t size_bytes);
+  static void copied(Run& run, ChunkId chunk);
   static void give_up(Run& run, std::exception_ptr why);
   Task<> open_folder(std::string folder);
 

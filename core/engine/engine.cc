@@ -231,9 +231,10 @@ void EngineImpl::read_master(
 
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
-  // Where the newest generation is durable, what stays in memory may be a guess at the next one.
+  // Where the newest generation is durable, what stays in memory may be, or become, a guess at the
+  // next one.
   const bool sealed = records_->through_store() && durable_generation() == generation_;
-  const bool stored = sealed || !records_->stays(id);
+  const bool stored = sealed || !records_->holds(id, generation_);
   const bool fetched = !stored && records_->updated_on_device(id);
   Lease lease;
   if (stored && !storage_->store) {

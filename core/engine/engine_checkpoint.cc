@@ -31,6 +31,11 @@ void EngineImpl::require_saves(const char* call) const {
                           call));
 }
 
+SaveState EngineImpl::save_state() const {
+  if (!saves_ || !saves_->under_way()) return SaveState::kNone;
+  return saves_->given_up() ? SaveState::kGivenUp : SaveState::kUnderWay;
+}
+
 StateContent EngineImpl::content(const CheckpointRequest& request) const {
   const ChunkRuns runs(*table_);
   const Sharding& ranks = table_->sharding();

@@ -139,7 +139,7 @@ struct EngineConfig {
     /// They may be asked for: host memory of two records is set aside for them.
     bool saves = false;
     std::uint64_t bandwidth_bytes_per_s = 0;  ///< that a rank writes at most; 0: no limit
-    /// The longest that training waits for one record to be copied; then the save is given up.
+    /// The longest that training waits for all of a save; then it is given up.
     double stall_max_s = 60;
   };
   Checkpoint checkpoint;

@@ -241,6 +241,7 @@ class EngineImpl final : public LentEngine {
   void open_saves();
   std::uint64_t save_memory_bytes() const;
   void begin_save(const CheckpointRequest& request);
+  SaveState save_state() const;
   StateContent content(const CheckpointRequest& request) const;
   void require_saves(const char* call) const;
   void begin_load();

@@ -53,7 +53,7 @@ Task<> EngineImpl::repair_records(const std::vector<RecordCopies::Repair>& repai
 /// The record was whole when it was read. If it is not any more, who gets it finds that out.
 Task<> EngineImpl::give_copy(const RecordCopies::Repair& repair) {
   const ChunkId id = repair.damage.chunk;
-  const bool in_memory = records_->stays(id) && !records_->updated_on_device(id);
+  const bool in_memory = records_->holds(id, generation_) && !records_->updated_on_device(id);
   const ItemMemory memory = co_await item_of(id);
   if (!in_memory) {
     RecordDamage damage{.chunk = id, .fault = {}};

@@ -159,7 +159,7 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
   ++generation_;
   begin_step();
   if (verdict.checkpoint) begin_checkpoint();
-  const bool saves = options.checkpoint != nullptr && !verdict.saving;
+  const bool saves = options.checkpoint != nullptr && verdict.saving == SaveState::kNone;
   if (saves) begin_save(*options.checkpoint);
   co_return StepResult{
       .generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F, .saves = saves};
@@ -187,7 +187,7 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
     co_await agree_on_step(options, own, verdict);
   } else {
     verdict.checkpoint = checkpoint_due();
-    verdict.saving = saves_ && saves_->under_way();
+    verdict.saving = save_state();
   }
   if (verdict.refused) co_return verdict;
   double squared = 0;
@@ -209,7 +209,7 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
                         .options = options_hash(options),
                         .order = cache_->take_order(),
                         .refusal = refusal,
-                        .saving = saves_ && saves_->under_way() ? 1U : 0U,
+                        .saving = save_state(),
                         .checkpoint = checkpoint_due() ? 1U : 0U};
   static_assert(sizeof(facts) <= GradientNorm::kHeadBytes);
   std::memcpy(norm.message(own).data(), &facts, sizeof(facts));
@@ -220,10 +220,12 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
     StepFacts theirs{};
     std::memcpy(&theirs, norm.message(rank).data(), sizeof(theirs));
     if (rank == 0) verdict.checkpoint = theirs.checkpoint != 0;
-    verdict.saving = verdict.saving || theirs.saving != 0;
+    verdict.saving = std::max(verdict.saving, theirs.saving);
     const auto objected = objection(theirs, rank, facts, own);
     if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
   }
+  // What one rank gives up can be no checkpoint: nobody waits for it any longer.
+  if (verdict.saving == SaveState::kGivenUp && saves_) saves_->give_up_with_others();
   const auto differs = norm.difference();
   if (!differs || against) co_return;
   against.emplace(

@@ -28,13 +28,20 @@ enum class StepRefusal : std::uint64_t {
 /// What to say of another rank's.
 const char* to_string(StepRefusal refusal);
 
+/// What a rank says of the save that is under way there.
+enum class SaveState : std::uint64_t {
+  kNone,
+  kUnderWay,
+  kGivenUp,  ///< it can end any time, and no step waits for it
+};
+
 /// What one rank brings to a step, before its sums of squares.
 struct StepFacts {
   std::uint64_t generation = 0;
   std::uint64_t options = 0;  ///< options_hash()
   std::uint64_t order = 0;    ///< of gathers
   StepRefusal refusal = StepRefusal::kNone;
-  std::uint64_t saving = 0;      ///< 1: a save is under way here
+  SaveState saving = SaveState::kNone;
   std::uint64_t checkpoint = 0;  ///< 1: state in memory is to be stored after this step; rank 0's
 };
 /// Covers all that ranks must have alike, so not the blob.
@@ -48,9 +55,9 @@ std::optional<std::string> objection(const StepFacts& theirs, int rank, const St
 struct StepVerdict {
   /// It is not made: why.
   std::optional<Error> refused;
-  double norm = 0;          ///< of the gradients' mean over the ranks
-  bool checkpoint = false;  ///< the step, if it is made, is stored
-  bool saving = false;      ///< a save is under way on some rank
+  double norm = 0;                      ///< of the gradients' mean over the ranks
+  bool checkpoint = false;              ///< the step, if it is made, is stored
+  SaveState saving = SaveState::kNone;  ///< the most that any rank says
 };
 
 }  // namespace ziggurat

@@ -16,11 +16,19 @@ Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const
   co_return hash;
 }
 
-Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
-                        std::uint64_t generation, std::span<const std::byte> record) {
-  const StateStore::Expected expected = store.expected(chunk, generation);
+namespace {
+
+Task<bool> is_as_expected(Context& context, ChunkId chunk, StateStore::Expected expected,
+                          std::span<const std::byte> record) {
   const std::uint64_t hash = co_await hash_record(context, chunk, record, expected.seed);
   co_return hash == expected.hash;
+}
+
+}  // namespace
+
+Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
+                        std::uint64_t generation, std::span<const std::byte> record) {
+  co_return co_await is_as_expected(context, chunk, store.expected(chunk, generation), record);
 }
 
 Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
@@ -31,8 +39,12 @@ Task<> require_record_of(Context& context, const StripedStore& store, ChunkId ch
 
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
                    std::span<std::byte> record) {
+  // Before the read: meanwhile the generations that follow may be sealed, and what is constant
+  // counts as theirs.
+  const StateStore::Expected expected = store.expected(chunk, generation);
   co_await store.read(chunk, generation, record);
-  co_await require_record_of(context, store, chunk, generation, record);
+  const bool right = co_await is_as_expected(context, chunk, expected, record);
+  if (!right) throw store.corrupt_record(chunk, generation);
 }
 
 }  // namespace ziggurat

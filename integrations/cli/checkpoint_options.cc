@@ -26,8 +26,8 @@ std::span<const SettingOf<CheckpointOptions>> checkpoint_settings() {
                 .help = "bytes a second that each rank writes of a checkpoint; 0: no limit"}),
       In::number("checkpoint_stall_max", &C::stall_max_s, {.min = 0.001},
                  {.values = "S",
-                  .help = "seconds that training waits for a checkpoint's drive; then it is given "
-                          "up"}),
+                  .help = "seconds that training waits in all for a checkpoint's drive; then it is "
+                          "given up"}),
       In::integer("keep_last", &C::keep_last, {},
                   {.values = "N", .help = "checkpoints that stay, the newest; 0: all"}),
       In::integer("keep_every", &C::keep_every, {},

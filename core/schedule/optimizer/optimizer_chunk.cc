@@ -114,8 +114,11 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
 /// a gradient stays as it is.
 Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
   const std::shared_ptr<const StepScalars> steps = pass.step;
-  if (parts_.watch != nullptr && parts_.homes.records.stays(id))
-    co_await parts_.watch->before_change(id, pass.generation);
+  if (parts_.homes.records.stays(id)) {
+    if (parts_.watch != nullptr) co_await parts_.watch->before_change(id, pass.generation);
+    // At once: from here on nobody may take what is in memory for the record of before.
+    parts_.homes.records.forget(id);
+  }
   if (parts_.homes.records.updated_on_device(id)) {
     co_await update_on_device(pass, id, item, *steps, hash);
     co_return;
