@@ -17,6 +17,7 @@ struct UnderWay {
   const char* function;
   std::uint64_t size_bytes;
   Nanoseconds since;
+  Nanoseconds stopped_before;
 };
 
 DriverWatch::DriverWatch(std::string device, DriverDeadlines deadlines)
@@ -35,8 +36,11 @@ DriverWatch::~DriverWatch() {
 
 DriverWatch::Call::Call(DriverWatch& watch, const char* function, std::uint64_t size_bytes)
     : watch_(watch) {
-  const UnderWay call{.function = function, .size_bytes = size_bytes, .since = monotonic_now()};
   const std::lock_guard lock(watch_.mutex_);
+  const UnderWay call{.function = function,
+                      .size_bytes = size_bytes,
+                      .since = monotonic_now(),
+                      .stopped_before = watch_.stopped_};
   entry_ = watch_.under_way_.insert(watch_.under_way_.end(), call);
 }
 
@@ -50,6 +54,7 @@ void DriverWatch::lost(const std::string& why) {
   if (!lost_why_.empty()) return;
   lost_why_ = why;
   lost_at_ = monotonic_now();
+  stopped_before_loss_ = stopped_;
 }
 
 void DriverWatch::watch() {
@@ -57,14 +62,18 @@ void DriverWatch::watch() {
   // A deadline is kept to a quarter of itself.
   const Nanoseconds pause = std::min(deadlines_.call, deadlines_.after_loss) / 4;
   std::unique_lock lock(mutex_);
+  Nanoseconds last = monotonic_now();
   while (!stop_.wait_for(lock, pause, [this] { return stopping_; })) {
     const Nanoseconds now = monotonic_now();
+    // A look that comes late was late on this side: the driver had as little time.
+    if (now - last > 2 * pause) stopped_ += now - last - pause;
+    last = now;
     for (const UnderWay& call : under_way_) {
-      Nanoseconds deadline = call.since + deadlines_.call;
-      if (!lost_why_.empty()) {
-        deadline = std::min(deadline, std::max(call.since, lost_at_) + deadlines_.after_loss);
-      }
-      if (now > deadline) end(call, now - call.since);
+      const Nanoseconds took = now - call.since - (stopped_ - call.stopped_before);
+      const bool late_after_loss =
+          !lost_why_.empty() && std::min(took, now - lost_at_ - (stopped_ - stopped_before_loss_)) >
+                                    deadlines_.after_loss;
+      if (took > deadlines_.call || late_after_loss) end(call, took);
     }
   }
 }

@@ -5,6 +5,8 @@
 // away from it. Where a GPU has fallen off the bus such a call may never return: the process would
 // hang for ever, and all ranks with it. So each call is watched, and past its deadline the process
 // says which call it was and ends, without destructors, which would only wait for the same thread.
+// Only time in which this process runs counts: it may be stopped itself (SIGSTOP, a scheduler that
+// gives its turn to others), and then nothing of it could come back.
 #pragma once
 
 #include <condition_variable>
@@ -64,6 +66,8 @@ class DriverWatch {
   std::list<UnderWay> under_way_;
   std::string lost_why_;  // empty: the device is there
   Nanoseconds lost_at_{0};
+  Nanoseconds stopped_{0};  // in which this process did not run, so far
+  Nanoseconds stopped_before_loss_{0};
   bool stopping_ = false;
   std::thread thread_;
 };
