@@ -209,7 +209,7 @@ void NcclRanks::require_compatible(const Group& group, const std::vector<Introdu
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
   for (std::size_t a = 0; a < all.size(); ++a) {
     if (all[a].reduce != all.front().reduce) {
-      refuse(fmt::format("rank {} has `reduce` {}, rank {} {}: give all ranks the same",
+      refuse(fmt::format("rank {} has ZIGGURAT_REDUCE={}, rank {} has {}: give all ranks the same",
                          members.front(), to_string(all.front().reduce), members[a],
                          to_string(all[a].reduce)));
     }

@@ -21,6 +21,7 @@ bool is_setting(std::string_view name) {
     add(export_settings());
     add(plan_settings());
     add(bench_io_settings());
+    all.insert("path");  // a list of words, of `bench io`
     return all;
   }();
   return names.contains(name);

@@ -4,7 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <regex>
+#include <set>
 
 #include "base/bytes.h"
 #include "integrations/cli/flag_words.h"
@@ -417,6 +421,49 @@ TEST(CliSettings, WhatALibraryCallsASettingIsSaidAsItsFlag) {
   EXPECT_EQ(in_flags("try `ziggurat plan`"), "try `ziggurat plan`");
   EXPECT_EQ(in_flags("a quote ` alone"), "a quote ` alone");
   EXPECT_EQ(in_flags(""), "");
+}
+
+/// The words between backticks in the strings of a source, without comments.
+std::set<std::string> quoted_words(const std::filesystem::path& source) {
+  std::ifstream file(source);
+  std::string strings;
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t comment = line.find("//");
+    if (comment != std::string::npos) line.resize(comment);
+    static const std::regex kString(R"re("((?:[^"\\]|\\.)*)")re");
+    for (auto at = std::sregex_iterator(line.begin(), line.end(), kString);
+         at != std::sregex_iterator(); ++at)
+      strings += (*at)[1];  // a message goes on in the next line's
+  }
+  std::set<std::string> words;
+  static const std::regex kQuoted("`([^`]*)`");
+  for (auto at = std::sregex_iterator(strings.begin(), strings.end(), kQuoted);
+       at != std::sregex_iterator(); ++at)
+    words.insert((*at)[1]);
+  return words;
+}
+
+// Libraries name settings; whoever reads a message of the command has flags.
+TEST(CliSettings, EveryWordThatALibraryQuotesIsAFlagOrACommand) {
+  namespace fs = std::filesystem;
+  const std::set<std::string> others{"run",  // of a trainer that lends its memory
+                                     "ulimit -l unlimited"};
+  std::size_t seen = 0;
+  for (const char* const folder : {"base", "aio", "tiers", "optimizer", "collectives", "core",
+                                   "integrations/gpt", "integrations/measure"}) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(fs::path(ZIGGURAT_SOURCE_DIR) / folder)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.ends_with(".cc") && !name.ends_with(".h")) continue;
+      for (const std::string& word : quoted_words(entry.path())) {
+        if (word.starts_with("ziggurat ") || word.starts_with("{}") || others.contains(word))
+          continue;
+        ++seen;
+        EXPECT_THAT(in_flags("`" + word + "`"), testing::StartsWith("--")) << name;
+      }
+    }
+  }
+  EXPECT_GT(seen, 50U);
 }
 
 /// The notes of a run with these flags.
