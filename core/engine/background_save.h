@@ -23,6 +23,7 @@
 #include "core/checkpoint/state_saver.h"
 #include "core/engine/engine.h"
 #include "core/engine/storage.h"
+#include "core/plan/host_plan.h"
 #include "core/schedule/context.h"
 #include "core/schedule/optimizer/optimizer_sweep.h"
 #include "core/schedule/optimizer/record_home.h"
@@ -35,7 +36,8 @@ class BackgroundSave final : public RecordWatch {
   static constexpr std::size_t kLanes = 2;
   /// Host memory for records that wait, and for the copies of them that are written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
-    return 2 * kLanes * table.largest_record_bytes();
+    static_assert(2 * kLanes == kSaveRecords);
+    return kSaveRecords * table.largest_record_bytes();
   }
 
   struct Parts {

@@ -3,18 +3,17 @@
 // elsewhere when it opens.
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {
 
-/// Set aside before the rest of the budget is planned.
-std::uint64_t EngineImpl::save_memory_bytes() const {
-  return config_.checkpoint.saves ? BackgroundSave::memory_bytes(*table_) : 0;
-}
-
 void EngineImpl::open_saves() {
   if (!config_.checkpoint.saves) return;
+  ZIGGURAT_CHECK(BackgroundSave::memory_bytes(*table_) == plan_.save_bytes,
+                 "{} bytes for saves, {} planned", BackgroundSave::memory_bytes(*table_),
+                 plan_.save_bytes);
   saves_ = std::make_unique<BackgroundSave>(BackgroundSave::Parts{.context = *context_,
                                                                   .runtime = runtime_,
                                                                   .records = *records_,

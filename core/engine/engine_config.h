@@ -136,7 +136,7 @@ struct EngineConfig {
   std::uint64_t durable_every_steps = 1;
   /// Checkpoints that leave (StepOptions::checkpoint).
   struct Checkpoint {
-    /// They may be asked for: host memory of two records is set aside for them.
+    /// They may be asked for: host memory of four records is set aside for them.
     bool saves = false;
     std::uint64_t bandwidth_bytes_per_s = 0;  ///< that a rank writes at most; 0: no limit
     /// The longest that training waits for all of a save; then it is given up.

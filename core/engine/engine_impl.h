@@ -239,7 +239,6 @@ class EngineImpl final : public LentEngine {
 
   // engine_checkpoint.cc
   void open_saves();
-  std::uint64_t save_memory_bytes() const;
   void begin_save(const CheckpointRequest& request);
   SaveState save_state() const;
   StateContent content(const CheckpointRequest& request) const;

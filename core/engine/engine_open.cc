@@ -145,15 +145,16 @@ Task<> EngineImpl::open_store() {
                                                     .state = kind,
                                                     .sharding = cut,
                                                     .placement = config_.placement,
-                                                    .reduction = exchanged},
+                                                    .reduction = exchanged,
+                                                    .saves = config_.checkpoint.saves},
                                                    config_.host_budget_bytes);
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
     table_.emplace(model_, chunk_tiles, kind, cut);
   }
-  const std::uint64_t aside = std::min(save_memory_bytes(), config_.host_budget_bytes);
-  config_.host_budget_bytes -= aside;
-  plan_ = plan_host(*table_, config_.placement, reduction(), config_.host_budget_bytes);
+  plan_ = plan_host(*table_, config_.placement, reduction(),
+                    {config_.host_budget_bytes, config_.checkpoint.saves});
   require_host_budget(plan_, config_.host_budget_bytes);
+  config_.host_budget_bytes -= plan_.save_bytes;  // the rest is the pool's
   const Account device = device_.account();
   const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();
   device_plan_ = plan_device(*table_, config_.placement, device_request(), device_bytes);
@@ -184,6 +185,7 @@ void EngineImpl::choose_placement_if_automatic() {
                         .reduction = reduction(),
                         .device = device_request(),
                         .slots = config_.slots,
+                        .saves = config_.checkpoint.saves,
                         .budgets = {.device_bytes = device.capacity_bytes() - device.used_bytes(),
                                     .host_bytes = config_.host_budget_bytes},
                         .chunk_tiles = table_ ? table_->largest_chunk_count() / kTileElements : 0});

@@ -90,7 +90,21 @@ void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& plac
 
 HostPlan plan_with(const HostRequest& request, std::uint64_t tiles, std::uint64_t budget_bytes) {
   const ChunkTable table(request.model, tiles, request.state, request.sharding);
-  return plan_host(table, request.placement, request.reduction, budget_bytes);
+  return plan_host(table, request.placement, request.reduction, {budget_bytes, request.saves});
+}
+
+/// Tiles in a chunk with which the smallest budget works.
+std::uint64_t smallest_tiles(const HostRequest& request) {
+  std::uint64_t smallest = 1;
+  if (request.placement.optimizer != Tier::kHost) return smallest;
+  std::uint64_t smallest_bytes = plan_with(request, 1, 0).smallest_bytes();
+  for (std::uint64_t tiles = 2; tiles <= kChunkTilesMax; ++tiles) {
+    const std::uint64_t needed_bytes = plan_with(request, tiles, 0).smallest_bytes();
+    if (needed_bytes >= smallest_bytes) continue;
+    smallest_bytes = needed_bytes;
+    smallest = tiles;
+  }
+  return smallest;
 }
 
 }  // namespace
@@ -104,7 +118,7 @@ std::uint64_t HostPlan::items_unless_kept(std::uint64_t budget_bytes) const {
 std::uint64_t HostPlan::smallest_bytes() const {
   std::uint64_t total = permanent_bytes + gradient_bytes;
   for (const auto& reserve : reserves) total += lease_bytes(reserve.largest_item_bytes);
-  return std::max(total, PinnedPoolOptions{}.alignment_bytes);
+  return std::max(total, PinnedPoolOptions{}.alignment_bytes) + save_bytes;
 }
 
 std::uint64_t HostPlan::comfortable_bytes() const {
@@ -120,8 +134,9 @@ std::uint64_t HostPlan::work_bytes(std::uint64_t chunk_count) const {
 }
 
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes) {
+                   const ReductionSettings& reduction, const HostBudget& budget) {
   HostPlan plan;
+  if (budget.saves) plan.save_bytes = kSaveRecords * table.largest_record_bytes();
   const Items items(table, placement, reduction.staged);
   plan.device_chunks = items.device_chunks();
   const std::uint64_t element_bytes = size_bytes(table.dtype());
@@ -168,10 +183,10 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   }
 
   const std::uint64_t needed = plan.smallest_bytes();
-  if (plan.item_bytes == 0 || budget_bytes < needed) return plan;
+  if (plan.item_bytes == 0 || budget.size_bytes < needed) return plan;
   if (placement.optimizer == Tier::kNvme)
-    keep_records(plan, table, placement, items, budget_bytes - needed);
-  plan.items = plan.items_unless_kept(budget_bytes - plan.kept_bytes);
+    keep_records(plan, table, placement, items, budget.size_bytes - needed);
+  plan.items = plan.items_unless_kept(budget.size_bytes - plan.kept_bytes);
   return plan;
 }
 
@@ -182,18 +197,13 @@ std::uint64_t choose_chunk_tiles(const HostRequest& request, std::uint64_t budge
     if (fits && (plan.item_bytes == 0 || plan.items_unless_kept(budget_bytes) >= kWorkItemsWanted))
       return tiles;
   }
-  require_host_budget(smallest_host_plan(request), budget_bytes);
-  return 1;
+  const std::uint64_t tiles = smallest_tiles(request);
+  require_host_budget(plan_with(request, tiles, 0), budget_bytes);
+  return tiles;
 }
 
 HostPlan smallest_host_plan(const HostRequest& request) {
-  HostPlan smallest = plan_with(request, 1, 0);
-  if (request.placement.optimizer != Tier::kHost) return smallest;
-  for (std::uint64_t tiles = 2; tiles <= kChunkTilesMax; ++tiles) {
-    HostPlan plan = plan_with(request, tiles, 0);
-    if (plan.smallest_bytes() < smallest.smallest_bytes()) smallest = std::move(plan);
-  }
-  return smallest;
+  return plan_with(request, smallest_tiles(request), 0);
 }
 
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
@@ -203,6 +213,8 @@ void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
     reserves += fmt::format(", one {} item of {}", to_string(reserve.purpose),
                             format_bytes(reserve.largest_item_bytes));
   }
+  if (plan.save_bytes > 0)
+    reserves += fmt::format(", {} for checkpoints", format_bytes(plan.save_bytes));
   const std::uint64_t smallest = plan.smallest_bytes();
   throw MemoryExhausted(
       {.budget = MemoryBudget::kHost,

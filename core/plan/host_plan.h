@@ -8,6 +8,7 @@
 //          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
 //          that leaves them room
 //          + records that are kept from sweep to sweep (core/schedule/optimizer/record_home.h)
+//          + where checkpoints are saved while training goes on, the buffers of such a save
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,19 @@ inline constexpr std::uint64_t kChunkTilesMax = 32;
 /// that leaves them room.
 inline constexpr std::uint64_t kWorkItemsWanted = 12;
 
+/// Buffers of the largest record that a save in the background has (core/engine/background_save.h).
+/// They are set aside for as long as the engine lives, beside the pool.
+inline constexpr std::uint64_t kSaveRecords = 4;
+
+/// What a rank may have of host memory, and whether it saves checkpoints in the background.
+struct HostBudget {
+  HostBudget(std::uint64_t budget_bytes, bool with_saves = false)
+      : size_bytes(budget_bytes), saves(with_saves) {}
+
+  std::uint64_t size_bytes;
+  bool saves;
+};
+
 struct HostPlan {
   std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host, buckets
   std::uint64_t norm_bytes = 0;       ///< of those, sums of squares and their way between ranks
@@ -34,6 +48,7 @@ struct HostPlan {
   std::uint64_t quantized_bytes = 0;  ///< quantized parameters between them
   std::uint64_t staged_bytes = 0;     ///< parameters gathered on their way to a GPU
   std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
+  std::uint64_t save_bytes = 0;       ///< for saves in the background: all else is the pool's
   std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
   std::size_t device_chunks = 0;      ///< the first ones, whose records are on the device
   std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
@@ -59,12 +74,13 @@ struct HostRequest {
   const Sharding& sharding;
   const Placement& placement;
   const ReductionSettings& reduction;
+  bool saves = false;  ///< checkpoints, in the background
 };
 
-/// The division of `budget_bytes` for an existing chunk table. With `reduction.staged` the CPU
+/// The division of `budget` for an existing chunk table. With `reduction.staged` the CPU
 /// works on host memory in place of what is on the device.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
-                   const ReductionSettings& reduction, std::uint64_t budget_bytes);
+                   const ReductionSettings& reduction, const HostBudget& budget);
 
 /// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
 /// leaves 12 work items. Errors: MemoryExhausted, with the smallest budget and what it is made of,

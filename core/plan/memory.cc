@@ -172,6 +172,7 @@ std::string_view to_string(StateClass kind) noexcept {
     case StateClass::kQuantizedParams: return "quantized parameters";
     case StateClass::kKeptRecords: return "records kept from step to step";
     case StateClass::kWorkItems: return "on the way from and to NVMe";
+    case StateClass::kSaveBuffers: return "on the way to a checkpoint";
   }
   return "?";
 }

@@ -67,6 +67,7 @@ enum class StateClass : std::uint8_t {
   kQuantizedParams,  ///< between ranks
   kKeptRecords,      ///< that host memory keeps from sweep to sweep
   kWorkItems,        ///< leases of the optimizer's sweep, and of loads from NVMe
+  kSaveBuffers,      ///< of checkpoints that are written while training goes on
 };
 std::string_view to_string(StateClass kind) noexcept;
 /// At rest between steps; else it is there while a step runs.

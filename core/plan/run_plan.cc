@@ -17,7 +17,8 @@ HostRequest host_request(const RunRequest& request) {
           .state = request.state,
           .sharding = request.sharding,
           .placement = request.placement,
-          .reduction = request.reduction};
+          .reduction = request.reduction,
+          .saves = request.saves};
 }
 
 /// What of the store's file is not records.
@@ -48,9 +49,9 @@ RunPlan plan_run(const RunRequest& request) {
   plan.budgets = request.budgets;
   plan.smallest.host_bytes = smallest_host_plan(host).smallest_bytes();
   if (plan.budgets.host_bytes == 0) {
-    plan.budgets.host_bytes =
-        plan_host(table_of(request, kChunkTilesMax), request.placement, request.reduction, 0)
-            .comfortable_bytes();
+    plan.budgets.host_bytes = plan_host(table_of(request, kChunkTilesMax), request.placement,
+                                        request.reduction, {0, request.saves})
+                                  .comfortable_bytes();
   }
   plan.chunk_tiles = request.chunk_tiles > 0 ? request.chunk_tiles
                                              : choose_chunk_tiles(host, plan.budgets.host_bytes);
@@ -59,7 +60,8 @@ RunPlan plan_run(const RunRequest& request) {
     plan.budgets.device_bytes = comfortable_device_bytes(table, request.placement, request.device);
   }
   plan.chunk_count = table.chunks().size();
-  plan.host = plan_host(table, request.placement, request.reduction, plan.budgets.host_bytes);
+  plan.host = plan_host(table, request.placement, request.reduction,
+                        {plan.budgets.host_bytes, request.saves});
   plan.device = plan_device(table, request.placement, request.device, plan.budgets.device_bytes);
   require_host_budget(plan.host, plan.budgets.host_bytes);
   require_device_budget(plan.device, plan.budgets.device_bytes);
@@ -83,6 +85,7 @@ void add_in_use(RankMemory& memory, const RunPlan& plan) {
   memory.add(StateClass::kKeptRecords, Tier::kHost, host.kept_bytes);
   memory.add(StateClass::kWorkItems, Tier::kHost,
              host.work_bytes(plan.chunk_count - host.kept_item_bytes.size()));
+  memory.add(StateClass::kSaveBuffers, Tier::kHost, host.save_bytes);
 }
 
 }  // namespace ziggurat

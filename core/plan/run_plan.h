@@ -33,6 +33,7 @@ struct RunRequest {
   ReductionSettings reduction{};
   DeviceRequest device{};
   int slots = 2;
+  bool saves = false;  ///< checkpoints, in the background
   Budgets budgets{};
   std::uint64_t chunk_tiles = 0;  ///< of a store that is there; 0: those that suit the budget
 };

@@ -140,6 +140,7 @@ RunRequest run_request(const TrainOptions& options, std::size_t threads, const S
                      .device = {.trainer = gpt::Trainer::need(part, options.shape, threads),
                                 .keep_gathered = strategy.keeps_params_to_backward},
                      .slots = engine.slots,
+                     .saves = engine.checkpoint.saves,
                      .budgets = {options.device_bytes, engine.host_budget_bytes}};
   request.sharding.quantization = engine.quantization;
   request.sharding.ranks_per_node = engine.ranks_per_node / parts;

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/memory_exhausted.h"
+#include "core/plan/auto_placement.h"
 #include "integrations/cli/memory_advice.h"
 #include "integrations/cli/output_file.h"
 #include "integrations/cli/plan_options.h"
@@ -29,7 +30,7 @@ constexpr std::array kClasses{
     StateClass::kCheckpoint, StateClass::kStoreTables,     StateClass::kActivations,
     StateClass::kLiveParams, StateClass::kAccumulator,     StateClass::kNormSums,
     StateClass::kBucket,     StateClass::kQuantizedParams, StateClass::kKeptRecords,
-    StateClass::kWorkItems};
+    StateClass::kWorkItems,  StateClass::kSaveBuffers};
 
 /// "1,234,567".
 std::string grouped(std::uint64_t value) {
@@ -87,7 +88,11 @@ PlannedStrategy planned(const PlanCommand& command, const Strategy& strategy) {
                         .slots = command.slots};
   if (command.model.config) {
     try {
-      column.run = plan_run(run_request(command.run, command.run.threads, strategy));
+      RunRequest request = run_request(command.run, command.run.threads, strategy);
+      const bool budgets = request.budgets.device_bytes > 0 && request.budgets.host_bytes > 0;
+      if (request.placement.automatic && budgets)  // as the engine has it
+        at_rest.placement = request.placement = choose_placement(request).placement;
+      column.run = plan_run(request);
       at_rest.chunk_tiles_max = column.run->chunk_tiles;
     } catch (const MemoryExhausted& exhausted) {
       if (command.strategies.size() == 1) throw;

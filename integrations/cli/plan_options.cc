@@ -58,6 +58,7 @@ constexpr std::string_view kOfTrain[] = {"strategy",
                                          "state_format",
                                          "placement",
                                          "slots",
+                                         "checkpoint_dir",
                                          "device_memory",
                                          "host_memory",
                                          "threads",
@@ -68,6 +69,8 @@ std::vector<SettingOf<TrainOptions>> shared_table() {
   for (const SettingOf<TrainOptions>& setting : train_table()) {
     if (std::ranges::find(kOfTrain, setting.name) == std::end(kOfTrain)) continue;
     table.push_back(setting);
+    if (setting.name == "checkpoint_dir")
+      table.back().help = "the run writes checkpoints there: host memory is set aside for them";
     const bool stage = setting.name == "zero_stage";
     if (!stage && !setting.name.ends_with("_memory")) continue;
     table.back().default_text.clear();
@@ -240,6 +243,7 @@ PlanCommand read_plan(const Settings& settings) {
   if (!settings.given("device_memory")) run.device_bytes = 0;
   if (!settings.given("host_memory")) run.engine.host_budget_bytes = 0;
   run.engine.ranks_per_node = command.world.ranks_per_node;
+  run.engine.checkpoint.saves = !run.checkpoint.directory.empty();
   if (run.threads == 0) run.threads = workers_of_a_rank(command.world);
   command.run = std::move(run);
   command.json_path = settings.text("json");

@@ -134,6 +134,42 @@ TEST_F(CliPlan, SaysWhatTrainSays) {
   }
 }
 
+// The buffers of checkpoints are host memory too: the smallest budget that an error names opens,
+// and `plan` names the same.
+TEST_F(CliPlan, TheSmallestHostMemoryThatIsNamedOpensARunThatSavesCheckpoints) {
+  write_file(folder_ / "text", sample_text());
+  for (const char* model : {"2x64x2", "4x256x4"}) {
+    for (const char* placement : {"params=host,grads=host,optimizer=nvme", "all=nvme", "all=host",
+                                  "params=nvme,grads=host,optimizer=host", "auto"}) {
+      SCOPED_TRACE(std::string(model) + ", " + placement);
+      const Arguments settings{"--model",         model,     "--context",        "32",
+                               "--batch",         "1",       "--accumulate",     "1",
+                               "--device-memory", "64MiB",   "--threads",        "2",
+                               "--placement",     placement, "--checkpoint-dir", folder_ / "saved"};
+      const auto train = [&](const std::string& host_memory) {
+        return ziggurat(folder_.path(),
+                        Arguments{"train", "--data", folder_ / "text", "--store", folder_ / "run",
+                                  "--steps", "1", "--host-memory", host_memory} +
+                            settings);
+      };
+      const Output refused = train("1MiB");
+      ASSERT_EQ(refused.exit_code, 1) << refused.out;
+      const std::string line = "  --host-memory ";
+      const std::size_t at = refused.err.find(line) + line.size();
+      ASSERT_NE(at, std::string::npos + line.size()) << refused.err;
+      const std::string smallest = refused.err.substr(at, refused.err.find(':', at) - at);
+      const Output planned = plan(settings + Arguments{"--host-memory", "1MiB"});
+      EXPECT_EQ(planned.err.substr(0, planned.err.find('\n')),
+                refused.err.substr(0, refused.err.find('\n')));
+      EXPECT_EQ(plan(settings + Arguments{"--host-memory", smallest}).exit_code, 0);
+      const Output opened = train(smallest);
+      EXPECT_EQ(opened.exit_code, 0) << smallest << ": " << opened.err;
+      std::filesystem::remove_all(folder_ / "run");
+      std::filesystem::remove_all(folder_ / "saved");
+    }
+  }
+}
+
 // The file of a run, with what a plan has no use for.
 TEST_F(CliPlan, TakesTheSettingsFileOfARun) {
   write_file(folder_ / "run.json",
