@@ -267,31 +267,45 @@ class CommandLine {
         ->type_name("DIR");
   }
 
+  struct Positional {
+    const char* name;
+    const char* help;
+  };
+  /// Its positionals are ckpt_.paths, in order.
+  CLI::App* add_ckpt(CLI::App& ckpt, const char* name, const char* help,
+                     int (*act)(const CkptCommand&), std::vector<Positional> positionals) {
+    CLI::App* app = ckpt.add_subcommand(name, help);
+    for (const Positional& its : positionals) {
+      app->add_option_function<std::string>(
+             its.name, [this](const std::string& path) { ckpt_.paths.push_back(path); }, its.help)
+          ->type_name("DIR")
+          ->required();
+    }
+    app->callback([this, act] { action_ = [this, act] { return act(ckpt_); }; });
+    return app;
+  }
+
   void add_ckpt() {
     CLI::App* ckpt = app_.add_subcommand(
         "ckpt", "look at checkpoints: what they hold, whether they are whole, how they differ");
     ckpt->require_subcommand(1);
-    const auto add_one = [&](const char* name, const char* help, int paths,
-                             int (*act)(const CkptCommand&)) {
-      CLI::App* app = ckpt->add_subcommand(name, help);
-      app->add_option("path", ckpt_.paths,
-                      "a checkpoint, a folder of them (the newest there), or a store")
-          ->type_name("DIR")
-          ->expected(paths)
-          ->required();
-      app->callback([this, act] { action_ = [this, act] { return act(ckpt_); }; });
-      return app;
-    };
-    add_one("inspect", "say what a checkpoint holds, by its manifest", 1, ckpt_inspect);
-    add_one("verify", "read every byte of a checkpoint and compare it with what was written", 1,
-            ckpt_verify);
-    add_one("diff", "name the tensors in which two checkpoints differ; exit code 1 if any does", 2,
-            ckpt_diff);
-    add_one("save", "copy a store, at rest or in use, into a checkpoint: STORE FOLDER", 2,
-            ckpt_save);
-    CLI::App* to_hf =
-        add_one("to-hf", "write a checkpoint's weights as a directory that transformers loads", 2,
-                ckpt_to_hf);
+    const char* const any = "a checkpoint, a folder of them (the newest there), or a store";
+    const char* const folder =
+        "the folder that the checkpoint is put into; made where there is none";
+    add_ckpt(*ckpt, "inspect", "say what a checkpoint holds, by its manifest", ckpt_inspect,
+             {{"checkpoint", any}});
+    add_ckpt(*ckpt, "verify",
+             "read every byte of a checkpoint and compare it with what was written", ckpt_verify,
+             {{"checkpoint", any}});
+    add_ckpt(*ckpt, "diff",
+             "name the tensors in which two checkpoints differ; exit code 1 if any does", ckpt_diff,
+             {{"one", any}, {"other", any}});
+    add_ckpt(*ckpt, "save", "copy a store, at rest or in use, into a checkpoint", ckpt_save,
+             {{"store", "the store"}, {"folder", folder}});
+    CLI::App* to_hf = add_ckpt(
+        *ckpt, "to-hf", "write a checkpoint's weights as a directory that transformers loads",
+        ckpt_to_hf,
+        {{"checkpoint", any}, {"directory", "where they are written; made where there is none"}});
     to_hf
         ->add_option_function<std::string>(
             "--dtype", [this](const std::string& name) { ckpt_.dtype = *parse_dtype(name); },
@@ -299,10 +313,12 @@ class CommandLine {
             "size")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     to_hf->add_flag("--force", ckpt_.force, "replace a file that is there");
-    add_one("from-hf", "keep weights that transformers saved as a checkpoint: DIR FOLDER", 2,
-            ckpt_from_hf);
+    add_ckpt(*ckpt, "from-hf", "keep weights that transformers saved as a checkpoint", ckpt_from_hf,
+             {{"weights", "the directory that save_pretrained() wrote, or a .safetensors file"},
+              {"folder", folder}});
     add_reshard(*ckpt);
-    CLI::App* prune = add_one("prune", "remove old checkpoints of a folder", 1, ckpt_prune);
+    CLI::App* prune = add_ckpt(*ckpt, "prune", "remove old checkpoints of a folder", ckpt_prune,
+                               {{"folder", "the folder of checkpoints"}});
     prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
         ->type_name("N");
     prune->add_option("--keep-every", ckpt_.keep_every, "those of steps that N divides stay too")

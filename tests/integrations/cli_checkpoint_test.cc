@@ -293,7 +293,8 @@ TEST_F(CliCheckpoint, SettingsThatNeedEachOtherSaySo) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
   const Output nothing = ckpt(folder_, {"verify"});
   EXPECT_EQ(nothing.exit_code, 2);
-  EXPECT_THAT(nothing.err, AllOf(HasSubstr("path is required"), HasSubstr("ckpt verify --help")));
+  EXPECT_THAT(nothing.err,
+              AllOf(HasSubstr("checkpoint is required"), HasSubstr("ckpt verify --help")));
 }
 
 }  // namespace

@@ -47,6 +47,22 @@ TEST(CliCommand, HelpShowsEveryFlagWithItsDefault) {
     EXPECT_THAT(whole.out, HasSubstr(command));
 }
 
+TEST(CliCommand, HelpSaysWhatEachWordOfACkptCommandIs) {
+  const TemporaryFolder folder;
+  const auto help = [&](const char* command) {
+    return ziggurat(folder.path(), {"ckpt", command, "--help"}).out;
+  };
+  for (const char* command : {"inspect", "verify", "diff", "to-hf"})
+    EXPECT_THAT(help(command), HasSubstr("a checkpoint, a folder of them")) << command;
+  EXPECT_THAT(help("from-hf"),
+              AllOf(HasSubstr("save_pretrained()"), HasSubstr("the folder that the checkpoint"),
+                    Not(HasSubstr("or a store")), Not(HasSubstr("DIR x 2"))));
+  EXPECT_THAT(help("to-hf"), HasSubstr("where they are written"));
+  EXPECT_THAT(help("save"), AllOf(HasSubstr("the store"), HasSubstr("the folder that")));
+  EXPECT_THAT(help("prune"),
+              AllOf(HasSubstr("the folder of checkpoints"), Not(HasSubstr("store"))));
+}
+
 TEST(CliCommand, UsageErrorsAreOneLineAndExitWithTwo) {
   const TemporaryFolder folder;
   write_file(folder / "bad.json", R"({"stepz": 1})");
