@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <boost/container/small_vector.hpp>
 #include <cerrno>
-#include <optional>
+#include <exception>
 #include <utility>
 
 #include "base/check.h"
+#include "base/disk_full.h"
 #include "base/error.h"
 
 namespace ziggurat {
@@ -60,7 +61,8 @@ struct DirectFile::Transfer {
   void submit_rest(Block& block);
   void on_result(Block& block, std::int32_t result);
   bool retry(Block& block, int error_number);
-  void fail(Error error);
+  void fail(std::exception_ptr its_error);
+  std::exception_ptr failure(int error_number, const IoOp& op) const;
   Error no_progress(const Block& block);
   std::string describe(const IoOp& op) const;
 
@@ -71,7 +73,7 @@ struct DirectFile::Transfer {
   boost::container::small_vector<Block, 1> blocks;  // most are of one
   std::size_t blocks_left = 0;
   std::uint64_t moved_bytes = 0;
-  std::optional<Error> error;  // the first
+  std::exception_ptr error;  // the first
   Signal done;
 };
 
@@ -139,14 +141,14 @@ void DirectFile::Transfer::submit_rest(Block& block) {
 void DirectFile::Transfer::on_result(Block& block, std::int32_t result) {
   if (result < 0) {
     if (retry(block, -result)) return;
-    fail(system_error(-result, describe(block.op)));
+    fail(failure(-result, block.op));
   } else if (kind != IoKind::kSync) {
     const auto count = static_cast<std::uint32_t>(result);
     ZIGGURAT_CHECK(count <= block.op.size_bytes, "{} bytes moved of {}", count,
                    block.op.size_bytes);
     const std::uint32_t begin = block.size_bytes - block.op.size_bytes;
     if (begin + count <= block.done_bytes) {
-      fail(no_progress(block));
+      fail(std::make_exception_ptr(no_progress(block)));
     } else {
       moved_bytes += begin + count - block.done_bytes;
       block.done_bytes = begin + count;
@@ -165,8 +167,15 @@ bool DirectFile::Transfer::retry(Block& block, int error_number) {
   return true;
 }
 
-void DirectFile::Transfer::fail(Error its_error) {
-  if (!error) error.emplace(std::move(its_error));
+void DirectFile::Transfer::fail(std::exception_ptr its_error) {
+  if (!error) error = std::move(its_error);
+}
+
+std::exception_ptr DirectFile::Transfer::failure(int error_number, const IoOp& op) const {
+  const Error its_error = system_error(error_number, describe(op));
+  if (error_number != ENOSPC && error_number != EDQUOT && error_number != EFBIG)
+    return std::make_exception_ptr(its_error);
+  return std::make_exception_ptr(DiskFull(file.path_, its_error.what(), error_number));
 }
 
 Error DirectFile::Transfer::no_progress(const Block& block) {
@@ -246,7 +255,7 @@ Task<> DirectFile::run(IoKind kind, std::uint64_t offset_bytes, std::span<std::b
         transfer.kind == IoKind::kRead ? Counter::kNvmeReadBytes : Counter::kNvmeWriteBytes,
         transfer.moved_bytes);
   }
-  if (transfer.error) throw Error(*transfer.error);
+  if (transfer.error) std::rethrow_exception(transfer.error);
 }
 
 }  // namespace ziggurat

@@ -23,6 +23,7 @@
 #include "aio/fork_closed.h"
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/disk_full.h"
 #include "base/error.h"
 #include "base/log.h"
 
@@ -154,9 +155,9 @@ std::uint64_t free_bytes_at(int fd, const std::string& path) {
   return free_bytes_of(filesystem);
 }
 
-Error no_space(int error, const std::string& path, std::uint64_t size_bytes,
-               std::uint64_t missing_bytes, std::uint64_t free) {
-  return {ErrorCode::kResourceExhausted,
+DiskFull no_space(int error, const std::string& path, std::uint64_t size_bytes,
+                  std::uint64_t missing_bytes, std::uint64_t free) {
+  return {path,
           fmt::format("{}: there is no room for a file of {}: {} more bytes are needed and {} are "
                       "free ({} of {}): {}; free space, or put it on another filesystem",
                       path, format_bytes(size_bytes), missing_bytes, free, format_bytes(free),
@@ -251,12 +252,12 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) throw system_error(errno, "getrlimit(RLIMIT_FSIZE)");
   if (limit.rlim_cur != RLIM_INFINITY && size_bytes > limit.rlim_cur) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("{}: a file of {}: {}: this process may write files of at most {}; "
-                            "raise RLIMIT_FSIZE (ulimit -f unlimited)",
-                            path, format_bytes(size_bytes), errno_text(EFBIG),
-                            format_bytes(limit.rlim_cur)),
-                EFBIG);
+    throw DiskFull(path,
+                   fmt::format("{}: a file of {}: {}: this process may write files of at most {}; "
+                               "raise RLIMIT_FSIZE (ulimit -f unlimited)",
+                               path, format_bytes(size_bytes), errno_text(EFBIG),
+                               format_bytes(limit.rlim_cur)),
+                   EFBIG);
   }
   // Asked first: finding out by filling the filesystem would take the room from everybody else
   // meanwhile.

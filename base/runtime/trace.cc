@@ -39,10 +39,28 @@ std::unique_ptr<Trace> Trace::open(const std::string& path) {
 }
 
 Trace::~Trace() {
-  std::fputs("\n]\n", file_);
-  const bool failed = std::ferror(file_) != 0;
-  if (std::fclose(file_) != 0 || failed)
-    log().error("the trace {} is not whole: {}", path_, errno_text(errno));
+  const bool before = whole();
+  bool written = before && std::fputs("\n]\n", file_) >= 0;
+  int error = errno;
+  if (std::fclose(file_) != 0) {
+    written = false;
+    error = errno;
+  }
+  if (before && !written) say_lost(error);
+}
+
+/// Right after the first call that failed: the errno of a later one says something else.
+void Trace::say_lost(int error_number) const {
+  log().error("the trace {}: {}: it is not whole, and no more is written to it", path_,
+              errno_text(error_number));
+}
+
+bool Trace::flush() {
+  const std::lock_guard lock(mutex_);
+  if (!whole()) return false;
+  if (std::fflush(file_) == 0) return true;
+  say_lost(errno);
+  return false;
 }
 
 int Trace::track(const std::string& name) {
@@ -50,6 +68,7 @@ int Trace::track(const std::string& name) {
   const int id = next_track_++;
   const int groups = static_cast<int>(groups_.size());
   const int group = groups_.try_emplace(without_number(name), groups).first->second;
+  if (!whole()) return id;
   std::fprintf(
       file_,
       "%s{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}}",
@@ -58,6 +77,7 @@ int Trace::track(const std::string& name) {
                ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":%d,\"name\":\"thread_sort_index\",\"args\":{"
                "\"sort_index\":%d}}",
                id, group * kTracksOfGroup + id);
+  if (!whole()) say_lost(errno);
   first_ = false;
   return id;
 }
@@ -65,12 +85,14 @@ int Trace::track(const std::string& name) {
 void Trace::span(int track, const char* name, Nanoseconds begin, Nanoseconds end,
                  std::int64_t argument) {
   const std::lock_guard lock(mutex_);
+  if (!whole()) return;
   std::fprintf(
       file_, "%s{\"ph\":\"X\",\"pid\":1,\"tid\":%d,\"name\":\"%s\",\"ts\":%.3f,\"dur\":%.3f",
       first_ ? "" : ",\n", track, name, microseconds(begin - origin_), microseconds(end - begin));
   if (argument >= 0)
     std::fprintf(file_, ",\"args\":{\"id\":%lld}", static_cast<long long>(argument));
   std::fputs("}", file_);
+  if (!whole()) say_lost(errno);
   first_ = false;
 }
 

@@ -27,12 +27,19 @@ class Trace {
   /// overlaps takes a track for each lane, as aio/io_activity.cc does.
   int track(const std::string& name);
 
+  /// Whether all so far is in the file. What cannot be written is said once and ends no run;
+  /// nothing more is written then.
+  bool flush();
+
   /// One span. `argument` is shown with it (a chunk, a unit); -1 for none.
   void span(int track, const char* name, Nanoseconds begin, Nanoseconds end,
             std::int64_t argument = -1);
 
  private:
   Trace(std::FILE* file, std::string path) : file_(file), path_(std::move(path)) {}
+  bool whole() const { return std::ferror(file_) == 0; }
+  void say_lost(int error_number) const;
+
   std::mutex mutex_;
   std::FILE* file_;
   std::string path_;

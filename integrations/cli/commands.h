@@ -18,6 +18,9 @@
 
 namespace ziggurat::cli {
 
+/// A file, a disk, a budget, a store.
+inline constexpr int kExitWorld = 1;
+
 /// An error with what to do about it: the lines are printed below the message.
 class AdvisedError : public Error {
  public:

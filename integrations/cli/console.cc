@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 
 #include "base/bytes.h"
+#include "base/error.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -31,21 +33,30 @@ Console::Console() : terminal_(::isatty(STDOUT_FILENO) != 0) {}
 
 Console::~Console() {
   const std::lock_guard lock(mutex_);
-  if (live_shown_) std::fputs("\n", stdout);
-  std::fflush(stdout);
+  if (live_shown_) put("\n");
 }
 
-void Console::clear() {
-  if (live_shown_) std::fputs("\r\x1b[K", stdout);
-  live_shown_ = false;
+bool Console::whole() {
+  const std::lock_guard lock(mutex_);
+  return !lost_;
+}
+
+void Console::put(const std::string& text) {
+  if (lost_) return;
+  const bool put = std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+  if (put) return;
+  lost_ = true;
+  std::fputs(fmt::format("ziggurat: error: standard output: {}: no more is written to it\n",
+                         errno_text(errno))
+                 .c_str(),
+             stderr);
 }
 
 void Console::line(std::string_view text) {
   if (silent_) return;
   const std::lock_guard lock(mutex_);
-  clear();
-  fmt::print("{}\n", text);
-  std::fflush(stdout);
+  put(fmt::format("{}{}\n", live_shown_ ? "\r\x1b[K" : "", text));
+  live_shown_ = false;
 }
 
 void Console::live(std::string_view text, bool always_plain) {
@@ -58,14 +69,13 @@ void Console::show(std::string_view text, bool always_plain) {
   const Clock::time_point now = Clock::now();
   if (terminal_) {
     if (now - last_live_ < kRedraw) return;
-    fmt::print("\r{}\x1b[K", text.substr(0, window_columns() - 1));
+    put(fmt::format("\r{}\x1b[K", text.substr(0, window_columns() - 1)));
     live_shown_ = true;
   } else {
     if (!always_plain && now - last_live_ < kPlainInterval) return;
-    fmt::print("{}\n", text);
+    put(fmt::format("{}\n", text));
   }
   last_live_ = now;
-  std::fflush(stdout);
 }
 
 void Console::progress(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes) {

@@ -24,6 +24,9 @@ class Console {
   bool terminal() const noexcept { return terminal_; }
   /// Nothing is shown from now on: another rank speaks.
   void silence() noexcept { silent_ = true; }
+  /// All that was to be shown was. What cannot be (a terminal that was closed, a full disk) is said
+  /// once on standard error, and ends nothing.
+  bool whole();
 
   /// A line that stays; flushed before it returns.
   void line(std::string_view text);
@@ -37,12 +40,13 @@ class Console {
  private:
   using Clock = std::chrono::steady_clock;
   void show(std::string_view text, bool always_plain);
-  void clear();
+  void put(const std::string& text);
 
   std::mutex mutex_;
   const bool terminal_;
   std::atomic<bool> silent_ = false;
   bool live_shown_ = false;
+  bool lost_ = false;
   Clock::time_point last_live_{};
   std::string progress_what_;
   Clock::time_point progress_begin_{};

@@ -11,8 +11,10 @@
 #include <cerrno>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "core/engine/engine.h"
 #include "integrations/cli/report.h"
 
@@ -20,6 +22,8 @@ namespace ziggurat::cli {
 namespace {
 
 using nlohmann::json;
+
+const std::string kTail = "\n]}\n";
 
 json counters_json(const CounterSnapshot& counters) {
   json object;
@@ -152,32 +156,54 @@ JsonReport::JsonReport(std::string path, const json& run)
       fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
   if (fd_ < 0) throw system_error(errno, fmt::format("cannot create --json {}", path_));
   const std::string head = fmt::format("{{\"run\": {},\n\"steps\": [", run.dump());
-  write_at_end(head + "]}\n");
+  if (const int error = put(head + kTail); error != 0)
+    throw system_error(error, fmt::format("cannot write --json {}", path_));
   end_ = head.size();
 }
 
-JsonReport::~JsonReport() { ::close(fd_); }
+JsonReport::~JsonReport() {
+  if (fd_ >= 0) ::close(fd_);
+}
 
-void JsonReport::write_at_end(const std::string& text) {
+/// Over the closing brackets. 0, or the errno.
+int JsonReport::put(const std::string& text) const {
   std::size_t done = 0;
   while (done < text.size()) {
     const ssize_t result =
         ::pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(end_ + done));
     if (result < 0 && errno == EINTR) continue;
-    if (result < 0) throw system_error(errno, fmt::format("cannot write --json {}", path_));
+    if (result < 0) return errno;
     done += static_cast<std::size_t>(result);
   }
+  return 0;
+}
+
+/// The brackets had room before: they are put back.
+void JsonReport::give_up(int error_number) {
+  whole_ = false;
+  const bool valid =
+      put(kTail) == 0 && ::ftruncate(fd_, static_cast<off_t>(end_ + kTail.size())) == 0;
+  log().error("--json {}: {}: no more is written to it, and training goes on{}", path_,
+              errno_text(error_number), valid ? "" : "; what is there is no JSON any more");
 }
 
 void JsonReport::add_step(const json& step) {
+  if (!whole_) return;
   const std::string text = fmt::format("{}\n{}", first_ ? "" : ",", step.dump());
+  if (const int error = put(text + kTail); error != 0) return give_up(error);
   first_ = false;
-  write_at_end(text + "\n]}\n");
   end_ += text.size();
 }
 
 void JsonReport::finish(const json& total) {
-  write_at_end(fmt::format("\n],\n\"total\": {}}}\n", total.dump(2)));
+  if (!whole_) return;
+  const std::string text = fmt::format("\n],\n\"total\": {}}}\n", total.dump(2));
+  if (const int error = put(text); error != 0) return give_up(error);
+  // Some filesystems say only now that there was no room.
+  const int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
+  if (error == 0) return;
+  whole_ = false;
+  log().error("--json {}: {}: it may not be whole", path_, errno_text(error));
 }
 
 }  // namespace ziggurat::cli

@@ -3,7 +3,8 @@
 // {...}}.
 //
 // Valid JSON after every step, and each step reaches the file in one write, so that a run that was
-// killed has its figures too.
+// killed has its figures too. A report ends no run: what cannot be written is said once, and the
+// file is left as it was with the step before.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,18 @@ class JsonReport {
 
   void add_step(const nlohmann::json& step);
   void finish(const nlohmann::json& total);
+  /// All that it was given is in the file.
+  bool whole() const noexcept { return whole_; }
 
  private:
-  void write_at_end(const std::string& text);
+  int put(const std::string& text) const;
+  void give_up(int error_number);
 
   std::string path_;
   int fd_;
   std::uint64_t end_ = 0;  // where the next step goes, over the closing brackets
   bool first_ = true;
+  bool whole_ = true;
 };
 
 }  // namespace ziggurat::cli

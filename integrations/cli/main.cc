@@ -26,7 +26,6 @@
 namespace ziggurat::cli {
 namespace {
 
-constexpr int kExitWorld = 1;
 constexpr int kExitUsage = 2;
 
 /// One line whatever the message holds: a path or a key may have control characters in it.
@@ -96,10 +95,13 @@ int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   return launch(command);
 }
 
+/// On standard error, whether anybody reads it or not.
+void complain_line(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+
 /// What was given and changes nothing.
 void say_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes)
-    fmt::print(stderr, "ziggurat: note: {}\n", one_line(in_flags(note)));
+    complain_line(fmt::format("ziggurat: note: {}", one_line(in_flags(note))));
 }
 
 int run_sample(const Settings& settings, Words) { return sample(read_sample(settings)); }
@@ -169,7 +171,7 @@ std::vector<Command> bench_commands() {
 }
 
 void complain(const std::string& message) {
-  fmt::print(stderr, "ziggurat: error: {}\n", one_line(in_flags(message)));
+  complain_line(fmt::format("ziggurat: error: {}", one_line(in_flags(message))));
 }
 
 /// CLI11 says what it did not expect in its own words; these are ours, with what was probably
@@ -415,7 +417,7 @@ int main(int argc, char** argv) {
   } catch (const cli::AdvisedError& error) {
     cli::complain(error.what());
     for (const std::string& line : error.advice())
-      fmt::print(stderr, "  {}\n", cli::one_line(cli::in_flags(line)));
+      cli::complain_line(fmt::format("  {}", cli::one_line(cli::in_flags(line))));
   } catch (const std::exception& error) {
     cli::complain(error.what());
   }

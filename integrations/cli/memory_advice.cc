@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <functional>
 
 #include "base/bytes.h"
+#include "base/disk_full.h"
 #include "base/memory_exhausted.h"
 #include "core/plan/auto_placement.h"
 
@@ -124,6 +124,21 @@ std::vector<std::string> memory_advice(const MemoryShortage& shortage, const Tra
   return lines;
 }
 
+bool is_of_store(const std::string& path, const TrainOptions& options) {
+  return std::ranges::any_of(options.engine.store, [&](const StoreDirectory& directory) {
+    return path.starts_with(directory.path + "/");
+  });
+}
+
+std::vector<std::string> space_advice(const TrainOptions& options) {
+  std::vector<std::string> lines;
+  if (options.engine.slots == 2)
+    lines.emplace_back(
+        "--slots 1 with a new --store: half the space; a kill within a step loses the run");
+  lines.emplace_back("a --store on a filesystem with more space");
+  return lines;
+}
+
 }  // namespace
 
 RunRequest run_request(const TrainOptions& options, std::size_t threads, const Strategy& strategy) {
@@ -198,15 +213,8 @@ WritePlan write_plan(const TrainOptions& options, const Strategy& strategy) {
 
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
                                 std::size_t threads, const Strategy& strategy) {
-  if (error.code() != ErrorCode::kResourceExhausted) return {};
-  if (error.native() == ENOSPC || error.native() == EDQUOT || error.native() == EFBIG) {
-    std::vector<std::string> lines;
-    if (options.engine.slots == 2)
-      lines.emplace_back(
-          "--slots 1 with a new --store: half the space; a kill within a step loses the run");
-    lines.emplace_back("a --store on a filesystem with more space");
-    return lines;
-  }
+  if (const auto* const full = dynamic_cast<const DiskFull*>(&error); full != nullptr)
+    return is_of_store(full->path(), options) ? space_advice(options) : std::vector<std::string>();
   const auto* const exhausted = dynamic_cast<const MemoryExhausted*>(&error);
   if (exhausted == nullptr) return {};
   return memory_advice(exhausted->shortage(), options, threads, strategy);

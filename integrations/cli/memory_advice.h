@@ -34,8 +34,8 @@ struct WritePlan {
 };
 WritePlan write_plan(const TrainOptions& options, const Strategy& strategy = {});
 
-/// What to change, that which helps most first, when `error` says that a tier is exhausted:
-/// "--placement grads=nvme: ...". Nothing for other errors.
+/// What to change, that which helps most first, when `error` is a MemoryExhausted ("--placement
+/// grads=nvme: ...") or a DiskFull of the store. Nothing for other errors, whatever their errno.
 std::vector<std::string> advice(const Error& error, const TrainOptions& options,
                                 std::size_t threads, const Strategy& strategy = {});
 

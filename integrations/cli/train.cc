@@ -14,9 +14,11 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/interrupt.h"
 #include "integrations/cli/memory_advice.h"
+#include "integrations/cli/output_file.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
 
@@ -219,6 +221,12 @@ void TrainRun::finish_json(const RunReport& report) {
   json_->finish(total);
 }
 
+/// A report that could not be written ends no run, but its last word is not 0.
+bool TrainRun::reports_are_whole() {
+  const bool trace = !runtime_->trace || runtime_->trace->flush();
+  return trace && (!json_ || json_->whole()) && console_.whole();
+}
+
 void TrainRun::finish_interrupted() {
   finish_saves();
   engine_->make_durable();
@@ -257,6 +265,7 @@ void TrainRun::finish_done() {
 
 int TrainRun::run() {
   Interrupt interrupt(Interrupt::Mode::kExit);
+  if (rank_options().rank == 0) require_writable(options_.json_path);
   open();
   if (!options_.json_path.empty() && ranks_->first()) {
     const nlohmann::json run{{"model", to_string(model_)},
@@ -291,7 +300,7 @@ int TrainRun::run() {
     }
   }
   finish_done();
-  return 0;
+  return reports_are_whole() ? 0 : kExitWorld;
 }
 
 std::optional<std::string> TrainRun::safe() const {

@@ -78,6 +78,7 @@ class TrainRun {
   RunState state_now() const;
   double held_out_loss();
   void show(const StepRecord& record);
+  bool reports_are_whole();
   void finish_interrupted();
   void finish_done();
   RunFacts facts();

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -38,6 +40,23 @@ class TraceFile : public ::testing::Test {
  private:
   fs::path folder_;
 };
+
+// Whatever is tried after a full disk has other errnos.
+TEST(Trace, SaysOnceThatItCannotBeWrittenAndTheErrnoOfTheFirstFailure) {
+  testing::internal::CaptureStderr();
+  {
+    const auto trace = Trace::open("/dev/full");
+    const int track = trace->track("worker 0");
+    for (int i = 0; i < 1000; ++i) trace->span(track, "work", monotonic_now(), monotonic_now());
+    EXPECT_FALSE(trace->flush());
+    errno = ENOTTY;
+    trace->span(track, "work", monotonic_now(), monotonic_now());
+    EXPECT_FALSE(trace->flush());
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("the trace /dev/full: ENOSPC"), std::string::npos) << said;
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+}
 
 TEST_F(TraceFile, HoldsNamedTracksAndSpansInMicroseconds) {
   {

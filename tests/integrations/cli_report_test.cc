@@ -4,13 +4,18 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
+#include "base/disk_full.h"
 #include "base/memory_exhausted.h"
 #include "integrations/cli/json_report.h"
 #include "integrations/cli/memory_advice.h"
@@ -298,6 +303,36 @@ TEST(CliReport, JsonIsValidAfterEveryStep) {
   std::filesystem::remove(path);
 }
 
+// A limit on files stands for a disk that is full.
+TEST(CliReport, JsonThatHasNoRoomIsGivenUpAndStaysValid) {
+  const std::string path =
+      (std::filesystem::current_path() / fmt::format("cli-full-{}.json", ::getpid())).string();
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const sighandler_t handler = ::signal(SIGXFSZ, SIG_IGN);
+  std::size_t steps = 0;
+  testing::internal::CaptureStderr();
+  {
+    JsonReport report(path, {{"model", "2x64x2"}});
+    const rlimit small{.rlim_cur = 5000, .rlim_max = before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+    for (; report.whole() && steps < 1000; ++steps) report.add_step(to_json(record(steps + 1)));
+    report.add_step(to_json(record(steps + 1)));
+    report.finish({{"steps", steps}});
+    EXPECT_FALSE(report.whole());
+    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  }
+  ::signal(SIGXFSZ, handler);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, AllOf(HasSubstr(path), HasSubstr("EFBIG"), HasSubstr("training goes on")));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  std::ifstream file(path);
+  const nlohmann::json report = nlohmann::json::parse(file);
+  EXPECT_EQ(report.at("steps").size(), steps - 1);
+  EXPECT_FALSE(report.contains("total"));
+  std::filesystem::remove(path);
+}
+
 TEST(CliRunState, IdentityAndBlobComeBackAsTheyWent) {
   const RunIdentity identity{.model = gpt::parse_model("2x64x2"),
                              .data_hash = 0xdeadbeef01234567,
@@ -405,9 +440,15 @@ TEST(CliAdvice, TheSmallestThatWorksComesFirst) {
 }
 
 TEST(CliAdvice, AFullDiskIsNoQuestionOfMemory) {
-  const Error error(ErrorCode::kResourceExhausted, "state: no space", ENOSPC);
+  const DiskFull error("state/rank-0", "state: no space", ENOSPC);
   EXPECT_THAT(advice(error, tiny(), 2), Contains(HasSubstr("--slots 1")));
   EXPECT_TRUE(advice(Error(ErrorCode::kUnavailable, "in use"), tiny(), 2).empty());
+}
+
+// Another --store does not help a report, nor a checkpoint.
+TEST(CliAdvice, ADiskThatIsNotTheStoresGetsNoAdviceAboutTheStore) {
+  EXPECT_TRUE(advice(DiskFull("stated/file", "no space", ENOSPC), tiny(), 2).empty());
+  EXPECT_TRUE(advice(Error(ErrorCode::kResourceExhausted, "no space", ENOSPC), tiny(), 2).empty());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "base/bytes.h"
 #include "tests/integrations/cli_process.h"
@@ -63,6 +64,43 @@ TEST(CliWorld, ADiskThatFillsUpUnderARunDoesNotStopIt) {
   ASSERT_EQ(rest.exit_code, 0) << rest.err;
   for (const auto& [step, bits] : loss_bits(rest.out))
     EXPECT_EQ(bits, loss_bits(whole.out).at(step)) << step;
+}
+
+// A report is not worth a run, and another --store would not help it.
+TEST(CliWorld, ADiskThatIsTooSmallForAReportEndsNoRun) {
+  const TemporaryFolder folder;
+  const LoopFilesystem disk(64 * kMiB);
+  SKIP_WITHOUT(disk);
+  disk.fill_up_to(16 * kKiB);
+  const Output output = ziggurat(
+      folder.path(), tiny_train(folder, "store", 40) + Arguments{"--json", disk / "run.json"});
+  EXPECT_EQ(output.exit_code, 1) << "all is done but the report";
+  EXPECT_THAT(output.out, HasSubstr("generation 40 is durable"));
+  EXPECT_THAT(output.err, HasSubstr("--json " + (disk / "run.json") + ": ENOSPC"));
+  EXPECT_THAT(output.err, Not(HasSubstr("--store")));
+  EXPECT_EQ(std::count(output.err.begin(), output.err.end(), '\n'), 1) << output.err;
+  const auto report = nlohmann::json::parse(contents(disk / "run.json"));
+  EXPECT_GT(report.at("steps").size(), 0U);
+  EXPECT_LT(report.at("steps").size(), 40U);
+}
+
+TEST(CliWorld, ATraceThatCannotBeWrittenEndsNoRunAndItsErrnoIsTheRightOne) {
+  const TemporaryFolder folder;
+  const Output output =
+      ziggurat(folder.path(), tiny_train(folder, "store", 4) + Arguments{"--trace", "/dev/full"});
+  EXPECT_EQ(output.exit_code, 1) << "all is done but the report";
+  EXPECT_THAT(output.out, HasSubstr("generation 4 is durable"));
+  EXPECT_THAT(output.err, HasSubstr("the trace /dev/full: ENOSPC"));
+  EXPECT_EQ(std::count(output.err.begin(), output.err.end(), '\n'), 1) << output.err;
+}
+
+TEST(CliWorld, AReportThatCannotBeMadeIsRefusedBeforeAnythingIsBegun) {
+  const TemporaryFolder folder;
+  const Output output = ziggurat(folder.path(), tiny_train(folder, "store", 4) +
+                                                    Arguments{"--json", folder / "none/run.json"});
+  expect_world_error(output);
+  EXPECT_THAT(output.err, HasSubstr(folder / "none/run.json"));
+  EXPECT_FALSE(fs::exists(folder / "store"));
 }
 
 TEST(CliWorld, AReadOnlyFilesystemIsSaidAndTheStoreGoesOnLater) {
