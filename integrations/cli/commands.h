@@ -41,10 +41,12 @@ struct LaunchCommand {
   int node = 0;                        ///< which of them this is
   std::string rendezvous;              ///< HOST:PORT of node 0; empty: loopback, with one node
   std::vector<std::string> arguments;  ///< the program, found in PATH, and what it is told
+  bool own_ranks = false;  ///< it is this program, which takes signals from its main() on
 };
 /// Exit code of the first rank that failed (128 and its signal where one killed it), 0 if none did.
 /// Rank 0 of the machine has the terminal; lines of the others bear their number. When a rank
-/// fails, the rest have 6 s to say why and end.
+/// fails, the rest have 6 s to say why and end. SIGINT, SIGTERM and SIGUSR1 are passed on to every
+/// rank, SIGHUP as SIGTERM, unless it was ignored at the start.
 int launch(const LaunchCommand& command);
 
 /// A table, or a JSON file of every step. Takes the settings of `train`.

@@ -1,78 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/interrupt.cc: signal handlers that do only what handlers may: atomics, write()
-// and _exit().
+// integrations/cli/interrupt.cc: signal handlers that do only what handlers may: atomics, a clock,
+// write() and _exit().
 #include "integrations/cli/interrupt.h"
 
-#include <signal.h>
+#include <fcntl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <string_view>
 
 namespace ziggurat::cli {
 namespace {
 
-// A handler has no other way to find its state than globals.
-std::atomic<int> signals_seen{0};
+/// What comes sooner after the first signal is no second thought of anybody's.
+constexpr std::int64_t kMomentNs = 1'000'000'000;
+
+// A handler has no other way to find its state than globals. Times are of a monotonic clock; 0: not
+// yet.
+std::atomic<std::int64_t> first_ns{0};
+std::atomic<std::int64_t> first_of_parent_ns{0};
 std::atomic<bool> exit_at_once{false};
 std::atomic<bool> save_requested{false};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
+              std::atomic<bool>::is_always_lock_free);
 
 void say(std::string_view text) noexcept {
   // Nothing can be done about a closed stderr.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-void on_signal(int) {
+std::int64_t now_ns() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);  // fails for no argument that it is given here
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+/// Says that `first` is now, unless it was before. How long ago it was: 0 for now.
+std::int64_t since(std::atomic<std::int64_t>& first, std::int64_t now) noexcept {
+  std::int64_t before = 0;
+  return first.compare_exchange_strong(before, now) ? 0 : now - before;
+}
+
+void on_end(int, siginfo_t* info, void*) {
   const int saved = errno;
   if (exit_at_once.load()) {
     say("\nziggurat: interrupted before the first step; what the store held is as it was\n");
     ::_exit(kExitInterrupted);
   }
-  if (signals_seen.fetch_add(1) > 0) {
+  const std::int64_t now = now_ns();
+  const std::int64_t ago = since(first_ns, now);
+  const bool passed_on = info->si_code <= 0 && info->si_pid == ::getppid();
+  if ((passed_on ? since(first_of_parent_ns, now) : ago) >= kMomentNs) {
     say("\nziggurat: aborted; the durable generation is untouched, the same command goes on from "
         "it\n");
     ::_exit(kExitInterrupted);
   }
-  say("\nziggurat: finishing the step; once more to abort\n");
+  if (ago == 0) say("\nziggurat: finishing the step; once more, after a second, to abort\n");
   errno = saved;
 }
 
 void on_save_request(int) { save_requested.store(true); }
 
-void handle(int signal, void (*handler)(int)) {
+bool is_ignored(int signal) noexcept {
   struct sigaction action {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
-  ::sigemptyset(&action.sa_mask);
-  ::sigaction(signal, &action, nullptr);
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-void install(void (*handler)(int)) {
-  handle(SIGINT, handler);
-  handle(SIGTERM, handler);
+/// Not read again once a handler stands in its place.
+bool hangup_is_ignored() noexcept {
+  static const bool ignored = is_ignored(SIGHUP);
+  return ignored;
 }
 
 }  // namespace
 
-Interrupt::Interrupt(Mode mode) {
-  signals_seen.store(0);
-  set_mode(mode);
-  install(&on_signal);
-  save_requested.store(false);
-  handle(SIGUSR1, &on_save_request);
+bool open_standard_streams() noexcept {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+    if (::open("/dev/null", O_RDWR) != fd) return false;  // it takes the lowest that is free
+  }
+  return true;
 }
 
-Interrupt::~Interrupt() {
-  install(SIG_DFL);
-  handle(SIGUSR1, SIG_DFL);
+sigset_t run_signals() noexcept {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) ::sigaddset(&set, signal);
+  if (!hangup_is_ignored()) ::sigaddset(&set, SIGHUP);
+  return set;
 }
 
-bool Interrupt::take_save_request() noexcept { return save_requested.exchange(false); }
+void take_signals() noexcept {
+  struct sigaction action {};
+  action.sa_handler = &on_save_request;
+  action.sa_flags = SA_RESTART;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaction(SIGUSR1, &action, nullptr);
+  const sigset_t ours = run_signals();
+  ::sigprocmask(SIG_UNBLOCK, &ours, nullptr);
+}
 
-void Interrupt::set_mode(Mode mode) noexcept { exit_at_once.store(mode == Mode::kExit); }
+void on_interrupt(OnInterrupt what) noexcept {
+  exit_at_once.store(what == OnInterrupt::kExit);
+  struct sigaction action {};
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  action.sa_mask = run_signals();
+  action.sa_sigaction = &on_end;
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  if (!hangup_is_ignored()) ::sigaction(SIGHUP, &action, nullptr);
+  action = {};
+  action.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &action, nullptr);
+}
 
-bool Interrupt::requested() const noexcept { return signals_seen.load() > 0; }
+bool interrupt_requested() noexcept { return first_ns.load() > 0; }
+
+bool take_save_request() noexcept { return save_requested.exchange(false); }
 
 }  // namespace ziggurat::cli

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +13,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +24,7 @@
 #include "base/topology/core_budget.h"
 #include "collectives/random.h"
 #include "integrations/cli/commands.h"
+#include "integrations/cli/interrupt.h"
 
 namespace ziggurat::cli {
 namespace {
@@ -58,8 +59,9 @@ class PrefixedStream : public std::enable_shared_from_this<PrefixedStream> {
       if (c == '\n' || line_.size() == kLineMax) print();
     }
   }
+  /// Where nobody takes it any more (a terminal that was closed), the rank goes on all the same.
   void print() {
-    if (!line_.empty()) fmt::print(to_, "[rank {}] {}\n", rank_, line_);
+    if (!line_.empty()) std::fputs(fmt::format("[rank {}] {}\n", rank_, line_).c_str(), to_);
     std::fflush(to_);
     line_.clear();
   }
@@ -84,9 +86,16 @@ Pipe make_pipe() {
 
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
+/// What a rank finds of signals: what this process found, as if there were no launcher. This
+/// program itself finds those that it handles blocked, until main() has its handlers.
+struct RankSignals {
+  sigset_t blocked{};
+  sighandler_t on_pipe = SIG_DFL;
+};
+
 /// In the child, after fork: only what may be called there, and _exit.
 [[noreturn]] void become(const std::vector<char*>& arguments, const Variables& variables, int out,
-                         int err, pid_t launcher) {
+                         int err, pid_t launcher, const RankSignals& signals) {
   // Ctrl-C reaches the launcher only, which passes it on once.
   bool ready = ::setpgid(0, 0) == 0 && ::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
   ready = ready && ::getppid() == launcher;
@@ -97,9 +106,8 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
   for (const auto& [name, value] : variables) {
     ready = ready && ::setenv(name.c_str(), value.c_str(), 1) == 0;
   }
-  sigset_t none;
-  ::sigemptyset(&none);
-  ready = ready && ::sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+  ready = ready && ::signal(SIGPIPE, signals.on_pipe) != SIG_ERR;
+  ready = ready && ::sigprocmask(SIG_SETMASK, &signals.blocked, nullptr) == 0;
   if (ready) ::execvp(arguments.front(), arguments.data());
   fmt::print(stderr, "ziggurat: error: {}: {}\n", arguments.front(), errno_text(errno));
   ::_exit(kExitNotStarted);
@@ -107,7 +115,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class Launcher {
  public:
-  explicit Launcher(const LaunchCommand& command) : command_(command) {}
+  explicit Launcher(const LaunchCommand& command);
   int run();
 
  private:
@@ -120,6 +128,7 @@ class Launcher {
   Variables variables_of(int local) const;
   void start(int local);
   void wait_for_signal();
+  void take(int number);
   void reap();
   void ended(Child& child, int status);
   void signal_all(int number);
@@ -128,12 +137,31 @@ class Launcher {
   const LaunchCommand& command_;
   std::string rendezvous_, secret_;
   asio::io_context context_;
-  asio::signal_set signals_{context_, SIGINT, SIGTERM, SIGCHLD};
+  // Blocked from before the first rank until the exit, and read from here: none ends this process,
+  // and ranks with it.
+  asio::posix::stream_descriptor signals_{context_};
+  RankSignals of_ranks_;
   asio::steady_timer timer_{context_};
   std::vector<Child> children_;
   int exit_code_ = 0;
   bool interrupted_ = false;
 };
+
+Launcher::Launcher(const LaunchCommand& command) : command_(command) {
+  sigset_t ours = run_signals();
+  if (command_.own_ranks) {
+    of_ranks_.blocked = ours;
+  } else {
+    ::sigemptyset(&of_ranks_.blocked);
+  }
+  of_ranks_.on_pipe = ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // where it is ignored, nobody says how a rank ended
+  ::sigaddset(&ours, SIGCHLD);
+  if (::sigprocmask(SIG_BLOCK, &ours, nullptr) != 0) throw system_error(errno, "sigprocmask");
+  const int told = ::signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (told < 0) throw system_error(errno, "signalfd");
+  signals_.assign(told);
+}
 
 Variables Launcher::variables_of(int local) const {
   Variables variables{{"LOCAL_RANK", std::to_string(local)},
@@ -158,7 +186,7 @@ void Launcher::start(int local) {
   const Pipe err = has_terminal ? Pipe{} : make_pipe();
   const pid_t launcher = ::getpid();
   const pid_t pid = ::fork();
-  if (pid == 0) become(arguments, variables, out.write_end, err.write_end, launcher);
+  if (pid == 0) become(arguments, variables, out.write_end, err.write_end, launcher, of_ranks_);
   if (pid < 0) throw system_error(errno, fmt::format("fork for rank {}", rank));
   children_.push_back({pid, rank, true});
   if (has_terminal) return;
@@ -169,20 +197,25 @@ void Launcher::start(int local) {
 }
 
 void Launcher::wait_for_signal() {
-  signals_.async_wait([this](const error_code& error, int number) {
+  signals_.async_wait(asio::posix::stream_descriptor::wait_read, [this](const error_code& error) {
     if (error) return;
-    if (number == SIGCHLD) {
-      reap();
-    } else {
-      interrupted_ = true;
-      signal_all(number);
-    }
+    signalfd_siginfo told{};
+    while (::read(signals_.native_handle(), &told, sizeof(told)) == sizeof(told))
+      take(static_cast<int>(told.ssi_signo));
     if (std::ranges::any_of(children_, &Child::running)) {
       wait_for_signal();
     } else {
       timer_.cancel();
     }
   });
+}
+
+/// A terminal that was closed is gone for all ranks: SIGHUP is passed on as what every trainer
+/// knows.
+void Launcher::take(int number) {
+  if (number == SIGCHLD) return reap();
+  if (number != SIGUSR1) interrupted_ = true;
+  signal_all(number == SIGHUP ? SIGTERM : number);
 }
 
 void Launcher::reap() {
@@ -199,12 +232,13 @@ void Launcher::ended(Child& child, int status) {
   if (code == 0 || exit_code_ != 0) return;
   exit_code_ = code;
   if (interrupted_) return;  // they were asked to
-  fmt::print(stderr, "ziggurat: rank {} (process {}) {}; the other ranks are given {} s\n",
-             child.rank, child.pid,
-             killed ? fmt::format("was killed by signal {} ({})", WTERMSIG(status),
-                                  ::strsignal(WTERMSIG(status)))
-                    : fmt::format("ended with exit code {}", code),
-             kGrace.count());
+  const std::string how = killed ? fmt::format("was killed by signal {} ({})", WTERMSIG(status),
+                                               ::strsignal(WTERMSIG(status)))
+                                 : fmt::format("ended with exit code {}", code);
+  std::fputs(fmt::format("ziggurat: rank {} (process {}) {}; the other ranks are given {} s\n",
+                         child.rank, child.pid, how, kGrace.count())
+                 .c_str(),
+             stderr);
   end_all_after(kGrace, SIGTERM);
 }
 

@@ -2,8 +2,8 @@
 // integrations/cli/main.cc: `ziggurat`: commands, flags, and the one place where errors become a
 // line and an exit code.
 //
-// Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store); 2 the command line or the
-// settings file; 130 Ctrl-C.
+// Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store), and a run that is done but
+// for a report; 2 the command line or the settings file; 130 Ctrl-C.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -20,6 +20,7 @@
 #include "collectives/rank_options.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/flag_words.h"
+#include "integrations/cli/interrupt.h"
 #include "integrations/cli/plan_options.h"
 #include "integrations/cli/settings.h"
 
@@ -92,6 +93,7 @@ int run_as_ranks(int ranks, Words arguments, const std::function<int()>& run) {
   command.ranks = ranks;
   command.arguments.emplace_back("/proc/self/exe");
   command.arguments.insert(command.arguments.end(), arguments.begin() + 1, arguments.end());
+  command.own_ranks = true;
   return launch(command);
 }
 
@@ -391,8 +393,11 @@ class CommandLine {
   CLI::App app_{
       "Trains models whose state does not fit memory: parameters, gradients and optimizer state on "
       "device, host and NVMe.\n"
-      "Exit codes: 0 done, 1 the world (file, disk, budget, store), 2 the command, 130 Ctrl-C (the "
-      "step is finished first).",
+      "Exit codes: 0 done, 1 the world (file, disk, budget, store), and a run that is done but for "
+      "a "
+      "report (--json, --trace), 2 the command, 130 Ctrl-C, SIGTERM or SIGHUP (the step is "
+      "finished "
+      "first; a second one, after a second, ends it at once).",
       "ziggurat"};
   std::vector<std::unique_ptr<Command>> commands_;
   std::vector<std::unique_ptr<Given>> given_;
@@ -409,6 +414,8 @@ class CommandLine {
 
 int main(int argc, char** argv) {
   using namespace ziggurat;
+  if (!cli::open_standard_streams()) return cli::kExitWorld;
+  cli::take_signals();
   try {
     return cli::CommandLine({argv, static_cast<std::size_t>(argc)}).run(argc, argv);
   } catch (const cli::UsageError& error) {

@@ -32,9 +32,23 @@ constexpr std::uint64_t kShortRunSteps = 200;
 
 }  // namespace
 
+/// What all ranks know of the step under way, and what each was asked for until now.
+TrainRanks::Shared TrainRun::share(double loss, std::uint64_t step) {
+  const TrainRanks::Shared shared = ranks_->share({.loss = loss,
+                                                   .interrupted = interrupt_requested(),
+                                                   .save = take_save_request() || save_due(step)});
+  interrupted_ = shared.interrupted;
+  if (!shared.save) return shared;
+  take_save_request();  // the same wish, where it reached one rank before another
+  save_waits_ = !options_.checkpoint.directory.empty();
+  if (!save_waits_)
+    console_.line("SIGUSR1 asks for a checkpoint, and there is no --checkpoint-dir to put it into");
+  return shared;
+}
+
 /// One attempt at the next step. Micro-batches are dealt out to the data-parallel ranks in turn, so
 /// that N ranks with K each see what one rank with N K sees.
-StepRecord TrainRun::step(bool interrupted, bool save) {
+StepRecord TrainRun::step() {
   const std::uint64_t index = engine_->generation();
   StepTimes times;
   const double begin = now_s();
@@ -60,10 +74,7 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
   record.step = index + 1;
   record.loss_scale = options.loss_scale;
   const double loss = trainer_->forward_backward(batches, options.loss_scale.value_or(1.0F));
-  const TrainRanks::Shared shared = ranks_->share(
-      {.loss = loss, .interrupted = interrupted, .save = save || save_due(index + 1)});
-  save_waits_ = save_waits_ || shared.save;
-  interrupted_ = shared.interrupted;
+  const TrainRanks::Shared shared = share(loss, record.step);
   record.loss = static_cast<float>(shared.loss);
   record.learning_rate = options.learning_rate;
   const double passes_end = now_s();
@@ -81,10 +92,8 @@ StepRecord TrainRun::step(bool interrupted, bool save) {
   options.blob = blob;
   const CheckpointRequest request = checkpoint_request(after);
   const bool last = shared.interrupted || record.step == options_.steps;
-  if (!options_.checkpoint.directory.empty() && (save_waits_ || last)) {
-    if (last) engine_->finish_saves();  // it has no later step to wait for
+  if (!options_.checkpoint.directory.empty() && (save_waits_ || last))
     options.checkpoint = &request;
-  }
   const StepResult result = engine_->step(options);
   note_save(options.checkpoint != nullptr, result, record.step);
   ++attempts_;
@@ -227,13 +236,15 @@ bool TrainRun::reports_are_whole() {
   return trace && (!json_ || json_->whole()) && console_.whole();
 }
 
+/// Durable first: a target for checkpoints may take longer than whoever ends this process waits.
 void TrainRun::finish_interrupted() {
-  finish_saves();
   engine_->make_durable();
   console_.line(
       fmt::format("interrupted: generation {} of {} steps is durable in {}; the same command goes "
                   "on from there",
                   engine_->durable_generation(), options_.steps, options_.store));
+  finish_saves();
+  engine_->make_durable();
   RunReport report =
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.durable_generation = engine_->durable_generation();
@@ -242,10 +253,10 @@ void TrainRun::finish_interrupted() {
 }
 
 void TrainRun::finish_done() {
-  finish_saves();
   const double begin = now_s();
   engine_->make_durable();
   const double durable = now_s();
+  finish_saves();
   RunReport report =
       make_report(facts(), log_, CounterSnapshot::of(runtime_->metrics) - at_first_step_);
   report.finish_s = durable - begin;
@@ -264,7 +275,7 @@ void TrainRun::finish_done() {
 }
 
 int TrainRun::run() {
-  Interrupt interrupt(Interrupt::Mode::kExit);
+  on_interrupt(OnInterrupt::kExit);
   if (rank_options().rank == 0) require_writable(options_.json_path);
   open();
   if (!options_.json_path.empty() && ranks_->first()) {
@@ -282,10 +293,10 @@ int TrainRun::run() {
                              {"description", engine_->description()}};
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }
-  interrupt.set_mode(Interrupt::Mode::kFinish);
+  on_interrupt(OnInterrupt::kFinish);
   at_first_step_ = CounterSnapshot::of(runtime_->metrics);
   while (engine_->generation() < options_.steps) {
-    StepRecord record = step(interrupt.requested(), interrupt.take_save_request());
+    StepRecord record = step();
     if (options_.eval_every > 0 && record.step % options_.eval_every == 0 && !record.skipped)
       record.held_out_loss = held_out_loss();
     if (record.held_out_loss && (!best_ || *record.held_out_loss < best_->second))
@@ -294,7 +305,7 @@ int TrainRun::run() {
     log_.add(record);
     if (json_) json_->add_step(to_json(record));
     show(record);
-    if (interrupted_ || (ranks_->count() == 1 && interrupt.requested())) {
+    if (interrupted_ || (ranks_->count() == 1 && interrupt_requested())) {
       finish_interrupted();
       return kExitInterrupted;
     }

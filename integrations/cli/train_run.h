@@ -73,7 +73,8 @@ class TrainRun {
   void finish_saves();
 
   // train.cc
-  StepRecord step(bool interrupted, bool save);
+  StepRecord step();
+  TrainRanks::Shared share(double loss, std::uint64_t step);
   RunState state_after(std::uint64_t step) const;
   RunState state_now() const;
   double held_out_loss();

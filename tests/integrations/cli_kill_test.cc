@@ -147,12 +147,17 @@ TEST(CliKillOne, ASecondCtrlCAbortsAtOnceAndLosesNothing) {
   const TemporaryFolder folder;
   const Output whole = ziggurat(folder.path(), tiny_train(folder, "whole", 8));
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  Process process(folder.path(), tiny_train(folder, "store", 100'000));
+  // Its last checkpoint takes minutes.
+  Process process(folder.path(), tiny_train(folder, "store", 100'000) +
+                                     Arguments{"--checkpoint-dir", folder / "checkpoints",
+                                               "--checkpoint-bandwidth", "2kB"});
   ASSERT_TRUE(process.wait_for_output("step 3 loss-bits")) << process.out() << process.err();
   process.signal(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // within a second it is the first
   process.signal(SIGTERM);
   const Output output = process.wait();
   EXPECT_EQ(output.exit_code, 130);
+  EXPECT_THAT(output.err, testing::HasSubstr("aborted"));
   auto bits = loss_bits(output.out);
   const Output rest =
       ziggurat(folder.path(), tiny_train(folder, "store", std::max(8, bits.rbegin()->first + 1)));
