@@ -37,10 +37,6 @@ ziggurat::Handles<OpenCheckpoint>& checkpoints() {
   return all;
 }
 
-const ziggurat::StateContent& content_of(ziggurat_checkpoint checkpoint) {
-  return checkpoints().find(checkpoint)->checkpoint->reader().content();
-}
-
 }  // namespace
 
 ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
@@ -93,8 +89,11 @@ ziggurat_status ziggurat_checkpoint_content(ziggurat_checkpoint checkpoint, char
 
 ziggurat_status ziggurat_checkpoint_blob(ziggurat_checkpoint checkpoint, void* blob,
                                          uint64_t capacity_bytes) {
-  return guarded(
-      [&] { ziggurat::give_blob_bytes(content_of(checkpoint).blob, blob, capacity_bytes); });
+  return guarded([&] {
+    const std::shared_ptr<OpenCheckpoint> open = checkpoints().find(checkpoint);
+    const std::vector<std::byte>& its = open->checkpoint->reader().content().blob;
+    ziggurat::give_blob_bytes(its, blob, capacity_bytes);
+  });
 }
 
 ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkpoint, uint64_t tensor,

@@ -63,7 +63,8 @@ ziggurat_status ziggurat_exchange_close(ziggurat_exchange exchange) {
 ziggurat_status ziggurat_begin_all_to_all(ziggurat_exchange exchange, const void* input,
                                           void* output, uint64_t slice_bytes, uint64_t* ticket) {
   return guarded([&] {
-    EmbeddedExchange& its = *exchanges().find(exchange)->exchange;
+    const std::shared_ptr<OpenExchange> open = exchanges().find(exchange);
+    EmbeddedExchange& its = *open->exchange;
     const std::uint64_t all = bytes_of_all(its, slice_bytes, "slice_bytes");
     *required(ticket, "ticket") =
         its.begin_all_to_all(bytes_of(input, all, "input"), room_of(output, all, "output"));
@@ -73,7 +74,8 @@ ziggurat_status ziggurat_begin_all_to_all(ziggurat_exchange exchange, const void
 ziggurat_status ziggurat_begin_all_gather(ziggurat_exchange exchange, const void* input,
                                           void* output, uint64_t input_bytes, uint64_t* ticket) {
   return guarded([&] {
-    EmbeddedExchange& its = *exchanges().find(exchange)->exchange;
+    const std::shared_ptr<OpenExchange> open = exchanges().find(exchange);
+    EmbeddedExchange& its = *open->exchange;
     const std::uint64_t all = bytes_of_all(its, input_bytes, "input_bytes");
     *required(ticket, "ticket") =
         its.begin_all_gather(bytes_of(input, input_bytes, "input"), room_of(output, all, "output"));
@@ -83,7 +85,8 @@ ziggurat_status ziggurat_begin_all_gather(ziggurat_exchange exchange, const void
 ziggurat_status ziggurat_begin_all_reduce_doubles(ziggurat_exchange exchange, double* values,
                                                   uint64_t count, uint64_t* ticket) {
   return guarded([&] {
-    EmbeddedExchange& its = *exchanges().find(exchange)->exchange;
+    const std::shared_ptr<OpenExchange> open = exchanges().find(exchange);
+    EmbeddedExchange& its = *open->exchange;
     const std::span<double> all(count == 0 ? nullptr : required(values, "values"), count);
     *required(ticket, "ticket") = its.begin_all_reduce(all);
   });

@@ -27,7 +27,8 @@ class Handles {
     objects_.emplace(handle, std::move(object));
     return handle;
   }
-  /// Errors: kInvalidArgument if there is none.
+  /// A call keeps it to its end: another thread may close it meanwhile. Errors: kInvalidArgument if
+  /// there is none.
   std::shared_ptr<Object> find(std::uint64_t handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);

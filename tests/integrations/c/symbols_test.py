@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """libziggurat.so shows the functions of ziggurat.h and nothing else, and Python knows each of them.
 
+And no function uses an object that another thread may close meanwhile: a reference is not bound to what find() has
+given, which is gone behind that expression.
+
 symbols_test.py HEADER LIBRARY NM PYTHON-MODULE...
 """
 
@@ -24,5 +27,8 @@ for what, names in [
     ("known to Python and not declared", known - declared),
 ]:
     problems += [f"{name}: {what}" for name in sorted(names)]
+for source in sorted(Path(header).parent.glob("*.cc")):
+    for statement in re.findall(r"(?:&\s*\w+\s*=|return)[^;={]*s\(\)\.find\([^;]*->[^;]*;", source.read_text()):
+        problems.append(f"{source.name}: nobody keeps the object of: {' '.join(statement.split())}")
 print("\n".join(problems) or f"{len(declared)} functions")
 sys.exit(1 if problems or not declared else 0)
