@@ -33,9 +33,10 @@ Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) 
   co_return its->bytes;
 }
 
-/// As the one used last.
+/// As the one used last. Who waited for it may come late: it went, and is perhaps read anew.
 void ProvenBytes::keep(const Key& key, const Entry& entry) {
-  if (!entries_.contains(key)) return;
+  const auto its = entries_.find(key);
+  if (its == entries_.end() || its->second.get() != &entry) return;
   if (const auto found = std::ranges::find(kept_, key); found != kept_.end()) {
     kept_.splice(kept_.end(), kept_, found);
     return;
