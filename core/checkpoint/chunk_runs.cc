@@ -30,6 +30,14 @@ ChunkRuns::ChunkRuns(const ChunkTable& table)
     : table_(table), arrays_(state_arrays(table.state())) {
   const ModelSpec whole = whole_of(table.model(), table.sharding().tensor.ranks);
   for (UnitId unit = 0; unit < whole.units.size(); ++unit) add_unit(unit, whole.units[unit]);
+  for (const UnitSpec& unit : table.model().units) {
+    std::vector<std::uint64_t>& begins = begins_.emplace_back();
+    std::uint64_t begin = 0;
+    for (const ParamSpec& param : unit.params) {
+      begins.push_back(begin);
+      begin += param.count();
+    }
+  }
 }
 
 void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
@@ -89,26 +97,26 @@ void ChunkRuns::add_params(ChunkId id, std::vector<OfTensor>& all) const {
   const UnitSpec& unit = table_.model().units[chunk.unit];
   const TensorPart part = table_.sharding().tensor;
   const std::uint64_t end = chunk.begin + table_.real_count(id);
-  std::uint64_t begin = 0;
-  for (std::size_t p = 0; p < unit.params.size(); ++p) {
+  const std::vector<std::uint64_t>& begins = begins_[chunk.unit];
+  const auto first = std::ranges::upper_bound(begins, chunk.begin) - begins.begin() - 1;
+  for (auto p = static_cast<std::size_t>(first); p < begins.size() && begins[p] < end; ++p) {
     const ParamSpec& param = unit.params[p];
+    const std::uint64_t begin = begins[p];
     const std::uint64_t from = std::max(begin, chunk.begin);
     const std::uint64_t to = std::min(begin + param.count(), end);
-    if (from < to) {
-      const UnitSpec alone{.name = unit.name, .params = {param}};
-      std::vector<TensorRun> runs;
-      for_each_run(alone, part, from - begin, to - from, [&](const PartRun& run) {
-        runs.push_back(
-            {.first = run.whole_begin, .count = run.count, .at = begin + run.begin - chunk.begin});
-      });
-      const std::size_t held = chunk.constant ? kConstantArrays : arrays_.size();
-      for (std::size_t a = 0; a < held; ++a) {
-        const int tensor = params_[chunk.unit][p][a];
-        if (tensor >= 0)
-          all.push_back({.tensor = static_cast<std::size_t>(tensor), .array = a, .runs = runs});
-      }
+    if (from >= to) continue;
+    const UnitSpec alone{.name = unit.name, .params = {param}};
+    std::vector<TensorRun> runs;
+    for_each_run(alone, part, from - begin, to - from, [&](const PartRun& run) {
+      runs.push_back(
+          {.first = run.whole_begin, .count = run.count, .at = begin + run.begin - chunk.begin});
+    });
+    const std::size_t held = chunk.constant ? kConstantArrays : arrays_.size();
+    for (std::size_t a = 0; a < held; ++a) {
+      const int tensor = params_[chunk.unit][p][a];
+      if (tensor >= 0)
+        all.push_back({.tensor = static_cast<std::size_t>(tensor), .array = a, .runs = runs});
     }
-    begin += param.count();
   }
 }
 

@@ -47,6 +47,7 @@ class ChunkRuns {
   std::vector<StateTensor> tensors_;
   std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: tensor
   std::vector<std::vector<int>> scales_;               // [unit][array]
+  std::vector<std::vector<std::uint64_t>> begins_;     // [unit][param]: in this rank's unit
 };
 
 /// A chunk's record.

@@ -7,6 +7,8 @@
 
 #include <cstring>
 #include <map>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -39,17 +41,19 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
     if (alone) unit.name = unit.params[0];
     content_.units.push_back(std::move(unit));
   }
-  for (std::size_t i = 0; i < params_.size(); ++i) add_param(i);
+  std::unordered_map<std::string_view, std::vector<std::size_t>> arrays;  // by owner
+  for (std::size_t t = 0; t < its.tensors.size(); ++t)
+    if (!is_scale(its.tensors[t])) arrays[its.tensors[t].owner].push_back(t);
+  for (std::size_t i = 0; i < params_.size(); ++i) add_param(i, arrays[params_[i].part.name]);
   add_scales();
 }
 
-void PieceSource::add_param(std::size_t index) {
+void PieceSource::add_param(std::size_t index, std::span<const std::size_t> arrays) {
   const Param& param = params_[index];
   const std::vector<StateTensor>& tensors = whole_.content().tensors;
   bool has_master = false;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
+  for (const std::size_t t : arrays) {
     const StateTensor& its = tensors[t];
-    if (its.owner != param.part.name || is_scale(its)) continue;
     if (its.shape != param.part.shape) {
       throw Error(
           ErrorCode::kInvalidArgument,

@@ -44,7 +44,8 @@ class PieceSource final : public StateSource {
     std::size_t tensor;
     std::size_t param = kOwn;  ///< kOwn: it is the source's tensor as it is
   };
-  void add_param(std::size_t index);
+  /// `arrays`: the source's tensors of it, but for scales.
+  void add_param(std::size_t index, std::span<const std::size_t> arrays);
   void add_scales();
 
   StateSource& whole_;

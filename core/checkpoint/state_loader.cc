@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "base/error.h"
 #include "core/checkpoint/tensor_values.h"
@@ -45,6 +46,7 @@ StateLoader::StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable
       sources_(runs_.tensors().size(), -1),
       arrays_(runs_.arrays().size()) {
   require_optimizer();
+  find_scales();
   match();
 }
 
@@ -316,7 +318,7 @@ Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> 
   const AlignedBytes bytes = memory_.take(last_value(of.runs) * size_bytes(saved.type));
   co_await source_.read(index, of.runs, bytes.span());
   if (saved.type == TensorType::kU8) {
-    co_await decode(saved, of, bytes.span(), values);
+    co_await decode(index, of, bytes.span(), values);
     co_return;
   }
   const std::size_t size = size_bytes(saved.type);
@@ -326,33 +328,51 @@ Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> 
   }
 }
 
-/// Codes with the scales of their blocks, which are counted from the beginning of the source's
-/// unit.
-Task<> StateLoader::decode(const StateTensor& codes, const ChunkRuns::OfTensor& of,
-                           std::span<const std::byte> bytes, std::span<float> values) {
+/// Blocks of scales are counted from the beginning of the source's unit.
+void StateLoader::find_scales() {
   const StateContent& content = source_.content();
-  std::uint64_t before = 0;
-  std::string unit;
-  for (const StateUnit& its : content.units) {
+  const auto is_scale = [](const StateTensor& tensor) { return tensor.array.ends_with(".scale"); };
+  using OwnersArray = std::pair<std::string_view, std::string_view>;
+  std::map<OwnersArray, std::size_t> by_owner;
+  std::unordered_map<std::string_view, std::uint64_t> counts;  // of parameters
+  for (std::size_t t = 0; t < content.tensors.size(); ++t) {
+    const StateTensor& tensor = content.tensors[t];
+    if (is_scale(tensor)) by_owner.emplace(OwnersArray(tensor.owner, tensor.array), t);
+    if (tensor.name == tensor.owner) counts.emplace(tensor.name, tensor.count());
+  }
+  struct Place {
+    std::string_view unit;
+    std::uint64_t begin;
+  };
+  std::unordered_map<std::string_view, Place> places;  // of parameters
+  for (const StateUnit& unit : content.units) {
     std::uint64_t at = 0;
-    for (const std::string& param : its.params) {
-      if (param == codes.owner) {
-        unit = its.name;
-        before = at;
-      }
-      const auto found = std::ranges::find(content.tensors, param, &StateTensor::name);
-      if (found != content.tensors.end()) at += found->count();
+    for (const std::string& param : unit.params) {
+      places[param] = {unit.name, at};
+      if (const auto its = counts.find(param); its != counts.end()) at += its->second;
     }
   }
-  const auto found = std::ranges::find_if(content.tensors, [&](const StateTensor& tensor) {
-    return tensor.owner == unit && tensor.array == codes.array + ".scale";
-  });
-  if (found == content.tensors.end()) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, and has no scales",
-                                                  source_.place(), codes.name));
+  for (std::size_t t = 0; t < content.tensors.size(); ++t) {
+    const StateTensor& codes = content.tensors[t];
+    const auto place = places.find(codes.owner);
+    if (codes.type != TensorType::kU8 || place == places.end()) continue;
+    const std::string array = codes.array + ".scale";
+    const auto its = by_owner.find(OwnersArray(place->second.unit, array));
+    if (its != by_owner.end()) scales_[t] = {its->second, place->second.begin};
   }
-  const auto scales = static_cast<std::size_t>(found - content.tensors.begin());
-  const std::array<float, 256>& table = eight_bit_values(code_of(codes.array));
+}
+
+/// Codes with the scales of their blocks.
+Task<> StateLoader::decode(std::size_t codes, const ChunkRuns::OfTensor& of,
+                           std::span<const std::byte> bytes, std::span<float> values) {
+  const StateTensor& tensor = source_.content().tensors[codes];
+  const auto found = scales_.find(codes);
+  if (found == scales_.end()) {
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, and has no scales",
+                                                  source_.place(), tensor.name));
+  }
+  const auto [scales, before] = found->second;
+  const std::array<float, 256>& table = eight_bit_values(code_of(tensor.array));
   for (const TensorRun& run : of.runs) {
     const std::uint64_t first = (before + run.first) / kEightBitBlock;
     const std::uint64_t last = (before + run.first + run.count - 1) / kEightBitBlock;

@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,12 @@ class StateLoader {
   /// The source's tensors by array and by what this table's model calls their owner.
   using ByName = std::map<std::pair<std::string, std::string>, int>;
   ByName source_tensors() const;
+  /// Where codes of 8 bits have their scales: by the place of the codes' tensor in the source.
+  struct Scales {
+    std::size_t tensor;          // of the source
+    std::uint64_t unit_element;  // the codes' first, in the unit whose blocks the scales are of
+  };
+  void find_scales();
   void match();
   void match_tensors();
   void match_array(std::size_t array);
@@ -62,8 +69,8 @@ class StateLoader {
   Task<> convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId chunk,
                  std::span<std::byte> record);
   Task<> read_values(const ChunkRuns::OfTensor& of, std::span<float> values);
-  Task<> decode(const StateTensor& codes, const ChunkRuns::OfTensor& of,
-                std::span<const std::byte> bytes, std::span<float> values);
+  Task<> decode(std::size_t codes, const ChunkRuns::OfTensor& of, std::span<const std::byte> bytes,
+                std::span<float> values);
 
   Reactor& reactor_;
   WorkerPool& workers_;
@@ -72,9 +79,10 @@ class StateLoader {
   LoadOptions options_;
   float initial_accumulator_;
   ChunkRuns runs_;
-  std::vector<int> sources_;       // per tensor of runs_: of the source's; -1: none
-  std::vector<Array> arrays_;      // per array of runs_
-  std::set<std::string> missing_;  // parameters that the source lacks
+  std::vector<int> sources_;   // per tensor of runs_: of the source's; -1: none
+  std::vector<Array> arrays_;  // per array of runs_
+  std::unordered_map<std::size_t, Scales> scales_;  // of the source's codes
+  std::set<std::string> missing_;                   // parameters that the source lacks
   std::vector<std::string> notes_;
   AlignedPool memory_;
 };
