@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,7 +83,7 @@ Task<std::span<const std::byte>> EngineImpl::newest_record(ChunkId id, ItemMemor
     co_await read_record(*context_, *storage_->store, id, sweep_->stored_in(id),
                          memory.work.record);
   }
-  const StateWrites::Arrays* const writes = writes_->of(id);
+  const std::shared_ptr<const StateWrites::Arrays> writes = writes_->of(id);
   if (writes == nullptr) co_return memory.work.record;
   const std::function<void()> job = [&] {
     written.assign(memory.work.record.begin(), memory.work.record.end());

@@ -3,6 +3,7 @@
 // gradient, scalars, update, publish, write.
 #include <fmt/format.h>
 
+#include <memory>
 #include <utility>
 
 #include "base/check.h"
@@ -125,7 +126,7 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   }
   const bool absent = parts_.homes.grads.absent(id);
   const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
-  const StateWrites::Arrays* const writes =
+  const std::shared_ptr<const StateWrites::Arrays> writes =
       parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
   // What is at home is not what the record began with, or is of no use without the rest.
   if ((absent || written || writes != nullptr) && item.param_not_read)

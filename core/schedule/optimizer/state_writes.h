@@ -7,10 +7,14 @@
 // instant the process is killed; with one slot too, and a checkpoint that is under way stores the
 // records of its own generation. It costs memory until then: 4 bytes a value. Reactor's thread
 // only, but for apply().
+//
+// Another rank may read a chunk's state while this one's trainer writes it anew: values that were
+// given out by of() stay as they are for whoever holds them.
 #pragma once
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,29 +27,32 @@ namespace ziggurat {
 class StateWrites {
  public:
   /// Values of a chunk, without padding, by their place among state_names().
-  using Arrays = std::map<std::size_t, std::vector<float>>;
+  using Arrays = std::map<std::size_t, std::shared_ptr<const std::vector<float>>>;
 
   explicit StateWrites(StateKind state) : state_(state) {}
 
   /// In place of what was written of that array before.
   void put(ChunkId chunk, std::size_t index, std::vector<float> values) {
-    chunks_[chunk][index] = std::move(values);
+    std::shared_ptr<const Arrays>& its = chunks_[chunk];
+    Arrays arrays = its ? *its : Arrays();
+    arrays[index] = std::make_shared<const std::vector<float>>(std::move(values));
+    its = std::make_shared<const Arrays>(std::move(arrays));
   }
-  /// Null: nothing was written. Until put() for the chunk, or forget().
-  const Arrays* of(ChunkId chunk) const {
+  /// What was written by now; null: nothing.
+  std::shared_ptr<const Arrays> of(ChunkId chunk) const {
     const auto found = chunks_.find(chunk);
-    return found == chunks_.end() ? nullptr : &found->second;
+    return found == chunks_.end() ? nullptr : found->second;
   }
   /// On any thread.
   void apply(const Arrays& arrays, std::span<std::byte> record) const {
-    for (const auto& [index, values] : arrays) write_state_values(state_, index, values, record);
+    for (const auto& [index, values] : arrays) write_state_values(state_, index, *values, record);
   }
   /// They are in the record.
   void forget(ChunkId chunk) { chunks_.erase(chunk); }
 
  private:
   const StateKind state_;
-  std::map<ChunkId, Arrays> chunks_;
+  std::map<ChunkId, std::shared_ptr<const Arrays>> chunks_;
 };
 
 }  // namespace ziggurat
