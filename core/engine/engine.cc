@@ -59,6 +59,7 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
       runtime_(runtime),
       device_(device),
       cancel_(runtime.reactor),
+      lent_memory_(runtime.reactor, cancel_),
       stored_(cancel_) {}
 
 /// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper

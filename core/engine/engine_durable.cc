@@ -26,7 +26,7 @@ void EngineImpl::make_durable() {
         "make_durable(): the engine was opened without `store`, so nothing of it is durable");
   }
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
-  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+  run_lent([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     co_await self.sweep_->settled();
     // Nothing stays under way in which other ranks take part.

@@ -201,6 +201,23 @@ class EngineImpl final : public LentEngine {
   void fail(std::exception_ptr error);
 
   // engine_lend.cc
+  /// Runs the call of a trainer that lends. Where the engine has ended it throws once nothing reads
+  /// or writes lent memory any more, nor ever will: the trainer may free it then.
+  template <class T>
+  T run_lent(Task<T> call) {
+    return runtime_.reactor.block_on(giving_back(std::move(call)));
+  }
+  template <class T>
+  Task<T> giving_back(Task<T> call) {
+    std::exception_ptr error;
+    try {
+      co_return co_await std::move(call);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (cancel_.cancelled()) co_await lent_memory_.idle();
+    std::rethrow_exception(error);
+  }
   bool is_lent() const noexcept { return config_.placement.params == Tier::kTrainer; }
   void validate_lent() const;
   void require_not_lent(const char* call) const;
@@ -287,6 +304,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Compute> compute_;
   CancelScope cancel_;  // when the engine has failed or is closed
+  LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;
   std::unique_ptr<ParamHome> params_;

@@ -53,6 +53,7 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
       own_device_(std::move(device)),
       device_(*own_device_),
       cancel_(runtime.reactor),
+      lent_memory_(runtime.reactor, cancel_),
       lent_params_(lent.begin(), lent.end()),
       stored_(cancel_) {}
 
@@ -122,7 +123,7 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
                 fmt::format("lend_params('{}'): it is {}, and the memory {}",
                             model_.units[unit].name, to_string(dtype), to_string(params.dtype)));
   }
-  runtime_.reactor.block_on([](EngineImpl& self, UnitId of, auto lent) -> Task<> {
+  run_lent([](EngineImpl& self, UnitId of, auto lent) -> Task<> {
     co_await self.cache_->wait_updated(of);
     self.params_->lend(of, lent);
   }(*this, unit, params));
@@ -130,7 +131,7 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
 
 void EngineImpl::expect_gradients() {
   const Turn turn(turn_);
-  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+  run_lent([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     self.at_rest_ = false;
     self.sweep_->gradient_started(0, self.generation_ + 1, nullptr);
@@ -141,7 +142,7 @@ void EngineImpl::expect_gradients() {
 void EngineImpl::wait_updated(UnitId unit) {
   const Turn turn(turn_);
   calls_->require_unit("wait_updated", unit);
-  runtime_.reactor.block_on([](EngineImpl& self, UnitId of) -> Task<> {
+  run_lent([](EngineImpl& self, UnitId of) -> Task<> {
     self.cancel_.check();
     co_await self.cache_->wait_updated(of);
   }(*this, unit));
@@ -149,7 +150,7 @@ void EngineImpl::wait_updated(UnitId unit) {
 
 void EngineImpl::wait_all_updated() {
   const Turn turn(turn_);
-  runtime_.reactor.block_on([](EngineImpl& self) -> Task<> {
+  run_lent([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
   }(*this));
@@ -158,12 +159,12 @@ void EngineImpl::wait_all_updated() {
 StepResult EngineImpl::step(std::span<const TypedSpan<const std::byte>> gradients,
                             const StepOptions& options) {
   const Turn turn(turn_);
-  return runtime_.reactor.block_on(finish_lent_step(gradients, options));
+  return run_lent(finish_lent_step(gradients, options));
 }
 
 void EngineImpl::refuse_step(const Error& why) {
   const Turn turn(turn_);
-  runtime_.reactor.block_on([](EngineImpl& self, const Error& its) -> Task<> {
+  run_lent([](EngineImpl& self, const Error& its) -> Task<> {
     self.cancel_.check();
     co_await self.agree_on_lent_step({.blob = {}}, its);
   }(*this, why));
@@ -279,7 +280,7 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
   if (blob.size() > blob_bytes_max()) {
     throw Error(ErrorCode::kInvalidArgument, refusal_text(StepRefusal::kBlob, {.blob = blob}));
   }
-  runtime_.reactor.block_on([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
+  run_lent([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
     self.cancel_.check();
     self.last_blob_ = wrap_blob(self.generation_, given);
     self.blob_awaited_ = false;

@@ -231,6 +231,7 @@ Task<> EngineImpl::build_floors() {
       .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
       .cancel = cancel_,
       .tasks = *tasks_,
+      .lent = lent_memory_,
       .chunk_nodes = node_plan_.chunk_nodes,
       .fail = [this](std::exception_ptr error) { fail(error); }});
   params_ = ParamHome::create(*context_, storage_->places, lent_params_);

@@ -53,8 +53,8 @@ void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_vie
   }
   if (rank == runtime_.ranks->rank()) return read_state(static_cast<UnitId>(index), name, values);
   const std::size_t state = state_index("read_state_of", piece, name);
-  runtime_.reactor.block_on([](EngineImpl& self, int from, std::uint64_t its, std::size_t array,
-                               std::span<float> wanted) -> Task<> {
+  run_lent([](EngineImpl& self, int from, std::uint64_t its, std::size_t array,
+              std::span<float> wanted) -> Task<> {
     self.cancel_.check();
     co_await self.service_->read(from, its, array, self.generation_, wanted);
   }(*this, rank, index, state, values));

@@ -58,16 +58,15 @@ std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string
 void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float> values) {
   const Turn turn(turn_);
   const std::size_t index = require_state("read_state", unit, name, values.size());
-  runtime_.reactor.block_on(
-      [](EngineImpl& self, UnitId of, std::size_t array, std::span<float> wanted) -> Task<> {
-        self.cancel_.check();
-        const UnitChunks& chunks = self.table_->unit(of);
-        for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-          const std::span<float> its =
-              wanted.subspan(self.table_->chunk(id).begin, self.table_->real_count(id));
-          co_await self.read_state_chunk(id, array, its);
-        }
-      }(*this, unit, index, values));
+  run_lent([](EngineImpl& self, UnitId of, std::size_t array, std::span<float> wanted) -> Task<> {
+    self.cancel_.check();
+    const UnitChunks& chunks = self.table_->unit(of);
+    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
+      const std::span<float> its =
+          wanted.subspan(self.table_->chunk(id).begin, self.table_->real_count(id));
+      co_await self.read_state_chunk(id, array, its);
+    }
+  }(*this, unit, index, values));
 }
 
 /// From where it is, `memory` being taken for it: it need not be durable, since a step's blob may
@@ -112,7 +111,7 @@ StateKind EngineImpl::copied_state(bool widen_codes) const {
 
 void EngineImpl::copy_state(bool widen_codes, const TakeArray& take) {
   const Turn turn(turn_);
-  runtime_.reactor.block_on([](EngineImpl& self, bool widen, const TakeArray& give) -> Task<> {
+  run_lent([](EngineImpl& self, bool widen, const TakeArray& give) -> Task<> {
     self.cancel_.check();
     const std::function<Task<>(std::size_t)> copy = [&](std::size_t id) {
       return self.copy_chunk(static_cast<ChunkId>(id), widen, give);
@@ -152,7 +151,7 @@ Task<> EngineImpl::copy_chunk(ChunkId id, bool widen_codes, const TakeArray& tak
 void EngineImpl::write_state(UnitId unit, std::string_view name, std::span<const float> values) {
   const Turn turn(turn_);
   const std::size_t index = require_state("write_state", unit, name, values.size());
-  runtime_.reactor.block_on(
+  run_lent(
       [](EngineImpl& self, UnitId of, std::size_t array, std::span<const float> given) -> Task<> {
         self.cancel_.check();
         self.at_rest_ = false;

@@ -15,6 +15,9 @@
 // and parameters. The engines keep the ranks at one generation: a store each, a step that all make
 // or none does, a generation that is durable when all have sealed it, recovery to the newest that
 // is whole on all. Every rank makes each step, if without a single gradient.
+//
+// When a call throws because the engine has ended, nothing reads or writes lent memory any more,
+// nor will: it is the trainer's again.
 #pragma once
 
 #include <cstdint>

@@ -16,6 +16,7 @@
 #include "base/runtime/trace.h"
 #include "base/runtime/worker_pool.h"
 #include "core/compute/compute.h"
+#include "core/schedule/lent_memory.h"
 #include "core/schedule/rank_channels.h"
 #include "core/sharding/chunk_table.h"
 #include "core/sharding/placement.h"
@@ -45,6 +46,8 @@ struct Context {
   CancelScope& cancel;
   /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
   WorkGroup& tasks;
+  /// What a trainer lends: its parameters and gradients.
+  LentMemory& lent;
   /// NUMA node of each chunk, where its bytes lie and are worked on; empty: memory is one.
   std::vector<int> chunk_nodes = {};
   std::function<void(std::exception_ptr)> fail;

@@ -146,7 +146,10 @@ Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
     read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
                 param);
   };
-  co_await context_.run_near(id, "round params", job);
+  {
+    const LentMemory::Use its(context_.lent);
+    co_await context_.run_near(id, "round params", job);
+  }
   co_await publish(id, param);
 }
 

@@ -190,7 +190,10 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
     hashes = update_record(steps, view, context_.table.decay_runs(id),
                            hashed || hashing.verify ? &hashing : nullptr);
   };
-  co_await context_.run_near(id, "update record", job);
+  {
+    const LentMemory::Use gradient_and_param(context_.lent);
+    co_await context_.run_near(id, "update record", job);
+  }
   context_.metrics.add(Counter::kOptimizerBytes, update_bytes(context_.table.chunk(id)));
   if (hashing.verify && hashes.before != expected.hash) {
     if (item.param_not_read) co_await require_param_untouched(id, stored_in_[id], item);
