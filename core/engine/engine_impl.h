@@ -4,10 +4,13 @@
 #pragma once
 
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "core/checkpoint/blob_header.h"
@@ -242,6 +245,12 @@ class EngineImpl final : public LentEngine {
   Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
 
   // engine_serve.cc
+  /// A rank's pieces, and where each is among them.
+  struct Pieces {
+    std::vector<Piece> all;
+    std::unordered_map<std::string_view, std::size_t> places;
+  };
+  const Pieces& known_pieces(int rank) const;
   std::vector<Piece> own_pieces() const;
   std::unique_ptr<StateService> make_service();
   Task<> serve_state(std::uint64_t piece, std::uint64_t state, const StateService::Give& give);
@@ -324,6 +333,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<StateLoader> loader_;  // while the state is made from source_
 
   mutable std::recursive_mutex turn_;
+  mutable std::map<int, Pieces> pieces_;  // of ranks that were asked for, which keep theirs
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;

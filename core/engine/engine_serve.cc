@@ -30,26 +30,37 @@ std::unique_ptr<StateService> EngineImpl::make_service() {
 
 std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
   const Turn turn(turn_);
-  if (service_) return service_->pieces_of(rank);
-  if (rank == 0) return own_pieces();
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of 1 rank: give 0", rank));
+  return known_pieces(rank).all;
+}
+
+/// They are asked for once for each array of each piece.
+const EngineImpl::Pieces& EngineImpl::known_pieces(int rank) const {
+  if (const auto known = pieces_.find(rank); known != pieces_.end()) return known->second;
+  if (!service_ && rank != 0)
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of 1 rank: give 0", rank));
+  std::vector<Piece> all = service_ ? service_->pieces_of(rank) : own_pieces();
+  Pieces& its = pieces_[rank];
+  its.all = std::move(all);
+  for (std::size_t i = 0; i < its.all.size(); ++i) its.places.emplace(its.all[i].name, i);
+  return its;
 }
 
 void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_view name,
                                std::span<float> values) {
   const Turn turn(turn_);
-  const std::vector<Piece> pieces = pieces_of(rank);
-  const auto found = std::ranges::find(pieces, piece, &Piece::name);
-  if (found == pieces.end()) {
+  const Pieces& pieces = known_pieces(rank);
+  const auto found = pieces.places.find(piece);
+  if (found == pieces.places.end()) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("read_state_of(rank {}, '{}'): it has nothing of that name", rank, piece));
   }
-  const auto index = static_cast<std::uint64_t>(found - pieces.begin());
-  if (values.size() != found->count) {
+  const std::size_t index = found->second;
+  const std::uint64_t count = pieces.all[index].count;
+  if (values.size() != count) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("read_state_of(rank {}, '{}'): {} elements, and it has {} there", rank,
-                            piece, values.size(), found->count));
+                            piece, values.size(), count));
   }
   if (rank == runtime_.ranks->rank()) return read_state(static_cast<UnitId>(index), name, values);
   const std::size_t state = state_index("read_state_of", piece, name);
