@@ -134,21 +134,30 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
   if (fresh) written_bytes_ += stretch.size();
 }
 
-Task<std::vector<StatePiece>> CheckpointWriter::finish() {
-  for (std::size_t p = 0; p < plan_.pieces.size(); ++p) {
-    StatePiece& piece = plan_.pieces[p];
-    std::uint64_t end = 0;
-    piece.hashed.clear();
-    for (const auto& [begin, hashed] : hashed_[p]) {
-      ZIGGURAT_CHECK(begin == end, "'{}': bytes {} to {} were not written",
-                     tensors_[piece.tensor].name, end, begin);
-      end += hashed.size_bytes;
-      piece.hashed.push_back(hashed);
-    }
-    ZIGGURAT_CHECK(end == piece.box.count() * ziggurat::size_bytes(tensors_[piece.tensor].type),
-                   "'{}': {} bytes of {} were written", tensors_[piece.tensor].name, end,
-                   piece.box.count() * ziggurat::size_bytes(tensors_[piece.tensor].type));
+/// Everything of the piece was given, once.
+void CheckpointWriter::finish_piece(std::size_t index) {
+  StatePiece& piece = plan_.pieces[index];
+  const StateTensor& tensor = tensors_[piece.tensor];
+  const std::uint64_t bytes = piece.box.count() * ziggurat::size_bytes(tensor.type);
+  const auto refuse = [&](std::uint64_t begin, std::uint64_t end, const char* what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: bytes {} to {} of {} of '{}' were {}: what is saved of it does "
+                            "not make up the part that it was said to be",
+                            directory_, begin, end, bytes, tensor.name, what));
+  };
+  std::uint64_t end = 0;
+  piece.hashed.clear();
+  for (const auto& [begin, hashed] : hashed_[index]) {
+    if (begin > end) refuse(end, begin, "not given");
+    if (begin < end) refuse(begin, end, "given twice");
+    end += hashed.size_bytes;
+    piece.hashed.push_back(hashed);
   }
+  if (end < bytes) refuse(end, bytes, "not given");
+}
+
+Task<std::vector<StatePiece>> CheckpointWriter::finish() {
+  for (std::size_t p = 0; p < plan_.pieces.size(); ++p) finish_piece(p);
   for (const std::unique_ptr<RangeFile>& file : files_) co_await file->sync();
   files_.clear();
   co_return plan_.pieces;

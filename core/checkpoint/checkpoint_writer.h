@@ -40,7 +40,8 @@ class CheckpointWriter final : public StateSink {
   Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                std::span<const std::byte> array) override;
   /// Everything was given: syncs the files. The pieces, with their hashes; the files are whole
-  /// when their directory was synced, too. Errors: errno's.
+  /// when their directory was synced, too. Errors: kInvalidArgument naming a tensor of which a part
+  /// was not given, or given twice; errno's.
   Task<std::vector<StatePiece>> finish();
   /// The files stay.
   void keep() noexcept { kept_ = true; }
@@ -61,6 +62,7 @@ class CheckpointWriter final : public StateSink {
   Task<> write_piece(std::size_t piece, std::span<const Segment> segments,
                      std::span<const std::byte> array);
   void make_files();
+  void finish_piece(std::size_t piece);
   void remove_files() noexcept;
 
   Environment environment_;

@@ -72,12 +72,21 @@ class Tensors {
   std::vector<std::vector<std::uint32_t>> of_;
 };
 
+/// An engine's parameter is a part of one.
+bool has_parts(const EmbeddedSave& save) {
+  return std::ranges::any_of(save.engines, [](const EmbeddedSave::Engine& engine) {
+    return std::ranges::any_of(engine.parts, [](const EmbeddedSave::Part& its) {
+      return !its.part.boxes.empty() && !its.part.is_whole();
+    });
+  });
+}
+
 class Saving {
  public:
   Saving(Runtime& runtime, EmbeddedSave save)
       : runtime_(runtime),
         save_(std::move(save)),
-        widens_(runtime.ranks->world_size() > 1),
+        widens_(runtime.ranks->world_size() > 1 || has_parts(save_)),
         kind_(save_.engines.at(0).engine->copied_state(widens_)),
         tensors_(save_.params, kind_) {}
   ~Saving() {
@@ -134,6 +143,18 @@ class Saving {
     return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
   }
 
+  /// What is of several engines is one checkpoint's.
+  void require_one_kind() const {
+    for (std::size_t e = 1; e < save_.engines.size(); ++e) {
+      const StateKind its = save_.engines[e].engine->copied_state(widens_);
+      if (its == kind_) continue;
+      throw wrong(
+          fmt::format("options.engines: the state of engine {} is {}, and that of engine 0 is {}: "
+                      "a checkpoint has one `optimizer` and one `state_format`: save them apart",
+                      e, to_string(its), to_string(kind_)));
+    }
+  }
+
   /// No rank begins where another could not so much as look at the folder.
   Task<> begin() {
     std::vector<int> everyone(static_cast<std::size_t>(runtime_.ranks->world_size()));
@@ -142,6 +163,7 @@ class Saving {
     std::exception_ptr error;
     CheckpointSave::Request request;
     try {
+      require_one_kind();
       request.folder = save_.folder;
       request.retention = save_.retention;
       request.content = content();
@@ -203,6 +225,8 @@ class Saving {
 
   Runtime& runtime_;
   EmbeddedSave save_;
+  /// Codes of 8 bits are by blocks of what an engine has, and not of whole parameters: the values
+  /// that they stand for are saved. Alike on all ranks.
   bool widens_;
   StateKind kind_;
   Tensors tensors_;
