@@ -269,6 +269,11 @@ const StoreReader::Home& StoreReader::home(int rank, ChunkId chunk) const {
   return homes[chunk];
 }
 
+const std::string& StoreReader::layout(int rank) const noexcept {
+  const std::size_t stripes = files_.size() / static_cast<std::size_t>(ranks_);
+  return files_[static_cast<std::size_t>(rank) * stripes]->survey->spec().layout;
+}
+
 std::size_t StoreReader::chunk_count(int rank) const noexcept {
   return homes_[static_cast<std::size_t>(rank)].size();
 }

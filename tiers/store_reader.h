@@ -36,6 +36,8 @@ class StoreReader {
   /// Rank 0's; its notes are of all files, by their paths: what is damaged, and which generation
   /// was given up for it.
   const StoreState& state() const noexcept { return state_; }
+  /// In that rank's files: where trainers lend, each has a layout of its own.
+  const std::string& layout(int rank) const noexcept;
   std::size_t chunk_count(int rank) const noexcept;
   std::uint64_t record_bytes(int rank, ChunkId chunk) const;
   /// Chunks are those of the rank's whole store, over all its drives.

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "core/checkpoint/blob_header.h"
@@ -25,6 +28,14 @@ SavingRank saving_rank(const ChunkTable& table, int rank) {
           .replica = rank / ranks.tensor.ranks / ranks.world_size};
 }
 
+/// Also of stores made before layouts said so: each of several ranks has the layout of one.
+bool is_of_pieces(const std::string& layout, int ranks) {
+  return ziggurat::is_of_pieces(layout) ||
+         (ranks > 1 && ChunkTable::sharding_of(layout).ranks() == 1);
+}
+
+std::string ranks_text(int ranks) { return ranks == 1 ? "rank" : fmt::format("{} ranks", ranks); }
+
 }  // namespace
 
 Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, WorkerPool& workers,
@@ -40,40 +51,23 @@ Task<std::unique_ptr<StoredState>> StoredState::open(Reactor& reactor, WorkerPoo
 
 void StoredState::describe() {
   const StoreState& stored = reader_->state();
-  for (int rank = 0; rank < reader_->ranks(); ++rank) {
-    StoredRecords records{.count = reader_->chunk_count(rank), .size_bytes = 0};
-    for (ChunkId id = 0; id < records.count; ++id)
-      records.size_bytes += reader_->record_bytes(rank, id);
-    try {
-      require_records(stored.layout, records);
-      tables_.push_back(ChunkTable::of_layout(stored.layout, rank));
-    } catch (const Error& error) {
-      throw Error(error.code(), fmt::format("{}: {}", place_, error.what()));
-    }
-    const std::vector<std::uint64_t> sizes = tables_.back().record_bytes();
-    bool same = sizes.size() == reader_->chunk_count(rank) &&
-                tables_.back().sharding().ranks() == reader_->ranks();
-    for (ChunkId id = 0; same && id < sizes.size(); ++id)
-      same = sizes[id] == reader_->record_bytes(rank, id);
-    if (!same) {
-      throw Error(
-          ErrorCode::kDataLoss,
-          fmt::format("{}: rank {} has {} records, which are not the {} of its layout", place_,
-                      rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
-    }
+  try {
+    of_pieces_ = is_of_pieces(stored.layout, reader_->ranks());
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", place_, error.what()));
   }
-  const ChunkRuns runs(tables_.front());
+  read_tables();
   const Sharding& ranks = tables_.front().sharding();
   content_ = {.model = tables_.front().model().name,
               .dtype = tables_.front().dtype(),
               .state = tables_.front().state(),
-              .units = runs.units(),
-              .tensors = runs.tensors(),
+              .units = {},
+              .tensors = {},
               .step = 0,
               .blob = {},
               .run_identity = stored.run_identity,
               .numerics_fingerprint = stored.numerics_fingerprint,
-              .layout = {.ranks = ranks.ranks(),
+              .layout = {.ranks = reader_->ranks(),
                          .tensor_parallel = ranks.tensor.ranks,
                          .zero_stage = ranks.stage,
                          .shard_group = ranks.world_size,
@@ -86,16 +80,73 @@ void StoredState::describe() {
     content_.step = header.generation;
     content_.blob.assign(stored.blob.begin() + sizeof(header), stored.blob.end());
   }
+  describe_tensors();
   stretches_.resize(content_.tensors.size());
   for (int rank = 0; rank < reader_->ranks(); ++rank) add_stretches(rank);
   for (std::vector<Stretch>& of : stretches_) std::ranges::sort(of, {}, &Stretch::first);
+}
+
+/// Each rank's, as its layout says; its records must be those.
+void StoredState::read_tables() {
+  for (int rank = 0; rank < reader_->ranks(); ++rank) {
+    StoredRecords records{.count = reader_->chunk_count(rank), .size_bytes = 0};
+    for (ChunkId id = 0; id < records.count; ++id)
+      records.size_bytes += reader_->record_bytes(rank, id);
+    const std::string& layout = of_pieces_ ? reader_->layout(rank) : this->layout();
+    try {
+      require_records(layout, records);
+      tables_.push_back(ChunkTable::of_layout(layout, of_pieces_ ? 0 : rank));
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("{}: {}", place_, error.what()));
+    }
+    const std::vector<std::uint64_t> sizes = tables_.back().record_bytes();
+    bool same = sizes.size() == reader_->chunk_count(rank) &&
+                tables_.back().sharding().ranks() == (of_pieces_ ? 1 : reader_->ranks());
+    for (ChunkId id = 0; same && id < sizes.size(); ++id)
+      same = sizes[id] == reader_->record_bytes(rank, id);
+    if (!same) {
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format("{}: rank {} has {} records, which are not the {} of its layout", place_,
+                      rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
+    }
+  }
+}
+
+/// One model's, or every rank's own.
+void StoredState::describe_tensors() {
+  const std::size_t models = of_pieces_ ? tables_.size() : 1;
+  std::set<std::string> owners;
+  for (std::size_t rank = 0; rank < models; ++rank) {
+    const ChunkRuns runs(tables_[rank]);
+    first_tensors_.push_back(content_.tensors.size());
+    const std::vector<StateUnit> units = runs.units();
+    const bool again = std::ranges::any_of(
+        units, [&](const StateUnit& unit) { return owners.contains(unit.name); });
+    const auto named = [&](const std::string& name) {
+      return again ? fmt::format("rank{}/{}", rank, name) : name;
+    };
+    for (StateUnit unit : units) {
+      owners.insert(unit.name);
+      unit.name = named(unit.name);
+      for (std::string& param : unit.params) param = named(param);
+      content_.units.push_back(std::move(unit));
+    }
+    for (StateTensor tensor : runs.tensors()) {
+      const bool master = tensor.name == tensor.owner;
+      tensor.owner = named(tensor.owner);
+      tensor.name = master ? tensor.owner : state_tensor_name(tensor.array, tensor.owner);
+      content_.tensors.push_back(std::move(tensor));
+    }
+  }
 }
 
 /// What is on several ranks is read from the one that a checkpoint would have it from.
 void StoredState::add_stretches(int rank) {
   const ChunkTable& table = tables_[static_cast<std::size_t>(rank)];
   const ChunkRuns runs(table);
-  const WrittenChunks written(table, saving_rank(table, rank));
+  const WrittenChunks written(table, saving_rank(table, of_pieces_ ? 0 : rank));
+  const std::size_t first = first_tensors_[of_pieces_ ? static_cast<std::size_t>(rank) : 0];
   std::map<std::string, bool> divided;
   for (const UnitSpec& unit : table.model().units) {
     for (const ParamSpec& param : unit.params) divided[param.name] = written.writes(param);
@@ -103,17 +154,27 @@ void StoredState::add_stretches(int rank) {
   for (ChunkId id = 0; id < table.chunks().size(); ++id) {
     if (!written.writes(id)) continue;
     for (const ChunkRuns::OfTensor& of : runs.of(id)) {
-      const auto whose = divided.find(content_.tensors[of.tensor].owner);
+      const auto whose = divided.find(runs.tensors()[of.tensor].owner);
       if (whose != divided.end() && !whose->second) continue;
       for (const TensorRun& run : of.runs)
-        stretches_[of.tensor].push_back({.first = run.first,
-                                         .count = run.count,
-                                         .at = run.at,
-                                         .rank = static_cast<std::uint32_t>(rank),
-                                         .chunk = id,
-                                         .array = static_cast<std::uint32_t>(of.array)});
+        stretches_[first + of.tensor].push_back({.first = run.first,
+                                                 .count = run.count,
+                                                 .at = run.at,
+                                                 .rank = static_cast<std::uint32_t>(rank),
+                                                 .chunk = id,
+                                                 .array = static_cast<std::uint32_t>(of.array)});
     }
   }
+}
+
+void StoredState::require_whole(const char* what) const {
+  if (!of_pieces_) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: {} is refused, and nothing was changed: the store's trainer lends its "
+                  "parameters, as PyTorch's does, and alone knows what the pieces of its {} are "
+                  "of: save a checkpoint with the trainer, and begin with it on other ranks",
+                  place_, what, ranks_text(reader_->ranks())));
 }
 
 Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
@@ -164,6 +225,7 @@ Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> in
 }
 
 ChunkTable StoredState::whole_table(std::uint64_t chunk_tiles_max) const {
+  if (reader_->ranks() > 1) require_whole("to put it together");
   const ChunkTable& part = tables_.front();
   return {whole_of(part.model(), part.sharding().tensor.ranks), chunk_tiles_max, part.state()};
 }

@@ -38,9 +38,17 @@ class StoredState final : public StateSource {
   const std::vector<std::string>& notes() const noexcept { return reader_->state().notes; }
   /// How it is cut, as ChunkTable::from_layout() wants it.
   const std::string& layout() const noexcept { return reader_->state().layout; }
+  /// Its trainer lends its parameters: each rank has pieces of its own, of any shapes, which the
+  /// trainer alone puts together. They are the tensors of content(), of all ranks; where two ranks
+  /// have one of the same name, as "rank1/NAME".
+  bool of_pieces() const noexcept { return of_pieces_; }
+  /// Errors: kInvalidArgument where it is of pieces, saying that `what` is none's but their
+  /// trainer's.
+  void require_whole(const char* what) const;
   /// That its records have.
   std::uint32_t slots() const noexcept { return reader_->state().slots; }
-  /// The same state of one rank, in chunks of at most so many tiles.
+  /// The same state of one rank, in chunks of at most so many tiles. Errors: kInvalidArgument for
+  /// pieces of several ranks.
   ChunkTable whole_table(std::uint64_t chunk_tiles_max) const;
   /// Reads and compares every record.
   Task<> prove(const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
@@ -57,6 +65,8 @@ class StoredState final : public StateSource {
     std::uint32_t array;
   };
   void describe();
+  void read_tables();
+  void describe_tensors();
   void add_stretches(int rank);
   Task<> read_record(int rank, ChunkId chunk, std::span<std::byte> into);
 
@@ -65,7 +75,9 @@ class StoredState final : public StateSource {
   std::unique_ptr<StoreReader> reader_;
   std::string place_;
   StateContent content_;
+  bool of_pieces_ = false;
   std::vector<ChunkTable> tables_;               // by rank
+  std::vector<std::size_t> first_tensors_;       // by rank: of content_, where it is of pieces
   std::vector<std::vector<Stretch>> stretches_;  // by tensor, in order
   AlignedPool memory_;
   ProvenBytes records_;

@@ -12,6 +12,7 @@
 #include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
 #include "core/plan/auto_placement.h"
+#include "core/sharding/stored_records.h"
 #include "tiers/record_hash.h"
 
 namespace ziggurat {
@@ -130,6 +131,12 @@ Task<> EngineImpl::open_store() {
     co_await std::move(opening);
     const StoreState& state = storage_->store->state();
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
+    if (!is_lent() && is_of_pieces(state.layout)) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("`store={}`: its trainer lends its parameters, and goes on from it "
+                              "alone: give another directory",
+                              storage_->paths()));
+    }
     check_identity(state);
     require_slots(state);
     resumed_ = true;
@@ -161,7 +168,7 @@ Task<> EngineImpl::open_store() {
   require_device_budget(device_plan_, device_bytes);
   if (resumed_ || config_.store.empty()) co_return;
   StripedStore::Environment environment = storage_->environment(runtime_);
-  StoreSpec spec{.layout = table_->layout(),
+  StoreSpec spec{.layout = is_lent() ? layout_of_pieces(table_->layout()) : table_->layout(),
                  .run_identity = config_.run_identity,
                  .numerics_fingerprint = config_.numerics_fingerprint,
                  .record_bytes = table_->record_bytes(),

@@ -77,6 +77,7 @@ Task<bool> Resharding::begin() {
         StoredState::open(runtime.reactor, *runtime.workers, of.storage_->places);
     stored_ = co_await std::move(opening);
     require_same_model();
+    stored_->require_whole("`resume=reshard`");
     if (of.config_.before_reshard) of.config_.before_reshard(stored_->content());
   };
   Task<> looked =

@@ -114,6 +114,7 @@ Task<> StoreReshard::Impl::look() {
   Task<std::unique_ptr<StoredState>> opening =
       StoredState::open(runtime_.reactor, *runtime_.workers, storage_->places);
   stored_ = co_await std::move(opening);
+  stored_->require_whole("a reshard");
 }
 
 Task<> StoreReshard::Impl::open() {

@@ -44,7 +44,8 @@ class StoreReshard {
   };
 
   /// Ends what an earlier process left, and reads what the store says of itself. Errors:
-  /// kInvalidArgument where there is none; kUnavailable while another process builds; kDataLoss.
+  /// kInvalidArgument where there is none, or its trainer lends its parameters; kUnavailable while
+  /// another process builds; kDataLoss.
   StoreReshard(Runtime& runtime, std::vector<StoreDirectory> store);
   ~StoreReshard();
   StoreReshard(const StoreReshard&) = delete;

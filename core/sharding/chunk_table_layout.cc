@@ -53,6 +53,7 @@ nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
 }
 
 constexpr const char* kPlace = "the store's layout";
+constexpr const char* kPieces = "pieces";
 
 /// Stores made before there was a choice of optimizer and format do not name them.
 nlohmann::json parsed(const std::string& layout) {
@@ -254,7 +255,8 @@ Sharding ChunkTable::sharding_of(const std::string& layout) { return sharding_in
 
 ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& layout,
                                    StateKind state, Sharding sharding) {
-  const nlohmann::json json = parsed(layout);
+  nlohmann::json json = parsed(layout);
+  json.erase(kPieces);
   const std::string stored_name = model_name(layout);
   if (stored_name != model.name) {
     throw Error(
@@ -300,6 +302,23 @@ ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
   model.dtype = dtype_in(json);
   const auto chunk_tiles_max = json["chunk_tiles_max"].get<std::uint64_t>();
   return {model, chunk_tiles_max, state_in(json), its};
+}
+
+std::string layout_of_pieces(const std::string& layout) {
+  nlohmann::json json = parsed(layout);
+  json[kPieces] = true;
+  return json.dump();
+}
+
+/// Stores made through the C interface before layouts said so have a model of that name, in which
+/// each parameter is a unit.
+bool is_of_pieces(const std::string& layout) {
+  const nlohmann::json json = parsed(layout);
+  if (json.contains(kPieces)) return true;
+  const std::vector<UnitSpec> units = model_in(json).units;
+  return json["model"] == "embedded" && std::ranges::all_of(units, [](const UnitSpec& unit) {
+           return unit.params.size() == 1 && unit.params[0].name == unit.name;
+         });
 }
 
 void require_records(const std::string& layout, StoredRecords records) {

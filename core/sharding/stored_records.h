@@ -19,4 +19,9 @@ struct StoredRecords {
 /// chunks, or tiles of elements, than these records can be of; its memory is proportional to both.
 void require_records(const std::string& layout, StoredRecords records);
 
+/// `layout`, ChunkTable's, for the store of a trainer that lends: its ranks' tables are each of one
+/// rank, over pieces of any shape, which the trainer alone puts together. from_layout() takes both.
+std::string layout_of_pieces(const std::string& layout);
+bool is_of_pieces(const std::string& layout);
+
 }  // namespace ziggurat

@@ -41,6 +41,16 @@ void say_resume(Console& console, const StateContent& content) {
   if (!missing.empty()) console.line(fmt::format("  missing: {}", fmt::join(missing, ", ")));
 }
 
+void say_layout(Console& console, const SavedLayout& layout) {
+  console.line(
+      fmt::format("  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
+                  layout.ranks, layout.ranks == 1 ? "" : "s",
+                  layout.tensor_parallel > 1
+                      ? fmt::format(" of which each {} divide the layers", layout.tensor_parallel)
+                      : "",
+                  layout.zero_stage, layout.shard_group, layout.placement));
+}
+
 /// Reads and compares every byte.
 Task<> prove_all(CheckpointReader& reader, Console& console) {
   const Manifest& manifest = reader.manifest();
@@ -105,13 +115,14 @@ int ckpt_inspect(const CkptCommand& command) {
     console.line(fmt::format("  a store: {} tensors", content.tensors.size()));
   }
   if (!content.state) return 0;  // weights alone belong to no run
-  console.line(fmt::format(
-      "  saved by {} rank{}{}, ZeRO stage {}, {} to a copy of the state, placement {}",
-      content.layout.ranks, content.layout.ranks == 1 ? "" : "s",
-      content.layout.tensor_parallel > 1
-          ? fmt::format(" of which each {} divide the layers", content.layout.tensor_parallel)
-          : "",
-      content.layout.zero_stage, content.layout.shard_group, content.layout.placement));
+  if (files.store() != nullptr && files.store()->of_pieces()) {
+    console.line(fmt::format(
+        "  of {} rank{} of a trainer that lends its parameters, as PyTorch's does: what the "
+        "tensors are pieces of, it alone knows",
+        content.layout.ranks, content.layout.ranks == 1 ? "" : "s"));
+  } else {
+    say_layout(console, content.layout);
+  }
   console.line(fmt::format("  run: {}", content.run_identity));
   console.line(fmt::format("  numerics: {}", content.numerics_fingerprint));
   for (const auto& [name, text] : content.resume) console.line(fmt::format("  {}: {}", name, text));
