@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <functional>
 
 #include "base/error.h"
 #include "tiers/store_succession.h"
@@ -46,8 +45,8 @@ void sync_directory(const fs::path& path) {
 
 std::string lost_folder(std::uint64_t number) { return fmt::format("lost-{}", number); }
 
-std::uint64_t lost_number(const std::vector<StoreDirectory>& store) {
-  for (std::uint64_t number = 1;; ++number) {
+std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_t first) {
+  for (std::uint64_t number = first;; ++number) {
     bool used = false;
     bool kept = false;
     for (const StoreDirectory& directory : store) {
@@ -57,6 +56,18 @@ std::uint64_t lost_number(const std::vector<StoreDirectory>& store) {
       });
     }
     if (kept || !used) return number;
+  }
+}
+
+/// The highest that any rank needs, until it is free everywhere.
+std::uint64_t agreed_lost_number(
+    const std::vector<StoreDirectory>& store,
+    const std::function<std::vector<std::uint64_t>(std::uint64_t)>& share) {
+  std::uint64_t number = 1;
+  for (;;) {
+    const std::vector<std::uint64_t> all = share(lost_number(store, number));
+    number = std::ranges::max(all);
+    if (std::ranges::min(all) == number) return number;
   }
 }
 

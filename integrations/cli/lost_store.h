@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,9 +18,14 @@ namespace ziggurat::cli {
 
 /// "lost-1".
 std::string lost_folder(std::uint64_t number);
-/// Under which the files of `store` are kept, if an earlier start was cut off after keep_lost();
-/// else the next that is free.
-std::uint64_t lost_number(const std::vector<StoreDirectory>& store);
+/// Under which the files of `store` that this rank sees are kept, if an earlier start was cut off
+/// after keep_lost(); else the next that is free. None below `first`.
+std::uint64_t lost_number(const std::vector<StoreDirectory>& store, std::uint64_t first = 1);
+/// The number for all ranks: drives of each machine's own may have kept other stores under other
+/// numbers. Every rank calls it. `share` gives every rank's number for this rank's.
+std::uint64_t agreed_lost_number(
+    const std::vector<StoreDirectory>& store,
+    const std::function<std::vector<std::uint64_t>(std::uint64_t own)>& share);
 /// Gives all files of the store that this rank sees a second name there; durable when it returns.
 /// Ranks that see the same directories may call it at once. Errors: errno's, where the filesystem
 /// knows no second names.

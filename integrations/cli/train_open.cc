@@ -122,7 +122,8 @@ void TrainRun::replace_lost_store(const StoreLost& lost) {
                 fmt::format("{} And --checkpoint-dir {} has no checkpoint to go on from",
                             lost.what(), options_.checkpoint.directory));
   }
-  const std::uint64_t number = ranks_->all(ranks_->first() ? lost_number(store) : 0).front();
+  const std::uint64_t number =
+      agreed_lost_number(store, [&](std::uint64_t own) { return ranks_->all(own); });
   keep_lost(store, number);
   ranks_->part();  // all is kept
   console_.line(fmt::format(

@@ -3,6 +3,7 @@ ziggurat_test(deepspeed_config_test SOURCES deepspeed_config_test.cc deepspeed_s
 if(TARGET ziggurat)
   ziggurat_test(cli_settings_test SOURCES cli_settings_test.cc USES ziggurat::cli)
   target_compile_definitions(cli_settings_test PRIVATE ZIGGURAT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  ziggurat_test(cli_lost_store_test SOURCES cli_lost_store_test.cc USES ziggurat::cli)
   ziggurat_test(cli_report_test SOURCES cli_report_test.cc USES ziggurat::cli nlohmann_json::nlohmann_json)
   foreach(part checkpoint_faults reshard resume world)
     set(support_${part} ../support/loop_filesystem.h ../support/loop_filesystem.cc)
