@@ -18,6 +18,7 @@ std::string_view to_string(ErrorCode code) noexcept {
     case ErrorCode::kDataLoss: return "data loss";
     case ErrorCode::kCancelled: return "cancelled";
     case ErrorCode::kUnimplemented: return "unimplemented";
+    case ErrorCode::kNotFinite: return "not finite";
   }
   return "unknown";
 }

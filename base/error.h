@@ -21,6 +21,7 @@ enum class ErrorCode {
   kDataLoss,           ///< restore from a generation or a checkpoint
   kCancelled,          ///< somebody asked to stop
   kUnimplemented,      ///< take the other path
+  kNotFinite,          ///< skip the step: its gradients overflowed or are none
 };
 
 std::string_view to_string(ErrorCode code) noexcept;

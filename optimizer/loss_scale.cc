@@ -57,10 +57,9 @@ void LossScaler::update(bool overflow) {
     } else if (state_.scale > config_.min_loss_scale) {
       state_.scale = std::max(state_.scale / kFactor, config_.min_loss_scale);
     } else {
-      throw Error(ErrorCode::kUnavailable,
-                  fmt::format("the gradients overflow at the smallest loss scale, {:g}: a lower "
-                              "learning rate or a longer warm-up may help, or a lower "
-                              "min_loss_scale",
+      throw Error(ErrorCode::kNotFinite,
+                  fmt::format("the gradients overflow at the smallest loss scale, {:g}: lower the "
+                              "learning rate, lengthen its warm-up, or lower `min_loss_scale`",
                               state_.scale));
     }
     state_.steps_since_overflow = 0;

@@ -203,7 +203,7 @@ class Engine {
   /// optimizer sweep and returns; the sweep goes on under the next forward. Waits, if need be,
   /// until the generation before is durable. Errors: kInvalidArgument, at once, naming a unit whose
   /// gradient is not finished. After these the state is as before the step's first gradient, on
-  /// every rank, and training can go on: kUnavailable for a norm that is not finite;
+  /// every rank, and training can go on: kNotFinite for a norm that is not;
   /// kInvalidArgument for options that make no step, or other ones than another rank's. After any
   /// other the engine has ended: every call throws, and the newest durable generation is whole.
   virtual StepResult step(const StepOptions& options) = 0;

@@ -22,6 +22,7 @@ ziggurat_status status_of(ErrorCode code) {
     case ErrorCode::kDataLoss: return ZIGGURAT_DATA_LOSS;
     case ErrorCode::kCancelled: return ZIGGURAT_CANCELLED;
     case ErrorCode::kUnimplemented: return ZIGGURAT_UNIMPLEMENTED;
+    case ErrorCode::kNotFinite: return ZIGGURAT_NOT_FINITE;
   }
   return ZIGGURAT_INTERNAL;
 }

@@ -62,7 +62,8 @@ enum {
   ZIGGURAT_DATA_LOSS = 5,           ///< the store is damaged: restore it
   ZIGGURAT_CANCELLED = 6,           ///< somebody asked to stop
   ZIGGURAT_UNIMPLEMENTED = 7,       ///< take the other path
-  ZIGGURAT_INTERNAL = 8             ///< a fault of the engine's
+  ZIGGURAT_INTERNAL = 8,            ///< a fault of the engine's
+  ZIGGURAT_NOT_FINITE = 9           ///< the gradients' norm is not: skip the step
 };
 
 typedef int32_t ziggurat_dtype;

@@ -183,7 +183,8 @@ TEST(Engine, ANormThatIsNotFiniteUpdatesNothingAndLeavesTheLastGeneration) {
     }
     const Error error =
         error_of([&] { rig.engine->step({.learning_rate = kLearningRate, .blob = {}}); });
-    EXPECT_THAT(error.what(), HasSubstr("generation 1 stands"));
+    EXPECT_EQ(error.code(), ErrorCode::kNotFinite);
+    EXPECT_THAT(error.what(), HasSubstr("generation 1 stands: skip the step"));
   }
   Rig rig(model, config);
   EXPECT_EQ(rig.engine->generation(), 1U);

@@ -83,7 +83,7 @@ TEST(LossScaler, GivesUpBelowItsMinimumAndKeepsItsState) {
     scaler.update(true);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
+    EXPECT_EQ(error.code(), ErrorCode::kNotFinite);
     EXPECT_THAT(error.what(), HasSubstr("min_loss_scale"));
   }
   EXPECT_EQ(scaler.state(), before);

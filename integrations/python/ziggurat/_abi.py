@@ -27,7 +27,11 @@ class ResourceExhausted(ZigguratError, MemoryError):
 
 
 class Unavailable(ZigguratError):
-    """The file or device is gone or in use, or the gradients' norm is not finite."""
+    """The file or device is gone or in use."""
+
+
+class NotFinite(Unavailable):
+    """The gradients' norm is not finite: skip the step. Was an Unavailable, and is caught as one."""
 
 
 class DataLoss(ZigguratError):
@@ -44,6 +48,7 @@ _ERRORS: dict[int, type[ZigguratError]] = {
     3: Unavailable,
     5: DataLoss,
     7: Unimplemented,
+    9: NotFinite,
 }
 for _error in (ZigguratError, *_ERRORS.values()):
     _error.__module__ = "ziggurat"  # a traceback names what a script can catch

@@ -185,6 +185,12 @@ def test_settings_that_make_no_ranks_are_refused():
         ziggurat.Runtime(ranks=ziggurat.Ranks(0, 2))
 
 
+def test_a_norm_that_is_not_finite_has_an_error_of_its_own_which_is_caught_as_it_was():
+    assert ziggurat._abi._ERRORS[9] is ziggurat.NotFinite
+    with pytest.raises(ziggurat.Unavailable):
+        raise ziggurat.NotFinite("the norm of the gradients is nan")
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         given, which, count, at, *more = sys.argv[1:]
