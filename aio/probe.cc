@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // aio/probe.cc: an engine counts as working when 4 KiB written through it come back, or when it
-// says that the disk is full: a run whose store is whole must go on beside a full disk.
+// says that the disk is full: a run whose store is whole must go on beside a full disk. Where
+// nothing may be written it works when it answers for a file, be it that the medium is damaged.
 //
 // Each candidate is tried on a reactor of its own: a ring belongs to the thread that first submits,
 // and that must be the real reactor's.
 #include "aio/probe.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <utility>
 
 #include "aio/direct_file.h"
+#include "aio/posix_files.h"
 #include "aio/thread_engine.h"
 #ifdef ZIGGURAT_HAVE_LIBAIO
 #include "aio/libaio_engine.h"
@@ -115,14 +120,80 @@ Task<> write_and_read_back(DirectFile& file) {
   }
 }
 
+/// Null: nothing may be made in the directory.
+std::unique_ptr<DirectFile> unnamed_file(Reactor& reactor, IoEngine& engine,
+                                         const std::string& directory) {
+  try {
+    return DirectFile::open(reactor, engine, directory, {.writable = true, .unnamed = true});
+  } catch (const Error& error) {
+    const int why = error.native();
+    if (why != EROFS && why != EACCES && why != EPERM) throw;
+    return nullptr;
+  }
+}
+
+/// Bytes of a regular file that this process may read; 0: it is none.
+std::uint64_t readable_bytes(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  if (!fd || ::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return 0;
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+/// The largest file in a directory, or else in one of its own directories, as in a folder of
+/// checkpoints; empty: there is none to read.
+std::string file_to_read(const std::string& directory, int levels = 1) {
+  std::string largest;
+  std::uint64_t bytes = 0;
+  std::vector<std::string> below;
+  std::error_code failure;
+  std::filesystem::directory_iterator entry(directory, failure);
+  for (; !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure)) {
+    std::error_code not_known;
+    if (entry->is_directory(not_known)) below.push_back(entry->path().string());
+    const std::uint64_t its = readable_bytes(entry->path().string());
+    if (its > bytes) largest = entry->path().string();
+    bytes = std::max(bytes, its);
+  }
+  for (std::size_t i = 0; i < below.size() && largest.empty() && levels > 0; ++i)
+    largest = file_to_read(below[i], levels - 1);
+  return largest;
+}
+
+Task<> read_first_block(DirectFile& file, std::uint64_t size_bytes) {
+  const std::size_t grain = std::max(file.alignment().offset_bytes, file.alignment().memory_bytes);
+  const std::unique_ptr<std::byte, FreeDeleter> memory(
+      static_cast<std::byte*>(std::aligned_alloc(grain, round_up(size_bytes, grain))));
+  if (memory == nullptr) throw system_error(ENOMEM, "memory for a probe");
+  co_await file.read(0, {memory.get(), size_bytes});
+}
+
+void try_to_read(Reactor& reactor, IoEngine& engine, const std::string& path) {
+  auto file = DirectFile::open(reactor, engine, path, {});
+  const std::size_t grain =
+      std::max(file->alignment().offset_bytes, file->alignment().memory_bytes);
+  const std::uint64_t block = round_up(kProbeBytes, grain);
+  const std::uint64_t size = file->size_bytes();
+  if (size < block) file = DirectFile::open(reactor, engine, path, {.direct = false});
+  try {
+    reactor.block_on(read_first_block(*file, std::min(size, block)));
+  } catch (const Error& error) {
+    // The engine has done its work: whoever reads the file judges what is damaged in it.
+    const int why = error.native();
+    const bool of_the_file = why == EIO || why == ENODATA || why == EILSEQ || why == ESTALE ||
+                             error.code() == ErrorCode::kDataLoss;
+    if (!of_the_file) throw;
+  }
+}
+
 void try_out(const Make& make, const std::string& directory) {
   Reactor reactor;
   const auto engine = make(reactor);
-  OpenOptions options;
-  options.writable = true;
-  options.unnamed = true;
-  const auto file = DirectFile::open(reactor, *engine, directory, options);
-  reactor.block_on(write_and_read_back(*file));
+  if (const auto file = unnamed_file(reactor, *engine, directory)) {
+    reactor.block_on(write_and_read_back(*file));
+  } else if (const std::string there = file_to_read(directory); !there.empty()) {
+    try_to_read(reactor, *engine, there);
+  }
 }
 
 /// Why `candidate` does not work here; empty if it does.

@@ -18,8 +18,10 @@ struct IoProbe {
 };
 
 /// Tries io_uring, then libaio, then threads, each with a direct 4 KiB write and read-back in an
-/// unnamed file in `directory`. ZIGGURAT_IO=io_uring|libaio|threads forces one. A fallback is a
-/// degraded mode: logged once. Errors: kUnavailable if none works, with each one's reason.
+/// unnamed file in `directory`. Where nothing may be made there (a read-only mount, another user's
+/// directory), who comes can only read: then each is tried with a read of a file that is there, if
+/// one is. ZIGGURAT_IO=io_uring|libaio|threads forces one. A fallback is a degraded mode: logged
+/// once. Errors: kUnavailable if none works, with each one's reason.
 std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
                                            IoProbe* probe = nullptr);
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -50,9 +51,10 @@ std::optional<std::string> NewestCheckpoint::find() {
 }
 
 std::vector<std::uint64_t> NewestCheckpoint::steps() {
+  if (!std::filesystem::is_directory(folder_)) return {};
   return runtime_.reactor.block_on(
       [](Runtime& runtime, const std::string& folder) -> Task<std::vector<std::uint64_t>> {
-        const auto io = runtime.io_engine(runtime.reactor, ".");
+        const auto io = runtime.io_engine(runtime.reactor, folder);
         co_return checkpoint_steps(*io, folder);
       }(runtime_, folder_));
 }

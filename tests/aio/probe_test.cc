@@ -10,15 +10,19 @@
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 #include "aio/direct_file.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "tests/aio/io_testing.h"
+#include "tests/support/child_process.h"
 
 namespace ziggurat {
 namespace {
@@ -175,6 +179,65 @@ TEST_F(ProbeTest, WhereNothingWorksEachReasonIsGiven) {
                 AllOf(HasSubstr(directory.file("missing")), HasSubstr("io_uring: "),
                       HasSubstr("libaio: "), HasSubstr("threads: "), HasSubstr("ENOENT")));
   }
+}
+
+/// Another user's directory, as one finds a checkpoint there.
+class ProbeReadingTest : public ProbeTest {
+ protected:
+  ProbeReadingTest() {
+    Reactor reactor;
+    const auto engine = choose_io_engine(reactor, directory.path());
+    std::filesystem::create_directory(directory.file("step"));
+    write_file(reactor, *engine, directory.file("step/data"));
+    std::ofstream(directory.file("latest")) << "step\n";
+    for (const char* name : {"", "step"}) reading_is_allowed(directory.file(name));
+    for (const char* name : {"step/data", "latest"})
+      std::filesystem::permissions(directory.file(name), std::filesystem::perms(0444));
+    // That of the tests themselves may be closed to others: it is theirs meanwhile.
+    std::filesystem::current_path(directory.path());
+  }
+  ~ProbeReadingTest() override {
+    std::filesystem::current_path(before_);
+    for (const char* name : {"", "step"})
+      std::filesystem::permissions(directory.file(name), std::filesystem::perms(0755));
+  }
+  static void reading_is_allowed(const std::string& path) {
+    std::filesystem::permissions(path, std::filesystem::perms(0555));
+  }
+  /// What `body` says as a user who owns nothing here.
+  static std::string as_another(const std::function<std::string()>& body) {
+    return in_child_process([&]() -> std::string {
+      if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return "no setuid";
+      return body();
+    });
+  }
+
+  const std::filesystem::path before_ = std::filesystem::current_path();
+};
+
+TEST_F(ProbeReadingTest, AnEngineIsFoundThatReadsWhatIsThere) {
+  EXPECT_EQ(as_another([] {
+              Reactor reactor;
+              IoProbe probe;
+              const auto engine = choose_io_engine(reactor, ".", &probe);
+              if (::access(".", W_OK) == 0) return std::string("it may write there");
+              AlignedBuffer expected(kSize), in(kSize);
+              fill(expected.span(), kSeed);
+              const auto file = DirectFile::open(reactor, *engine, "step/data", {});
+              reactor.block_on(file->read(0, in.span()));
+              return std::string(same(in.span(), expected.span()) ? "the same" : "other bytes");
+            }),
+            "the same");
+}
+
+TEST_F(ProbeReadingTest, WhoWritesIsToldByTheFileThatHeMakes) {
+  EXPECT_THAT(as_another([] {
+                Reactor reactor;
+                const auto engine = choose_io_engine(reactor, ".");
+                write_file(reactor, *engine, "./new");
+                return std::string("written");
+              }),
+              AllOf(HasSubstr("open ./new"), HasSubstr("EACCES")));
 }
 
 }  // namespace
