@@ -55,7 +55,7 @@ struct IoOp {
 };
 
 struct OpenOptions {
-  bool create = false;  ///< O_CREAT|O_EXCL, mode 0600; otherwise the file must exist
+  bool create = false;  ///< O_CREAT|O_EXCL (0600 with `lock`, else by umask); else it must exist
   bool writable = false;
   bool direct = true;    ///< O_DIRECT; where the filesystem refuses, degrades, logged once
   bool unnamed = false;  ///< `path` is a directory: O_TMPFILE in it (or created and unlinked)

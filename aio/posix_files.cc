@@ -32,7 +32,11 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr mode_t kMode = 0600;
+/// For files that are locked and those without a name: whoever may open a file may lock it, and
+/// a store or a folder of checkpoints whose lock a stranger holds is of no use to its owner.
+constexpr mode_t kPrivateMode = 0600;
+/// For all others, less the umask: what is made to be shared.
+constexpr mode_t kMode = 0666;
 constexpr std::chrono::milliseconds kLockPoll{5};
 constexpr int kReopensMax = 8;
 
@@ -60,13 +64,13 @@ constexpr std::size_t kDioOffsetAlignOffset = 0x9c;
 UniqueFd open_named(const std::string& path, const OpenOptions& options) {
   int flags = O_CLOEXEC | O_NOFOLLOW | (options.writable ? O_RDWR : O_RDONLY);
   if (options.create) flags |= O_CREAT | O_EXCL;
-  UniqueFd fd(::open(path.c_str(), flags, kMode));
+  UniqueFd fd(::open(path.c_str(), flags, options.lock ? kPrivateMode : kMode));
   if (!fd) throw_open_error(errno, path);
   return fd;
 }
 
 UniqueFd open_unnamed(const std::string& directory) {
-  UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode));
+  UniqueFd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kPrivateMode));
   if (fd) return fd;
   const int error = errno;
   if (error != EOPNOTSUPP && error != EISDIR && error != EINVAL) {

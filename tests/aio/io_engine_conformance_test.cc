@@ -328,11 +328,18 @@ TEST_P(IoEngineOnDisk, SymbolicLinksAreRefused) {
   EXPECT_FALSE(engine->exists(directory.file("nowhere")));
 }
 
-TEST_P(IoEngineOnDisk, FilesAreForTheirOwnerOnlyAndRegular) {
-  engine->close(create("data"));
-  struct stat status {};
-  ASSERT_EQ(::stat(directory.file("data").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 07777u, 0600u);
+TEST_P(IoEngineOnDisk, FilesAreRegularAndForTheirOwnerOnlyWhereTheyAreLocked) {
+  const auto mode_of = [&](const std::string& name, bool lock) {
+    engine->close(
+        engine->open(directory.file(name), {.create = true, .writable = true, .lock = lock}));
+    struct stat status {};
+    EXPECT_EQ(::stat(directory.file(name).c_str(), &status), 0);
+    return status.st_mode & 07777u;
+  };
+  const mode_t usual = ::umask(023);
+  EXPECT_EQ(mode_of("data", false), 0644u);
+  EXPECT_EQ(mode_of("locked", true), 0600u) << "who may open it may lock it";
+  ::umask(usual);
   EXPECT_THAT(error_of([&] { engine->open(directory.path(), {}); }).what(),
               HasSubstr("not a regular file"));
 }

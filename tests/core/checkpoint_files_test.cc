@@ -3,6 +3,7 @@
 // at whatever byte, is found and named; and which checkpoints stay.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -61,6 +62,24 @@ class SavedCheckpoint : public ::testing::Test {
 TEST_F(SavedCheckpoint, IsWholeAndNamedAsTheLatest) {
   EXPECT_EQ(verdict(), "whole");
   EXPECT_EQ(file_bytes(folder_ + "/latest"), checkpoint_name(1) + "\n");
+}
+
+/// Only who may open the lock could hold it, so that nobody else saves.
+TEST_F(SavedCheckpoint, IsReadByWhomTheUmaskLets) {
+  const mode_t usual = ::umask(027);
+  std::filesystem::remove_all(folder_);
+  SetUp();
+  ::umask(usual);
+  const auto mode_of = [](const std::string& path) {
+    struct stat status {};
+    EXPECT_EQ(::stat(path.c_str(), &status), 0) << path;
+    return status.st_mode & 0777;
+  };
+  for (const auto& file : std::filesystem::directory_iterator(directory()))
+    EXPECT_EQ(mode_of(file.path()), 0640U) << file.path();
+  EXPECT_EQ(mode_of(directory()), 0750U);
+  EXPECT_EQ(mode_of(folder_ + "/latest"), 0640U);
+  EXPECT_EQ(mode_of(folder_ + "/.lock"), 0600U);
 }
 
 TEST_F(SavedCheckpoint, NamesTheFileOfEveryDamagedByte) {
