@@ -38,14 +38,6 @@ class Looker final : public Quorum {
   int world_size_;
 };
 
-/// The place that has the file.
-const StripePlace* place_with(std::span<const StripePlace> places, const std::string& name) {
-  const auto found = std::ranges::find_if(places, [&](const StripePlace& place) {
-    return place.io.exists(place.directory + "/" + name);
-  });
-  return found == places.end() ? nullptr : &*found;
-}
-
 std::string text_of(std::span<const StripePlace> places) {
   std::string text;
   for (const StripePlace& place : places) text += (text.empty() ? "" : ",") + place.directory;
@@ -72,41 +64,66 @@ StoreReader::StoreReader(Reactor& reactor, std::vector<StripePlace> places)
 
 StoreReader::~StoreReader() = default;
 
-int StoreReader::ranks_in(std::span<const StripePlace> places) {
-  int ranks = 0;
-  while (place_with(places, StateStore::file_name(ranks)) != nullptr) ++ranks;
-  return ranks;
+bool StoreReader::is_there(std::span<const StripePlace> places) {
+  // Also while another takes its place: the first rank's file is replaced by a rename.
+  return std::ranges::any_of(places, [](const StripePlace& place) {
+    return place.io.exists(place.directory + "/" + StateStore::file_name(0));
+  });
 }
 
 Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,
                                                      std::vector<StripePlace> places) {
   std::unique_ptr<StoreReader> reader(new StoreReader(reactor, std::move(places)));
-  reader->ranks_ = ranks_in(reader->places_);
-  if (reader->ranks_ == 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: there is no store", text_of(reader->places_)), ENOENT);
-  }
-  std::uint32_t stripes = 1;
-  while (place_with(reader->places_, StateStore::file_name(0, stripes)) != nullptr) ++stripes;
   for (int look = 1;; ++look) {
     std::exception_ptr damage;
+    bool moved = false;  // renamed since it was found
     try {
-      co_await reader->look_at_all(stripes);
+      co_await reader->look_at_all();
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::kDataLoss) throw;
+      moved = error.native() == ENOENT && !reader->files_.empty() && !reader->files_.back();
+      if (error.code() != ErrorCode::kDataLoss && !moved) throw;
       damage = std::current_exception();
     }
     if (!damage) break;
-    if (look == kLooks || !co_await reader->owner_went_on()) std::rethrow_exception(damage);
+    if (look == kLooks) std::rethrow_exception(damage);
+    if (!moved && !co_await reader->owner_went_on()) std::rethrow_exception(damage);
   }
   reader->find_homes();
   co_return std::move(reader);
 }
 
-Task<> StoreReader::look_at_all(std::uint32_t stripes) {
+/// Ranks and stripes are counted from 0, as far as there are files.
+Task<> StoreReader::find_files() {
+  const StoreSuccession succession(reactor_, places_);
+  decided_ = co_await succession.decided();
+  ranks_ = 0;
+  while (place_with(StateStore::file_name(ranks_)) != nullptr) ++ranks_;
+  if (ranks_ == 0) {
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: there is no store", text_of(places_)),
+                ENOENT);
+  }
+  stripes_ = 1;
+  while (place_with(StateStore::file_name(0, stripes_)) != nullptr) ++stripes_;
+}
+
+/// The place that has the file.
+const StripePlace* StoreReader::place_with(const std::string& name) const {
+  if (decided_ && std::ranges::find(*decided_, name) == decided_->end()) return nullptr;
+  const auto found = std::ranges::find_if(
+      places_, [&](const StripePlace& place) { return place.io.exists(path_in(place, name)); });
+  return found == places_.end() ? nullptr : &*found;
+}
+
+std::string StoreReader::path_in(const StripePlace& place, const std::string& name) const {
+  if (decided_) return StoreSuccession::place_of(place, name);
+  return place.directory + "/" + name;
+}
+
+Task<> StoreReader::look_at_all() {
   files_.clear();
+  co_await find_files();
   for (int rank = 0; rank < ranks_; ++rank) {
-    for (std::uint32_t stripe = 0; stripe < stripes; ++stripe) co_await look(rank, stripe, stripes);
+    for (std::uint32_t stripe = 0; stripe < stripes_; ++stripe) co_await look(rank, stripe);
   }
   choose();
 }
@@ -129,9 +146,9 @@ Task<bool> StoreReader::owner_went_on() const {
   co_return false;
 }
 
-Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) {
+Task<> StoreReader::look(int rank, std::uint32_t stripe) {
   const std::string name = StateStore::file_name(rank, stripe);
-  const StripePlace* place = place_with(places_, name);
+  const StripePlace* place = place_with(name);
   if (place == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("{}: {} is in none of them: give all directories of the store",
@@ -141,7 +158,7 @@ Task<> StoreReader::look(int rank, std::uint32_t stripe, std::uint32_t stripes) 
   // Before it is read: where that fails, owner_went_on() asks what was there.
   std::unique_ptr<File>& file = files_.emplace_back();
   for (int looks = 0; looks < kFileLooks && (!file || !file->survey->notes().empty()); ++looks) {
-    file = begin_look({.rank = rank, .stripe = stripe, .stripes = stripes}, *place, name);
+    file = begin_look({.rank = rank, .stripe = stripe, .stripes = stripes_}, *place, name);
     co_await file->survey->read_superblocks();
     file->newest_seen = file->survey->newest_seen();
     file->survey->check_shape();
@@ -164,7 +181,7 @@ std::unique_ptr<StoreReader::File> StoreReader::begin_look(FileId id, const Stri
                                              .scratch = scratch_.bytes().first(kMiB),
                                              .stripe_index = id.stripe,
                                              .stripe_count = id.stripes});
-  file->path = place.directory + "/" + name;
+  file->path = path_in(place, name);
   file->survey = StoreSurvey::open_to_look(*file->environment, file->path);
   return file;
 }
@@ -230,6 +247,12 @@ void StoreReader::choose() {
 /// What is damaged in any file, and which newer generation was given up for it.
 std::vector<std::string> StoreReader::notes() const {
   std::vector<std::string> all;
+  if (decided_) {
+    all.push_back(
+        fmt::format("{}: it was being cut anew when that was cut off: the new store is "
+                    "read, and the next start puts the last of it in its place",
+                    text_of(places_)));
+  }
   for (const auto& file : files_) {
     for (const std::string& note : file->survey->notes())
       all.push_back(fmt::format("{}: {}", file->path, note));

@@ -3,20 +3,23 @@
 // at rest or while its owner goes on.
 //
 // Nothing is written, locked, renamed or agreed on: the owner never notices, and may close and open
-// the store meanwhile. What is read is the newest generation that superblocks, tables and blobs of
-// all files show whole and of one history; its records lie in slots that the owner writes over two
-// steps later, so whoever reads compares each with expected(), and where one is wrong asks whether
-// it was overtaken(). Reactor's thread.
+// the store meanwhile. Where a reshard was cut off after it was decided (store_succession.h), its
+// store is read, wherever its files are by now. What is read is the newest generation that
+// superblocks, tables and blobs of all files show whole and of one history; its records lie in
+// slots that the owner writes over two steps later, so whoever reads compares each with expected(),
+// and where one is wrong asks whether it was overtaken(). Reactor's thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tiers/host_mapping.h"
 #include "tiers/state_store.h"
+#include "tiers/store_succession.h"
 #include "tiers/striping.h"
 
 namespace ziggurat {
@@ -29,8 +32,8 @@ class StoreReader {
   static Task<std::unique_ptr<StoreReader>> open(Reactor& reactor, std::vector<StripePlace> places);
   ~StoreReader();
 
-  /// Ranks whose files are in `places`, counted from 0; 0: there is no store.
-  static int ranks_in(std::span<const StripePlace> places);
+  /// There is a store in `places`.
+  static bool is_there(std::span<const StripePlace> places);
 
   int ranks() const noexcept { return ranks_; }
   /// Rank 0's; its notes are of all files, by their paths: what is damaged, and which generation
@@ -65,8 +68,11 @@ class StoreReader {
   };
   StoreReader(Reactor& reactor, std::vector<StripePlace> places);
   std::unique_ptr<File> begin_look(FileId id, const StripePlace& place, const std::string& name);
-  Task<> look_at_all(std::uint32_t stripes);
-  Task<> look(int rank, std::uint32_t stripe, std::uint32_t stripes);
+  Task<> find_files();
+  const StripePlace* place_with(const std::string& name) const;
+  std::string path_in(const StripePlace& place, const std::string& name) const;
+  Task<> look_at_all();
+  Task<> look(int rank, std::uint32_t stripe);
   Task<bool> owner_went_on() const;
   void choose();
   Error nothing_common() const;
@@ -77,7 +83,10 @@ class StoreReader {
   Reactor& reactor_;
   std::vector<StripePlace> places_;
   HostMapping scratch_;
+  /// The files of a store that takes another's place, and has not done so in all its parts.
+  std::optional<StoreSuccession::Names> decided_;
   int ranks_ = 0;
+  std::uint32_t stripes_ = 0;
   StoreState state_;
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::vector<Home>> homes_;  // by rank and chunk

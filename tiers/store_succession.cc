@@ -54,6 +54,11 @@ std::string StoreSuccession::folder_in(const std::string& directory) {
   return fmt::format("{}/{}", directory, kFolder);
 }
 
+std::string StoreSuccession::place_of(const StripePlace& place, const std::string& name) {
+  std::string built = fmt::format("{}/{}", folder_in(place.directory), name);
+  return place.io.exists(built) ? built : fmt::format("{}/{}", place.directory, name);
+}
+
 std::vector<std::string> StoreSuccession::names_in(const StripePlace& place,
                                                    const std::string& directory) const {
   try {

@@ -40,6 +40,13 @@ class StoreSuccession {
   /// or a file that it names and that is nowhere: nothing of the old store is removed then.
   Task<> recover();
 
+  using Names = std::vector<std::string>;
+  /// The files of a store that is to take the other's place, and may have done so in part; none: it
+  /// is not decided, or done. Errors: kDataLoss for a note that makes no sense.
+  Task<std::optional<Names>> decided() const;
+  /// Where a file of a decided store is in a place: in the folder until it is renamed.
+  static std::string place_of(const StripePlace& place, const std::string& name);
+
   /// The places by index in the order in which the old store's stripes lie in them, so that each
   /// stripe of the new one lies where the old one's does; those without one come last.
   std::vector<std::size_t> order() const;
@@ -50,10 +57,8 @@ class StoreSuccession {
   Task<> complete();
 
  private:
-  using Names = std::vector<std::string>;
   bool left_behind() const;
   std::vector<std::string> names_in(const StripePlace& place, const std::string& directory) const;
-  Task<std::optional<Names>> decided() const;
   Names new_names() const;
   Task<> move(Names names);
   void require_all(const Names& names) const;

@@ -51,7 +51,7 @@ Task<> CheckpointFiles::open(std::vector<std::string> directories) {
     engines_.push_back(runtime_.io_engine(runtime_.reactor, directory));
     places.push_back({.io = *engines_.back(), .observers = {}, .directory = directory});
   }
-  if (StoreReader::ranks_in(places) > 0) {
+  if (StoreReader::is_there(places)) {
     Task<std::unique_ptr<StoredState>> opening =
         StoredState::open(runtime_.reactor, *runtime_.workers, std::move(places));
     stored_ = co_await std::move(opening);
