@@ -84,7 +84,10 @@ ordered_json content_json(const StateContent& content) {
     tensors.push_back(
         {tensor.name, tensor.owner, tensor.array, to_string(tensor.type), tensor.shape});
   ordered_json resume = ordered_json::object();
-  for (const auto& [name, text] : content.resume) resume[name] = ordered_json::parse(text);
+  // Parsed as it is read, in the order of keys: an object that keeps another order looks each of
+  // them up from the front.
+  for (const auto& [name, text] : content.resume)
+    resume[name] = ordered_json(nlohmann::json::parse(text));
   return {{"model", content.model},
           {"dtype", to_string(content.dtype)},
           {"state", state_json(content.state)},

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <map>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/error.h"
@@ -41,19 +40,23 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
     if (alone) unit.name = unit.params[0];
     content_.units.push_back(std::move(unit));
   }
-  std::unordered_map<std::string_view, std::vector<std::size_t>> arrays;  // by owner
-  for (std::size_t t = 0; t < its.tensors.size(); ++t)
-    if (!is_scale(its.tensors[t])) arrays[its.tensors[t].owner].push_back(t);
-  for (std::size_t i = 0; i < params_.size(); ++i) add_param(i, arrays[params_[i].part.name]);
+  std::map<std::string_view, std::vector<std::size_t>> by_owner;
+  for (std::size_t t = 0; t < its.tensors.size(); ++t) {
+    if (!is_scale(its.tensors[t])) by_owner[its.tensors[t].owner].push_back(t);
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto found = by_owner.find(params_[i].part.name);
+    add_param(i, found == by_owner.end() ? std::span<const std::size_t>() : found->second);
+  }
   add_scales();
 }
 
-void PieceSource::add_param(std::size_t index, std::span<const std::size_t> arrays) {
+/// `of_source`: the source's tensors of the parameter.
+void PieceSource::add_param(std::size_t index, std::span<const std::size_t> of_source) {
   const Param& param = params_[index];
-  const std::vector<StateTensor>& tensors = whole_.content().tensors;
   bool has_master = false;
-  for (const std::size_t t : arrays) {
-    const StateTensor& its = tensors[t];
+  for (const std::size_t t : of_source) {
+    const StateTensor& its = whole_.content().tensors[t];
     if (its.shape != param.part.shape) {
       throw Error(
           ErrorCode::kInvalidArgument,

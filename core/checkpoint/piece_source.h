@@ -44,8 +44,8 @@ class PieceSource final : public StateSource {
     std::size_t tensor;
     std::size_t param = kOwn;  ///< kOwn: it is the source's tensor as it is
   };
-  /// `arrays`: the source's tensors of it, but for scales.
-  void add_param(std::size_t index, std::span<const std::size_t> arrays);
+  /// `of_source`: the source's tensors of it, but for scales.
+  void add_param(std::size_t index, std::span<const std::size_t> of_source);
   void add_scales();
 
   StateSource& whole_;

@@ -2,8 +2,6 @@
 // core/checkpoint/proven_bytes.cc: who asks while they are read waits; those used longest ago go.
 #include "core/checkpoint/proven_bytes.h"
 
-#include <algorithm>
-
 #include "base/bytes.h"
 
 namespace ziggurat {
@@ -12,7 +10,7 @@ Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) 
   if (const auto found = entries_.find(key); found != entries_.end()) {
     const EntryPtr its = found->second;
     co_await its->ready.wait();
-    keep(key, *its);
+    keep(key, its);
     co_return its->bytes;
   }
   const EntryPtr its = std::make_shared<Entry>(reactor_, memory_.take(size.bytes, size.lead_bytes));
@@ -29,23 +27,29 @@ Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) 
     std::rethrow_exception(error);
   }
   its->ready.set();
-  keep(key, *its);
+  keep(key, its);
   co_return its->bytes;
 }
 
-/// As the one used last. Who waited for it may come late: it went, and is perhaps read anew.
-void ProvenBytes::keep(const Key& key, const Entry& entry) {
-  const auto its = entries_.find(key);
-  if (its == entries_.end() || its->second.get() != &entry) return;
-  if (const auto found = std::ranges::find(kept_, key); found != kept_.end()) {
-    kept_.splice(kept_.end(), kept_, found);
+/// What an entry holds: no less than a page.
+std::uint64_t ProvenBytes::held_bytes(const Entry& entry) {
+  return round_up(entry.bytes->span().size(), AlignedBytes::kAlignment);
+}
+
+/// As the one used last. Not one that has gone since, be it that its key is being read anew.
+void ProvenBytes::keep(const Key& key, const EntryPtr& entry) {
+  if (const auto found = entries_.find(key); found == entries_.end() || found->second != entry)
+    return;
+  if (entry->kept) {
+    kept_.splice(kept_.end(), kept_, entry->place);
     return;
   }
-  kept_.push_back(key);
-  kept_bytes_ += entry.bytes->span().size();
+  entry->place = kept_.insert(kept_.end(), key);
+  entry->kept = true;
+  kept_bytes_ += held_bytes(*entry);
   while (kept_bytes_ > kept_bytes_max_ && kept_.size() > 1) {
     const auto oldest = entries_.find(kept_.front());
-    kept_bytes_ -= oldest->second->bytes->span().size();
+    kept_bytes_ -= held_bytes(*oldest->second);
     entries_.erase(oldest);
     kept_.pop_front();
   }

@@ -43,9 +43,12 @@ class ProvenBytes {
         : bytes(std::make_shared<AlignedBytes>(std::move(memory))), ready(reactor) {}
     std::shared_ptr<AlignedBytes> bytes;
     Signal ready;
+    std::list<Key>::iterator place{};  ///< in kept_, where it is kept
+    bool kept = false;
   };
   using EntryPtr = std::shared_ptr<Entry>;
-  void keep(const Key& key, const Entry& entry);
+  static std::uint64_t held_bytes(const Entry& entry);
+  void keep(const Key& key, const EntryPtr& entry);
 
   Reactor& reactor_;
   AlignedPool& memory_;

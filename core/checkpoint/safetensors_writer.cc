@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,6 +49,14 @@ void sync_folder(const std::string& path) {
     throw system_error(error, fmt::format("cannot sync the folder {}", folder));
 }
 
+std::string json_text(const nlohmann::json& value) {
+  try {
+    return value.dump();
+  } catch (const nlohmann::json::exception&) {
+    throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
+  }
+}
+
 Error exists_error(const std::string& path) {
   return {ErrorCode::kInvalidArgument,
           fmt::format("{} is there already: give another name, or say `force` to replace it", path),
@@ -64,8 +73,10 @@ std::uint64_t SafetensorsTensor::count() const noexcept {
 
 std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
                                const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  // By hand, in the order of the offsets: a JSON object that keeps its order looks each key up from
+  // the front.
+  std::string json = "{";
+  if (!metadata.empty()) json += fmt::format("\"__metadata__\":{}", json_text(metadata));
   std::set<std::string_view> names;
   std::uint64_t offset = 0;
   for (const SafetensorsTensor& tensor : tensors) {
@@ -80,17 +91,13 @@ std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
       throw Error(ErrorCode::kInvalidArgument,
                   fmt::format("safetensors: {} has a negative dimension", tensor.name));
     }
-    header[tensor.name] = {{"dtype", to_string(tensor.type)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {offset, offset + tensor.size_bytes()}}};
-    offset += tensor.size_bytes();
+    const std::uint64_t end = offset + tensor.size_bytes();
+    json += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                        json.size() > 1 ? "," : "", json_text(tensor.name), to_string(tensor.type),
+                        fmt::join(tensor.shape, ","), offset, end);
+    offset = end;
   }
-  std::string json;
-  try {
-    json = header.dump();
-  } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
-  }
+  json += "}";
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > kSafetensorsHeaderBytesMax) {
     throw Error(ErrorCode::kInvalidArgument,

@@ -3,6 +3,7 @@
 #include "core/checkpoint/shard_plan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -49,6 +50,49 @@ void cut_box(TensorBox box, std::uint64_t count_max, std::vector<TensorBox>& box
   boxes.push_back(std::move(box));
 }
 
+/// Room in files, by number: a tree of which each node has the most of what is below it.
+class Rooms {
+ public:
+  static constexpr std::size_t kNone = SIZE_MAX;
+
+  void add(std::uint64_t bytes) {
+    if (count_ == leaves_) grow();
+    set(count_++, bytes);
+  }
+  void set(std::size_t file, std::uint64_t bytes) {
+    std::size_t node = leaves_ + file;
+    most_[node] = bytes;
+    while ((node /= 2) > 0) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
+  }
+  /// The first from `file` on that has room for `bytes`, of which there are some.
+  std::size_t first(std::size_t file, std::uint64_t bytes) const {
+    if (file >= count_) return kNone;
+    std::size_t node = leaves_ + file;
+    while (most_[node] < bytes) {
+      // Up, until there is a neighbour to the right.
+      while (node % 2 == 1) node /= 2;
+      if (node == 0) return kNone;
+      ++node;
+    }
+    while (node < leaves_) node = 2 * node + (most_[2 * node] >= bytes ? 0 : 1);
+    return node - leaves_;
+  }
+
+ private:
+  void grow() {
+    const std::vector<std::uint64_t> before(
+        most_.begin() + static_cast<std::ptrdiff_t>(leaves_),
+        most_.begin() + static_cast<std::ptrdiff_t>(leaves_ + count_));
+    leaves_ *= 2;
+    most_.assign(2 * leaves_, 0);
+    for (std::size_t file = 0; file < before.size(); ++file) set(file, before[file]);
+  }
+
+  std::size_t leaves_ = 1;
+  std::size_t count_ = 0;
+  std::vector<std::uint64_t> most_ = std::vector<std::uint64_t>(2);  // node n has 2 n and 2 n + 1
+};
+
 /// Pieces dealt out to files.
 class ShardFiles {
  public:
@@ -60,19 +104,16 @@ class ShardFiles {
     const std::uint64_t size = size_bytes(tensors_[tensor].type);
     std::vector<TensorBox> boxes;
     cut_box(box, std::max<std::uint64_t>(1, bytes_max_ / size), boxes);
-    for (const TensorBox& its : boxes) {
+    for (TensorBox& its : boxes) {
       const std::uint64_t bytes = its.count() * size;
-      const auto fits = [&](const File& file) {
-        return file.size_bytes + bytes <= bytes_max_ && !file.tensors.contains(tensor);
-      };
-      auto file = std::ranges::find_if(files_, fits);
-      if (file == files_.end()) file = files_.insert(files_.end(), File{});
-      file->tensors.insert(tensor);
-      file->size_bytes += bytes;
+      const std::size_t file = file_for(tensor, bytes);
+      files_[file].tensors.insert(tensor);
+      files_[file].size_bytes += bytes;
+      rooms_.set(file, bytes_max_ - std::min(bytes_max_, files_[file].size_bytes));
       plan_.pieces.push_back({.tensor = tensor,
-                              .file = static_cast<std::uint32_t>(file - files_.begin()),
+                              .file = static_cast<std::uint32_t>(file),
                               .offset_bytes = 0,
-                              .box = its,
+                              .box = std::move(its),
                               .hashed = {}});
     }
   }
@@ -88,6 +129,17 @@ class ShardFiles {
     std::uint64_t size_bytes = 0;
   };
 
+  /// The first with room that has nothing of the tensor, or a new one.
+  std::size_t file_for(std::uint32_t tensor, std::uint64_t bytes) {
+    std::size_t file = rooms_.first(0, bytes);
+    while (file != Rooms::kNone && files_[file].tensors.contains(tensor))
+      file = rooms_.first(file + 1, bytes);
+    if (file != Rooms::kNone) return file;
+    files_.emplace_back();
+    rooms_.add(bytes_max_);
+    return files_.size() - 1;
+  }
+
   /// Wider types come first, so that each value lies on a multiple of its size.
   void name_files() {
     const auto width = [&](const StatePiece& piece) {
@@ -96,37 +148,43 @@ class ShardFiles {
     std::ranges::stable_sort(plan_.pieces, [&](const StatePiece& a, const StatePiece& b) {
       return a.file != b.file ? a.file < b.file : width(a) > width(b);
     });
-    for (std::uint32_t f = 0; f < files_.size(); ++f) {
-      std::vector<SafetensorsTensor> tensors;
-      nlohmann::ordered_json offsets = nlohmann::ordered_json::object();
-      std::uint64_t at = 0;
-      for (StatePiece& piece : plan_.pieces) {
-        if (piece.file != f) continue;
-        const StateTensor& tensor = tensors_[piece.tensor];
-        tensors.push_back({.name = tensor.name, .type = tensor.type, .shape = piece.box.shape});
-        offsets[tensor.name]["saved_offsets"] = piece.box.offsets;
-        piece.offset_bytes = at;
-        at += piece.box.count() * size_bytes(tensor.type);
-      }
-      // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
-      plan_.headers.push_back(
-          safetensors_header(tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", offsets.dump()}}));
-      const std::string& header = plan_.headers.back();
-      for (StatePiece& piece : plan_.pieces) {
-        if (piece.file == f) piece.offset_bytes += header.size();
-      }
-      plan_.files.push_back(
-          {.name = fmt::format("rank-{:05}-of-{:05}-{:05}.safetensors", rank_.rank, rank_.ranks, f),
-           .size_bytes = header.size() + at,
-           .header_bytes = header.size(),
-           .header_hash = hash64(std::as_bytes(std::span(header)), 0)});
+    const std::span<StatePiece> all(plan_.pieces);
+    for (std::size_t begin = 0, end = 0; begin < all.size(); begin = end) {
+      while (end < all.size() && all[end].file == all[begin].file) ++end;
+      name_file(all.subspan(begin, end - begin));
     }
+  }
+
+  /// One that has these pieces.
+  void name_file(std::span<StatePiece> pieces) {
+    std::vector<SafetensorsTensor> tensors;
+    std::string offsets;
+    std::uint64_t at = 0;
+    for (StatePiece& piece : pieces) {
+      const StateTensor& tensor = tensors_[piece.tensor];
+      tensors.push_back({.name = tensor.name, .type = tensor.type, .shape = piece.box.shape});
+      offsets += fmt::format("{}{}:{{\"saved_offsets\":[{}]}}", offsets.empty() ? "" : ",",
+                             nlohmann::json(tensor.name).dump(), fmt::join(piece.box.offsets, ","));
+      piece.offset_bytes = at;
+      at += piece.box.count() * size_bytes(tensor.type);
+    }
+    // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
+    plan_.headers.push_back(safetensors_header(
+        tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", "{" + offsets + "}"}}));
+    const std::string& header = plan_.headers.back();
+    for (StatePiece& piece : pieces) piece.offset_bytes += header.size();
+    plan_.files.push_back({.name = fmt::format("rank-{:05}-of-{:05}-{:05}.safetensors", rank_.rank,
+                                               rank_.ranks, pieces.front().file),
+                           .size_bytes = header.size() + at,
+                           .header_bytes = header.size(),
+                           .header_hash = hash64(std::as_bytes(std::span(header)), 0)});
   }
 
   const std::vector<StateTensor>& tensors_;
   SavingRank rank_;
   std::uint64_t bytes_max_;
   std::vector<File> files_;
+  Rooms rooms_;
   ShardPlan plan_;
 };
 

@@ -17,9 +17,17 @@
 namespace ziggurat {
 namespace {
 
-/// The settings of elements [begin, end) of `unit`; what lies behind its parameters is padding and
-/// does not decay.
-std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end) {
+/// Where each of a unit's parameters begins, and where the last one ends.
+std::vector<std::uint64_t> begins_of(const UnitSpec& unit) {
+  std::vector<std::uint64_t> begins{0};
+  for (const ParamSpec& param : unit.params) begins.push_back(begins.back() + param.count());
+  return begins;
+}
+
+/// The settings of elements [begin, end) of `unit`, whose parameters begin at `begins`; what lies
+/// behind them is padding and does not decay.
+std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_t> begins,
+                              std::uint64_t begin, std::uint64_t end) {
   std::vector<DecayRun> runs;
   const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay, std::uint32_t group) {
     from = std::max(from, begin);
@@ -31,12 +39,11 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::uint64_t begin, std::ui
       runs.push_back({from - begin, to - begin, decay, group});
     }
   };
-  std::uint64_t offset = 0;
-  for (const ParamSpec& param : unit.params) {
-    append(offset, offset + param.count(), param.decay, param.group);
-    offset += param.count();
-  }
-  append(offset, end, false, 0);
+  // A unit may have thousands of parameters, and a chunk a few of them.
+  auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, begin) - begins.begin()) - 1;
+  for (; p < unit.params.size() && begins[p] < end; ++p)
+    append(begins[p], begins[p + 1], unit.params[p].decay, unit.params[p].group);
+  append(begins.back(), end, false, 0);
   return runs;
 }
 
@@ -110,6 +117,9 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
       add_chunk(unit, begin + run.begin, begin + run.end, all);
     }
   }
+  const std::vector<std::uint64_t> begins = begins_of(unit);
+  for (const Chunk& chunk : std::span(chunks_).subspan(units_.back().first_chunk))
+    decay_runs_.push_back(runs_of(unit, begins, chunk.begin, chunk.begin + chunk.count));
   constant_cuts_.emplace_back();
   for (const TileRun& run : constant.empty() ? std::span<const TileRun>() : std::span(cut)) {
     bool everywhere = true;
@@ -147,14 +157,12 @@ void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint6
                            bool constant) {
   const std::uint64_t count = (end - begin) * kTileElements;
   const RecordFormat& format = constant ? constant_format_ : record_format_;
-  chunks_.push_back(
-      {.unit = static_cast<UnitId>(units_.size() - 1),
-       .begin = begin * kTileElements,
-       .count = count,
-       .record_size_bytes = format.record_bytes(end - begin),
-       .param_size_bytes = count * size_bytes(dtype(static_cast<UnitId>(units_.size() - 1))),
-       .constant = constant});
-  decay_runs_.push_back(runs_of(unit, begin * kTileElements, end * kTileElements));
+  chunks_.push_back({.unit = static_cast<UnitId>(units_.size() - 1),
+                     .begin = begin * kTileElements,
+                     .count = count,
+                     .record_size_bytes = format.record_bytes(end - begin),
+                     .param_size_bytes = count * size_bytes(unit.dtype.value_or(model_.dtype)),
+                     .constant = constant});
   if (constant) return;
   ++units_.back().updated_count;
   ++updated_count_;
