@@ -97,8 +97,8 @@ TEST_F(StoreReshardTest, LeavesTheOldStoreWhereItCannotBeDone) {
   train(1, 2, plain);
 }
 
-/// A store of two directories. Whoever cuts it anew is stopped before its call number `strike` to files'
-/// names, and makes none after.
+/// A store of two directories. Whoever cuts it anew is stopped before its call number `strike` to
+/// files' names, and makes none after.
 class CutOffReshard : public StoreReshardTest {
  protected:
   const std::vector<std::string> directories_{directory_.path() + "/a", directory_.path() + "/b"};
@@ -122,7 +122,9 @@ class CutOffReshard : public StoreReshardTest {
       return calls > strike ? EIO : 0;
     };
     const auto runtime = Runtime::create(
-        {.threads = 1, .io_engine = [&gate](Reactor& reactor, const std::string& directory) {
+        {.threads = 1,
+         .trace_path = "",
+         .io_engine = [&gate](Reactor& reactor, const std::string& directory) {
            auto io = std::make_unique<FaultyEngine>(reactor, choose_io_engine(reactor, directory));
            io->set_gate(gate);
            return io;
