@@ -323,8 +323,11 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
 void CheckpointSave::let_go() {
   IoEngine& io = environment_.io;
   io.sync_directory(request_.folder);  // `latest`, before what it named is removed
-  const std::vector<std::uint64_t> gone = expired(checkpoint_steps(io, request_.folder),
-                                                  request_.retention, best_step(request_.content));
+  std::vector<std::uint64_t> steps = checkpoint_steps(io, request_.folder);
+  // Above this one is what a run that stands behind it has not made: it is not counted, and stays.
+  std::erase_if(steps, [&](std::uint64_t step) { return step > request_.content.step; });
+  const std::vector<std::uint64_t> gone =
+      expired(steps, request_.retention, best_step(request_.content));
   for (const std::uint64_t step : gone)
     remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));
   if (!gone.empty()) io.sync_directory(request_.folder);

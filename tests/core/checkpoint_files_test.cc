@@ -262,5 +262,27 @@ TEST(Retention, RemovesOldCheckpointsOnceTheNewOneIsWhole) {
                                                      checkpoint_name(5), "latest", ".lock"));
 }
 
+/// A run that went back (an older checkpoint loaded after the loss had spiked) has newer ones beside
+/// it, whatever their steps.
+TEST(Retention, NeverTouchesTheCheckpointThatWasJustMade) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/checkpoints";
+  on_ranks({.name = "first"}, scratch, "", [&](CheckpointRank& rank) {
+    for (int step = 0; step < 6; ++step) {
+      rank.step();
+      if (step % 2 == 1) rank.engine->save_checkpoint({.folder = folder, .resume = {}});
+    }
+  });
+  on_ranks({.name = "back"}, scratch, folder + "/" + checkpoint_name(2),
+           [&](CheckpointRank& rank) {
+             rank.step();
+             rank.engine->save_checkpoint({.folder = folder, .resume = {}, .keep_last = 1});
+           });
+  EXPECT_EQ(file_bytes(folder + "/latest"), checkpoint_name(3) + "\n");
+  for (const std::uint64_t step : {3, 4, 6})
+    EXPECT_TRUE(std::filesystem::exists(folder + "/" + checkpoint_name(step) + "/manifest.json"))
+        << step;
+}
+
 }  // namespace
 }  // namespace ziggurat::testing
