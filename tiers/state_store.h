@@ -25,6 +25,7 @@
 #include "base/runtime/async.h"
 #include "tiers/quorum.h"
 #include "tiers/record_format.h"
+#include "tiers/superblock.h"
 
 namespace ziggurat {
 
@@ -76,6 +77,7 @@ struct StoreState {
   std::vector<std::byte> blob;
   std::vector<std::string> notes;  ///< what recovery found and did: "superblock 1, first copy:
                                    ///< checksum wrong; second copy used", ...
+  StoreUuid uuid;
 };
 
 /// A record that open()'s caller could not read, or that is not what was written.

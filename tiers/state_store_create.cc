@@ -136,6 +136,7 @@ Task<std::unique_ptr<StateStore>> StateStore::create(StoreEnvironment environmen
   identity.uuid.low = co_await ranks.max(random_u64());
   made.newest = identity;
   made.state.epoch = 1;
+  made.state.uuid = identity.uuid;
   made.attempt = co_await ranks.max(random_u64());
   made.adopt(std::move(spec), std::move(layout));
   co_return store;

@@ -240,7 +240,8 @@ void StoreReader::choose() {
             .run_identity = first.spec().run_identity,
             .numerics_fingerprint = first.spec().numerics_fingerprint,
             .blob = chosen.blob,
-            .notes = {}};
+            .notes = {},
+            .uuid = chosen.superblock.uuid};
   state_.notes = notes();
 }
 

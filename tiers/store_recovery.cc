@@ -65,6 +65,7 @@ void StoreRecovery::adopt(std::uint64_t generation) {
   store_.durable_everywhere = generation;
   store_.state.generation = generation;
   store_.state.epoch = chosen.superblock.epoch;
+  store_.state.uuid = chosen.superblock.uuid;
   store_.state.blob = chosen.blob;
 }
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <utility>
 
@@ -17,37 +16,11 @@
 namespace ziggurat {
 namespace {
 
-constexpr std::string_view kNameBegin = "step-";
+/// That a save waits for another process's.
+constexpr std::chrono::seconds kLockWait{1};
 
 std::string manifest_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, Manifest::kFileName);
-}
-
-/// The steps that have a directory, whole or not.
-std::vector<std::uint64_t> steps_in(IoEngine& io, const std::string& folder) {
-  std::vector<std::uint64_t> steps;
-  std::vector<std::string> names;
-  try {
-    names = io.names_in(folder);
-  } catch (const Error& error) {
-    if (error.native() != ENOENT) throw;
-  }
-  for (const std::string& name : names) {
-    std::uint64_t step = 0;
-    const char* const digits = name.data() + std::min(name.size(), kNameBegin.size());
-    const auto [end, error] = std::from_chars(digits, name.data() + name.size(), step);
-    if (error == std::errc{} && checkpoint_name(step) == name) steps.push_back(step);
-  }
-  return steps;
-}
-
-/// Another rank may remove it too.
-void remove_if_there(IoEngine& io, const std::string& path) {
-  try {
-    io.remove(path);
-  } catch (const Error& error) {
-    if (error.native() != ENOENT) throw;
-  }
 }
 
 /// Never empty.
@@ -62,52 +35,6 @@ std::string text_of(const std::exception_ptr& error) {
 }
 
 }  // namespace
-
-std::string checkpoint_name(std::uint64_t step) { return fmt::format("{}{:09}", kNameBegin, step); }
-
-std::vector<std::uint64_t> checkpoint_steps(IoEngine& io, const std::string& folder) {
-  std::vector<std::uint64_t> steps;
-  for (const std::uint64_t step : steps_in(io, folder)) {
-    if (io.exists(manifest_path(folder + "/" + checkpoint_name(step)))) steps.push_back(step);
-  }
-  std::ranges::sort(steps);
-  return steps;
-}
-
-std::string find_checkpoint(IoEngine& io, const std::string& path) {
-  if (io.exists(manifest_path(path))) return path;
-  const std::vector<std::uint64_t> steps = checkpoint_steps(io, path);
-  if (!steps.empty()) return path + "/" + checkpoint_name(steps.back());
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: there is no checkpoint: neither a {}, nor a directory {}.. with one",
-                          path, Manifest::kFileName, kNameBegin),
-              ENOENT);
-}
-
-std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention,
-                                   std::optional<std::uint64_t> best) {
-  std::vector<std::uint64_t> gone;
-  if (retention.keep_last == 0) return gone;
-  const std::uint64_t older =
-      steps.size() - std::min<std::uint64_t>(steps.size(), retention.keep_last);
-  const auto is_best = [&](std::uint64_t i) {  // or the first after it, where it was not saved
-    return retention.keep_best && best && steps[i] >= *best && (i == 0 || steps[i - 1] < *best);
-  };
-  for (std::uint64_t i = 0; i < older; ++i) {
-    const bool stays = retention.keep_every > 0 && steps[i] % retention.keep_every == 0;
-    if (!stays && !is_best(i)) gone.push_back(steps[i]);
-  }
-  return gone;
-}
-
-void remove_checkpoint(IoEngine& io, const std::string& directory) {
-  if (io.exists(manifest_path(directory))) io.remove(manifest_path(directory));
-  // Also where there is none: whoever removed it may have been killed before that was durable.
-  io.sync_directory(directory);
-  for (const std::string& name : io.names_in(directory))
-    remove_if_there(io, directory + "/" + name);
-  io.remove_directory(directory);
-}
 
 CheckpointSave::CheckpointSave(Environment environment, Request request)
     : environment_(environment),
@@ -138,67 +65,110 @@ Task<> CheckpointSave::agree(std::exception_ptr error) {
   if (error) std::rethrow_exception(error);
 }
 
-void CheckpointSave::make_directory() {
-  IoEngine& io = environment_.io;
-  io.make_directory(request_.folder);
-  lock_folder();
-  if (io.exists(manifest_path(directory_))) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: this step's checkpoint is there already, and stays as it is", directory_),
-        EEXIST);
-  }
-  remove_cut_off();
-  io.make_directory(directory_);
+std::optional<LineId> CheckpointSave::line() const {
+  const std::optional<StateLine>& its = request_.content.line;
+  return its ? std::optional(its->id) : std::nullopt;
 }
 
-void CheckpointSave::lock_folder() {
-  const std::string path = request_.folder + "/.lock";
-  const bool is_new = !environment_.io.exists(path);
+/// Rank 0 makes the directory, and says what it is called.
+Task<> CheckpointSave::agree_on_directory() {
+  std::exception_ptr error;
   try {
-    lock_ = DirectFile::open(environment_.reactor, environment_.io, path,
-                             {.create = is_new,
-                              .writable = true,
-                              .direct = false,
-                              .lock = true,
-                              .lock_wait = std::chrono::seconds(1)},
-                             environment_.observers);
-  } catch (const Error& error) {
-    const int native = error.native();
-    if (native == ENOSYS || native == EOPNOTSUPP || native == ENOLCK) return;
-    const bool is_other = native == EWOULDBLOCK || native == EEXIST;  // made since we looked
-    if (!is_other) throw;
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: another process saves a checkpoint there now; save to a folder of "
-                            "its own, or when it has ended",
-                            request_.folder),
-                EWOULDBLOCK);
+    if (environment_.ranks.rank() == 0) co_await make_directory();
+  } catch (...) {
+    error = std::current_exception();
   }
+  co_await agree(error);
+  std::array<char, 64> own{};
+  const std::string name = directory_.substr(directory_.rfind('/') + 1);
+  std::copy_n(name.begin(), std::min(name.size(), own.size() - 1), own.begin());
+  std::vector<std::array<char, 64>> all(static_cast<std::size_t>(environment_.ranks.world_size()));
+  co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
+                                         std::as_writable_bytes(std::span(all)));
+  directory_ = request_.folder + "/" + all.front().data();
+}
+
+/// Under the step's own name, or where that is another line's or somebody else's, under one that
+/// has the line's too.
+Task<> CheckpointSave::make_directory() {
+  IoEngine& io = environment_.io;
+  const std::function<void()> begin = [&] {
+    io.make_directory(request_.folder);
+    lock_ = lock_checkpoints(text_place(), request_.folder, kLockWait);
+    remove_cut_off();
+  };
+  co_await call(begin);
+  const std::uint64_t step = request_.content.step;
+  std::vector<std::string> names{checkpoint_name(step)};
+  if (line()) names.push_back(checkpoint_name(step, *line()));
+  for (std::string& name : names) {
+    const CheckpointEntry entry{.step = step, .name = std::move(name)};
+    if (!co_await takes(entry)) continue;
+    directory_ = request_.folder + "/" + entry.name;
+    const std::function<void()> make = [&] { io.make_directory(directory_); };
+    co_await call(make);
+    co_return;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: the name is taken by what is no checkpoint of this line of history: "
+                          "move that away",
+                          directory_),
+              EEXIST);
+}
+
+/// The name is free, or of a checkpoint that this one replaces.
+Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
+  IoEngine& io = environment_.io;
+  const std::string directory = request_.folder + "/" + name.name;
+  bool there = false;
+  bool whole = false;
+  bool left = false;
+  const std::function<void()> look = [&] {
+    there = io.exists(directory);
+    left = there && std::ranges::none_of(checkpoint_entries(io, request_.folder),
+                                         [&](const auto& its) { return its == name; });
+    whole = there && !left && io.exists(manifest_path(directory));
+    left = left || (there && !whole && !io.names_in(directory).empty());
+  };
+  co_await call(look);
+  if (left) co_return false;
+  if (!whole) co_return true;
+  const CheckpointFacts its = co_await look_at_checkpoint(text_place(), request_.folder, name);
+  if (its.readable && its.line_id() != line()) co_return false;
+  if (its.counts()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: this step's checkpoint is there already, and stays as it is", directory),
+        EEXIST);
+  }
+  notes_.push_back(fmt::format("{}: it is replaced, since it is damaged: {}", directory, its.flaw));
+  std::string left_over;
+  const std::function<void()> replace = [&] { left_over = remove_checkpoint(io, directory); };
+  co_await call(replace);
+  if (!left_over.empty()) notes_.push_back(left_over);
+  co_return left_over.empty();
 }
 
 /// What has no manifest. Without a lock others may be writing it, but for this step's.
 void CheckpointSave::remove_cut_off() {
   IoEngine& io = environment_.io;
-  for (const std::uint64_t step : steps_in(io, request_.folder)) {
-    const std::string directory = request_.folder + "/" + checkpoint_name(step);
-    if (!lock_ && directory != directory_) continue;
-    if (!io.exists(manifest_path(directory))) remove_checkpoint(io, directory);
+  for (const CheckpointEntry& entry : checkpoint_entries(io, request_.folder)) {
+    const std::string directory = request_.folder + "/" + entry.name;
+    if (!lock_ && entry.step != request_.content.step) continue;
+    if (!io.exists(manifest_path(directory))) remove(directory);
   }
+}
+
+void CheckpointSave::remove(const std::string& directory) {
+  std::string left = remove_checkpoint(environment_.io, directory);
+  if (!left.empty()) notes_.push_back(std::move(left));
 }
 
 Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environment,
                                                             Request request) {
   std::unique_ptr<CheckpointSave> save(new CheckpointSave(environment, std::move(request)));
   std::exception_ptr error;
-  const std::function<void()> make = [&] {
-    if (environment.ranks.rank() == 0) save->make_directory();
-  };
-  try {
-    co_await save->call(make);
-  } catch (...) {
-    error = std::current_exception();
-  }
-  co_await save->agree(error);
+  co_await save->agree_on_directory();
   try {
     const std::vector<StateTensor>& tensors = save->request_.content.tensors;
     Task<std::unique_ptr<CheckpointWriter>> making =
@@ -314,23 +284,46 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
     std::rethrow_exception(error);
   }
   co_await write_text(text_place(), request_.folder + "/latest",
-                      checkpoint_name(request_.content.step) + "\n");
-  const std::function<void()> retain = [&] { let_go(); };
-  co_await call(retain);
+                      directory_.substr(directory_.rfind('/') + 1) + "\n");
+  const std::function<void()> sync_latest = [&] { io.sync_directory(request_.folder); };
+  co_await call(sync_latest);  // before what it named is removed
+  co_await retain();
 }
 
-/// What the request's retention lets go.
-void CheckpointSave::let_go() {
+Task<> CheckpointSave::retain() noexcept {
+  try {
+    if (request_.retention.keep_last > 0) co_await let_go();
+  } catch (const std::exception& error) {
+    notes_.push_back(
+        fmt::format("{}: what is old could not be removed: {}", request_.folder, error.what()));
+  }
+}
+
+/// What the request's retention lets go. Of other lines only a manifest's first bytes are read.
+Task<> CheckpointSave::let_go() {
   IoEngine& io = environment_.io;
-  io.sync_directory(request_.folder);  // `latest`, before what it named is removed
-  std::vector<std::uint64_t> steps = checkpoint_steps(io, request_.folder);
-  // Above this one is what a run that stands behind it has not made: it is not counted, and stays.
-  std::erase_if(steps, [&](std::uint64_t step) { return step > request_.content.step; });
-  const std::vector<std::uint64_t> gone =
-      expired(steps, request_.retention, best_step(request_.content));
-  for (const std::uint64_t step : gone)
-    remove_checkpoint(io, request_.folder + "/" + checkpoint_name(step));
-  if (!gone.empty()) io.sync_directory(request_.folder);
+  std::vector<CheckpointEntry> entries;
+  const std::function<void()> list = [&] { entries = whole_checkpoints(io, request_.folder); };
+  co_await call(list);
+  CheckpointFacts newest;
+  newest.entry = {.step = request_.content.step,
+                  .name = directory_.substr(directory_.rfind('/') + 1)};
+  newest.line = request_.content.line;
+  newest.best_step = best_step(request_.content);
+  std::vector<CheckpointFacts> own;
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.step >= newest.entry.step) continue;
+    const std::optional<LineId> its =
+        co_await line_of_checkpoint(text_place(), request_.folder + "/" + entry.name);
+    if (its != line()) continue;
+    own.push_back(co_await look_at_checkpoint(text_place(), request_.folder, entry));
+  }
+  const std::vector<CheckpointEntry> gone = expired(own, request_.retention, newest);
+  const std::function<void()> remove_them = [&] {
+    for (const CheckpointEntry& entry : gone) remove(request_.folder + "/" + entry.name);
+    if (!gone.empty()) io.sync_directory(request_.folder);
+  };
+  co_await call(remove_them);
 }
 
 /// False where the manifest may be there after a crash: then every file that it names must be.
@@ -348,10 +341,11 @@ bool CheckpointSave::withdraw() noexcept {
 void CheckpointSave::clean() noexcept {
   writer_.reset();
   if (published_ || environment_.ranks.rank() != 0) return;
+  // What is left has no manifest: nobody takes it for a checkpoint, and the next save removes it.
   try {
-    remove_checkpoint(environment_.io, directory_);
+    static_cast<void>(remove_checkpoint(environment_.io, directory_));
   } catch (const std::exception&) {
-    // It has no manifest: nobody takes it for a checkpoint, and the next save removes it.
+    // Likewise.
   }
 }
 

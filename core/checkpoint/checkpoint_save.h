@@ -4,6 +4,7 @@
 //
 //   FOLDER/step-000000010/rank-00000-of-00002-00000.safetensors ..
 //                         manifest.json       appears when every byte of the others is durable
+//   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already
 //   FOLDER/latest                             the directory's name: for people and other tools, a
 //                                             hint that nothing here reads
 //
@@ -22,32 +23,12 @@
 
 #include "aio/text_file.h"
 #include "collectives/communicator.h"
+#include "core/checkpoint/checkpoint_folder.h"
 #include "core/checkpoint/checkpoint_writer.h"
+#include "core/checkpoint/line_history.h"
 #include "core/checkpoint/manifest.h"
 
 namespace ziggurat {
-
-/// "step-000000010".
-std::string checkpoint_name(std::uint64_t step);
-/// The steps whose checkpoints in `folder` are whole, ascending: those with a manifest, which is
-/// not read. None where there is no folder.
-std::vector<std::uint64_t> checkpoint_steps(IoEngine& io, const std::string& folder);
-/// `path`, or if that is a folder of checkpoints, the newest whole one in it. Errors:
-/// kInvalidArgument where there is none.
-std::string find_checkpoint(IoEngine& io, const std::string& path);
-
-/// Which checkpoints stay when a new one is whole.
-struct Retention {
-  std::uint64_t keep_last = 0;   ///< the newest ones; 0: all
-  std::uint64_t keep_every = 0;  ///< and those of every so many steps
-  bool keep_best = false;        ///< and the best step's, by the newest one's "best_metric"
-};
-/// The steps that `retention` lets go. The newest never is. `best`: best_step() of the newest.
-std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention,
-                                   std::optional<std::uint64_t> best);
-/// Removes a checkpoint, or what is left of one: its manifest first, so that no half one is ever
-/// taken for whole.
-void remove_checkpoint(IoEngine& io, const std::string& directory);
 
 class CheckpointSave {
  public:
@@ -66,28 +47,33 @@ class CheckpointSave {
     ShardPlan plan;        ///< this rank's
   };
 
-  /// Makes the directory, and every rank its files. All ranks begin, or none. Errors:
-  /// kInvalidArgument where this step's checkpoint is there already; kUnavailable where another
-  /// process saves in the folder; kResourceExhausted naming the path; PeerFailed where it was
-  /// another rank's error.
+  /// Makes the directory, and every rank its files. All ranks begin, or none. A checkpoint of this
+  /// step and line that has a flaw (CheckpointFacts) is replaced. Errors: kInvalidArgument, EEXIST,
+  /// where one without a flaw is there already; kUnavailable where another process saves in the
+  /// folder; kResourceExhausted naming the path; PeerFailed where it was another rank's error.
   static Task<std::unique_ptr<CheckpointSave>> begin(Environment environment, Request request);
 
   StateSink& sink() noexcept { return *writer_; }
   const std::string& directory() const noexcept { return directory_; }
+  /// Rank 0's: what was to be removed and is still there. No error of the save.
+  const std::vector<std::string>& notes() const noexcept { return notes_; }
   std::uint64_t size_bytes() const noexcept { return writer_ ? writer_->size_bytes() : 0; }
 
   /// Every rank calls it once. `failure`: this rank could not give everything to its sink, and no
   /// checkpoint is made. Returns when it is durable under its name. Errors: `failure`; errno's;
   /// PeerFailed. After an error nothing of it stays, as far as files can be removed; or all of it
-  /// does, where that is whole and something after it failed (`latest`, what retention lets go).
+  /// does, where that is whole and `latest` could not be written. What retention could not remove
+  /// is a note.
   Task<> commit(std::exception_ptr failure);
 
  private:
   CheckpointSave(Environment environment, Request request);
   Task<> agree(std::exception_ptr error);
-  void make_directory();
-  void lock_folder();
+  Task<> agree_on_directory();
+  Task<> make_directory();
+  Task<bool> takes(const CheckpointEntry& name);
   void remove_cut_off();
+  std::optional<LineId> line() const;
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);
   TextPlace text_place() const noexcept {
@@ -97,13 +83,16 @@ class CheckpointSave {
   Task<> call(const std::function<void()>& calls) const {
     return environment_.calls.run(environment_.reactor, calls);
   }
-  void let_go();
+  Task<> retain() noexcept;
+  Task<> let_go();
+  void remove(const std::string& directory);
   bool withdraw() noexcept;
   void clean() noexcept;
 
   Environment environment_;
   Request request_;
   std::string directory_;
+  std::vector<std::string> notes_;
   std::unique_ptr<DirectFile> lock_;  // rank 0's; none where the filesystem has no locks
   std::unique_ptr<CheckpointWriter> writer_;
   bool published_ = false;  // rank 0: the manifest has its name, or may have it after a crash

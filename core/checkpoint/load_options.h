@@ -33,6 +33,9 @@ std::string to_text(std::span<const LoadRename> renames);
 struct LoadOptions {
   /// Masters alone: training begins at step 0 with moments of zero.
   bool weights_only = false;
+  /// The new state continues the source's line of history, whose newest step it is; otherwise it
+  /// begins a child of it.
+  bool continues_line = false;
   /// The first rule that stands for a name counts; one that stands for none is an error.
   std::vector<LoadRename> renames = {};
   /// Given: parameters that the state lacks begin with these fp32 values, of elements [first, first

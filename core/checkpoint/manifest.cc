@@ -102,6 +102,29 @@ ordered_json content_json(const StateContent& content) {
           {"tensors", tensors}};
 }
 
+ordered_json line_json(const StateLine& line) {
+  return {{"id", to_text(line.id)},
+          {"epoch", line.epoch},
+          {"parent", line.parent ? ordered_json(to_text(*line.parent)) : ordered_json(nullptr)},
+          {"left_at", line.left_at}};
+}
+
+LineId line_id_of(const JsonField& field) {
+  const std::optional<LineId> id = parse_line_id(field.text());
+  if (!id) field.refuse("it is no line's id: 32 hexadecimal digits");
+  return *id;
+}
+
+StateLine line_of(const JsonField& field) {
+  field.require_keys({"id", "epoch", "parent", "left_at"});
+  StateLine line{.id = line_id_of(field.at("id")),
+                 .epoch = field.at("epoch").number(),
+                 .parent = {},
+                 .left_at = field.at("left_at").number()};
+  if (!field.at("parent").is_null()) line.parent = line_id_of(field.at("parent"));
+  return line;
+}
+
 StateContent content_of(const JsonField& field) {
   field.require_keys({"model", "dtype", "state", "step", "run_identity", "numerics_fingerprint",
                       "layout", "versions", "resume", "blob", "units", "tensors"});
@@ -177,17 +200,22 @@ StatePiece piece_of(const JsonField& its) {
   return piece;
 }
 
+std::vector<StateFile> files_of(const JsonField& files) {
+  std::vector<StateFile> all;
+  for (std::size_t f = 0; f < files.size(); ++f) {
+    const JsonField its = files.at(f);
+    all.push_back({.name = its.at(std::size_t{0}).text(),
+                   .size_bytes = its.at(1).number(),
+                   .header_bytes = its.at(2).number(),
+                   .header_hash = its.at(3).hex()});
+  }
+  return all;
+}
+
 /// Behind the files that are there already.
 void read_files(const JsonField& top, Manifest& manifest) {
   const auto before = static_cast<std::uint32_t>(manifest.files.size());
-  const JsonField files = top.at("files");
-  for (std::size_t f = 0; f < files.size(); ++f) {
-    const JsonField its = files.at(f);
-    manifest.files.push_back({.name = its.at(std::size_t{0}).text(),
-                              .size_bytes = its.at(1).number(),
-                              .header_bytes = its.at(2).number(),
-                              .header_hash = its.at(3).hex()});
-  }
+  for (StateFile& file : files_of(top.at("files"))) manifest.files.push_back(std::move(file));
   const JsonField pieces = top.at("pieces");
   for (std::size_t p = 0; p < pieces.size(); ++p) {
     manifest.pieces.push_back(piece_of(pieces.at(p)));
@@ -211,11 +239,24 @@ std::string_view proven(std::string_view text, const std::string& place) {
 }
 
 std::string body(const Manifest& manifest) {
-  std::string text = fmt::format("\"schema\":{},\n\"content\":", Manifest::kSchema) +
-                     content_json(manifest.content).dump();
+  std::string text = fmt::format("\"schema\":{},\n", Manifest::kSchema);
+  if (manifest.content.line) text += "\"line\":" + line_json(*manifest.content.line).dump() + ",\n";
+  text += "\"content\":" + content_json(manifest.content).dump();
   text += ",\n\"files\":" + files_json(manifest).dump();
   text += ",\n\"pieces\":" + pieces_json(manifest).dump() + "}\n";
   return text;
+}
+
+/// The value of one of the rows that body() makes; nothing where there is no such row.
+std::optional<nlohmann::json> row_of(std::string_view text, std::string_view name,
+                                     const std::string& place) {
+  const std::string begin = fmt::format("\n\"{}\":", name);
+  const std::size_t found = text.find(begin);
+  if (found == std::string_view::npos) return std::nullopt;
+  std::string_view row = text.substr(found + 1);
+  row = row.substr(0, row.find('\n'));
+  if (row.ends_with(',')) row.remove_suffix(1);
+  return parse_strict(fmt::format("{{{}}}", row), place).at(std::string(name));
 }
 
 /// There is none: said, not forgotten.
@@ -269,12 +310,37 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
     top.refuse(fmt::format("schema {}: this program reads {}; a newer one may", schema,
                            Manifest::kSchema));
   }
-  top.require_keys({"checksum", "schema", "content", "files", "pieces"});
+  const bool has_line = top.has("line");
+  if (has_line) {
+    top.require_keys({"checksum", "schema", "line", "content", "files", "pieces"});
+  } else {
+    top.require_keys({"checksum", "schema", "content", "files", "pieces"});
+  }
   Manifest manifest{.content = content_of(top.at("content")), .files = {}, .pieces = {}};
+  if (has_line) manifest.content.line = line_of(top.at("line"));
   read_files(top, manifest);
   const std::string broken = broken_rule(manifest);
   if (!broken.empty()) top.refuse(broken);
   return manifest;
+}
+
+ManifestSummary summarize_manifest(std::string_view text, const std::string& place) {
+  static_cast<void>(proven(text, place));
+  const std::optional<nlohmann::json> content = row_of(text, "content", place);
+  const std::optional<nlohmann::json> files = row_of(text, "files", place);
+  if (!content || !files)
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it has no content or no files", place));
+  ManifestSummary summary{.content = content_of(JsonField(*content, place + ".content")),
+                          .files = files_of(JsonField(*files, place + ".files"))};
+  summary.content.line = line_in(text, place);
+  return summary;
+}
+
+std::optional<StateLine> line_in(std::string_view head, const std::string& place) {
+  const std::size_t content = head.find("\n\"content\":");
+  const std::optional<nlohmann::json> line = row_of(head.substr(0, content), "line", place);
+  if (!line) return std::nullopt;
+  return line_of(JsonField(*line, place + ".line"));
 }
 
 }  // namespace ziggurat

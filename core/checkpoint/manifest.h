@@ -81,4 +81,16 @@ std::string to_text(const Manifest& manifest);
 /// that overlap, leave their file or do not cover their tensor, sizes that do not agree.
 Manifest parse_manifest(std::string_view text, const std::string& place);
 
+/// What a manifest says but for its pieces, which are most of it: proven by the checksum, and not
+/// by the rules of a manifest.
+struct ManifestSummary {
+  StateContent content;
+  std::vector<StateFile> files;
+};
+/// Errors: kDataLoss.
+ManifestSummary summarize_manifest(std::string_view text, const std::string& place);
+/// The line that a manifest names in its first kManifestHeadBytes; nothing: none. Not proven.
+inline constexpr std::uint64_t kManifestHeadBytes = 4096;
+std::optional<StateLine> line_in(std::string_view head, const std::string& place);
+
 }  // namespace ziggurat

@@ -29,6 +29,7 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
   content_.dtype = its.dtype;
   content_.state = its.state;
   content_.step = its.step;
+  content_.line = its.line;
   content_.blob = std::move(blob);
   // Blocks of scales are counted in units, which have the reader's names where they are alike.
   std::map<std::string, std::string> names;

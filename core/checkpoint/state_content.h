@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "core/checkpoint/state_line.h"
 #include "core/checkpoint/tensor_type.h"
 #include "optimizer/state_kind.h"
 
@@ -69,6 +70,7 @@ struct StateContent {
   /// kResumeNames.
   std::map<std::string, std::string> resume;
   std::map<std::string, std::string> versions;  ///< "ziggurat": "0.1.0"
+  std::optional<StateLine> line{};              ///< none: it was made before lines were kept
 
   friend bool operator==(const StateContent&, const StateContent&) = default;
 };

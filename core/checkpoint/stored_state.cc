@@ -74,11 +74,10 @@ void StoredState::describe() {
                          .placement = "store"},
               .resume = {},
               .versions = {}};
-  BlobHeader header;
-  if (stored.blob.size() >= sizeof(header)) {
-    std::memcpy(&header, stored.blob.data(), sizeof(header));
-    content_.step = header.generation;
-    content_.blob.assign(stored.blob.begin() + sizeof(header), stored.blob.end());
+  if (const auto its = unwrap_blob(stored.blob)) {
+    content_.step = its->generation;
+    content_.blob.assign(its->blob.begin(), its->blob.end());
+    content_.line = line_of(its->line, {stored.uuid.high, stored.uuid.low}, stored.epoch);
   }
   describe_tensors();
   stretches_.resize(content_.tensors.size());

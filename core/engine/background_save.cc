@@ -107,6 +107,7 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
   SaveOutcome outcome{.step = run->generation,
                       .directory = request.checkpoint.folder + "/" +
                                    checkpoint_name(request.checkpoint.content.step)};
+  std::unique_ptr<CheckpointSave> checkpoint;
   try {
     Context& context = parts_.context;
     CommunicatorQuorum ranks(parts_.ranks);
@@ -120,8 +121,9 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
                                             .calls = BlockingCalls(caller_)};
     Task<std::unique_ptr<CheckpointSave>> beginning =
         CheckpointSave::begin(environment, std::move(request.checkpoint));
-    const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
+    checkpoint = co_await std::move(beginning);
     outcome.size_bytes = checkpoint->size_bytes();
+    outcome.directory = checkpoint->directory();
     co_await copy_all(run, *checkpoint);
     co_await checkpoint->commit(run->failure);
   } catch (const Error& error) {
@@ -129,6 +131,8 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
   } catch (const std::exception& error) {
     outcome.failure = Error(ErrorCode::kUnavailable, error.what());
   }
+  if (checkpoint) outcome.notes = checkpoint->notes();
+  checkpoint.reset();
   give_up(*run, {});
   const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
   const Nanoseconds now = parts_.context.reactor.clock().now();

@@ -41,6 +41,7 @@
 #include "base/runtime/metrics.h"
 #include "base/typed_span.h"
 #include "core/checkpoint/load_options.h"
+#include "core/checkpoint/state_line.h"
 #include "core/engine/engine_config.h"
 #include "core/engine/runtime.h"
 #include "core/sharding/model_spec.h"
@@ -89,6 +90,8 @@ struct SaveOutcome {
   std::uint64_t size_bytes = 0;    ///< that this rank wrote
   double seconds = 0;
   double stalled_s = 0;  ///< that updates waited for it
+  /// Rank 0's: what lies in the folder and was left there, though it was to go.
+  std::vector<std::string> notes{};
 };
 
 struct StepOptions {
@@ -131,7 +134,13 @@ using Initializer = std::function<void(UnitId unit, std::uint64_t first, std::sp
 /// rank alike. Nothing of it was changed, and the ranks may open another engine.
 class StoreLost : public Error {
  public:
-  explicit StoreLost(const std::string& message) : Error(ErrorCode::kDataLoss, message) {}
+  explicit StoreLost(const std::string& message, std::optional<StateLine> line = std::nullopt)
+      : Error(ErrorCode::kDataLoss, message), line_(std::move(line)) {}
+  /// The line of history that the store was of, where that much of it can be read here.
+  const std::optional<StateLine>& line() const noexcept { return line_; }
+
+ private:
+  std::optional<StateLine> line_;
 };
 
 class Engine {
@@ -249,6 +258,8 @@ class Engine {
   /// What was chosen and measured at open (I/O path, page kind, chunk table, durability): lines for
   /// the start of a run.
   virtual std::vector<std::string> description() const = 0;
+  /// The line of history that its states belong to: what its checkpoints say.
+  virtual StateLine line() const = 0;
 };
 
 }  // namespace ziggurat

@@ -3,6 +3,8 @@
 // elsewhere when it opens.
 #include <fmt/format.h>
 
+#include <random>
+
 #include "base/check.h"
 #include "base/error.h"
 #include "core/engine/engine_impl.h"
@@ -38,13 +40,15 @@ SaveState EngineImpl::save_state() const {
 StateContent EngineImpl::content(const CheckpointRequest& request) const {
   const ChunkRuns runs(*table_);
   const Sharding& ranks = table_->sharding();
+  std::vector<std::byte> blob;
+  if (const auto its = unwrap_blob(last_blob_)) blob.assign(its->blob.begin(), its->blob.end());
   return {.model = model_.name,
           .dtype = model_.dtype,
           .state = table_->state(),
           .units = runs.units(),
           .tensors = runs.tensors(),
           .step = generation_,
-          .blob = {last_blob_.begin() + sizeof(BlobHeader), last_blob_.end()},
+          .blob = std::move(blob),
           .run_identity = config_.run_identity,
           .numerics_fingerprint = config_.numerics_fingerprint,
           .layout = {.ranks = ranks.ranks(),
@@ -53,7 +57,38 @@ StateContent EngineImpl::content(const CheckpointRequest& request) const {
                      .shard_group = ranks.world_size,
                      .placement = to_string(config_.placement)},
           .resume = request.resume,
-          .versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}}};
+          .versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}},
+          .line = line()};
+}
+
+StateLine EngineImpl::line() const {
+  if (!storage_ || !storage_->store) return line_of(line_record_, own_line_, 1);
+  const StoreState& state = storage_->store->state();
+  return line_of(line_record_, {state.uuid.high, state.uuid.low}, state.epoch);
+}
+
+/// What a store that does not open was of, as far as it can be read.
+std::optional<StateLine> EngineImpl::line_seen() const {
+  if (!storage_->store) return std::nullopt;
+  const StoreState& state = storage_->store->state();
+  const std::optional<UnwrappedBlob> its = unwrap_blob(state.blob);
+  if (!its) return std::nullopt;
+  return line_of(its->line, {state.uuid.high, state.uuid.low}, state.epoch);
+}
+
+/// A state that is made now continues its source's line, begins a child of it, or begins anew.
+void EngineImpl::begin_line() {
+  std::random_device random;
+  const auto draw = [&] { return (static_cast<std::uint64_t>(random()) << 32) | random(); };
+  own_line_ = {draw(), draw()};
+  if (!loaded_ || !source_->content().line) return;
+  const StateLine& from = *source_->content().line;
+  if (load_options_.continues_line) {
+    line_record_ = continued(from);
+    return;
+  }
+  line_record_ =
+      BlobLine{.id = line().id, .parent = from.id, .left_at = generation_, .epochs_before = 0};
 }
 
 /// The newest step is saved.

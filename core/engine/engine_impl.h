@@ -85,6 +85,7 @@ class EngineImpl final : public LentEngine {
   const Metrics& metrics() const override { return runtime_.metrics; }
   Account host_account() const override { return pool_->account(); }
   std::vector<std::string> description() const override;
+  StateLine line() const override;
 
   // engine_lend.cc
   StepResult step(std::span<const TypedSpan<const std::byte>> gradients,
@@ -268,6 +269,8 @@ class EngineImpl final : public LentEngine {
   void begin_save(const CheckpointRequest& request);
   SaveState save_state() const;
   StateContent content(const CheckpointRequest& request) const;
+  void begin_line();
+  std::optional<StateLine> line_seen() const;
   void require_saves(const char* call) const;
   void begin_load();
 
@@ -338,11 +341,13 @@ class EngineImpl final : public LentEngine {
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   double state_seconds_ = 0;
-  std::vector<std::byte> last_blob_;  // of generation_, wrapped
-  std::uint64_t agreements_ = 0;      // on steps, that this rank has come to: one is
-  bool agreeing_ = false;             // under way
-  bool blob_awaited_ = false;         // that of generation_
-  bool checkpoint_awaits_ = false;    // and a checkpoint with it
+  std::vector<std::byte> last_blob_;     // of generation_, wrapped
+  std::optional<BlobLine> line_record_;  // where the line is not that of the store's own uuid
+  LineId own_line_;                      // in place of a store's uuid, where there is no store
+  std::uint64_t agreements_ = 0;         // on steps, that this rank has come to: one is
+  bool agreeing_ = false;                // under way
+  bool blob_awaited_ = false;            // that of generation_
+  bool checkpoint_awaits_ = false;       // and a checkpoint with it
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
   bool loaded_ = false;                   // with its step, from a source

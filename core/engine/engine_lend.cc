@@ -237,7 +237,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   sweep_->gradient_started(0, generation_ + 1, nullptr);
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) grads_->arrived(id).set();
   const StepScalars steps = scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
-  last_blob_ = wrap_blob(generation_ + 1, options.blob);
+  last_blob_ = wrap_blob(generation_ + 1, line_record_, options.blob);
   blob_awaited_ = options.blob_follows;
   sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
   ++generation_;
@@ -282,7 +282,7 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
   }
   run_lent([](EngineImpl& self, std::span<const std::byte> given) -> Task<> {
     self.cancel_.check();
-    self.last_blob_ = wrap_blob(self.generation_, given);
+    self.last_blob_ = wrap_blob(self.generation_, self.line_record_, given);
     self.blob_awaited_ = false;
     self.sweep_->give_blob(self.last_blob_);
     if (std::exchange(self.checkpoint_awaits_, false)) self.begin_checkpoint();

@@ -23,21 +23,16 @@ constexpr int kLooks = 2;
 }  // namespace
 
 void EngineImpl::read_blob(const StoreState& state) {
-  BlobHeader header;
-  if (state.blob.size() < sizeof(header)) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("store {}: the blob of generation {} is too short", storage_->paths(),
-                            state.generation));
-  }
-  std::memcpy(&header, state.blob.data(), sizeof(header));
-  if (header.magic != BlobHeader::kMagic) {
+  const std::optional<UnwrappedBlob> its = unwrap_blob(state.blob);
+  if (!its) {
     throw Error(ErrorCode::kDataLoss,
                 fmt::format("store {}: the blob of generation {} is not an engine's",
                             storage_->paths(), state.generation));
   }
-  generation_ = header.generation;
+  generation_ = its->generation;
+  line_record_ = its->line;
   last_blob_ = state.blob;
-  resumed_blob_.assign(state.blob.begin() + sizeof(header), state.blob.end());
+  resumed_blob_.assign(its->blob.begin(), its->blob.end());
 }
 
 /// Each candidate is read anew as a whole, blob included: what the one before it left in memory is

@@ -104,7 +104,7 @@ Task<bool> EngineImpl::store_found() {
   co_return co_await storage_->quorum.max(here ? 1 : 0) != 0;
 }
 
-static_assert(kBlobRoomBytes == sizeof(BlobHeader) + kBlobBytesMax);
+static_assert(kBlobRoomBytes == kBlobHeadBytes + kBlobBytesMax);
 
 Task<> EngineImpl::open_stored() {
   StripedStore::Environment environment = storage_->environment(runtime_);
@@ -175,7 +175,7 @@ Task<> EngineImpl::open_store() {
                  .constant = table_->constant_chunks(),
                  .record_format = table_->record_format(),
                  .slots = static_cast<std::uint32_t>(config_.slots),
-                 .blob_capacity_bytes = sizeof(BlobHeader) + config_.blob_bytes_max};
+                 .blob_capacity_bytes = kBlobHeadBytes + config_.blob_bytes_max};
   Task<std::unique_ptr<StripedStore>> creating =
       StripedStore::create(std::move(environment), std::move(spec));
   storage_->store = co_await std::move(creating);
@@ -338,7 +338,8 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
   };
   co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   loader_.reset();
-  last_blob_ = wrap_blob(generation_, resumed_blob_);
+  begin_line();
+  last_blob_ = wrap_blob(generation_, line_record_, resumed_blob_);
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(generation_);
   };

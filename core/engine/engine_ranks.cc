@@ -56,6 +56,11 @@ std::uint64_t text_hash(const std::string& text) {
   return hash64(std::as_bytes(std::span(text)), 0);
 }
 
+/// Out of the coroutine that finds it: GCC 12 takes the frame's memory for another allocator's.
+[[noreturn]] void throw_lost(const char* why, const std::optional<StateLine>& line) {
+  throw StoreLost(why, line);
+}
+
 }  // namespace
 
 /// What is lent is this rank's own, and divided with nobody, however many ranks there are.
@@ -169,8 +174,8 @@ Task<> EngineImpl::unless_lost(Task<> part) {
   if (said(StoreVerdict::kFailed) == all.end()) {
     auto lost = said(StoreVerdict::kLost);
     if (lost == all.end()) lost = said(StoreVerdict::kLostElsewhere);
-    if (own.kind == StoreVerdict::kLost) throw StoreLost(own.text.data());
-    if (lost != all.end()) throw StoreLost(lost->text.data());
+    if (own.kind == StoreVerdict::kLost) throw_lost(own.text.data(), line_seen());
+    if (lost != all.end()) throw_lost(lost->text.data(), line_seen());
   }
   if (error) std::rethrow_exception(error);
 }

@@ -155,7 +155,7 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
     co_await checkpoint_ended();
   }
-  last_blob_ = wrap_blob(generation_ + 1, options.blob);
+  last_blob_ = wrap_blob(generation_ + 1, line_record_, options.blob);
   sweep_->end_step(steps, last_blob_);
   ++generation_;
   begin_step();
@@ -368,8 +368,8 @@ void EngineImpl::begin_step() {
 /// the header holds that much less.
 std::uint64_t EngineImpl::blob_bytes_max() const {
   if (!storage_->store) return config_.blob_bytes_max;
-  return std::min(config_.blob_bytes_max,
-                  storage_->store->blob_capacity_bytes() - sizeof(BlobHeader));
+  const std::uint64_t head_bytes = line_record_ ? kBlobHeadBytes : sizeof(BlobHeader);
+  return std::min(config_.blob_bytes_max, storage_->store->blob_capacity_bytes() - head_bytes);
 }
 
 }  // namespace ziggurat

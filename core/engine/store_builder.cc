@@ -55,7 +55,7 @@ StoreSpec StoreBuilder::spec() const {
           .constant = table_.constant_chunks(),
           .record_format = table_.record_format(),
           .slots = static_cast<std::uint32_t>(request_.slots),
-          .blob_capacity_bytes = sizeof(BlobHeader) + request_.blob_bytes_max};
+          .blob_capacity_bytes = kBlobHeadBytes + request_.blob_bytes_max};
 }
 
 std::uint64_t StoreBuilder::file_bytes() const { return StateStore::file_bytes(spec()); }
@@ -79,7 +79,10 @@ Task<> StoreBuilder::make(ChunkId id) {
 }
 
 Task<> StoreBuilder::seal() {
-  const std::vector<std::byte> blob = wrap_blob(loader_->step(), source_.content().blob);
+  const StateContent& its = source_.content();
+  std::optional<BlobLine> line;
+  if (its.line) line = continued(*its.line);
+  const std::vector<std::byte> blob = wrap_blob(loader_->step(), line, its.blob);
   co_await store_->commit(0, blob, {});
 }
 

@@ -17,7 +17,7 @@
 namespace ziggurat {
 
 /// Room that a store has for a step's blob: the engine's header, and the trainer's 64 KiB.
-inline constexpr std::uint64_t kBlobRoomBytes = 16 + 64 * 1024;
+inline constexpr std::uint64_t kBlobRoomBytes = 64 + 64 * 1024;
 
 /// For one rank. 0: not given; then as much is planned as a run uses well.
 struct Budgets {

@@ -122,7 +122,8 @@ ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime, const ziggurat_pa
     const ziggurat::EmbeddedLoad its{.source = from->checkpoint->reader(),
                                      .parts = std::move(parts.parts),
                                      .steps = std::move(parts.steps),
-                                     .weights_only = parts.weights_only};
+                                     .weights_only = parts.weights_only,
+                                     .continues_line = from->checkpoint->is_newest_of_line()};
     open->engine = std::make_unique<ziggurat::EmbeddedEngine>(
         *open->runtime, all, ziggurat::engine_config_of(required(settings, "settings")), its);
     *engine = engines().add(std::move(open));

@@ -16,6 +16,7 @@
 #include "aio/aligned_bytes.h"
 #include "aio/blocking_calls.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/c/wrong.h"
 #include "optimizer/state_arrays.h"
@@ -111,6 +112,7 @@ class Saving {
       failure = std::current_exception();
     }
     runtime_.reactor.block_on(checkpoint_->commit(failure));
+    for (const std::string& note : checkpoint_->notes()) log().warn("{}", note);
   }
 
  private:
@@ -122,6 +124,7 @@ class Saving {
       if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
     its.layout.ranks = its.layout.shard_group = runtime_.ranks->world_size();
     its.versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}};
+    its.line = save_.engines.front().engine->line();
     return its;
   }
 
@@ -252,10 +255,15 @@ EmbeddedCheckpoint::EmbeddedCheckpoint(Runtime& runtime, const std::string& path
     std::exception_ptr error;
     try {
       self.io_ = self.runtime_.io_engine(self.runtime_.reactor, from);
-      Task<std::unique_ptr<CheckpointReader>> opening =
-          CheckpointReader::open({self.runtime_.reactor, *self.runtime_.workers, *self.io_},
-                                 find_checkpoint(*self.io_, from));
+      Task<std::string> finding =
+          find_checkpoint({.reactor = self.runtime_.reactor, .io = *self.io_}, from);
+      std::string found = co_await std::move(finding);
+      Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
+          {self.runtime_.reactor, *self.runtime_.workers, *self.io_}, std::move(found));
       self.reader_ = co_await std::move(opening);
+      Task<bool> looking = is_newest_of_line({.reactor = self.runtime_.reactor, .io = *self.io_},
+                                             self.reader_->place());
+      self.is_newest_of_line_ = co_await std::move(looking);
     } catch (...) {
       error = std::current_exception();
     }

@@ -83,6 +83,8 @@ class EmbeddedCheckpoint {
   EmbeddedCheckpoint& operator=(const EmbeddedCheckpoint&) = delete;
 
   CheckpointReader& reader() noexcept { return *reader_; }
+  /// No newer one of its line of history lay beside it when it was opened.
+  bool is_newest_of_line() const noexcept { return is_newest_of_line_; }
   /// What it has, as JSON.
   std::string description() const;
   /// Elements from `first` on, as many as `values` holds, in the tensor's type or widened to fp32.
@@ -93,6 +95,7 @@ class EmbeddedCheckpoint {
   Runtime& runtime_;
   std::unique_ptr<IoEngine> io_;
   std::unique_ptr<CheckpointReader> reader_;
+  bool is_newest_of_line_ = false;
 };
 
 }  // namespace ziggurat

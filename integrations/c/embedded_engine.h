@@ -50,6 +50,7 @@ struct EmbeddedLoad {
   std::vector<TensorPiece> parts;    ///< what each parameter is of the source's
   std::vector<std::uint64_t> steps;  ///< that each has made
   bool weights_only = false;
+  bool continues_line = false;  ///< LoadOptions's
 };
 
 /// Thread-safe: its calls are made one after the other.
@@ -94,6 +95,7 @@ class EmbeddedEngine {
   std::vector<std::string> state_names() const;
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
+  StateLine line() const;
   StateKind copied_state(bool widen_codes) const;
   void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }

@@ -36,8 +36,14 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
   };
   stored_steps_ = load.steps;
   PieceSource source(load.source, std::move(params), with_steps({}), own);
-  return LentEngine::open(model_, config, runtime_, lent, source,
-                          {.weights_only = load.weights_only});
+  return LentEngine::open(
+      model_, config, runtime_, lent, source,
+      {.weights_only = load.weights_only, .continues_line = load.continues_line});
+}
+
+StateLine EmbeddedEngine::line() const {
+  const std::lock_guard lock(mutex_);
+  return engine_->line();
 }
 
 StateKind EmbeddedEngine::copied_state(bool widen_codes) const {

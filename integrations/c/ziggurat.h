@@ -319,7 +319,7 @@ typedef struct ziggurat_save_options {
 /// rank 0 commits. `content` is a JSON object, alike on every rank but for "engines" and "values":
 ///
 ///   "folder", "step"       where it is written
-///   "keep_last", "keep_every"  which checkpoints of the folder stay then; 0: all
+///   "keep_last", "keep_every"  which of its line of history stay in the folder then; 0: all
 ///   "keep_best"            and the one of the "step" in resume's "best_metric"; absent: false
 ///   "model", "dtype", "placement"  what it is called, the type of its parameters, where state is
 ///   "resume"               an object: what a run says of itself, by the names that

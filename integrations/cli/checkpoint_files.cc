@@ -62,8 +62,11 @@ Task<> CheckpointFiles::open(std::vector<std::string> directories) {
     co_await open_weights(directories.front());
     co_return;
   }
-  Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
-      {runtime_.reactor, *runtime_.workers, io}, find_checkpoint(io, directories.front()));
+  Task<std::string> finding =
+      find_checkpoint({.reactor = runtime_.reactor, .io = io}, directories.front());
+  std::string found = co_await std::move(finding);
+  Task<std::unique_ptr<CheckpointReader>> opening =
+      CheckpointReader::open({runtime_.reactor, *runtime_.workers, io}, std::move(found));
   reader_ = co_await std::move(opening);
 }
 

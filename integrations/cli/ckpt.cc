@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/ckpt.cc: `ziggurat ckpt`: what checkpoints hold, whether they are whole, in what
-// two of them differ, and which may go. No GPU, no trainer, no store.
+// integrations/cli/ckpt.cc: `ziggurat ckpt`: what checkpoints hold, whether they are whole, and in
+// what two of them differ. No GPU, no trainer, no store.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,7 +10,6 @@
 #include <memory>
 
 #include "base/bytes.h"
-#include "core/checkpoint/checkpoint_save.h"
 #include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/commands.h"
 #include "integrations/cli/console.h"
@@ -33,6 +32,14 @@ std::uint64_t files_bytes(const Manifest& manifest) {
 
 std::string state_text(const StateContent& content) {
   return content.state ? to_string(*content.state) : std::string("weights alone");
+}
+
+std::string line_text(const StateLine& line) {
+  return fmt::format("line of history: {}{}, opened {} time{}", to_text(line.id),
+                     line.parent ? fmt::format(", which left {} at step {}",
+                                               short_text(*line.parent), line.left_at)
+                                 : "",
+                     line.epoch, line.epoch == 1 ? "" : "s");
 }
 
 void say_resume(Console& console, const StateContent& content) {
@@ -124,6 +131,7 @@ int ckpt_inspect(const CkptCommand& command) {
     say_layout(console, content.layout);
   }
   console.line(fmt::format("  run: {}", content.run_identity));
+  if (content.line) console.line("  " + line_text(*content.line));
   console.line(fmt::format("  numerics: {}", content.numerics_fingerprint));
   for (const auto& [name, text] : content.resume) console.line(fmt::format("  {}: {}", name, text));
   console.line(fmt::format("  {} bytes of the trainer's own", content.blob.size()));
@@ -206,32 +214,6 @@ int ckpt_diff(const CkptCommand& command) {
   console.line(differing == 0 ? fmt::format("{} tensors, the same bits", ours.size())
                               : fmt::format("{} tensors differ", differing));
   return differing == 0 ? 0 : 1;
-}
-
-int ckpt_prune(const CkptCommand& command) {
-  if (command.keep_last == 0)
-    throw UsageError("ckpt prune: say with --keep-last N how many checkpoints stay");
-  Console console;
-  const auto runtime = make_runtime();
-  std::optional<std::uint64_t> best;
-  if (command.keep_best)
-    best = best_step(CheckpointFiles(*runtime, command.paths.at(0)).source().content());
-  const Retention retention{.keep_last = command.keep_last,
-                            .keep_every = command.keep_every,
-                            .keep_best = command.keep_best};
-  runtime->reactor.block_on([](Runtime& run, const std::string& from, Retention stays,
-                               std::optional<std::uint64_t> its_best, Console& out) -> Task<> {
-    const auto io = run.io_engine(run.reactor, from);
-    const std::vector<std::uint64_t> steps = checkpoint_steps(*io, from);
-    const std::vector<std::uint64_t> gone = expired(steps, stays, its_best);
-    for (const std::uint64_t step : gone) {
-      remove_checkpoint(*io, from + "/" + checkpoint_name(step));
-      out.line(fmt::format("removed {}/{}", from, checkpoint_name(step)));
-    }
-    out.line(fmt::format("{}: {} checkpoints stay", from, steps.size() - gone.size()));
-    co_return;
-  }(*runtime, command.paths.at(0), retention, best, console));
-  return 0;
 }
 
 }  // namespace ziggurat::cli

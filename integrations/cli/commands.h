@@ -89,6 +89,7 @@ struct CkptCommand {
   std::uint64_t keep_last = 0;     ///< prune
   std::uint64_t keep_every = 0;
   bool keep_best = false;
+  std::string line;            ///< prune: an id's first digits, or "none"; empty: the newest line
   std::optional<DType> dtype;  ///< to-hf; none: as it is, masters in fp32
   bool force = false;
 };

@@ -329,6 +329,11 @@ class CommandLine {
         ->type_name("N");
     prune->add_flag("--keep-best", ckpt_.keep_best,
                     "the one that the newest calls the best stays too");
+    prune
+        ->add_option("--line", ckpt_.line,
+                     "of this line of history alone (`ckpt inspect` says a checkpoint's), or of "
+                     "none: those made before lines were kept; with --keep-last 0 all of it")
+        ->type_name("ID");
   }
 
   void add_reshard(CLI::App& ckpt) {

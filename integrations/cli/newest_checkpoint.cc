@@ -3,16 +3,14 @@
 #include "integrations/cli/newest_checkpoint.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <functional>
-#include <limits>
 #include <memory>
 
 #include "base/error.h"
-#include "core/checkpoint/checkpoint_save.h"
 #include "integrations/cli/checkpoint_files.h"
 
 namespace ziggurat::cli {
@@ -21,7 +19,7 @@ namespace {
 /// That ranks read before they hear of each other again: one that finds damage stops all, and none
 /// is taken for dead.
 constexpr std::uint64_t kRankBytesAtOnce = std::uint64_t{1} << 30;
-constexpr std::uint64_t kNoStep = std::numeric_limits<std::uint64_t>::max();
+constexpr std::size_t kTextMax = 1024;
 
 std::uint64_t size_of(const StatePiece& piece) {
   std::uint64_t total = 0;
@@ -29,44 +27,203 @@ std::uint64_t size_of(const StatePiece& piece) {
   return total;
 }
 
+void set_text(std::array<char, kTextMax>& to, const std::string& text) {
+  std::copy_n(text.begin(), std::min(text.size(), to.size() - 1), to.begin());
+}
+
+/// What rank 0 says, on every rank; it may be an error, which is then every rank's.
+std::string said_by_first(TrainRanks& ranks, const std::string& own,
+                          const std::optional<Error>& error) {
+  struct Said {
+    std::array<char, kTextMax> text{};
+    ErrorCode code{};
+    std::uint8_t is_error = 0;
+  } said;
+  set_text(said.text, error ? error->what() : own);
+  said.is_error = error ? 1 : 0;
+  if (error) said.code = error->code();
+  said = ranks.all(said).front();
+  if (said.is_error != 0) throw Error(said.code, said.text.data());
+  return said.text.data();
+}
+
 }  // namespace
 
-std::optional<std::string> NewestCheckpoint::find() {
-  std::vector<std::uint64_t> left;
-  if (ranks_.first()) left = steps();
+/// Rank 0 alone.
+void NewestCheckpoint::look() {
+  if (all_) return;
+  all_ = runtime_.reactor.block_on(
+      [](Runtime& runtime, const std::string& folder) -> Task<std::vector<CheckpointFacts>> {
+        const auto io = runtime.io_engine(runtime.reactor, folder);
+        Task<std::vector<CheckpointFacts>> looking =
+            look_at_checkpoints({.reactor = runtime.reactor, .io = *io}, folder);
+        co_return co_await std::move(looking);
+      }(runtime_, folder_));
+}
+
+std::optional<NewestCheckpoint::Found> NewestCheckpoint::newer(const StateLine& line,
+                                                               std::uint64_t step) {
+  std::vector<CheckpointFacts> left;
+  std::optional<Error> error;
+  try {
+    if (ranks_.first()) look();
+  } catch (const Error& failed) {
+    error = failed;
+  }
+  for (const CheckpointFacts& its : all_.value_or(std::vector<CheckpointFacts>())) {
+    if (its.entry.step > step && (!its.readable || its.line_id() == line.id)) left.push_back(its);
+  }
+  std::ranges::sort(left, std::greater{}, &CheckpointFacts::entry);
+  return first_that_verifies(left, error, false);
+}
+
+std::optional<NewestCheckpoint::Found> NewestCheckpoint::newest(
+    const std::optional<StateLine>& line) {
+  std::vector<CheckpointFacts> left;
+  std::optional<Error> error;
+  try {
+    if (ranks_.first()) left = candidates(line);
+  } catch (const Error& failed) {
+    error = failed;
+  }
+  std::optional<Found> found = first_that_verifies(left, error, true);
+  if (found && line && ranks_.first()) {
+    const bool of_it = std::ranges::any_of(left, [&](const CheckpointFacts& its) {
+      return folder_ + "/" + its.entry.name == found->directory && its.line_id() == line->id;
+    });
+    found->continues_line = found->continues_line && of_it;
+  }
+  if (found) found->continues_line = ranks_.all(found->continues_line).front();
+  return found;
+}
+
+/// Those of a run's line, or of its newest one; newest first.
+std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<StateLine>& line) {
+  look();
+  std::vector<CheckpointFacts> own;
+  std::string difference;
+  for (const CheckpointFacts& its : *all_) {
+    const std::string other = its.readable ? differs_(its) : "";
+    if (other.empty()) {
+      own.push_back(its);
+    } else if (difference.empty()) {
+      difference = fmt::format("{}/{}: {}", folder_, its.entry.name, other);
+    }
+  }
+  if (own.empty() && !difference.empty()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}; all checkpoints there are of other runs: give that run's settings, "
+                    "or begin anew with --resume never or another --checkpoint-dir",
+                    difference));
+  }
+  const LineHistory history(own);
+  if (line) return history.of(line);
+  const std::vector<const LineOfCheckpoints*> newest = history.newest();
+  if (newest.size() > 1) {
+    std::vector<std::string> lines;
+    for (const LineOfCheckpoints* const its : newest) lines.push_back(its->description());
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: it has checkpoints of several lines of this run, and no store says "
+                    "which of them goes on: {}; name one with --load, begin anew with "
+                    "--resume never, or remove one with `ziggurat ckpt prune {} --line ID "
+                    "--keep-last 0`",
+                    folder_, fmt::join(lines, "; "), folder_));
+  }
+  if (newest.empty()) return history.of(std::nullopt);
+  const LineOfCheckpoints& its = *newest.front();
+  if (!its.id) return history.of(std::nullopt);
+  return history.of(
+      StateLine{.id = *its.id, .epoch = 0, .parent = its.parent, .left_at = its.left_at});
+}
+
+/// Rank 0's `left`, in order; `error` is its own too.
+std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
+    const std::vector<CheckpointFacts>& left, const std::optional<Error>& error, bool must) {
   for (std::size_t tried = 0;; ++tried) {
-    const std::uint64_t step = ranks_.all(left.empty() ? kNoStep : left.back()).front();
-    if (step == kNoStep && tried == 0) return std::nullopt;
-    if (step == kNoStep) {
+    const std::string own = tried < left.size() ? left[tried].entry.name : "";
+    const std::string name = said_by_first(ranks_, own, error);
+    if (name.empty() && (tried == 0 || !must)) return std::nullopt;
+    if (name.empty()) {
       throw Error(ErrorCode::kDataLoss,
                   fmt::format("{}: none of its checkpoints verifies: put back a copy of one, or "
                               "begin anew with `resume=never` and another directory for "
                               "checkpoints",
                               folder_));
     }
-    const std::string directory = folder_ + "/" + checkpoint_name(step);
-    if (verifies(directory)) return directory;
-    if (!left.empty()) left.pop_back();
+    const std::string directory = folder_ + "/" + name;
+    if (!verifies(directory)) continue;
+    unmark(directory);
+    return Found{.directory = directory, .continues_line = tried == 0};
   }
 }
 
-std::vector<std::uint64_t> NewestCheckpoint::steps() {
-  if (!std::filesystem::is_directory(folder_)) return {};
-  return runtime_.reactor.block_on(
-      [](Runtime& runtime, const std::string& folder) -> Task<std::vector<std::uint64_t>> {
-        const auto io = runtime.io_engine(runtime.reactor, folder);
-        co_return checkpoint_steps(*io, folder);
-      }(runtime_, folder_));
+void NewestCheckpoint::say_others(const StateLine& own) {
+  if (!ranks_.first()) return;
+  look();
+  for (const LineOfCheckpoints& line : LineHistory(*all_).lines()) {
+    if (line.id == own.id) continue;
+    const bool other_run = std::ranges::any_of(
+        line.checkpoints, [&](const CheckpointFacts& its) { return !differs_(its).empty(); });
+    std::string why = "which is not this run's line";
+    if (other_run) {
+      why = "of another run";
+    } else if (line.id && own.parent == line.id) {
+      why = fmt::format("which this run left at step {}: what is newer there is not gone on from",
+                        own.left_at);
+    }
+    console_.line(fmt::format(
+        "  {} has {}, {}; they stay (`ziggurat ckpt prune {} --line {} --keep-last 0` removes "
+        "them)",
+        folder_, line.description(), why, folder_, line.id ? short_text(*line.id) : "none"));
+  }
+}
+
+/// Best effort: who cannot write there cannot remove anything there either.
+void NewestCheckpoint::mark(const std::string& directory, const std::string& why) {
+  if (!ranks_.first()) return;
+  try {
+    runtime_.reactor.block_on(
+        [](Runtime& runtime, const std::string& in, const std::string& reason) -> Task<> {
+          const auto io = runtime.io_engine(runtime.reactor, in);
+          Task<> marking = mark_damaged({.reactor = runtime.reactor, .io = *io}, in, reason);
+          co_await std::move(marking);
+        }(runtime_, directory, why));
+  } catch (const Error& error) {
+    console_.line(fmt::format("  {} cannot be marked as damaged: {}", directory, error.what()));
+  }
+}
+
+void NewestCheckpoint::unmark(const std::string& directory) {
+  if (!ranks_.first()) return;
+  try {
+    runtime_.reactor.block_on([](Runtime& runtime, const std::string& in) -> Task<> {
+      const auto io = runtime.io_engine(runtime.reactor, in);
+      unmark_damaged(*io, in);
+      co_return;
+    }(runtime_, directory));
+  } catch (const Error& error) {
+    console_.line(
+        fmt::format("  {}: its mark of damage cannot be removed: {}", directory, error.what()));
+  }
 }
 
 /// What any rank found; all get the same answer.
-bool NewestCheckpoint::damaged(const std::string& directory, const std::string& damage) {
-  std::array<char, 1024> own{};
-  std::copy_n(damage.begin(), std::min(damage.size(), own.size() - 1), own.begin());
-  for (const std::array<char, 1024>& its : ranks_.all(own)) {
-    if (its[0] == 0) continue;
-    console_.line(fmt::format("  {} does not verify and is passed over: {}", directory,
-                              std::string(its.data())));
+bool NewestCheckpoint::damaged(const std::string& directory, const std::optional<Error>& damage) {
+  struct Found {
+    std::array<char, kTextMax> text{};
+    std::uint8_t lost = 0;
+  } own;
+  if (damage) {
+    set_text(own.text, damage->what());
+    own.lost = damage->code() == ErrorCode::kDataLoss ? 1 : 0;
+  }
+  for (const Found& its : ranks_.all(own)) {
+    if (its.text[0] == 0) continue;
+    console_.line(
+        fmt::format("  {} does not verify and is passed over: {}", directory, its.text.data()));
+    if (its.lost != 0) mark(directory, its.text.data());
     return true;
   }
   return false;
@@ -74,15 +231,15 @@ bool NewestCheckpoint::damaged(const std::string& directory, const std::string& 
 
 bool NewestCheckpoint::verifies(const std::string& directory) {
   std::unique_ptr<CheckpointFiles> files;
-  const auto damage_of = [](const std::function<void()>& work) -> std::string {
+  const auto damage_of = [](const std::function<void()>& work) -> std::optional<Error> {
     try {
       work();
     } catch (const Error& error) {
-      return error.what();
+      return error;
     }
-    return {};
+    return std::nullopt;
   };
-  const std::string unreadable =
+  const std::optional<Error> unreadable =
       damage_of([&] { files = std::make_unique<CheckpointFiles>(runtime_, directory); });
   if (damaged(directory, unreadable)) return false;
   CheckpointReader& reader = *files->checkpoint();
@@ -95,7 +252,7 @@ bool NewestCheckpoint::verifies(const std::string& directory) {
     std::uint64_t bytes = 0;
     while (end < pieces.size() && (end == first || bytes < at_once))
       bytes += size_of(pieces[end++]);
-    const std::string damage =
+    const std::optional<Error> damage =
         damage_of([&] { runtime_.reactor.block_on(prove_share(reader, first, end)); });
     if (damaged(directory, damage)) return false;
     done += bytes;

@@ -72,6 +72,7 @@ std::vector<std::byte> RunState::encode() const {
                             {"hysteresis_left", loss_scale->hysteresis_left},
                             {"steps_since_overflow", loss_scale->steps_since_overflow}};
   }
+  if (best) object["best"] = {{"step", best->step}, {"value", best->value}};
   const std::string text = object.dump();
   const auto bytes = std::as_bytes(std::span(text));
   return {bytes.begin(), bytes.end()};
@@ -92,6 +93,11 @@ RunState RunState::decode(std::span<const std::byte> blob) {
           .scale = scale.at("scale").get<double>(),
           .hysteresis_left = scale.at("hysteresis_left").get<std::uint64_t>(),
           .steps_since_overflow = scale.at("steps_since_overflow").get<std::uint64_t>()};
+    }
+    if (object.contains("best")) {
+      const nlohmann::json& best = object["best"];
+      state.best = {.step = best.at("step").get<std::uint64_t>(),
+                    .value = best.at("value").get<double>()};
     }
     return state;
   } catch (const std::exception& error) {

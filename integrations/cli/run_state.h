@@ -38,6 +38,12 @@ struct RunIdentity {
 /// What changeable_settings() gives; what it was is in the blob, so that a change is reported.
 using ChangeableSettings = std::map<std::string, std::string>;
 
+/// The step with the least held-out loss.
+struct BestStep {
+  std::uint64_t step = 0;
+  double value = 0;
+};
+
 /// The blob of a generation: JSON, small.
 struct RunState {
   std::uint64_t steps_done = 0;
@@ -46,6 +52,7 @@ struct RunState {
   std::uint64_t attempts = 0;
   std::optional<LossScaler::State> loss_scale;  ///< of the next attempt, where there is one
   ChangeableSettings settings;
+  std::optional<BestStep> best{};  ///< of those that were evaluated
 
   std::vector<std::byte> encode() const;
   /// Errors: kDataLoss for bytes that are no such blob.

@@ -121,8 +121,11 @@ StepRecord TrainRun::step() {
 /// What a run that resumes at `step`, if this attempt makes it, needs. If it is skipped, nothing
 /// becomes durable, and a resumed run makes and skips it again.
 RunState TrainRun::state_after(std::uint64_t step) const {
-  RunState state{
-      .steps_done = step, .attempts = attempts_ + 1, .loss_scale = {}, .settings = settings_};
+  RunState state{.steps_done = step,
+                 .attempts = attempts_ + 1,
+                 .loss_scale = {},
+                 .settings = settings_,
+                 .best = best_};
   if (scaler_) {
     LossScaler after = *scaler_;
     after.update(/*overflow=*/false);
@@ -135,7 +138,8 @@ RunState TrainRun::state_now() const {
   RunState state{.steps_done = engine_->generation(),
                  .attempts = attempts_,
                  .loss_scale = {},
-                 .settings = settings_};
+                 .settings = settings_,
+                 .best = best_};
   if (scaler_) state.loss_scale = scaler_->state();
   return state;
 }
@@ -152,6 +156,10 @@ double TrainRun::held_out_loss() {
     batches.push_back(text_->held_out_batch(index, options_.shape.batch));
   }
   return ranks_->mean(trainer_->evaluate(batches));
+}
+
+void TrainRun::note_best(std::uint64_t step, double loss) {
+  if (!best_ || loss < best_->value) best_ = BestStep{step, loss};
 }
 
 void TrainRun::show(const StepRecord& record) {
@@ -294,13 +302,18 @@ int TrainRun::run() {
     json_ = std::make_unique<JsonReport>(options_.json_path, run);
   }
   on_interrupt(OnInterrupt::kFinish);
+  // The step that a run stands at was evaluated after its state had been stored.
+  const std::uint64_t stands_at = engine_->generation();
+  if (options_.checkpoint.keep_best && options_.eval_every > 0 && stands_at > 0 &&
+      stands_at % options_.eval_every == 0 && (!best_ || best_->step != stands_at)) {
+    note_best(stands_at, held_out_loss());
+  }
   at_first_step_ = CounterSnapshot::of(runtime_->metrics);
   while (engine_->generation() < options_.steps) {
     StepRecord record = step();
     if (options_.eval_every > 0 && record.step % options_.eval_every == 0 && !record.skipped)
       record.held_out_loss = held_out_loss();
-    if (record.held_out_loss && (!best_ || *record.held_out_loss < best_->second))
-      best_ = {record.step, *record.held_out_loss};
+    if (record.held_out_loss) note_best(record.step, *record.held_out_loss);
     report_saves();
     log_.add(record);
     if (json_) json_->add_step(to_json(record));
@@ -311,7 +324,7 @@ int TrainRun::run() {
     }
   }
   finish_done();
-  return reports_are_whole() ? 0 : kExitWorld;
+  return reports_are_whole() && !last_save_failed_ ? 0 : kExitWorld;
 }
 
 std::optional<std::string> TrainRun::safe() const {

@@ -39,7 +39,7 @@ CheckpointRequest TrainRun::checkpoint_request(const RunState& state) const {
              {"steps_since_overflow", state.loss_scale->steps_since_overflow}};
   }
   const json best =
-      best_ ? json{{"name", "held_out_loss"}, {"step", best_->first}, {"value", best_->second}}
+      best_ ? json{{"name", "held_out_loss"}, {"step", best_->step}, {"value", best_->value}}
             : json(nullptr);
   const std::string data = fmt::format("{:016x}", text_->hash());
   const auto context = static_cast<std::uint64_t>(options_.shape.context);
@@ -81,12 +81,23 @@ void TrainRun::note_save(bool asked, const StepResult& result, std::uint64_t ste
   saved_at_s_ = now_s();
 }
 
-void TrainRun::report_saves() {
+/// Each once: what lies in the folder lies there at every save.
+void TrainRun::say_notes(const SaveOutcome& save) {
+  for (const std::string& note : save.notes) {
+    if (notes_said_.insert(note).second) console_.line("  " + note);
+  }
+}
+
+void TrainRun::report_saves(bool goes_on) {
   for (const SaveOutcome& save : engine_->ended_saves()) {
     if (json_) saves_.push_back(save);
+    last_save_failed_ = save.failure.has_value() && save.failure->native() != EEXIST;
+    say_notes(save);
     if (save.failure) {
-      console_.line(fmt::format("the checkpoint of step {} failed, and training goes on: {}",
-                                save.step, save.failure->what()));
+      console_.line(fmt::format("the checkpoint of step {} failed{}: {}", save.step,
+                                goes_on ? ", and training goes on" : "", save.failure->what()));
+      // Another process had the folder: the end of the run tries once more.
+      if (save.failure->native() == EWOULDBLOCK && saved_step_ == save.step) saved_step_.reset();
       continue;
     }
     console_.line(fmt::format(
@@ -99,17 +110,19 @@ void TrainRun::report_saves() {
 /// At the end of a run: its last step is saved too.
 void TrainRun::finish_saves() {
   engine_->finish_saves();
-  report_saves();
+  report_saves(/*goes_on=*/false);
   if (options_.checkpoint.directory.empty() || saved_step_ == engine_->generation()) return;
   try {
     engine_->save_checkpoint(checkpoint_request(state_now()));
+    last_save_failed_ = false;
   } catch (const Error& error) {
     if (error.native() != EEXIST) {  // a run that had ended already made it then
+      last_save_failed_ = true;
       console_.line(
           fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));
     }
   }
-  report_saves();
+  report_saves(/*goes_on=*/false);
 }
 
 }  // namespace ziggurat::cli

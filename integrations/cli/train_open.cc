@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/cli/train_open.cc: what a run of `ziggurat train` needs: data, ranks, device,
-// engine; and what is said of it before the first step.
+// integrations/cli/train_open.cc: what a run of `ziggurat train` needs: data, ranks, device; and
+// what is said of it before the first step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,12 +10,8 @@
 #include "base/topology/core_budget.h"
 #include "collectives/rendezvous/rendezvous.h"
 #include "core/engine/engine_settings.h"
-#include "integrations/cli/checkpoint_files.h"
 #include "integrations/cli/flag_words.h"
-#include "integrations/cli/hf_config.h"
-#include "integrations/cli/lost_store.h"
 #include "integrations/cli/memory_advice.h"
-#include "integrations/cli/newest_checkpoint.h"
 #include "integrations/cli/store_paths.h"
 #include "integrations/cli/train_run.h"
 
@@ -41,129 +37,6 @@ void TrainRun::open() {
   }
   trainer_ = std::make_unique<gpt::Trainer>(*engine_, *device_, *runtime_->workers, model_,
                                             options_.shape, tensor_ranks_.get());
-}
-
-/// From the store; where that is lost, from the newest checkpoint of the run that verifies.
-void TrainRun::open_engine() {
-  const auto here = static_cast<std::uint8_t>(store_exists(options_.engine.store));
-  const std::vector<std::uint8_t> stored = ranks_->all(here);
-  if (options_.engine.resume == EngineConfig::Resume::kNever ||
-      std::ranges::count(stored, 0) == std::ssize(stored)) {
-    begin_engine();
-    return;
-  }
-  std::optional<StoreLost> lost;
-  try {
-    engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
-                           gpt::make_initializer(model_, options_.seed));
-  } catch (const StoreLost& error) {
-    if (options_.checkpoint.directory.empty()) throw;
-    lost = error;
-  }
-  if (lost) replace_lost_store(*lost);
-}
-
-/// There is no store, or it does not count.
-void TrainRun::begin_engine() {
-  const CheckpointOptions& from = options_.checkpoint;
-  if (!from.load.empty()) {
-    LoadOptions options{.weights_only = from.load_weights, .renames = from.load_rename};
-    if (from.load_partial) options.initialize = gpt::make_initializer(model_, options_.seed);
-    return begin_from(from.load, options);
-  }
-  const EngineConfig::Resume resume = options_.engine.resume;
-  const bool goes_on =
-      resume == EngineConfig::Resume::kAuto || resume == EngineConfig::Resume::kReshard;
-  if (goes_on && !from.directory.empty()) {
-    NewestCheckpoint checkpoints(*runtime_, *ranks_, console_, from.directory);
-    if (const std::optional<std::string> newest = checkpoints.find()) {
-      console_.line(
-          fmt::format("there is no store in {}: going on from {}, the newest checkpoint "
-                      "that verifies (--resume never begins anew)",
-                      options_.store, *newest));
-      return begin_from(*newest, {});
-    }
-  }
-  engine_ = Engine::open(gpt::make_spec(model_), engine_config(), *runtime_, *device_,
-                         gpt::make_initializer(model_, options_.seed));
-}
-
-void TrainRun::begin_from(const std::string& path, const LoadOptions& options) {
-  const bool weights_only = options.weights_only;
-  CheckpointFiles files(*runtime_, path);
-  if (const SafetensorsSource* weights = files.weights(); weights != nullptr) {
-    if (!weights_only) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("--load {}: it has weights and no optimizer state: give "
-                              "--load-weights too, and training begins at step 0",
-                              path));
-    }
-    if (!weights->config().empty())
-      require_hf_config(weights->config(), options_.model, path + "/config.json");
-  } else if (!weights_only) {
-    require_same_run(files.source().content(), path);
-  }
-  console_.line(
-      fmt::format("loading {}{}", weights_only ? "the weights of " : "", files.source().place()));
-  EngineConfig config = engine_config();
-  if (replaces_lost_) config.resume = EngineConfig::Resume::kNever;
-  engine_ =
-      Engine::open(gpt::make_spec(model_), config, *runtime_, *device_, files.source(), options);
-}
-
-/// Every rank comes here. Nothing of the lost store is given up: see lost_store.h.
-void TrainRun::replace_lost_store(const StoreLost& lost) {
-  const std::vector<StoreDirectory>& store = options_.engine.store;
-  console_.line(fmt::format("the store {} is lost: {}", options_.store, lost.what()));
-  NewestCheckpoint checkpoints(*runtime_, *ranks_, console_, options_.checkpoint.directory);
-  const std::optional<std::string> newest = checkpoints.find();
-  if (!newest) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{} And --checkpoint-dir {} has no checkpoint to go on from",
-                            lost.what(), options_.checkpoint.directory));
-  }
-  const std::uint64_t number =
-      agreed_lost_number(store, [&](std::uint64_t own) { return ranks_->all(own); });
-  keep_lost(store, number);
-  ranks_->part();  // all is kept
-  console_.line(fmt::format(
-      "  what is left of it is kept in {} of its {}; a new one takes its place, and goes on from "
-      "{}, the newest checkpoint that verifies",
-      lost_folder(number), store.size() == 1 ? "directory" : "directories", *newest));
-  replaces_lost_ = true;
-  begin_from(*newest, {});
-  ranks_->part();
-  leave_lost(store, number);
-}
-
-/// The same data in the same order: how many ranks share a step's sequences does not matter, how
-/// many sequences it has does.
-void TrainRun::require_same_run(const StateContent& content, const std::string& from) const {
-  const RunIdentity saved = RunIdentity::parse(content.run_identity);
-  const auto sequences = [](std::int64_t batch, std::int64_t accumulate, int ranks) {
-    return batch * accumulate * ranks;
-  };
-  const int ranks = content.layout.ranks / std::max(1, content.layout.tensor_parallel);
-  const std::int64_t before = sequences(saved.batch, saved.accumulate, ranks);
-  const std::int64_t now =
-      sequences(options_.shape.batch, options_.shape.accumulate, place_.data_ranks());
-  const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {}; give the same, or begin a new run with its weights (--load "
-                            "--load-weights)",
-                            from, what));
-  };
-  if (saved.data_hash != text_->hash())
-    refuse(fmt::format("it was trained on other data than {}", options_.data));
-  if (saved.seed != options_.seed)
-    refuse(fmt::format("its seed is {}, this run's {}", saved.seed, options_.seed));
-  if (saved.context != options_.shape.context)
-    refuse(fmt::format("its context is {}, this run's {}", saved.context, options_.shape.context));
-  if (saved.batch != options_.shape.batch || before != now)
-    refuse(
-        fmt::format("a step of it had {} sequences (batch {} x accumulate {} x {} ranks), one of "
-                    "this run has {} (batch {})",
-                    before, saved.batch, saved.accumulate, ranks, now, options_.shape.batch));
 }
 
 /// This rank's runtime, and the others, if a launcher made us one of several.
@@ -279,6 +152,7 @@ void TrainRun::resume() {
                               options_.store, generation, before.steps_done));
     }
     attempts_ = before.attempts;
+    if (before.best && (!best_ || before.best->value < best_->value)) best_ = before.best;
     if (scaler_ && before.loss_scale)
       scaler_.emplace(*options_.loss_scale.config, *before.loss_scale);
     for (const std::string& line : differences(before.settings, settings_))

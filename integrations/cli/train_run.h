@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/cli/train_run.h: one run of `ziggurat train`, on one rank. Private to train.cc, its
-// steps and reports, and train_open.cc, what they need.
+// steps and reports, train_open.cc, what they need, train_begin.cc and train_checkpoints.cc.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "integrations/cli/console.h"
 #include "integrations/cli/json_report.h"
 #include "integrations/cli/memory_advice.h"
+#include "integrations/cli/newest_checkpoint.h"
 #include "integrations/cli/report.h"
 #include "integrations/cli/run_state.h"
 #include "integrations/cli/step_log.h"
@@ -51,6 +53,18 @@ class TrainRun {
   std::optional<std::string> safe() const;
 
  private:
+  // train_begin.cc
+  void open_checkpoints();
+  void open_engine();
+  void begin_engine();
+  void begin_from(const std::string& path, const LoadOptions& options);
+  void note_loaded(const StateSource& source);
+  void go_on_from_newer();
+  void replace_lost_store(const StoreLost& lost);
+  std::optional<StateLine> line_of_all(const std::optional<StateLine>& own);
+  void require_same_run(const StateContent& content, const std::string& from) const;
+  std::string run_difference(const std::string& identity, int all_ranks, int tensor_parallel) const;
+
   // train_open.cc
   void open();
   void connect();
@@ -58,17 +72,13 @@ class TrainRun {
   void announce();
   std::vector<StoreDirectory> measured_store();
   void resume();
-  void open_engine();
-  void begin_engine();
-  void begin_from(const std::string& path, const LoadOptions& options);
-  void replace_lost_store(const StoreLost& lost);
-  void require_same_run(const StateContent& content, const std::string& from) const;
 
   // train_checkpoints.cc
   bool save_due(std::uint64_t step) const;
   CheckpointRequest checkpoint_request(const RunState& state) const;
   void note_save(bool asked, const StepResult& result, std::uint64_t step);
-  void report_saves();
+  void report_saves(bool goes_on = true);
+  void say_notes(const SaveOutcome& save);
   void finish_json(const RunReport& report);
   void finish_saves();
 
@@ -78,6 +88,7 @@ class TrainRun {
   RunState state_after(std::uint64_t step) const;
   RunState state_now() const;
   double held_out_loss();
+  void note_best(std::uint64_t step, double loss);
   void show(const StepRecord& record);
   bool reports_are_whole();
   void finish_interrupted();
@@ -109,16 +120,19 @@ class TrainRun {
   std::unique_ptr<JsonReport> json_;
   ChangeableSettings settings_;
   std::optional<LossScaler> scaler_;
-  std::uint64_t attempts_ = 0;      // at steps, skipped ones included: the data cursor
-  bool replaces_lost_ = false;      // the store that is there is lost, and kept
-  bool interrupted_ = false;        // some rank was asked to end
-  std::vector<SaveOutcome> saves_;  // that ended, for --json
-  double open_s_ = 0;               // what opening the engine took
-  bool save_waits_ = false;         // a checkpoint is due that was not begun
-  bool wait_was_said_ = false;      // of it
-  std::uint64_t saved_step_ = 0;    // of which a checkpoint was begun last
-  double saved_at_s_ = now_s();     // when the last checkpoint was begun, by this rank's clock
-  std::optional<std::pair<std::uint64_t, double>> best_;  // step and held-out loss
+  std::uint64_t attempts_ = 0;               // at steps, skipped ones included: the data cursor
+  bool replaces_store_ = false;              // the store that is there is lost, and kept, or older
+  bool interrupted_ = false;                 // some rank was asked to end
+  std::vector<SaveOutcome> saves_;           // that ended, for --json
+  double open_s_ = 0;                        // what opening the engine took
+  bool save_waits_ = false;                  // a checkpoint is due that was not begun
+  bool wait_was_said_ = false;               // of it
+  std::optional<std::uint64_t> saved_step_;  // of which a checkpoint was begun last
+  double saved_at_s_ = now_s();   // when the last checkpoint was begun, by this rank's clock
+  std::optional<BestStep> best_;  // by held-out loss
+  bool last_save_failed_ = false;
+  std::set<std::string> notes_said_;               // of what saves left in the folder
+  std::unique_ptr<NewestCheckpoint> checkpoints_;  // where there is a folder for them
   StepLog log_;
   CounterSnapshot at_first_step_;
 };

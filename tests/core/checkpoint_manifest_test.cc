@@ -81,6 +81,42 @@ TEST(Manifest, ComesBackAsItWas) {
   EXPECT_THAT(text, HasSubstr("\"loss_scale\":null"));
 }
 
+TEST(Manifest, SaysTheLineOfHistoryThatItsStateIsOf) {
+  Manifest manifest = sound_manifest();
+  manifest.content.line = StateLine{
+      .id = {0x1234, 0x5678}, .epoch = 3, .parent = LineId{0xfedcba9876543210, 7}, .left_at = 12};
+  const std::string text = to_text(manifest);
+  EXPECT_THAT(text, HasSubstr("\"id\":\"00000000000012340000000000005678\""));
+  EXPECT_EQ(parse_manifest(text, "x"), manifest);
+  EXPECT_EQ(line_in(text.substr(0, 400), "x"), manifest.content.line) << "its first bytes do";
+  manifest.content.line->parent.reset();
+  EXPECT_EQ(parse_manifest(to_text(manifest), "x"), manifest);
+  for (const char* const wrong : {"1234", "0000000000001234000000000000567g"}) {
+    std::string other = rest_of(to_text(manifest));
+    other.replace(other.find("00000000000012340000000000005678"), 32, wrong);
+    EXPECT_THAT(refusal(with_checksum(other)), HasSubstr("line's id"));
+  }
+}
+
+/// By those made before lines were kept.
+TEST(Manifest, WithoutALineIsReadAsItWas) {
+  const std::string text = to_text(sound_manifest());
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("\"line\"")));
+  EXPECT_FALSE(parse_manifest(text, "x").content.line);
+  EXPECT_FALSE(line_in(text, "x"));
+}
+
+TEST(Manifest, IsSummarizedWithoutItsPieces) {
+  Manifest manifest = sound_manifest();
+  manifest.content.line = StateLine{.id = {1, 2}, .epoch = 1, .parent = {}, .left_at = 0};
+  std::string text = to_text(manifest);
+  const ManifestSummary summary = summarize_manifest(text, "x");
+  EXPECT_EQ(summary.content, manifest.content);
+  EXPECT_EQ(summary.files, manifest.files);
+  text[text.size() / 2] ^= 1;
+  EXPECT_THROW(static_cast<void>(summarize_manifest(text, "x")), Error);
+}
+
 TEST(Manifest, SaysWhatAResumeElsewhereLacks) {
   StateContent content = sound_manifest().content;
   EXPECT_THAT(missing_resume_names(content),

@@ -198,8 +198,11 @@ Task<> Judge::read(const SavedState& state, Reading& reading) {
 }
 
 Task<> Judge::read_checkpoint(const SavedState& state, Reading& reading) {
-  Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
-      {reactor_, workers_, io_}, find_checkpoint(io_, state.directories.front()));
+  Task<std::string> finding =
+      find_checkpoint({.reactor = reactor_, .io = io_}, state.directories.front());
+  std::string found = co_await std::move(finding);
+  Task<std::unique_ptr<CheckpointReader>> opening =
+      CheckpointReader::open({reactor_, workers_, io_}, std::move(found));
   const std::unique_ptr<CheckpointReader> reader = co_await std::move(opening);
   reading.step = reader->content().step;
   co_await read_tensors(*reader, state, reading);

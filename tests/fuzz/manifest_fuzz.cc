@@ -17,7 +17,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::taken([&] {
     const Manifest manifest = parse_manifest(text, "fuzz");
     fuzz::require(parse_manifest(to_text(manifest), "fuzz") == manifest);
+    const ManifestSummary summary = summarize_manifest(to_text(manifest), "fuzz");
+    fuzz::require(summary.content == manifest.content && summary.files == manifest.files);
   });
+  fuzz::taken([&] { summarize_manifest(text, "fuzz"); });
+  fuzz::taken([&] { line_in(rest, "fuzz"); });
   fuzz::taken([&] { parse_manifest(rest, "fuzz"); });
   fuzz::taken([&] {
     Manifest manifest;

@@ -8,7 +8,7 @@ if(TARGET ziggurat)
   foreach(part checkpoint_faults reshard resume world)
     set(support_${part} ../support/loop_filesystem.h ../support/loop_filesystem.cc)
   endforeach()
-  foreach(part command bits checkpoint checkpoint_faults kill launch load plan ranks reading reshard resume schedule signals stored tensor world)
+  foreach(part command bits checkpoint checkpoint_faults kill launch lines load plan ranks reading reshard resume schedule signals stored tensor world)
     ziggurat_test(cli_${part}_test
       SOURCES cli_${part}_test.cc cli_process.h cli_process.cc ${support_${part}}
       USES ziggurat::cli nlohmann_json::nlohmann_json

@@ -36,13 +36,15 @@ def save_checkpoint(
     **kept: Any,
 ) -> str:
     """Saves `model`, and the state of `optimizer`, in ``FOLDER/step-NNNNNNNNN``, which is returned.
+    Where another run, or one that this one left by loading an older checkpoint, has that name
+    already, the directory's name ends with some digits of this run's line of history.
 
     Parameters' masters, moments and steps, buffers, groups' settings and random states; and what
     is given by name: objects with ``state_dict()``, as ``scheduler=scheduler, scaler=scaler``.
     `resume` says plain facts of the run for tools and people, by the names that
     ``ziggurat ckpt verify`` asks for: ``{"consumed_samples": 51200, "tokenizer": "gpt2"}``. `step` is the optimizer's steps if it
-    is not given. Of the checkpoints in the folder the newest `keep_last` stay, and those of every
-    `keep_every` steps; 0: all. With `keep_best` the best step's stays too, which `resume` names:
+    is not given. Of this run's checkpoints in the folder the newest `keep_last` stay, and those of every
+    `keep_every` steps; 0: all; what another run saved there always stays. With `keep_best` the best step's stays too, which `resume` names:
     ``{"best_metric": {"name": "loss", "step": 300, "value": 2.1}}``.
 
     Between two steps, a call of all ranks: each writes what it has, a chunk at a time, and training
@@ -69,7 +71,14 @@ def save_checkpoint(
     }
     engines = [opened.engine for opened in optimizer._opened]
     save_natively(saving.runtime, engines, saving.values, blob, content)
-    return f"{content['folder']}/step-{step:09}"
+    return _saved_as(content["folder"], f"step-{step:09}")
+
+
+def _saved_as(folder: str, name: str) -> str:
+    """What the checkpoint that was just made is called: ``latest`` was written for it."""
+    with open(f"{folder}/latest", encoding="utf-8") as latest:
+        saved = latest.read().strip()
+    return f"{folder}/{saved if saved.startswith(name) else name}"
 
 
 def _resume_facts(

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// integrations/cli/ckpt_prune.cc: `ziggurat ckpt prune`: which checkpoints of one line of history
+// may go. Beside a run that saves there, between two of its saves.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/bytes.h"
+#include "core/checkpoint/checkpoint_folder.h"
+#include "core/checkpoint/line_history.h"
+#include "core/engine/runtime.h"
+#include "integrations/cli/commands.h"
+#include "integrations/cli/console.h"
+
+namespace ziggurat::cli {
+namespace {
+
+/// That a run's save under way is waited for.
+constexpr std::chrono::seconds kLockWait{10};
+
+std::string all_lines(const std::vector<const LineOfCheckpoints*>& lines) {
+  std::vector<std::string> texts;
+  for (const LineOfCheckpoints* const line : lines) texts.push_back(line->description());
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+/// The line that is meant.
+const LineOfCheckpoints* chosen(const LineHistory& history, const CkptCommand& command) {
+  const std::string& folder = command.paths.at(0);
+  std::vector<const LineOfCheckpoints*> fit;
+  if (command.line.empty()) {
+    fit = history.newest();
+    if (fit.empty()) return nullptr;
+  } else {
+    for (const LineOfCheckpoints& line : history.lines()) {
+      const bool is_it =
+          line.id ? to_text(*line.id).starts_with(command.line) : command.line == "none";
+      if (is_it) fit.push_back(&line);
+    }
+  }
+  if (fit.size() == 1) return fit.front();
+  std::vector<const LineOfCheckpoints*> all;
+  for (const LineOfCheckpoints& line : history.lines()) all.push_back(&line);
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("ckpt prune {}: {} lines of history {}: say with --line which one: {}",
+                          folder, fit.size(),
+                          command.line.empty() ? "could be meant" : "begin with " + command.line,
+                          all_lines(all)));
+}
+
+std::vector<CheckpointEntry> going(const LineOfCheckpoints& line, const CkptCommand& command) {
+  std::vector<CheckpointEntry> gone;
+  if (command.keep_last == 0) {
+    for (const CheckpointFacts& its : line.checkpoints) gone.push_back(its.entry);
+    return gone;
+  }
+  const auto newest = std::find_if(line.checkpoints.rbegin(), line.checkpoints.rend(),
+                                   [](const CheckpointFacts& its) { return its.counts(); });
+  if (newest == line.checkpoints.rend()) return gone;
+  const Retention retention{.keep_last = command.keep_last,
+                            .keep_every = command.keep_every,
+                            .keep_best = command.keep_best};
+  return expired(line.checkpoints, retention, *newest);
+}
+
+Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
+  const std::string& folder = command.paths.at(0);
+  const auto io = runtime.io_engine(runtime.reactor, folder);
+  const TextPlace place{.reactor = runtime.reactor, .io = *io};
+  const auto lock = lock_checkpoints(place, folder, kLockWait);
+  Task<std::vector<CheckpointFacts>> looking = look_at_checkpoints(place, folder);
+  const std::vector<CheckpointFacts> all = co_await std::move(looking);
+  for (const CheckpointFacts& its : all) {
+    if (!its.counts())
+      console.line(fmt::format("{}/{} does not count, and stays unless its line is removed: {}",
+                               folder, its.entry.name, its.flaw));
+  }
+  const LineHistory history(all);
+  const LineOfCheckpoints* const line = chosen(history, command);
+  std::size_t removed = 0;
+  if (line != nullptr) {
+    for (const CheckpointEntry& entry : going(*line, command)) {
+      const std::string directory = folder + "/" + entry.name;
+      const std::string left = remove_checkpoint(*io, directory);
+      console.line(left.empty() ? "removed " + directory : left);
+      ++removed;
+    }
+    if (removed > 0) io->sync_directory(folder);
+  }
+  console.line(fmt::format("{}: {} checkpoints stay", folder, all.size() - removed));
+}
+
+}  // namespace
+
+int ckpt_prune(const CkptCommand& command) {
+  if (command.keep_last == 0 && command.line.empty())
+    throw UsageError("ckpt prune: say with --keep-last N how many checkpoints stay");
+  Console console;
+  const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
+  runtime->reactor.block_on(prune(*runtime, command, console));
+  return 0;
+}
+
+}  // namespace ziggurat::cli
