@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "optimizer/gradient.h"
+#include "optimizer/square_sum.h"
 #include "tests/optimizer/state.h"
 #include "tests/support/cuda_memory.h"
 
@@ -111,6 +112,22 @@ TEST(CudaRoundGradient, SquaresThatOverflowAreAddedInDouble) {
   EXPECT_GT(sums[0], 1e38);  // so the case is what its name says
   EXPECT_TRUE(std::isfinite(sums[0]));
   EXPECT_TRUE(std::isinf(sums[1]));
+}
+
+/// A first block whose sum is 2^54 times each of the others': one by one they vanish beside it, and
+/// together they would not.
+TEST(CudaRoundGradient, SumsOfBlocksAreAddedFromTheFirstOn) {
+  std::vector<float> values(kTile + 3 * internal::kSumBlock, 0.0F);
+  for (std::size_t i = 0; i < values.size(); i += internal::kSumBlock)
+    values[i] = i % kTile == 0 ? 0x1p15F : 0x1p-12F;
+  for (const DType dtype : kAllTypes) {
+    expect_rounded(dtype, values, 0, 21);
+    std::vector<std::byte> out(values.size() * size_bytes(dtype));
+    const std::vector<double> sums = round_as_specified(values, {dtype, out});
+    EXPECT_EQ(sums[0], 0x1p30);
+    EXPECT_EQ(sums[1], 0x1p30);
+    EXPECT_GT((3 * 0x1p-24) + 0x1p30, 0x1p30);  // so the case is what its name says
+  }
 }
 
 /// In place, what an order of blocks may change is a value that was overwritten before it was read.
