@@ -200,7 +200,7 @@ bool no_registers() { return false; }
 void hash_nothing(const OptimizerStep&, const Slice&, bool, TileHashes&) {}
 
 bool can_hash_adamw(const OptimizerStep& step, const Slice& tile) {
-  return step.kind == OptimizerKind::kAdamW && step.rounding == Rounding::kNearest &&
+  return step.kind == OptimizerKind::kAdamW && step.rounding.params == Rounding::kNearest &&
          tile.format == StateFormat::kFp32 && tile.grad_dtype == DType::kBFloat16 &&
          tile.param_dtype == DType::kBFloat16 &&
          reinterpret_cast<std::uintptr_t>(tile.param) % kStreamAlignment == 0 &&

@@ -56,19 +56,26 @@ HWY_INLINE WordPair noise_pair(std::uint32_t first_key, std::uint32_t second_key
           noise_bits(first_key, second_key, indices.high)};
 }
 
-template <class Order, bool kSecond>
-HWY_INLINE Noise noise_of(bool stochastic, const Slice& slice, std::size_t i) {
+HWY_INLINE WordPair upper_noise(WordPair draw) {
+  return {hn::ShiftRight<16>(draw.low), hn::ShiftRight<16>(draw.high)};
+}
+
+/// kMoments: how many are rounded; with none, drawn.moments is false.
+template <class Order, std::size_t kMoments>
+HWY_INLINE Noise noise_of(Drawn drawn, const Slice& slice, std::size_t i) {
   const W nearest = hn::Set(Words(), kNearestNoise);
   const WordPair none{nearest, nearest};
-  if (!stochastic) return {none, none, none};
+  if (!drawn.param && !drawn.moments) return {none, none, none};
   const NoiseKey key = slice.noise_key;
-  const WordPair index = Order::indices(slice.in_tile + static_cast<std::uint32_t>(i));
-  const W lower = hn::Set(Words(), 0xffffu);
+  const WordPair index = Order::indices(slice.noise_index + static_cast<std::uint32_t>(i));
+  const W mask = hn::Set(Words(), 0xffffu);
   const WordPair draw = noise_pair(key.first, key.second, index);
-  const WordPair second = kSecond ? noise_pair(key.first, key.second + kSecondDraw, index) : none;
-  return {{hn::And(draw.low, lower), hn::And(draw.high, lower)},
-          {hn::ShiftRight<16>(draw.low), hn::ShiftRight<16>(draw.high)},
-          {hn::ShiftRight<16>(second.low), hn::ShiftRight<16>(second.high)}};
+  const WordPair lower{hn::And(draw.low, mask), hn::And(draw.high, mask)};
+  if (!drawn.moments) return {lower, none, none};
+  if (!drawn.param) return {none, upper_noise(draw), lower};
+  if (kMoments < 2) return {lower, upper_noise(draw), none};
+  return {lower, upper_noise(draw),
+          upper_noise(noise_pair(key.first, key.second + kSecondDraw, index))};
 }
 
 /// Parameters that are only written are stored past the cache, which saves reading their lines
@@ -99,8 +106,9 @@ HWY_INLINE void store_param(Pair masters, WordPair noise, bool past_cache, const
   }
 }
 
-/// Masters as a format keeps them, then moments.
+/// Masters as a format keeps them, then moments. kRounds: to bf16, from step to step.
 struct Fp32Masters {
+  static constexpr bool kRounds = false;
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {
     return load_fp32(slice.master, i);
   }
@@ -110,6 +118,7 @@ struct Fp32Masters {
 };
 
 struct SplitMasters {
+  static constexpr bool kRounds = false;
   static HWY_INLINE F join(W param, hn::Vec<SignedWords> residual) {
     return hn::BitCast(Floats(), hn::Add(hn::ShiftLeft<16>(param), hn::BitCast(Words(), residual)));
   }
@@ -130,6 +139,7 @@ struct SplitMasters {
 
 template <class Order>
 struct Bf16Masters {
+  static constexpr bool kRounds = true;
   static HWY_INLINE Pair load(const Slice& slice, std::size_t i) {
     return Order::load_bf16(slice.param_in, i);
   }

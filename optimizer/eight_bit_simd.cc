@@ -91,7 +91,7 @@ HWY_INLINE void update_pair(const OptimizerStep& step, const Slice& slice, std::
       Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
   const Pair made{low.master, high.master};
   const WordPair noise =
-      noise_of<InOrder, false>(step.rounding == Rounding::kStochastic, slice, i).param;
+      noise_of<InOrder, 0>(drawn_by(slice.format, step.rounding), slice, i).param;
   Fp32Masters::store(made, noise, slice, i);
   if (slice.param != nullptr) store_param<InOrder>(made, noise, past_cache, slice, i);
   const Pair moments{low.moment, high.moment};

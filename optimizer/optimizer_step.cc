@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kNames{"adamw", "adam", "lion", "adagrad", "sgd"};
 
+constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
+
 /// base^exponent by repeated squaring from the lowest bit: a fixed order, where pow() is whatever
 /// the libm of the day does.
 double power(double base, std::uint64_t exponent) {
@@ -37,6 +39,19 @@ std::span<const std::string_view> optimizer_names() noexcept { return kNames; }
 std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<OptimizerKind>(i);
+  }
+  return std::nullopt;
+}
+
+std::string_view to_string(Rounding rounding) noexcept {
+  return kRoundings[static_cast<std::size_t>(rounding)];
+}
+
+std::span<const std::string_view> rounding_names() noexcept { return kRoundings; }
+
+std::optional<Rounding> parse_rounding(std::string_view name) noexcept {
+  for (std::size_t i = 0; i < kRoundings.size(); ++i) {
+    if (kRoundings[i] == name) return static_cast<Rounding>(i);
   }
   return std::nullopt;
 }

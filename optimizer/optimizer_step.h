@@ -23,17 +23,33 @@ std::string_view to_string(OptimizerKind kind) noexcept;
 std::span<const std::string_view> optimizer_names() noexcept;
 std::optional<OptimizerKind> parse_optimizer(std::string_view name) noexcept;
 
-/// How fp32 becomes bf16: parameters, and moments where they are bf16.
+/// How fp32 becomes bf16.
 enum class Rounding : std::uint8_t {
   kNearest,     ///< ties away from zero
   kStochastic,  ///< up with the probability of the part cut off; see optimizer/rounding.h
+};
+
+/// "nearest", "stochastic".
+std::string_view to_string(Rounding rounding) noexcept;
+/// In the order of Rounding.
+std::span<const std::string_view> rounding_names() noexcept;
+std::optional<Rounding> parse_rounding(std::string_view name) noexcept;
+
+/// What of a step is rounded how.
+struct Roundings {
+  /// Arrays that are kept in bf16 from step to step: moments, and the master of StateFormat::kBf16,
+  /// which is the parameter. Nearest, they lose what is less than half of their last place.
+  Rounding state = Rounding::kNearest;
+  /// Parameters that are made of an fp32 master, which loses nothing.
+  Rounding params = Rounding::kNearest;
+  friend bool operator==(const Roundings&, const Roundings&) = default;
 };
 
 /// The scalars of one step, computed once (in double, powers of beta by repeated squaring in a
 /// fixed order) for all chunks.
 struct OptimizerStep {
   OptimizerKind kind;
-  Rounding rounding;
+  Roundings rounding;
   float beta1, one_minus_beta1;  ///< SGD: beta1 is the momentum
   float beta2, one_minus_beta2;
   float eps;
@@ -57,7 +73,7 @@ struct OptimizerStep {
 
   struct Settings {
     OptimizerKind kind = OptimizerKind::kAdamW;
-    Rounding rounding = Rounding::kNearest;
+    Roundings rounding;
     float learning_rate;
     float beta1;
     float beta2;
@@ -66,7 +82,7 @@ struct OptimizerStep {
     float grad_scale;
     std::uint64_t t;         ///< number of this step, from 1
     std::uint64_t seed = 0;  ///< of stochastic rounding
-    /// The generation that is made, where parameters count their own steps; 0: t.
+    /// What keys the noise in place of t; 0: t.
     std::uint64_t rounding_step = 0;
     float dampening = 0;    ///< SGD: finite; changes nothing without momentum
     bool nesterov = false;  ///< SGD: changes nothing without momentum

@@ -27,8 +27,9 @@ void internal::check_update(StepView steps, const RecordView& view, const Record
   ZIGGURAT_CHECK(!in_record || view.param.dtype == DType::kBFloat16,
                  "a {} parameter beside a record that holds it in bf16",
                  to_string(view.param.dtype));
-  ZIGGURAT_CHECK(view.format != StateFormat::kSplit || steps[0].rounding == Rounding::kNearest,
-                 "a split master rounds to nearest");
+  ZIGGURAT_CHECK(
+      view.format != StateFormat::kSplit || steps[0].rounding.params == Rounding::kNearest,
+      "a split master rounds to nearest");
   std::size_t covered = 0;
   for (const DecayRun& run : runs) {
     ZIGGURAT_CHECK(run.begin == covered && run.end >= run.begin,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "optimizer/slice.h"
@@ -31,12 +32,16 @@ Slice slice_of(OptimizerKind kind, const RecordView& view, const RecordFormat& f
 /// Walks the runs of a record from front to back.
 class Runs {
  public:
-  Runs(StepView steps, std::span<const DecayRun> runs) : steps_(steps), run_(runs.begin()) {}
+  /// `one_key`: what lies under several keys of a parameter's noise is walked in as many parts.
+  Runs(StepView steps, std::span<const DecayRun> runs, bool one_key)
+      : steps_(steps), run_(runs.begin()), one_key_(one_key) {}
 
   struct Part {
     std::size_t begin, end;
     const OptimizerStep& step;
     float decay;
+    /// Of its first element; its key is of no use where it lies under several.
+    std::optional<ParamPlace> place;
   };
   /// From where the last one ended up to `end`, or to the end of the run if that is nearer.
   Part next(std::size_t end) {
@@ -44,13 +49,19 @@ class Runs {
     const std::size_t begin = at_;
     at_ = std::min(end, run_->end);
     const OptimizerStep& step = steps_[run_->group];
-    return {begin, at_, step, run_->decay ? step.decay : step.no_decay};
+    std::optional<ParamPlace> place = run_->place;
+    if (place) {
+      place->first += begin - run_->begin;
+      if (one_key_) at_ = std::min<std::size_t>(at_, begin + place->together(0));
+    }
+    return {begin, at_, step, run_->decay ? step.decay : step.no_decay, place};
   }
   std::size_t at() const { return at_; }
 
  private:
   StepView steps_;
   std::span<const DecayRun>::iterator run_;
+  bool one_key_;
   std::size_t at_ = 0;
 };
 

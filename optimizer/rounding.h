@@ -8,6 +8,8 @@
 
 #include "base/dtype.h"
 #include "base/numerics/rounding.h"
+#include "optimizer/optimizer_step.h"
+#include "optimizer/state_kind.h"
 #include "optimizer/xxh3.h"
 
 namespace ziggurat {
@@ -29,17 +31,57 @@ constexpr float joined(SplitMaster split) noexcept {
                               static_cast<std::uint32_t>(static_cast<std::int32_t>(residual)));
 }
 
-/// Random 32 bits of element `index` of a tile (under kTileElements) in a step: a hash of a
-/// counter, so that no thread, chunk or register width changes them. Two multiply-xorshift rounds
-/// with a word of the key before each (the multipliers are those of Ettinger & Wellons's triple32
-/// search); one 32-bit lane each, where Philox takes ten rounds of 64-bit products.
+/// Random 32 bits of element `index` under a key: a hash of a counter, so that no thread, chunk or
+/// register width changes them. Two multiply-xorshift rounds with a word of the key before each
+/// (the multipliers are those of Ettinger & Wellons's triple32 search); one 32-bit lane each, where
+/// Philox takes ten rounds of 64-bit products.
 struct NoiseKey {
   std::uint32_t first, second;
 };
-/// The key of the model's tile number `tile` in a step with that OptimizerStep::rounding_key.
+/// Keys of `key`, one for each number.
+constexpr NoiseKey noise_key(std::uint64_t key, std::uint64_t number) noexcept {
+  const std::uint64_t mixed = internal::xxh3::hash_word(key, number);
+  return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
+}
+/// In stores that do not name their rounding: the key of the model's tile number `tile` in a step
+/// with that OptimizerStep::rounding_key; an element's index is its place in the tile.
 constexpr NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) noexcept {
-  const std::uint64_t key = internal::xxh3::hash_word(rounding_key, tile);
-  return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+  return noise_key(rounding_key, tile);
+}
+
+/// In all others noise is a parameter's own: of its name and of the element in the whole of it,
+/// wherever that lies. An element's place for some that follow each other in a record.
+struct ParamPlace {
+  std::uint64_t name = 0;   ///< hash of the parameter's name
+  std::uint64_t first = 0;  ///< the first one's number in what this rank has of the parameter
+  /// That is all of it, or of each `ranks` blocks of `block` elements the one number `rank`.
+  std::uint64_t block = 0;
+  std::uint32_t rank = 0, ranks = 1;
+
+  /// The number of element `i` of those in the whole parameter.
+  constexpr std::uint64_t whole(std::uint64_t i) const noexcept {
+    const std::uint64_t own = first + i;
+    if (ranks == 1) return own;
+    return own + (own / block * (ranks - 1) + rank) * block;
+  }
+  /// How many from `i` on follow each other there too, and have one key.
+  constexpr std::uint64_t together(std::uint64_t i) const noexcept {
+    const std::uint64_t of_key = kOfKey - whole(i) % kOfKey;
+    if (ranks == 1) return of_key;
+    const std::uint64_t of_block = block - (first + i) % block;
+    return of_block < of_key ? of_block : of_key;
+  }
+  friend bool operator==(const ParamPlace&, const ParamPlace&) = default;
+
+  static constexpr std::uint64_t kOfKey = std::uint64_t{1} << 32;
+};
+/// What the keys of a parameter are made of, in one of its steps.
+constexpr std::uint64_t param_key(std::uint64_t rounding_key, std::uint64_t name) noexcept {
+  return internal::xxh3::hash_word(rounding_key, name);
+}
+/// Of element `element` of the whole parameter; its index is the lower half of that number.
+constexpr NoiseKey param_noise(std::uint64_t param_key, std::uint64_t element) noexcept {
+  return noise_key(param_key, element / ParamPlace::kOfKey);
 }
 constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {
   std::uint32_t x = index * 0x9e3779b9u + key.first;
@@ -52,8 +94,25 @@ constexpr std::uint32_t noise_bits(NoiseKey key, std::uint32_t index) noexcept {
   x *= 0xed5ad4bbu;
   return x ^ (x >> 16);
 }
-/// exp_avg_sq draws from the key with this added to its second word; the parameter takes the lower
-/// 16 bits of an element's first draw, the first moment its upper 16.
+/// Each array of an element has 16 bits of its own, or their errors would agree. The first moment
+/// takes the upper half of the first draw; the parameter the lower one, or, where it is rounded to
+/// nearest, the second moment does. Otherwise that takes the upper half of a second draw, whose key
+/// has this added to its second word.
 inline constexpr std::uint32_t kSecondDraw = 0x85ebca6bu;
+
+/// What of an element is rounded with noise.
+struct Drawn {
+  bool param;  ///< or the master, where it is the parameter
+  bool moments;
+};
+constexpr Drawn drawn_by(StateFormat format, const Roundings& rounding) noexcept {
+  const bool state = rounding.state == Rounding::kStochastic;
+  const bool params = rounding.params == Rounding::kStochastic;
+  switch (format) {
+    case StateFormat::kBf16: return {.param = state, .moments = state};
+    case StateFormat::kBf16Moments: return {.param = params, .moments = state};
+    default: return {.param = params, .moments = false};
+  }
+}
 
 }  // namespace ziggurat

@@ -33,9 +33,9 @@ struct Slice {
   std::byte* param;  ///< null: the record's is enough
 
   std::size_t count;
-  float decay;            ///< OptimizerStep::decay or no_decay
-  NoiseKey noise_key;     ///< of the tile
-  std::uint32_t in_tile;  ///< the first element's place in its tile
+  float decay;                ///< OptimizerStep::decay or no_decay
+  NoiseKey noise_key;         ///< of all its elements
+  std::uint32_t noise_index;  ///< the first one's under that key
 };
 
 constexpr std::size_t moment_bytes(StateFormat format) noexcept {
@@ -65,7 +65,7 @@ constexpr Slice part_of(const Slice& slice, std::size_t begin, std::size_t end) 
   if (slice.grad != nullptr) part.grad += begin * size_bytes(slice.grad_dtype);
   if (slice.param != nullptr) part.param += begin * size_bytes(slice.param_dtype);
   part.count = end - begin;
-  part.in_tile += static_cast<std::uint32_t>(begin);
+  part.noise_index += static_cast<std::uint32_t>(begin);
   return part;
 }
 

@@ -43,12 +43,17 @@ struct ElementNoise {
   std::uint32_t moments[kMomentsMax] = {kNearestNoise, kNearestNoise};
 };
 
-/// For element `in_tile` of the tile with that key.
-constexpr ElementNoise noise_of(Rounding rounding, NoiseKey key, std::uint32_t in_tile) {
-  if (rounding == Rounding::kNearest) return {};
-  const std::uint32_t first = noise_bits(key, in_tile);
-  const std::uint32_t second = noise_bits({key.first, key.second + kSecondDraw}, in_tile);
-  return {first & 0xffffu, {first >> 16, second >> 16}};
+/// For the element of that index under that key.
+constexpr ElementNoise noise_of(Drawn drawn, NoiseKey key, std::uint32_t index) {
+  ElementNoise noise;
+  if (!drawn.param && !drawn.moments) return noise;
+  const std::uint32_t first = noise_bits(key, index);
+  if (drawn.param) noise.param = first & 0xffffu;
+  if (!drawn.moments) return noise;
+  noise.moments[0] = first >> 16;
+  noise.moments[1] = drawn.param ? noise_bits({key.first, key.second + kSecondDraw}, index) >> 16
+                                 : first & 0xffffu;
+  return noise;
 }
 
 ZIGGURAT_HOST_DEVICE inline void store_master(const Slice& slice, std::size_t i, float master,

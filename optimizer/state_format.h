@@ -30,6 +30,8 @@
 
 namespace ziggurat {
 
+struct DecayRun;
+
 /// "fp32", "bf16-moments", "8bit", "split", "bf16".
 std::string_view to_string(StateFormat format) noexcept;
 /// In the order of StateFormat.
@@ -67,17 +69,18 @@ void require_compatible(StateFormat format, Rounding rounding, bool param_is_bf1
 /// in [0, 1e30], or not 0 for an optimizer other than Adagrad.
 void require_initial_accumulator(OptimizerKind kind, float value);
 
-/// The rounding of parameters after step `step` of a run (OptimizerStep::rounding_key).
+/// The rounding of parameters of fp32 masters in a step (OptimizerStep::rounding_key).
 struct ParamRounding {
   Rounding rounding = Rounding::kNearest;
   std::uint64_t seed = 0;
   std::uint64_t step = 0;  ///< 0: initial values, which are rounded to nearest
 };
 /// The parameters that go with a record, with the bits of the update that made it: those it holds,
-/// or its masters rounded as that step did. `first_element` as in RecordView.
+/// or its masters rounded as that step did. `first_element` as in RecordView; `runs` as of its
+/// update, and as far as its places go.
 void read_params(StateFormat format, std::span<const std::byte> record,
                  const ParamRounding& rounding, std::uint64_t first_element,
-                 TypedSpan<std::byte> params);
+                 std::span<const DecayRun> runs, TypedSpan<std::byte> params);
 
 /// The masters of a record of `format`, exactly, and the other way: with moments of zero, which is
 /// how training begins, but for Adagrad's sum, which begins as `initial_accumulator`, rounded to

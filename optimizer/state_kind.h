@@ -18,9 +18,15 @@ enum class StateFormat : std::uint8_t {
   kSplit,        ///< the bits of kFp32, the master in two halves: bf16 parameter and residual
   /// The bf16 parameter is the master: relative error of each value at most 2^-8. Rounded to
   /// nearest, an update of less than 2^-9 of its parameter is lost, and so is exp_avg_sq's decay
-  /// from beta2 = 0.996 on: use Rounding::kStochastic.
+  /// from beta2 = 0.996 on; rounded stochastically, as is the default, both are kept on average.
   kBf16,
 };
+
+/// Whether any array is kept in bf16 from step to step: what Roundings::state is about. kSplit's
+/// parameter is none: with its residual it is an fp32 master.
+constexpr bool rounds_state(StateFormat format) noexcept {
+  return format == StateFormat::kBf16Moments || format == StateFormat::kBf16;
+}
 
 /// 2 for AdamW and Adam (exp_avg, exp_avg_sq), 1 for Lion (exp_avg), Adagrad (sum) and SGD
 /// (momentum_buffer): torch.optim's names.

@@ -11,6 +11,7 @@
 #include "optimizer/rounding.h"
 #include "optimizer/state_format.h"
 #include "optimizer/state_values.h"
+#include "optimizer/update.h"
 
 namespace ziggurat {
 namespace {
@@ -39,7 +40,7 @@ void fill_sums(StateFormat format, float value, std::size_t count, const RecordF
 
 void read_params(StateFormat format, std::span<const std::byte> record,
                  const ParamRounding& rounding, std::uint64_t first_element,
-                 TypedSpan<std::byte> out) {
+                 std::span<const DecayRun> runs, TypedSpan<std::byte> out) {
   const std::size_t count = out.count();
   if (holds_param(format)) {
     ZIGGURAT_CHECK(out.dtype == DType::kBFloat16 && record.size() >= out.bytes.size(),
@@ -56,12 +57,20 @@ void read_params(StateFormat format, std::span<const std::byte> record,
   if (nearest || out.dtype != DType::kBFloat16) return round_params(masters, out);
   const std::span<bf16> params = out.as<bf16>();
   const std::uint64_t rounding_key = mix_seed(rounding.seed, rounding.step);
-  for (std::size_t begin = 0; begin < params.size(); begin += kTileElements) {
-    const NoiseKey noise = tile_noise(rounding_key, (first_element + begin) / kTileElements);
-    const std::size_t end = std::min(begin + kTileElements, params.size());
-    for (std::size_t i = begin; i < end; ++i) {
-      const std::uint32_t drawn = noise_bits(noise, static_cast<std::uint32_t>(i - begin));
-      params[i] = round_with_noise(quiet(masters[i]), drawn & 0xffffU);
+  const auto round_at = [&](std::size_t i, NoiseKey key, std::uint64_t index) {
+    const std::uint32_t drawn = noise_bits(key, static_cast<std::uint32_t>(index));
+    params[i] = round_with_noise(quiet(masters[i]), drawn & 0xffffU);
+  };
+  for (const DecayRun& run : runs) {
+    const std::uint64_t key = run.place ? param_key(rounding_key, run.place->name) : 0;
+    for (std::size_t i = run.begin; i < std::min(run.end, params.size()); ++i) {
+      if (run.place) {
+        const std::uint64_t element = run.place->whole(i - run.begin);
+        round_at(i, param_noise(key, element), element);
+      } else {
+        const std::uint64_t element = first_element + i;
+        round_at(i, tile_noise(rounding_key, element / kTileElements), element % kTileElements);
+      }
     }
   }
 }

@@ -59,6 +59,11 @@ class PaddedTile {
       std::array<std::byte, kTileElements * sizeof(float)> param_values_{};
 };
 
+bool rounds_with_noise(const OptimizerStep& step, StateFormat format) {
+  const Drawn drawn = drawn_by(format, step.rounding);
+  return drawn.param || drawn.moments;
+}
+
 /// A record's tiles, one after the other.
 class Pass {
  public:
@@ -69,7 +74,7 @@ class Pass {
         view_(view),
         format_(format),
         record_(internal::slice_of(kind_, view, format)),
-        runs_(steps, runs),
+        runs_(steps, runs, /*one_key=*/rounds_with_noise(steps[0], view.format)),
         moments_(moment_count(kind_)),
         tiles_(tiles_of(elements_of(view))) {
     const std::size_t whole = elements_of(view) / kTileElements;
@@ -145,13 +150,18 @@ class Pass {
     if (slice.param_in != slice.param_record)
       slice.param_in = reinterpret_cast<const bf16*>(slice.param);
     slice.noise_key = tile_noise(rounding_key_, view_.first_element / kTileElements + tile);
-    slice.in_tile = 0;
+    slice.noise_index = 0;
     return slice;
   }
 
   static void update_part(const Slice& tile, std::size_t first, const Runs::Part& run) {
     Slice part = internal::part_of(tile, run.begin - first, run.end - first);
     part.decay = run.decay;
+    if (run.place) {
+      const std::uint64_t element = run.place->whole(0);
+      part.noise_key = param_noise(param_key(run.step.rounding_key, run.place->name), element);
+      part.noise_index = static_cast<std::uint32_t>(element);
+    }
     internal::update(run.step, part);
   }
 

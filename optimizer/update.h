@@ -10,11 +10,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "base/typed_span.h"
 #include "optimizer/optimizer_step.h"
+#include "optimizer/rounding.h"
 #include "optimizer/state_format.h"
 
 namespace ziggurat {
@@ -25,6 +27,9 @@ struct DecayRun {
   std::size_t end;
   bool decay;
   std::uint32_t group = 0;  ///< whose step: of StepScalars
+  /// Where stochastic rounding is keyed by parameters: where the run is in its own. Otherwise the
+  /// key is of the model's tile (RecordView::first_element).
+  std::optional<ParamPlace> place = std::nullopt;
 };
 
 /// A step's scalars for each parameter group; kind, rounding and key are the same in all. A single
@@ -54,7 +59,8 @@ struct RecordView {
   /// The masters are taken anew from `param`, as it was, before the step; the moments stay. Not
   /// with param_not_read.
   bool masters_from_param = false;
-  /// The record's first element among the model's (whole tiles): keys stochastic rounding.
+  /// The record's first element among the model's (whole tiles): keys stochastic rounding where
+  /// runs have no place.
   std::uint64_t first_element = 0;
 };
 

@@ -21,9 +21,17 @@ namespace ziggurat::internal::HWY_NAMESPACE {
 
 #if ZIGGURAT_HAVE_VECTORS
 
-/// Gradients and parameters in bf16, rounded to nearest: what nearly every run asks for.
-inline bool is_common(const OptimizerStep& step, const Slice& slice) {
-  return step.rounding == Rounding::kNearest && slice.grad_dtype == DType::kBFloat16 &&
+/// Gradients and parameters in bf16, and each format's own rounding: state that is kept in bf16
+/// with noise, parameters of fp32 masters to nearest. What nearly every run asks for.
+template <class Masters, class Moments>
+constexpr Drawn common_drawn() {
+  return {.param = Masters::kRounds, .moments = Moments::kRounds};
+}
+template <class Masters, class Moments>
+bool is_common(Drawn drawn, const Slice& slice) {
+  constexpr Drawn common = common_drawn<Masters, Moments>();
+  return drawn.param == common.param && drawn.moments == common.moments &&
+         slice.grad_dtype == DType::kBFloat16 &&
          (slice.param == nullptr || slice.param_dtype == DType::kBFloat16);
 }
 
@@ -33,16 +41,16 @@ std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
   // Copies whose address nobody has, so that the broadcast constants stay in registers across the
   // stores; and what is known of the common case is known to the compiler, which then has one path
   // whose values all fit the registers.
-  OptimizerStep step = step_in;
+  const OptimizerStep step = step_in;
   Slice slice = slice_in;
+  Drawn drawn = drawn_by(slice.format, step.rounding);
   if (kCommon) {
-    step.rounding = Rounding::kNearest;
+    drawn = common_drawn<Masters, Moments>();
     slice.grad_dtype = DType::kBFloat16;
     slice.param_dtype = DType::kBFloat16;
   }
-  const bool stochastic = step.rounding == Rounding::kStochastic;
   const bool past_cache = store_params_past_cache(slice);
-  constexpr bool kSecondNoise = Rule::kMoments == 2 && Moments::kRounds;
+  constexpr std::size_t kRounded = Moments::kRounds ? Rule::kMoments : 0;
   std::size_t i = 0;
   for (; i + kPair <= slice.count; i += kPair) {
     const Pair master = Masters::load(slice, i);
@@ -54,7 +62,7 @@ std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
     const Elements high =
         Rule::updated(step, slice.decay, {master.high, moment.high, second.high}, gradient.high);
     const Pair made{low.master, high.master};
-    const Noise noise = noise_of<Order, kSecondNoise>(stochastic, slice, i);
+    const Noise noise = noise_of<Order, kRounded>(drawn, slice, i);
     Masters::store(made, noise.param, slice, i);
     Moments::store({low.moment, high.moment}, noise.moment, slice.moments[0], i);
     if (Rule::kMoments == 2)
@@ -66,9 +74,9 @@ std::size_t update_pairs(const OptimizerStep& step_in, const Slice& slice_in) {
 
 template <class Rule, class Masters, class Moments, class Order>
 void update_by_rule(const OptimizerStep& step, const Slice& slice) {
-  const std::size_t done = is_common(step, slice)
-                               ? update_pairs<Rule, Masters, Moments, Order, true>(step, slice)
-                               : update_pairs<Rule, Masters, Moments, Order, false>(step, slice);
+  const bool common = is_common<Masters, Moments>(drawn_by(slice.format, step.rounding), slice);
+  const std::size_t done = common ? update_pairs<Rule, Masters, Moments, Order, true>(step, slice)
+                                  : update_pairs<Rule, Masters, Moments, Order, false>(step, slice);
   scalar::update(step, part_of(slice, done, slice.count));
 }
 

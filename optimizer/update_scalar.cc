@@ -35,9 +35,10 @@ void update_blocks(const OptimizerStep& step, const Slice& slice, std::size_t mo
 void update(const OptimizerStep& step, const Slice& slice) {
   if (slice.format == StateFormat::k8Bit)
     return update_blocks(step, slice, moment_count(step.kind));
+  const Drawn drawn = drawn_by(slice.format, step.rounding);
   for (std::size_t i = 0; i < slice.count; ++i) {
-    const auto in_tile = slice.in_tile + static_cast<std::uint32_t>(i);
-    update_element(step, slice, i, noise_of(step.rounding, slice.noise_key, in_tile));
+    const auto index = slice.noise_index + static_cast<std::uint32_t>(i);
+    update_element(step, slice, i, noise_of(drawn, slice.noise_key, index));
   }
 }
 

@@ -42,6 +42,9 @@ struct LoadOptions {
   /// + values.size()) of `unit`'s flat parameters, and those that the model lacks are left out;
   /// notes list both. Not given: either is an error.
   std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)> initialize = {};
+  /// It is the store that the new one takes the place of: what it does not say of its rounding, the
+  /// new one does not either.
+  bool in_place = false;
 };
 
 }  // namespace ziggurat

@@ -44,14 +44,35 @@ std::vector<std::byte> bytes_of(const JsonField& field) {
   return bytes;
 }
 
-ordered_json state_json(const std::optional<StateKind>& state) {
+ordered_json state_json(const std::optional<StateKind>& state,
+                        const std::optional<Roundings>& rounding) {
   if (!state) return nullptr;
-  return {{"optimizer", to_string(state->optimizer)}, {"format", to_string(state->format)}};
+  ordered_json json{{"optimizer", to_string(state->optimizer)},
+                    {"format", to_string(state->format)}};
+  if (rounding) {
+    json["state_rounding"] = to_string(rounding->state);
+    json["param_rounding"] = to_string(rounding->params);
+  }
+  return json;
+}
+
+std::optional<Roundings> rounding_of(const JsonField& field) {
+  if (field.is_null() || !field.has("state_rounding")) return std::nullopt;
+  const auto word = [&](const char* key) {
+    const std::optional<Rounding> rounding = parse_rounding(field.at(key).text());
+    if (!rounding) field.at(key).refuse("this program does not know that rounding");
+    return *rounding;
+  };
+  return Roundings{.state = word("state_rounding"), .params = word("param_rounding")};
 }
 
 std::optional<StateKind> state_of(const JsonField& field) {
   if (field.is_null()) return std::nullopt;
-  field.require_keys({"optimizer", "format"});
+  if (field.has("state_rounding")) {
+    field.require_keys({"optimizer", "format", "state_rounding", "param_rounding"});
+  } else {
+    field.require_keys({"optimizer", "format"});
+  }
   const auto optimizer = parse_optimizer(field.at("optimizer").text());
   const auto format = parse_state_format(field.at("format").text());
   if (!optimizer || !format) field.refuse("this program does not know that state");
@@ -90,7 +111,7 @@ ordered_json content_json(const StateContent& content) {
     resume[name] = ordered_json(nlohmann::json::parse(text));
   return {{"model", content.model},
           {"dtype", to_string(content.dtype)},
-          {"state", state_json(content.state)},
+          {"state", state_json(content.state, content.rounding)},
           {"step", content.step},
           {"run_identity", content.run_identity},
           {"numerics_fingerprint", content.numerics_fingerprint},
@@ -134,6 +155,7 @@ StateContent content_of(const JsonField& field) {
   if (!parse_dtype(dtype.text())) dtype.refuse("it is no type of parameters");
   content.dtype = *parse_dtype(dtype.text());
   content.state = state_of(field.at("state"));
+  content.rounding = rounding_of(field.at("state"));
   content.step = field.at("step").number();
   content.run_identity = field.at("run_identity").text();
   content.numerics_fingerprint = field.at("numerics_fingerprint").text();

@@ -28,6 +28,7 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
   content_.model = its.model;
   content_.dtype = its.dtype;
   content_.state = its.state;
+  content_.rounding = its.rounding;
   content_.step = its.step;
   content_.line = its.line;
   content_.blob = std::move(blob);

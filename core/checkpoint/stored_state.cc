@@ -61,6 +61,7 @@ void StoredState::describe() {
   content_ = {.model = tables_.front().model().name,
               .dtype = tables_.front().dtype(),
               .state = tables_.front().state(),
+              .rounding = tables_.front().rounding(),
               .units = {},
               .tensors = {},
               .step = 0,

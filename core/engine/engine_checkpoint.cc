@@ -45,6 +45,7 @@ StateContent EngineImpl::content(const CheckpointRequest& request) const {
   return {.model = model_.name,
           .dtype = model_.dtype,
           .state = table_->state(),
+          .rounding = table_->rounding(),
           .units = runs.units(),
           .tensors = runs.tensors(),
           .step = generation_,

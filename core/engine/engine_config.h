@@ -2,9 +2,11 @@
 // core/engine/engine_config.h: the engine's settings, with their defaults and units.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,9 +25,13 @@ namespace ziggurat {
 /// change.
 struct OptimizerConfig {
   StateKind state;  ///< AdamW, everything in fp32
-  /// For bf16 parameters, and for moments where they are bf16. Not stochastic with
-  /// StateFormat::kSplit
-  Rounding rounding = Rounding::kNearest;
+  /// How arrays that are kept in bf16 from step to step are rounded (Roundings::state), and bf16
+  /// parameters that are made of fp32 masters; the second not stochastic with StateFormat::kSplit.
+  /// For a store's life: not given, they are those of the store that is there, and a new one's are
+  /// stochastic and nearest. A store that does not name its own, as those before did not, is
+  /// rounded to nearest unless this says otherwise.
+  std::optional<Rounding> state_rounding;
+  std::optional<Rounding> param_rounding;
   std::uint64_t rounding_seed = 0;
   float beta1 = 0.9F;  ///< SGD: the momentum
   float beta2 = 0.95F;
@@ -169,6 +175,11 @@ struct EngineConfig {
   /// With Resume::kReshard: called with what the store says before it is cut anew, on the engine's
   /// thread; refuses by throwing.
   std::function<void(const StateContent& content)> before_reshard;
+
+  /// Of a trainer that lends its memory: how many steps the parameter of each unit has made, as
+  /// `blob` says, which is empty where there is none yet. With it stochastic rounding of parameters
+  /// does not ask for every gradient in every step.
+  std::function<std::vector<std::uint64_t>(std::span<const std::byte> blob)> param_steps;
 
   /// Called on the engine's thread just before a generation may become durable; for logs that must
   /// not lag behind it.

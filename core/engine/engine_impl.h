@@ -141,6 +141,8 @@ class EngineImpl final : public LentEngine {
   Task<Lease> state_lease(ChunkId id, std::uint64_t size_bytes);
   Task<ItemMemory> item_of(ChunkId id);
   Task<> take_record(ChunkId id, const WorkMemory& work);
+  void count_steps();
+  std::uint64_t steps_of(UnitId unit, std::uint64_t generation) const;
   void report_progress(ChunkId id, const char* what);
 
   // engine_load.cc
@@ -340,6 +342,8 @@ class EngineImpl final : public LentEngine {
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
+  Roundings rounding_;                    // the store's, or what it lets the config choose
+  std::vector<std::uint64_t> own_steps_;  // per unit, that the trainer's blob counts; or none
   double state_seconds_ = 0;
   std::vector<std::byte> last_blob_;     // of generation_, wrapped
   std::optional<BlobLine> line_record_;  // where the line is not that of the store's own uuid

@@ -86,7 +86,7 @@ void EngineImpl::validate_lent() const {
     require(lent.dtype == dtype && lent.count() == unit.count(),
             fmt::format("unit '{}': {} elements of {} are lent, and it has {} of {}", unit.name,
                         lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
-    require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+    require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        dtype == DType::kBFloat16);
   }
 }
@@ -189,10 +189,15 @@ std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const st
     return Error(ErrorCode::kInvalidArgument, refusal_text(refusal, options));
   const bool some_left_out =
       std::ranges::any_of(gradients, [](const auto& gradient) { return gradient.bytes.empty(); });
-  if (!some_left_out || config_.optimizer.rounding != Rounding::kStochastic) return std::nullopt;
-  return Error(ErrorCode::kUnimplemented,
-               "a step that leaves parameters out, with stochastic rounding: a store would round "
-               "them anew when it is opened; round to nearest");
+  const bool counted = table_->rounding() && config_.param_steps;
+  const bool drawn = drawn_by(table_->state().format, rounding_).param;
+  if (!some_left_out || !drawn || counted || holds_param(table_->state().format))
+    return std::nullopt;
+  return Error(
+      ErrorCode::kUnimplemented,
+      "a step that leaves parameters out, with stochastic rounding of parameters that "
+      "nobody counts the steps of: the store would round them anew when it is opened; make "
+      "a new store, or choose `param_rounding=nearest`");
 }
 
 /// All ranks make the step, or none does, and each throws. Whether it is to be stored, too, is rank
@@ -238,6 +243,9 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) grads_->arrived(id).set();
   const StepScalars steps = scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
   last_blob_ = wrap_blob(generation_ + 1, line_record_, options.blob);
+  for (UnitId u = 0; u < own_steps_.size(); ++u) {
+    if (!gradients[u].bytes.empty()) ++own_steps_[u];
+  }
   blob_awaited_ = options.blob_follows;
   sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
   ++generation_;

@@ -42,6 +42,7 @@ Task<> EngineImpl::load_state() {
   std::vector<RecordCopies::Repair> repairs;
   for (bool stands = false; !stands;) {
     read_blob(store.state());
+    count_steps();
     opened_bytes_ = 0;
     std::vector<RecordDamage> damaged;
     const std::function<Task<>(std::size_t)> load = [&](std::size_t id) {

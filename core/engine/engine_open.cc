@@ -8,9 +8,11 @@
 #include <limits>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/for_each.h"
 #include "core/engine/engine_impl.h"
+#include "core/engine/store_rounding.h"
 #include "core/plan/auto_placement.h"
 #include "core/sharding/stored_records.h"
 #include "tiers/record_hash.h"
@@ -137,6 +139,7 @@ Task<> EngineImpl::open_store() {
                               "alone: give another directory",
                               storage_->paths()));
     }
+    rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
     check_identity(state);
     require_slots(state);
     resumed_ = true;
@@ -156,7 +159,12 @@ Task<> EngineImpl::open_store() {
                                                     .saves = config_.checkpoint.saves},
                                                    config_.host_budget_bytes);
     const std::uint64_t chunk_tiles = is_lent() ? tiles : co_await storage_->quorum.min(tiles);
-    table_.emplace(model_, chunk_tiles, kind, cut);
+    const std::optional<Roundings> named =
+        source_ == nullptr
+            ? rounding_of_new_store(config_.optimizer)
+            : rounding_of_copy(config_.optimizer, source_->content(), load_options_.in_place);
+    table_.emplace(model_, chunk_tiles, kind, cut, named);
+    rounding_ = rounding_of_store(config_.optimizer, named);
   }
   plan_ = plan_host(*table_, config_.placement, reduction(),
                     {config_.host_budget_bytes, config_.checkpoint.saves});
@@ -222,25 +230,25 @@ Task<> EngineImpl::build_floors() {
   to_device_ = device_.create_stream("host to device");
   to_host_ = device_.create_stream("device to host");
   tasks_.emplace(runtime_.reactor);
-  context_.emplace(Context{
-      .reactor = runtime_.reactor,
-      .workers = *runtime_.workers,
-      .metrics = runtime_.metrics,
-      .trace = runtime_.trace.get(),
-      .device = device_,
-      .to_device = *to_device_,
-      .to_host = *to_host_,
-      .compute = *compute_,
-      .pool = *pool_,
-      .ranks = *channels_,
-      .table = *table_,
-      .placement = config_.placement,
-      .rounding = {.rounding = config_.optimizer.rounding, .seed = config_.optimizer.rounding_seed},
-      .cancel = cancel_,
-      .tasks = *tasks_,
-      .lent = lent_memory_,
-      .chunk_nodes = node_plan_.chunk_nodes,
-      .fail = [this](std::exception_ptr error) { fail(error); }});
+  context_.emplace(
+      Context{.reactor = runtime_.reactor,
+              .workers = *runtime_.workers,
+              .metrics = runtime_.metrics,
+              .trace = runtime_.trace.get(),
+              .device = device_,
+              .to_device = *to_device_,
+              .to_host = *to_host_,
+              .compute = *compute_,
+              .pool = *pool_,
+              .ranks = *channels_,
+              .table = *table_,
+              .placement = config_.placement,
+              .rounding = {.rounding = rounding_.params, .seed = config_.optimizer.rounding_seed},
+              .cancel = cancel_,
+              .tasks = *tasks_,
+              .lent = lent_memory_,
+              .chunk_nodes = node_plan_.chunk_nodes,
+              .fail = [this](std::exception_ptr error) { fail(error); }});
   params_ = ParamHome::create(*context_, storage_->places, lent_params_);
   // Without a limit a unit stays whose next use is not known.
   const auto limit = [](std::uint64_t elements) {
@@ -295,9 +303,24 @@ Task<EngineImpl::ItemMemory> EngineImpl::item_of(ChunkId id) {
 /// `work` has the record of generation_: where it stays and the parameters at home are made from
 /// it.
 Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
-  co_await params_->publish_record(id, generation_, work.record, work.param);
+  const std::uint64_t step = steps_of(table_->chunk(id).unit, generation_);
+  co_await params_->publish_record(id, step, work.record, work.param);
   if (records_->updated_on_device(id)) co_await records_->bring_home(id, work.record);
   records_->set_holds(id, generation_);
+}
+
+/// Of the blob that it was opened with.
+void EngineImpl::count_steps() {
+  if (!table_->rounding() || !config_.param_steps) return;
+  own_steps_ = config_.param_steps(resumed_blob_);
+  ZIGGURAT_CHECK(own_steps_.size() == table_->unit_count(), "{} counts of steps for {} parameters",
+                 own_steps_.size(), table_->unit_count());
+}
+
+/// What keys the rounding of the unit's parameters in `generation`, the one that is made or the
+/// newest.
+std::uint64_t EngineImpl::steps_of(UnitId unit, std::uint64_t generation) const {
+  return own_steps_.empty() ? generation : own_steps_[unit];
 }
 
 void EngineImpl::make_sweep() {
@@ -313,6 +336,8 @@ void EngineImpl::make_sweep() {
       .ranks = storage_->quorum,
       .unit_updated = [this](UnitId unit,
                              std::uint64_t generation) { unit_updated(unit, generation); },
+      .param_steps = [this](UnitId unit,
+                            std::uint64_t generation) { return steps_of(unit, generation); },
       .writes = writes_ ? &*writes_ : nullptr,
       .watch = saves_.get()};
   sweep_ = std::make_unique<OptimizerSweep>(*context_, std::move(parts), std::move(settings),
@@ -339,6 +364,7 @@ Task<> EngineImpl::create_state(const Initializer& initialize) {
   co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   loader_.reset();
   begin_line();
+  count_steps();
   last_blob_ = wrap_blob(generation_, line_record_, resumed_blob_);
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(generation_);

@@ -122,7 +122,7 @@ EngineConfig Resharding::config() const {
 std::unique_ptr<EngineImpl> Resharding::build() {
   auto engine =
       std::make_unique<EngineImpl>(engine_.model_, config(), engine_.runtime_, engine_.device_);
-  engine->open(*stored_, {.continues_line = true});
+  engine->open(*stored_, {.continues_line = true, .in_place = true});
   engine->make_durable();  // no rank goes on before the parts of all are whole
   const int ranks = stored_->content().layout.ranks;
   engine->notes_.insert(

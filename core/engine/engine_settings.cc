@@ -22,7 +22,6 @@ constexpr IntegerRange kElements{.min = 1, .max = std::int64_t{1} << 50};
 constexpr IntegerRange kElementsOrNone{.min = 0, .max = std::int64_t{1} << 50};
 constexpr NumberRange kBeta{.min = 0, .max = 0.999999};
 
-constexpr std::array<std::string_view, 2> kRoundings{"nearest", "stochastic"};
 constexpr std::array<std::string_view, 3> kSpeculations{"auto", "never", "always"};
 constexpr std::array<std::string_view, 4> kResumes{"auto", "never", "new", "reshard"};
 
@@ -49,6 +48,23 @@ SettingOf<EngineConfig> betas() {
       {.values = "B1,B2", .help = "the optimizer's moving averages; the first is sgd's momentum"});
 }
 
+/// What commands said before there were two.
+SettingOf<EngineConfig> both_roundings() {
+  return In::custom(
+      "rounding", kText,
+      [](const EngineConfig& config) -> SettingValue {
+        const OptimizerConfig& its = config.optimizer;
+        if (!its.state_rounding || its.state_rounding != its.param_rounding) return {};
+        return std::string(to_string(*its.state_rounding));
+      },
+      [](EngineConfig& config, const SettingValue& value) {
+        const std::size_t word = require_one_of(std::get<std::string>(value), rounding_names());
+        config.optimizer.state_rounding = static_cast<Rounding>(word);
+        config.optimizer.param_rounding = config.optimizer.state_rounding;
+      },
+      {.values = "nearest|stochastic", .help = "state_rounding and param_rounding in one"});
+}
+
 std::vector<SettingOf<EngineConfig>> optimizer_table() {
   return {
       In::word("optimizer", [](auto& c) -> auto& { return c.optimizer.state.optimizer; },
@@ -62,9 +78,17 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
                 .help = "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), "
                         "split (fp32's bits, fewer bytes read) or bf16",
                 .at_resume = AtResume::kFixed}),
-      In::word("rounding", [](auto& c) -> auto& { return c.optimizer.rounding; }, kRoundings,
+      In::word("state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
+               rounding_names(),
                {.values = "nearest|stochastic",
-                .help = "of 16-bit parameters and moments; not stochastic with split"}),
+                .help = "of moments and masters that are kept in bf16 (state formats bf16-moments "
+                        "and bf16), for a store's life; default: stochastic in a new store"}),
+      In::word("param_rounding", [](auto& c) -> auto& { return c.optimizer.param_rounding; },
+               rounding_names(),
+               {.values = "nearest|stochastic",
+                .help = "of bf16 parameters that are made of fp32 masters, for a store's life; "
+                        "default: nearest; not stochastic with split"}),
+      both_roundings(),
       betas(),
       In::number("eps", [](auto& c) -> auto& { return c.optimizer.eps; }, {.min = 0, .max = 1},
                  {.values = "X", .help = "added to what the optimizer divides by"}),

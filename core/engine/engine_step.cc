@@ -24,7 +24,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
   const OptimizerConfig& optimizer = config_.optimizer;
   const Betas betas = betas_of(options);
   OptimizerStep::Settings settings{.kind = optimizer.state.optimizer,
-                                   .rounding = optimizer.rounding,
+                                   .rounding = rounding_,
                                    .learning_rate = options.learning_rate,
                                    .beta1 = static_cast<float>(betas.beta1),
                                    .beta2 = static_cast<float>(betas.beta2),
@@ -32,8 +32,9 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
                                    .weight_decay = optimizer.weight_decay,
                                    .grad_scale = grad_scale,
                                    .t = generation_ + 1,
-                                   .seed = optimizer.rounding_seed,
-                                   .rounding_step = generation_ + 1};
+                                   .seed = optimizer.rounding_seed};
+  // Noise that is a parameter's own counts its own steps.
+  if (!table_->rounding()) settings.rounding_step = generation_ + 1;
   if (!options.groups.empty()) return scalars_of(options.groups, settings);
   StepScalars steps{OptimizerStep::make(settings)};
   for (const ParamGroup& group : config_.param_groups) {
@@ -55,6 +56,7 @@ StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
                                    OptimizerStep::Settings settings) {
   StepScalars steps;
   const float grad_scale = settings.grad_scale;
+  const std::uint64_t generation = settings.t;
   for (const GroupStep& group : groups) {
     settings.learning_rate = group.learning_rate;
     settings.beta1 = group.beta1;
@@ -62,7 +64,7 @@ StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
     settings.eps = group.eps;
     settings.weight_decay = group.weight_decay;
     settings.grad_scale = grad_scale * group.grad_scale;
-    settings.t = group.steps == 0 ? settings.rounding_step : group.steps;
+    settings.t = group.steps == 0 ? generation : group.steps;
     settings.dampening = group.dampening;
     settings.nesterov = group.nesterov;
     settings.maximize = group.maximize;

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "core/engine/engine_impl.h"
 #include "core/engine/store_builder.h"
+#include "core/engine/store_rounding.h"
 #include "tiers/striping.h"
 
 namespace ziggurat {
@@ -42,7 +43,7 @@ void EngineImpl::validate() {
             "checkpoint saves: parameters are in the trainer's memory, and such an engine saves no "
             "checkpoints yet");
   } else {
-    require_compatible(config_.optimizer.state.format, config_.optimizer.rounding,
+    require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        model_.dtype == DType::kBFloat16);
   }
   require_undivided_scales(config_.optimizer.state.format, config_.tensor_parallel);

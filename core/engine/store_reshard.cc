@@ -20,6 +20,7 @@
 #include "core/engine/engine_settings.h"
 #include "core/engine/storage.h"
 #include "core/engine/store_builder.h"
+#include "core/engine/store_rounding.h"
 #include "core/plan/host_plan.h"
 #include "tiers/meeting.h"
 #include "tiers/store_succession.h"
@@ -156,6 +157,10 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   const ModelSpec part = part_of(target.model, target.tensor_parallel);
   const std::uint64_t tiles = smallest_chunk_tiles(part, state, cut, target.host_budget_bytes);
   Result result;
+  OptimizerConfig as_it_is;
+  as_it_is.state = state;
+  const std::optional<Roundings> rounding =
+      rounding_of_copy(as_it_is, content(), /*in_place=*/true);
   if (is_so_already(ChunkTable(part, tiles, state, cut.front()))) co_return result;
   const std::vector<std::size_t> order = succession_->order();
   succession_->lock_old();
@@ -165,7 +170,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
     for (const Sharding& its : cut) {
       ranks_.push_back(
           {.builder = std::make_unique<StoreBuilder>(
-               runtime_, *stored_, ChunkTable(part, tiles, state, its),
+               runtime_, *stored_, ChunkTable(part, tiles, state, its, rounding),
                StoreBuilder::Request{.run_identity = target.run_identity,
                                      .numerics_fingerprint = content().numerics_fingerprint,
                                      .slots = static_cast<int>(stored_->slots()),

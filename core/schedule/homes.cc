@@ -137,14 +137,14 @@ Task<> ParamHome::write_item(std::size_t item, std::span<const std::byte> bytes)
   co_await swap_->write(item, bytes, hash, IoPriority::kWriteBack);
 }
 
-Task<> ParamHome::publish_record(ChunkId id, std::uint64_t generation,
-                                 std::span<const std::byte> record, std::span<std::byte> item) {
+Task<> ParamHome::publish_record(ChunkId id, std::uint64_t step, std::span<const std::byte> record,
+                                 std::span<std::byte> item) {
   const TypedSpan<std::byte> param = destination(id, item);
   ParamRounding rounding = context_.rounding;
-  rounding.step = context_.table.chunk(id).constant ? 0 : generation;  // that of its record
+  rounding.step = context_.table.chunk(id).constant ? 0 : step;
   const std::function<void()> job = [&] {
     read_params(context_.table.state_format(id), record, rounding, context_.table.first_element(id),
-                param);
+                context_.table.decay_runs(id), param);
   };
   {
     const LentMemory::Use its(context_.lent);

@@ -44,9 +44,9 @@ class ParamHome {
   Task<> publish_from_device(ChunkId chunk, TypedDeviceSpan<const std::byte> values,
                              std::span<std::byte> item);
 
-  /// The same from the `record` of `generation`, with the bits of the update that made it; `item`
-  /// as given by item_bytes().
-  Task<> publish_record(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record,
+  /// The same from a `record`, with the bits of the update that made it, its parameter's `step`;
+  /// `item` as given by item_bytes().
+  Task<> publish_record(ChunkId chunk, std::uint64_t step, std::span<const std::byte> record,
                         std::span<std::byte> item);
   /// Parameters stay in memory between updates, where `destination` is.
   bool in_memory() const noexcept { return tier_ != Tier::kNvme && !out_of_reach(); }

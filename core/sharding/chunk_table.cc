@@ -25,25 +25,36 @@ std::vector<std::uint64_t> begins_of(const UnitSpec& unit) {
 }
 
 /// The settings of elements [begin, end) of `unit`, whose parameters begin at `begins`; what lies
-/// behind them is padding and does not decay.
+/// behind them is padding and does not decay. `part` is what the unit has of parameters that are
+/// divided, where noise is theirs.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_t> begins,
-                              std::uint64_t begin, std::uint64_t end) {
+                              std::uint64_t begin, std::uint64_t end,
+                              const std::optional<TensorPart>& part) {
   std::vector<DecayRun> runs;
-  const auto append = [&](std::uint64_t from, std::uint64_t to, bool decay, std::uint32_t group) {
+  const auto append = [&](std::uint64_t from, DecayRun run, const ParamSpec* param) {
+    const std::uint64_t offset = from;
     from = std::max(from, begin);
-    to = std::min(to, end);
-    if (from >= to) return;
-    if (!runs.empty() && runs.back().decay == decay && runs.back().group == group) {
-      runs.back().end = to - begin;
+    run.end = std::min<std::uint64_t>(run.end, end);
+    if (from >= run.end) return;
+    run.begin = from - begin;
+    run.end -= begin;
+    if (param != nullptr && part) run.place = place_of(*param, *part, from - offset);
+    const bool goes_on = !runs.empty() && !run.place && !runs.back().place &&
+                         runs.back().decay == run.decay && runs.back().group == run.group;
+    if (goes_on) {
+      runs.back().end = run.end;
     } else {
-      runs.push_back({from - begin, to - begin, decay, group});
+      runs.push_back(run);
     }
   };
   // A unit may have thousands of parameters, and a chunk a few of them.
   auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, begin) - begins.begin()) - 1;
-  for (; p < unit.params.size() && begins[p] < end; ++p)
-    append(begins[p], begins[p + 1], unit.params[p].decay, unit.params[p].group);
-  append(begins.back(), end, false, 0);
+  for (; p < unit.params.size() && begins[p] < end; ++p) {
+    const ParamSpec& param = unit.params[p];
+    append(begins[p],
+           {.begin = 0, .end = begins[p + 1], .decay = param.decay, .group = param.group}, &param);
+  }
+  append(begins.back(), {.begin = 0, .end = end, .decay = false}, nullptr);
   return runs;
 }
 
@@ -66,11 +77,12 @@ std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_coun
 }  // namespace
 
 ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state,
-                       Sharding sharding)
+                       Sharding sharding, std::optional<Roundings> rounding)
     : model_(model),
       chunk_tiles_max_(chunk_tiles_max),
       state_(state),
       sharding_(sharding),
+      rounding_(rounding),
       record_format_(ziggurat::record_format(state)),
       constant_format_({{"master fp32", sizeof(float) * kTileElements}}) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
@@ -118,8 +130,11 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
     }
   }
   const std::vector<std::uint64_t> begins = begins_of(unit);
+  const Drawn drawn = drawn_by(state_.format, rounding_.value_or(Roundings()));
+  std::optional<TensorPart> part;
+  if (drawn.param || drawn.moments) part = sharding_.tensor;
   for (const Chunk& chunk : std::span(chunks_).subspan(units_.back().first_chunk))
-    decay_runs_.push_back(runs_of(unit, begins, chunk.begin, chunk.begin + chunk.count));
+    decay_runs_.push_back(runs_of(unit, begins, chunk.begin, chunk.begin + chunk.count, part));
   constant_cuts_.emplace_back();
   for (const TileRun& run : constant.empty() ? std::span<const TileRun>() : std::span(cut)) {
     bool everywhere = true;

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,7 +63,7 @@ class ChunkTable {
  public:
   /// Errors: kInvalidArgument for a model without units or a unit without parameters.
   ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, StateKind state = {},
-             Sharding sharding = {});
+             Sharding sharding = {}, std::optional<Roundings> rounding = std::nullopt);
   /// The table a store was created with. Errors: kInvalidArgument if `model`, `state` or
   /// `sharding` is not that of `layout`, saying where they differ. Stages 1 to 3 have one layout.
   /// Which parameters are constant, the layout says: each must be frozen in `model`, which may have
@@ -133,6 +134,9 @@ class ChunkTable {
   /// Per chunk; empty where none is constant.
   std::vector<bool> constant_chunks() const;
   const StateKind& state() const noexcept { return state_; }
+  /// What the layout says of rounding; then stochastic rounding is keyed by parameters. Nothing: it
+  /// is the run's, keyed by tiles, as in stores that were made before layouts said so.
+  const std::optional<Roundings>& rounding() const noexcept { return rounding_; }
   /// The format of every chunk that is not constant.
   const RecordFormat& record_format() const noexcept { return record_format_; }
   const RecordFormat& record_format(ChunkId id) const noexcept {
@@ -155,12 +159,12 @@ class ChunkTable {
     return end - std::min(end, chunk(id).begin);
   }
   /// Where chunk `id` begins among the model's elements, padding of one rank's counted: what noise
-  /// is keyed by, so that it stays the same when the state is cut anew.
+  /// of tiles is keyed by, so that it stays the same when the state is cut anew.
   std::uint64_t first_element(ChunkId id) const noexcept {
     return unit(chunk(id).unit).first_tile_alone * kTileElements + chunk(id).begin;
   }
-  /// Which elements of a chunk decay and whose settings they have; covers the whole chunk, padding
-  /// too.
+  /// Which elements of a chunk decay and whose settings they have, and, if rounding() draws noise,
+  /// where in which parameter they are; covers the whole chunk, padding too.
   std::span<const DecayRun> decay_runs(ChunkId id) const noexcept { return decay_runs_[id]; }
   /// Where layers are divided among ranks: what of a unit is not, so that every part has it whole;
   /// in order. Empty where nothing is divided.
@@ -185,6 +189,7 @@ class ChunkTable {
   std::uint64_t chunk_tiles_max_;
   StateKind state_;
   Sharding sharding_;
+  std::optional<Roundings> rounding_;
   RecordFormat record_format_;
   RecordFormat constant_format_;
   std::vector<UnitChunks> units_;

@@ -93,6 +93,21 @@ StateKind state_in(const nlohmann::json& layout) {
   return {*optimizer, *format};
 }
 
+/// Stores that were made before layouts said so do not name it, nor do those where nothing is
+/// rounded with noise.
+std::optional<Roundings> rounding_in(const nlohmann::json& layout) {
+  const JsonField top(layout, kPlace);
+  if (!top.has("rounding")) return std::nullopt;
+  const JsonField its = top.at("rounding");
+  const auto word = [&](const char* key) {
+    const JsonField field = its.at(key);
+    const std::optional<Rounding> rounding = parse_rounding(field.text());
+    if (!rounding) field.refuse("this program does not know that rounding");
+    return *rounding;
+  };
+  return Roundings{.state = word("state"), .params = word("params")};
+}
+
 Sharding sharding_in(const nlohmann::json& layout) {
   const int ranks = layout.value("ranks", 1);
   const int parts = layout.value("tensor_parallel", 1);
@@ -224,6 +239,10 @@ std::string ChunkTable::layout() const {
                            {"state_format", to_string(state_.format)},
                            {"record", record_format_.text()},
                            {"param", param_text(model_.dtype)}};
+  if (rounding_) {
+    layout["rounding"] = {{"state", to_string(rounding_->state)},
+                          {"params", to_string(rounding_->params)}};
+  }
   if (sharding_.ranks() > 1) {  // a store of one rank says nothing of ranks
     layout["ranks"] = sharding_.ranks();
     if (sharding_.tensor.ranks > 1) layout["tensor_parallel"] = sharding_.tensor.ranks;
@@ -282,7 +301,7 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   }
   require_sharding(json, sharding);
   ChunkTable table(with_constants(model, layout), json.value("chunk_tiles_max", std::uint64_t{1}),
-                   state, sharding);
+                   state, sharding, rounding_in(json));
   if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -301,7 +320,7 @@ ChunkTable ChunkTable::of_layout(const std::string& layout, int rank) {
   ModelSpec model = model_in(json);
   model.dtype = dtype_in(json);
   const auto chunk_tiles_max = json["chunk_tiles_max"].get<std::uint64_t>();
-  return {model, chunk_tiles_max, state_in(json), its};
+  return {model, chunk_tiles_max, state_in(json), its, rounding_in(json)};
 }
 
 std::string layout_of_pieces(const std::string& layout) {

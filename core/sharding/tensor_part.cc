@@ -5,8 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "base/check.h"
+#include "base/checksum.h"
 #include "base/error.h"
 
 namespace ziggurat {
@@ -87,6 +89,15 @@ std::vector<ElementRun> shared_runs(const UnitSpec& unit) {
     begin = end;
   }
   return runs;
+}
+
+ParamPlace place_of(const ParamSpec& param, TensorPart part, std::uint64_t first) {
+  ParamPlace place{.name = hash64(std::as_bytes(std::span(param.name)), 0), .first = first};
+  if (param.tp_dim < 0 || part.ranks == 1) return place;
+  place.block = Stretches(param, part).length;
+  place.rank = static_cast<std::uint32_t>(part.rank);
+  place.ranks = static_cast<std::uint32_t>(part.ranks);
+  return place;
 }
 
 void for_each_run(const UnitSpec& unit, TensorPart part, std::uint64_t first, std::uint64_t count,

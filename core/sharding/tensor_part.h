@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/sharding/model_spec.h"
+#include "optimizer/rounding.h"
 
 namespace ziggurat {
 
@@ -40,6 +41,10 @@ struct ElementRun {
   std::uint64_t begin, end;
   std::uint64_t count() const noexcept { return end - begin; }
 };
+/// Where element `first` of `part`'s parameter, and what follows it, is in the whole one: what
+/// noise is keyed by. `param` has the part's shape.
+ParamPlace place_of(const ParamSpec& param, TensorPart part, std::uint64_t first);
+
 /// What of a part's unit is not divided: every rank has it; in order.
 std::vector<ElementRun> shared_runs(const UnitSpec& unit);
 

@@ -67,6 +67,22 @@ void require_blob(std::span<const std::byte> blob) {
                           kTrainerBlobBytes));
 }
 
+/// What a blob begins with; an empty one is of generation 0.
+std::vector<std::uint64_t> steps_in(std::span<const std::byte> blob, std::size_t params) {
+  std::vector<std::uint64_t> steps(params);
+  if (blob.empty()) return steps;
+  StepsHeader header;
+  const std::uint64_t counts_bytes = steps.size() * sizeof(steps[0]);
+  if (blob.size() >= sizeof(header)) std::memcpy(&header, blob.data(), sizeof(header));
+  if (blob.size() < sizeof(header) + counts_bytes || header.magic != StepsHeader::kMagic ||
+      header.params != steps.size()) {
+    throw Error(ErrorCode::kDataLoss,
+                "the store's blob does not begin with its parameters' counts of steps");
+  }
+  std::memcpy(steps.data(), blob.data() + sizeof(header), counts_bytes);
+  return steps;
+}
+
 /// Sum of squares of one run of elements, tile by tile.
 double squares(TypedSpan<const std::byte> values) {
   std::vector<float> widened(kTileElements);
@@ -107,6 +123,9 @@ EmbeddedEngine::EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam
   config.placement.params = config.placement.grads = Tier::kTrainer;
   config.blob_bytes_max =
       sizeof(StepsHeader) + steps_.size() * sizeof(steps_[0]) + kTrainerBlobBytes;
+  config.param_steps = [count = params.size()](std::span<const std::byte> blob) {
+    return steps_in(blob, count);
+  };
   if (config.host_budget_bytes == 0) {
     const RunPlan plan = plan_run({.model = model_,
                                    .state = config.optimizer.state,
@@ -123,16 +142,9 @@ void EmbeddedEngine::read_steps() {
   if (!engine_->resumed()) return;
   const std::span<const std::byte> blob = engine_->resumed_blob();
   if (blob.empty()) return;  // of generation 0
-  StepsHeader header;
+  steps_ = steps_in(blob, steps_.size());
   const std::uint64_t counts_bytes = steps_.size() * sizeof(steps_[0]);
-  if (blob.size() >= sizeof(header)) std::memcpy(&header, blob.data(), sizeof(header));
-  if (blob.size() < sizeof(header) + counts_bytes || header.magic != StepsHeader::kMagic ||
-      header.params != steps_.size()) {
-    throw Error(ErrorCode::kDataLoss,
-                "the store's blob does not begin with its parameters' counts of steps");
-  }
-  std::memcpy(steps_.data(), blob.data() + sizeof(header), counts_bytes);
-  const std::span<const std::byte> own = blob.subspan(sizeof(header) + counts_bytes);
+  const std::span<const std::byte> own = blob.subspan(sizeof(StepsHeader) + counts_bytes);
   resumed_blob_.assign(own.begin(), own.end());
 }
 

@@ -179,7 +179,8 @@ void check_model(const Settings& settings, const TrainOptions& options) {
                                  settings.described("context"), options.model.context_max));
   }
   read_with(settings, "state_format", [&](const std::string&) {
-    require_compatible(options.engine.optimizer.state.format, options.engine.optimizer.rounding,
+    require_compatible(options.engine.optimizer.state.format,
+                       options.engine.optimizer.param_rounding.value_or(Rounding::kNearest),
                        options.model.dtype == DType::kBFloat16);
   });
   read_with(settings, "param_groups", [&](const std::string&) {

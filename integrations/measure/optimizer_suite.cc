@@ -66,8 +66,11 @@ std::uint64_t choose_params(const OptimizerBenchOptions& options) {
   return records * kRecordElements;
 }
 
-OptimizerStep step_of(OptimizerKind kind) {
+/// With the rounding of a new store.
+OptimizerStep step_of(OptimizerKind kind, StateFormat format) {
+  const Rounding of_state = rounds_state(format) ? Rounding::kStochastic : Rounding::kNearest;
   return OptimizerStep::make({.kind = kind,
+                              .rounding = {.state = of_state},
                               .learning_rate = 1e-4F,
                               .beta1 = 0.9F,
                               .beta2 = 0.95F,
@@ -109,7 +112,7 @@ class Memory {
         .grad = as_typed(std::span<const bf16>(grad(index))),
         .param = holds_param(format_) ? TypedSpan<std::byte>{} : as_typed(param(index))};
     const DecayRun whole{0, kRecordElements, true};
-    update_record(step_of(kind_), view, {&whole, 1});
+    update_record(step_of(kind_, format_), view, {&whole, 1});
   }
   void run_ceiling(std::size_t index, const CeilingWalk& walk) {
     CeilingShape shape;

@@ -29,7 +29,7 @@ class Pass {
         record_(record),
         real_(internal::elements_of(view)),
         kind_(steps[0].kind),
-        runs_(steps, runs),
+        runs_(steps, runs, /*one_key=*/false),
         scratch_(scratch) {}
 
   void run() {
@@ -53,6 +53,9 @@ class Pass {
     Stretch stretch{.step = part.step,
                     .slice = part_of(arrays, part.begin - first, part.end - first),
                     .first = view_.first_element + part.begin,
+                    .by_param = part.place.has_value(),
+                    .place = part.place.value_or(ParamPlace()),
+                    .key = part.place ? param_key(part.step.rounding_key, part.place->name) : 0,
                     .real = real_ > part.begin ? real_ - part.begin : 0};
     stretch.slice.decay = part.decay;
     return stretch;

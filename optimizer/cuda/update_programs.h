@@ -25,15 +25,23 @@ namespace ziggurat::cuda {
 struct Stretch {
   OptimizerStep step;
   internal::Slice slice;  ///< its key and place in a tile are not looked at
-  std::uint64_t first;    ///< the slice's first element among the model's: keys the noise
-  std::size_t real;       ///< elements the trainer has; the slice's others are padding
+  std::uint64_t first;    ///< the slice's first element among the model's: keys the noise,
+  bool by_param;          ///< unless `place` in its parameter does, with
+  ParamPlace place;
+  std::uint64_t key;  ///< param_key()
+  std::size_t real;   ///< elements the trainer has; the slice's others are padding
 
   ZIGGURAT_HOST_DEVICE internal::ElementNoise noise(std::size_t i) const {
-    if (step.rounding == Rounding::kNearest) return {};
+    const Drawn drawn = drawn_by(slice.format, step.rounding);
+    if (!drawn.param && !drawn.moments) return {};
+    if (by_param) {
+      const std::uint64_t element = place.whole(i);
+      return internal::noise_of(drawn, param_noise(key, element),
+                                static_cast<std::uint32_t>(element));
+    }
     const std::uint64_t element = first + i;
-    const NoiseKey key = tile_noise(step.rounding_key, element / kTileElements);
-    return internal::noise_of(step.rounding, key,
-                              static_cast<std::uint32_t>(element % kTileElements));
+    const NoiseKey of_tile = tile_noise(step.rounding_key, element / kTileElements);
+    return internal::noise_of(drawn, of_tile, static_cast<std::uint32_t>(element % kTileElements));
   }
 };
 

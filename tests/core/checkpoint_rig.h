@@ -48,7 +48,7 @@ inline EngineConfig config_of(const Layout& layout, const std::string& store) {
   config.placement.optimizer = layout.optimizer;
   config.placement.params = layout.params;
   config.optimizer.state.format = layout.format;
-  config.optimizer.rounding = layout.rounding;
+  config.optimizer.state_rounding = config.optimizer.param_rounding = layout.rounding;
   config.optimizer.rounding_seed = kRoundingSeed;
   config.checkpoint.saves = true;
   return config;

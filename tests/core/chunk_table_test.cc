@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -106,6 +107,58 @@ TEST(ChunkTable, ALayoutKnowsTheTypeOfParametersAndRefusesAnother) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("parameters are bf16, this run's fp32"));
   }
   EXPECT_THROW(ChunkTable::param_dtype(R"({"param": "int4, rounded"})"), Error);
+}
+
+TEST(ChunkTable, ALayoutNamesItsRounding) {
+  const ModelSpec model = small_model();
+  const StateKind state{OptimizerKind::kAdamW, StateFormat::kBf16};
+  const Roundings rounding{.state = Rounding::kStochastic};
+  const ChunkTable table(model, 2, state, {}, rounding);
+  EXPECT_EQ(ChunkTable::from_layout(model, table.layout(), state).rounding(), rounding);
+  EXPECT_EQ(ChunkTable::of_layout(table.layout(), 0).rounding(), rounding);
+  const ChunkTable before(model, 2, state);
+  EXPECT_EQ(before.layout().find("rounding"), std::string::npos);
+  EXPECT_EQ(ChunkTable::from_layout(model, before.layout(), state).rounding(), std::nullopt);
+  EXPECT_FALSE(before.decay_runs(0).front().place);
+}
+
+/// Every element of every parameter is keyed once, as its name and number in the whole, on whatever
+/// rank it is.
+TEST(ChunkTable, PlacesAreThoseOfElementsInTheWholeParameter) {
+  ModelSpec whole = small_model();
+  for (UnitSpec& unit : whole.units) {
+    unit.params[0].shape = {unit.params[0].shape[0], 120};
+    unit.params[0].tp_dim = 1;
+    unit.params[0].tp_sections = 2;
+  }
+  constexpr int kParts = 3;
+  const ModelSpec part = part_of(whole, kParts);
+  const StateKind state{OptimizerKind::kAdamW, StateFormat::kBf16};
+  std::map<std::uint64_t, std::vector<int>> seen;  // by name: how often each element
+  for (const UnitSpec& unit : whole.units) {
+    for (const ParamSpec& param : unit.params)
+      seen[place_of(param, {}, 0).name].resize(param.count());
+  }
+  for (int tensor = 0; tensor < kParts; ++tensor) {
+    for (int rank = 0; rank < 2; ++rank) {
+      Sharding sharding{2, rank, 2};
+      sharding.tensor = {.rank = tensor, .ranks = kParts};
+      const ChunkTable table(part, 2, state, sharding, Roundings{.state = Rounding::kStochastic});
+      for (ChunkId id = 0; id < table.chunks().size(); ++id) {
+        for (const DecayRun& run : table.decay_runs(id)) {
+          if (!run.place) continue;  // padding
+          std::vector<int>& its = seen.at(run.place->name);
+          for (std::size_t i = 0; i < run.end - run.begin; ++i) ++its.at(run.place->whole(i));
+        }
+      }
+    }
+  }
+  for (const UnitSpec& unit : whole.units) {
+    EXPECT_EQ(seen[place_of(unit.params[0], {}, 0).name],
+              std::vector<int>(unit.params[0].count(), 1));
+    EXPECT_EQ(seen[place_of(unit.params[1], {}, 0).name],
+              std::vector<int>(unit.params[1].count(), kParts));
+  }
 }
 
 TEST(ChunkTable, ALayoutDoesNotKnowGroups) {

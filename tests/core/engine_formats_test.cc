@@ -32,13 +32,13 @@ float loudness_of(std::uint64_t step) { return step % 3 == 1 ? 4.0F : 1.0F; }
 
 struct FormatCase {
   StateKind state;
-  Rounding rounding = Rounding::kNearest;
+  std::optional<Rounding> rounding = std::nullopt;
 };
 
 std::string name_of(const FormatCase& one) {
   std::string name =
       fmt::format("{}_{}{}", to_string(one.state.optimizer), to_string(one.state.format),
-                  one.rounding == Rounding::kNearest ? "" : "_stochastic");
+                  one.rounding ? fmt::format("_{}", to_string(*one.rounding)) : std::string());
   std::ranges::replace(name, '-', '_');
   return name;
 }
@@ -51,7 +51,7 @@ class EveryFormat : public ::testing::TestWithParam<FormatCase> {
     config.host_budget_bytes = host_bytes;
     config.clip_norm = kClip;
     config.optimizer.state = GetParam().state;
-    config.optimizer.rounding = GetParam().rounding;
+    config.optimizer.state_rounding = config.optimizer.param_rounding = GetParam().rounding;
     config.optimizer.rounding_seed = kRoundingSeed;
     if (config.placement.optimizer == Tier::kNvme) config.speculation = Speculation::kAlways;
     return config;
@@ -71,7 +71,8 @@ INSTANTIATE_TEST_SUITE_P(
                       FormatCase{{kLion, kSplit}}, FormatCase{{kAdagrad, kBf16Moments}},
                       FormatCase{{kSgd, kBf16}}, FormatCase{{kAdamW, kFp32}, Rounding::kStochastic},
                       FormatCase{{kLion, k8Bit}, Rounding::kStochastic},
-                      FormatCase{{kAdamW, kBf16}, Rounding::kStochastic}),
+                      FormatCase{{kAdamW, kBf16Moments}, Rounding::kStochastic},
+                      FormatCase{{kAdamW, kBf16}, Rounding::kNearest}),
     [](const auto& one) { return name_of(one.param); });
 
 // A third of the guesses is wrong, a step is skipped after its guess, and every third step the
@@ -209,7 +210,7 @@ TEST(EngineFormats, AdagradsSumsBeginWithTheInitialAccumulator) {
   for (const StateFormat format : {kFp32, kBf16Moments, k8Bit, kSplit, kBf16}) {
     SCOPED_TRACE(to_string(format));
     const StateKind state{kAdagrad, format};
-    PlainTraining expected(model, kClip, state, Rounding::kNearest, 0.3F);
+    PlainTraining expected(model, kClip, state, {}, 0.3F);
     PlainTraining from_zero(model, kClip, state);
     const ScratchDirectory directory;
     std::uint64_t step = 0;
@@ -251,7 +252,7 @@ TEST(EngineFormats, SplitMastersAreNotRoundedStochastically) {
   const ScratchDirectory directory;
   EngineConfig config = small_config(directory.path());
   config.optimizer.state.format = kSplit;
-  config.optimizer.rounding = Rounding::kStochastic;
+  config.optimizer.param_rounding = Rounding::kStochastic;
   EXPECT_THAT(refusal(config), HasSubstr("stochastic"));
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }

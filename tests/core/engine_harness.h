@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "collectives/quantize/quantize.h"
 #include "core/engine/engine.h"
+#include "core/engine/store_rounding.h"
 #include "core/sharding/chunk_table.h"
 #include "optimizer/gradient.h"
 #include "optimizer/update.h"
@@ -121,11 +122,12 @@ inline ModelSpec without_constants(ModelSpec model) {
 /// The same in plain arrays: what every placement must equal, bit for bit.
 class PlainTraining {
  public:
+  /// `rounding`: of all that is rounded; not given: as the engine does by itself.
   explicit PlainTraining(const ModelSpec& model, float clip_norm, StateKind state = {},
-                         Rounding rounding = Rounding::kNearest, float initial_accumulator = 0)
-      : table_(without_constants(model), 1U << 20, state),
-        clip_norm_(clip_norm),
-        rounding_(rounding) {
+                         std::optional<Rounding> rounding = {}, float initial_accumulator = 0)
+      : optimizer_{.state = state, .state_rounding = rounding, .param_rounding = rounding},
+        table_(without_constants(model), 1U << 20, state, {}, rounding_of_new_store(optimizer_)),
+        clip_norm_(clip_norm) {
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       std::vector<float> masters(table_.unit(u).padded_count);
       initialize(u, 0, std::span(masters).first(table_.unit(u).count));
@@ -150,6 +152,9 @@ class PlainTraining {
         return StepScalars{OptimizerStep::make(settings)};
       };
 
+  /// What the next steps are told of a store that does not name its rounding.
+  void round_parameters(Rounding rounding) { optimizer_.param_rounding = rounding; }
+
   /// `step` is what gradients are made from; AdamW's own count is of the calls.
   double step(std::uint64_t step, float learning_rate, float loudness = 1.0F) {
     std::vector<std::vector<std::byte>> gradients;
@@ -170,7 +175,7 @@ class PlainTraining {
     const float coefficient = clip_coefficient(norm, clip_norm_);
     const StepScalars scalars =
         make_scalars({.kind = table_.state().optimizer,
-                      .rounding = rounding_,
+                      .rounding = rounding_of_store(optimizer_, table_.rounding()),
                       .learning_rate = learning_rate,
                       .beta1 = 0.9F,
                       .beta2 = 0.95F,
@@ -289,10 +294,10 @@ class PlainTraining {
     return widened;
   }
 
+  OptimizerConfig optimizer_;
   ChunkTable table_;
   float clip_norm_;
   std::uint64_t steps_ = 0;
-  Rounding rounding_;
   std::vector<std::vector<std::byte>> records_;
   std::vector<std::vector<std::byte>> params_;
   std::vector<std::vector<std::byte>> seen_;
@@ -304,6 +309,7 @@ inline EngineConfig small_config(const std::string& directory) {
   config.host_budget_bytes = 8 * kMiB;
   config.run_identity = "data=1 seed=2";
   config.numerics_fingerprint = "test";
+  config.optimizer.rounding_seed = kRoundingSeed;
   return config;
 }
 

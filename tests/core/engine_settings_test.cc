@@ -43,6 +43,8 @@ const std::map<std::string, std::string>& others() {
   static const std::map<std::string, std::string> texts{
       {"optimizer", "lion"},
       {"state_format", "8bit"},
+      {"state_rounding", "nearest"},
+      {"param_rounding", "stochastic"},
       {"rounding", "stochastic"},
       {"betas", "0.8,0.9"},
       {"eps", "1e-06"},
@@ -84,10 +86,11 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                reduce_bucket_elements, prefetch_elements_max, optimizer, param_groups, clip_norm,
                speculation, max_live_parameters, max_reuse_distance, param_persistence_threshold,
                slots, blob_bytes_max, durable_every_s, durable_every_steps, checkpoint, resume,
-               run_identity, numerics_fingerprint, progress, before_reshard, before_seal] = config;
+               run_identity, numerics_fingerprint, progress, before_reshard, param_steps,
+               before_seal] = config;
   // A rank's own: its directories, what its trainer takes, what it calls back.
   static_cast<void>(std::tie(store, checkpoint, trainer_device_bytes, trainer_held_units, progress,
-                             before_reshard, before_seal));
+                             before_reshard, param_steps, before_seal));
   // One that lends its memory sets room aside for its blob, and it is alone.
   static_cast<void>(blob_bytes_max);
   // Compared by agree_on_settings() and check_identity() themselves.
@@ -100,10 +103,11 @@ TEST(EngineSettings, HaveEveryFieldOfTheConfig) {
                              durable_every_s, durable_every_steps, resume));
   const auto& [zero_stage, name, shard_group, hpz] = strategy;
   const auto& [weights, gradient_bits] = quantization;
-  const auto& [state, rounding, rounding_seed, beta1, beta2, eps, weight_decay,
-               initial_accumulator] = optimizer;
+  const auto& [state, state_rounding, param_rounding, rounding_seed, beta1, beta2, eps,
+               weight_decay, initial_accumulator] = optimizer;
   static_cast<void>(std::tie(zero_stage, name, shard_group, hpz, weights, gradient_bits, state,
-                             rounding, beta1, beta2, eps, weight_decay, initial_accumulator));
+                             state_rounding, param_rounding, beta1, beta2, eps, weight_decay,
+                             initial_accumulator));
   static_cast<void>(rounding_seed);  // compared by agree_on_settings()
   EXPECT_EQ(engine_settings().size(), others().size());
 }

@@ -40,9 +40,14 @@ struct LentStep {
 class LentTrainer {
  public:
   /// Among several ranks `own` are the units that this one has; empty: it has all.
-  LentTrainer(const ModelSpec& model, StateKind state, Rounding rounding = Rounding::kNearest,
+  /// `rounding`: of all that is rounded; not given: as the engine does by itself.
+  LentTrainer(const ModelSpec& model, StateKind state, std::optional<Rounding> rounding = {},
               std::vector<UnitId> own = {})
-      : model_(model), rounding_(rounding), own_(std::move(own)), steps_(model.units.size()) {
+      : model_(model), own_(std::move(own)), steps_(model.units.size()) {
+    const OptimizerConfig config{
+        .state = state, .state_rounding = rounding, .param_rounding = rounding};
+    named_ = rounding_of_new_store(config).has_value();
+    rounding_ = rounding_of_store(config, rounding_of_new_store(config));
     if (own_.empty()) {
       for (UnitId u = 0; u < model.units.size(); ++u) own_.push_back(u);
     }
@@ -50,7 +55,9 @@ class LentTrainer {
     for (UnitId u = 0; u < model.units.size(); ++u) {
       TypedArray& values = params.emplace_back(model.dtype, model.units[u].count());
       for (std::size_t i = 0; i < values.count(); ++i) values.set(i, initial_value(u, i));
-      first_element += plain_.emplace_back(values, state, first_element).padded_count();
+      std::optional<ParamPlace> place;
+      if (named_) place = place_of(model.units[u].params[0], {}, 0);
+      first_element += plain_.emplace_back(values, state, first_element, place).padded_count();
     }
   }
 
@@ -137,6 +144,8 @@ class LentTrainer {
     }
     return ::testing::AssertionSuccess();
   }
+  /// That each unit has made.
+  const std::vector<std::uint64_t>& steps() const { return steps_; }
   /// As in a new process, which has yet to open the engine.
   void forget() {
     for (TypedArray& values : params) std::ranges::fill(values.bytes, std::byte{0x55});
@@ -168,12 +177,13 @@ class LentTrainer {
     its.grad_scale = group.grad_scale;
     its.t = group.steps;
     its.seed = kRoundingSeed;
-    its.rounding_step = generation;
+    its.rounding_step = named_ ? 0 : generation;
     return its;
   }
 
   ModelSpec model_;
-  Rounding rounding_;
+  Roundings rounding_;
+  bool named_ = false;  // noise is a parameter's own
   std::vector<UnitId> own_;
   std::vector<std::uint64_t> steps_;
   std::vector<PlainParam> plain_;

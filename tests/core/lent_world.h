@@ -38,7 +38,7 @@ inline EngineConfig config_of(Where where, const std::string& directory) {
 }
 
 inline LentTrainer trainer_of(const std::vector<UnitId>& own) {
-  return LentTrainer(lent_model(kCounts, DType::kFloat32), {}, Rounding::kNearest, own);
+  return LentTrainer(lent_model(kCounts, DType::kFloat32), {}, std::nullopt, own);
 }
 
 /// Ranks of one process; each has a trainer, a directory and an engine.

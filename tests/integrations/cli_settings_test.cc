@@ -191,7 +191,8 @@ TEST(CliSettings, OptimizerAndFormatAreReadAndMustGoTogether) {
   settings.apply_flag("seed", "9");
   const OptimizerConfig optimizer = read_train_options(settings).engine.optimizer;
   EXPECT_EQ(optimizer.state, (StateKind{OptimizerKind::kLion, StateFormat::kBf16}));
-  EXPECT_EQ(optimizer.rounding, Rounding::kStochastic);
+  EXPECT_EQ(optimizer.state_rounding, Rounding::kStochastic);
+  EXPECT_EQ(optimizer.param_rounding, Rounding::kStochastic);
   EXPECT_EQ(optimizer.rounding_seed, 9U);
   settings.apply_flag("state-format", "split");
   EXPECT_THAT(complaint([&] { read_train_options(settings); }),

@@ -20,20 +20,21 @@ struct Case {
   StateFormat format;
   DType grad_dtype = DType::kBFloat16;
   DType param_dtype = DType::kBFloat16;
-  Rounding rounding = Rounding::kNearest;
+  Roundings rounding{};
   std::size_t count = kTileElements + 77;
   bool with_param = true;
   bool param_not_read = false;
   bool masters_from_param = false;
   bool with_grad = true;
+  bool by_param = false;
 
   std::size_t tiles() const { return internal::tiles_of(count); }
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& of) {
   return out << to_string(of.kind) << " in " << to_string(of.format) << ", gradient "
-             << to_string(of.grad_dtype) << ", parameter " << to_string(of.param_dtype)
-             << (of.rounding == Rounding::kStochastic ? ", stochastic" : "") << ", " << of.count
+             << to_string(of.grad_dtype) << ", parameter " << to_string(of.param_dtype) << ", "
+             << text_of(of.rounding) << (of.by_param ? ", by parameter" : "") << ", " << of.count
              << " elements" << (of.param_not_read ? ", parameter not read" : "")
              << (of.masters_from_param ? ", masters from it" : "")
              << (of.with_grad ? "" : ", no gradient");
@@ -81,15 +82,26 @@ StepScalars two_groups(const Case& of) {
   return {first, OptimizerStep::make(settings)};
 }
 
+/// Whole parameters and parts of them, of a beginning that is near the end of a key.
+ParamPlace place_of(std::uint32_t number) {
+  ParamPlace place{.name = 1000 + number, .first = ParamPlace::kOfKey - 100};
+  if (number % 2 == 0) return place;
+  place.block = 37;
+  place.rank = 1;
+  place.ranks = 3;
+  return place;
+}
+
 /// Runs that begin and end inside tiles, inside blocks of codes and of threads, some of few
 /// elements, one of none.
-std::vector<DecayRun> odd_runs(std::size_t count) {
+std::vector<DecayRun> odd_runs(std::size_t count, bool by_param) {
   std::vector<DecayRun> runs;
   std::size_t begin = 0;
   std::uint32_t number = 0;
   for (const std::size_t end : {std::size_t{3}, std::size_t{3}, std::size_t{260}, std::size_t{300},
                                 std::size_t{1024}, std::size_t{5121}, count}) {
     runs.push_back({begin, end, number % 2 == 0, number % 3 == 1 ? 1u : 0u});
+    if (by_param) runs.back().place = place_of(number);
     begin = end;
     ++number;
   }
@@ -116,7 +128,7 @@ void expect_specification(const Case& of, std::uint32_t seed) {
   std::vector<std::byte> grad = hard_values(of.grad_dtype, of.count, seed + 1);
   std::vector<std::byte> param = hard_values(of.param_dtype, of.count, seed + 2);
   const StepScalars steps = two_groups(of);
-  const std::vector<DecayRun> runs = odd_runs(of.tiles() * kTileElements);
+  const std::vector<DecayRun> runs = odd_runs(of.tiles() * kTileElements, of.by_param);
 
   OnDevice device_record(record, 4);
   OnDevice device_grad(grad, size_bytes(of.grad_dtype));
@@ -136,10 +148,6 @@ void expect_specification(const Case& of, std::uint32_t seed) {
   EXPECT_EQ(scratch.read().size(), cuda::kUpdateScratchBytes);
 }
 
-std::vector<Rounding> roundings(StateFormat format) {
-  if (format == kSplit) return {Rounding::kNearest};
-  return {Rounding::kNearest, Rounding::kStochastic};
-}
 std::vector<DType> param_types(StateFormat format) {
   if (holds_param(format)) return {DType::kBFloat16};
   return {kAllTypes.begin(), kAllTypes.end()};
@@ -152,8 +160,10 @@ TEST_P(CudaUpdate, GivesTheSpecificationsBits) {
   for (const OptimizerKind kind : kAllOptimizers) {
     for (const DType grad : kAllTypes) {
       for (const DType param : param_types(GetParam())) {
-        for (const Rounding rounding : roundings(GetParam())) {
-          expect_specification({kind, GetParam(), grad, param, rounding}, seed += 10);
+        for (const Roundings& rounding : roundings_of(GetParam())) {
+          Case of{kind, GetParam(), grad, param, rounding};
+          of.by_param = seed % 20 == 0;
+          expect_specification(of, seed += 10);
           ASSERT_FALSE(::testing::Test::HasFailure());
         }
       }

@@ -272,7 +272,7 @@ TEST(EightBit, EveryTargetUpdatesARecordOfHardValuesAlike) {
     }
     for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
       OptimizerStep::Settings settings = usual_settings(kind);
-      settings.rounding = rounding;
+      settings.rounding = {.state = rounding, .params = rounding};
       const OptimizerStep step = OptimizerStep::make(settings);
       want.copy_from(before);
       force_simd_target("scalar");

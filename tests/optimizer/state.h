@@ -3,6 +3,8 @@
 // kernel and to compare.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <string>
@@ -147,10 +149,26 @@ struct State {
     slice.count = count;
     slice.decay = decay;
     slice.noise_key = {0x12345678u, 0x9abcdef0u};
-    slice.in_tile = 5;
+    slice.noise_index = 5;
     return slice;
   }
 };
+
+/// What a format may be told, where that makes a difference.
+inline std::vector<Roundings> roundings_of(StateFormat format) {
+  constexpr Rounding kDrawn = Rounding::kStochastic;
+  if (format == StateFormat::kSplit) return {{}};
+  if (format == StateFormat::kBf16) return {{}, {.state = kDrawn}};
+  if (format == StateFormat::kBf16Moments)
+    return {{}, {.state = kDrawn}, {.params = kDrawn}, {.state = kDrawn, .params = kDrawn}};
+  return {{}, {.params = kDrawn}};
+}
+inline std::string text_of(const Roundings& of) {
+  const auto word = [](Rounding rounding) {
+    return rounding == Rounding::kNearest ? "nearest" : "stochastic";
+  };
+  return fmt::format("state {}, parameters {}", word(of.state), word(of.params));
+}
 
 /// The first `changed` elements of every array are those of `after`, the rest those of `before`.
 inline void expect_prefix_updated(State& got, State& after, State& before, std::size_t changed) {

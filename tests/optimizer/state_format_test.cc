@@ -75,20 +75,20 @@ TEST(StateFormat, GivesBackTheMastersItWasGivenAndZeroIsZero) {
 
 TEST(StateFormat, GivesBackTheParametersOfTheStepThatMadeTheRecord) {
   for (const StateFormat format : testing::kAllFormats) {
-    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
-      if (format == StateFormat::kSplit && rounding == Rounding::kStochastic) continue;
+    for (const Roundings& rounding : testing::roundings_of(format)) {
       TiledRecord record(OptimizerKind::kAdamW, format, 3);
       record.fill(8);
       OptimizerStep::Settings settings = testing::usual_settings();
       settings.rounding = rounding;
       RecordView view = record.view();
       view.first_element = 5 * kTileElements;
-      const DecayRun whole{0, record.count, true};
+      DecayRun whole{0, record.count, true};
+      if (rounding.state == rounding.params) whole.place = ParamPlace{.name = 77, .first = 12345};
       update_record(OptimizerStep::make(settings), view, {&whole, 1});
       std::vector<bf16> params(record.count);
       read_params(format, record.bytes(),
-                  {.rounding = rounding, .seed = settings.seed, .step = settings.t},
-                  view.first_element, as_typed(std::span(params)));
+                  {.rounding = rounding.params, .seed = settings.seed, .step = settings.t},
+                  view.first_element, {&whole, 1}, as_typed(std::span(params)));
       EXPECT_TRUE(testing::same_bits<bf16>(params, record.param.span())) << to_string(format);
     }
   }

@@ -50,8 +50,7 @@ INSTANTIATE_TEST_SUITE_P(Update, EveryOptimizer, ::testing::ValuesIn(testing::kA
 
 TEST_P(EveryOptimizer, GivesTheSpecificationsBitsInEveryFormatAndType) {
   for (const StateFormat format : testing::kKernelFormats) {
-    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
-      if (format == StateFormat::kSplit && rounding == Rounding::kStochastic) continue;
+    for (const Roundings& rounding : testing::roundings_of(format)) {
       OptimizerStep::Settings settings = usual_settings(GetParam());
       settings.rounding = rounding;
       const OptimizerStep step = OptimizerStep::make(settings);
@@ -60,7 +59,7 @@ TEST_P(EveryOptimizer, GivesTheSpecificationsBitsInEveryFormatAndType) {
           if (holds_param(format) && param != DType::kBFloat16) continue;
           SCOPED_TRACE(::testing::Message()
                        << to_string(format) << ", gradient " << to_string(grad) << ", parameter "
-                       << to_string(param) << (rounding == Rounding::kNearest ? "" : " at random"));
+                       << to_string(param) << ", " << testing::text_of(rounding));
           expect_specification(step, {GetParam(), format, grad, param});
           if (HasFailure()) return;
         }
@@ -297,7 +296,7 @@ TEST(UpdateRecord, AParameterThatWasNotReadIsVerifiedWhereItIs) {
 
 TEST(UpdateRecord, ChunksAndTargetsDrawTheSameNoise) {
   OptimizerStep::Settings settings = usual_settings();
-  settings.rounding = Rounding::kStochastic;
+  settings.rounding = {.state = Rounding::kStochastic, .params = Rounding::kStochastic};
   const OptimizerStep step = OptimizerStep::make(settings);
   constexpr std::size_t kTiles = 3;
   TiledRecord before(OptimizerKind::kAdamW, StateFormat::kFp32, kTiles);
@@ -334,7 +333,7 @@ TEST(UpdateRecord, StochasticRoundingIsUnbiasedAndNewEachStep) {
   write_record(record.kind, record.format, masters, record.bytes());
   std::ranges::fill(record.grad.span(), bf16{0});
   OptimizerStep::Settings settings = usual_settings(OptimizerKind::kSgd);
-  settings.rounding = Rounding::kStochastic;
+  settings.rounding = {.state = Rounding::kStochastic, .params = Rounding::kStochastic};
   settings.weight_decay = 0;
   std::vector<bf16> last;
   for (settings.t = 1; settings.t <= 8; ++settings.t) {

@@ -55,8 +55,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(SgdVariant, GivesTheSpecificationsBitsInEveryFormatAndType) {
   for (const StateFormat format : testing::kKernelFormats) {
-    for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
-      if (format == StateFormat::kSplit && rounding == Rounding::kStochastic) continue;
+    for (const Roundings& rounding : testing::roundings_of(format)) {
       OptimizerStep::Settings settings = settings_of(GetParam());
       settings.rounding = rounding;
       const OptimizerStep step = OptimizerStep::make(settings);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -17,11 +18,13 @@ namespace ziggurat::testing {
 
 class PlainParam {
  public:
-  /// `first_element`: whole tiles of the parameters before it in the model.
+  /// `first_element`: whole tiles of the parameters before it in the model; `place`: with noise of
+  /// its own.
   explicit PlainParam(const TypedArray& values, StateKind state = {},
-                      std::uint64_t first_element = 0)
+                      std::uint64_t first_element = 0, std::optional<ParamPlace> place = {})
       : state_(state),
         first_element_(first_element),
+        place_(place),
         count_(values.count()),
         tiles_((count_ + kTileElements - 1) / kTileElements),
         record_(fresh_record(values)),
@@ -32,7 +35,7 @@ class PlainParam {
     settings.kind = state_.optimizer;
     const TypedArray padded = gradient.padded(tiles_ * kTileElements);
     const std::array<DecayRun, 1> runs{
-        {{.begin = 0, .end = tiles_ * kTileElements, .decay = true}}};
+        {{.begin = 0, .end = tiles_ * kTileElements, .decay = true, .place = place_}}};
     update_record(OptimizerStep::make(settings),
                   {.format = state_.format,
                    .record = record_,
@@ -68,6 +71,7 @@ class PlainParam {
 
   StateKind state_;
   std::uint64_t first_element_;
+  std::optional<ParamPlace> place_;
   std::size_t count_;
   std::size_t tiles_;
   std::vector<std::byte> record_;

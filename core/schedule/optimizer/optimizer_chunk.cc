@@ -157,8 +157,8 @@ Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
 }
 
 Task<> OptimizerSweep::publish_master(const Pass& pass, ChunkId id, const Item& item) {
-  co_await parts_.homes.params.publish_record(id, pass.generation, item.memory.record,
-                                              item.memory.param);
+  const std::uint64_t step = parts_.param_steps(context_.table.chunk(id).unit, pass.generation);
+  co_await parts_.homes.params.publish_record(id, step, item.memory.record, item.memory.param);
 }
 
 /// All but the gradient.

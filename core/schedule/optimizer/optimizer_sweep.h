@@ -48,6 +48,8 @@ class OptimizerSweep {
     Quorum& ranks;
     /// All chunks of `unit` that this rank updates stand at `generation` at home.
     std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
+    /// Steps of the unit's parameters in `generation`, where a trainer writes masters.
+    std::function<std::uint64_t(UnitId unit, std::uint64_t generation)> param_steps = {};
     /// What is in it goes into the records of the next step, before its update. Not with guesses.
     StateWrites* writes = nullptr;
     /// Null: nobody copies records.

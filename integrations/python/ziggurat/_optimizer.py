@@ -59,6 +59,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         *,
         placement: str = "host",
         state_format: str = "fp32",
+        state_rounding: str | None = None,
+        param_rounding: str | None = None,
         threads: int = 0,
         host_memory: int | str | None = None,
         state: str = "full",
@@ -82,6 +84,10 @@ class EngineOptimizer(AmongRanks, StateDicts):
             "state_format": state_format,
             "progress": sys.stderr.isatty(),
         }
+        if state_rounding is not None:
+            self._settings["state_rounding"] = state_rounding
+        if param_rounding is not None:
+            self._settings["param_rounding"] = param_rounding
         if host_memory is not None:
             self._settings["host_memory"] = host_memory
         self._closed = False

@@ -17,6 +17,10 @@ All of them take, beside what PyTorch's have:
     What was chosen is said on standard error, and is ``optimizer.placement``.
 ``state_format``
     How masters and moments are held: "fp32", "bf16-moments", "8bit", "split" or "bf16".
+``state_rounding``, ``param_rounding``
+    "nearest" or "stochastic", for a store's life: how state that is kept in bf16 is rounded (formats
+    "bf16-moments" and "bf16"; if not given, a new store's is stochastic, so that small updates are
+    kept on average), and bf16 parameters that are made of fp32 masters (nearest).
 ``threads``
     Workers; 0: as many as PyTorch computes with, and with parameters on an accelerator all cores of
     this process's share but one: give fewer where ``DataLoader`` has workers.

@@ -21,7 +21,14 @@ from typing import Any
 from ziggurat._native import InvalidArgument, library
 
 #: Keywords of ziggurat.torch's optimizers that may stand in a config beside DeepSpeed's keys.
-OWN_KEYS = ("placement", "state_format", "threads", "host_memory")
+OWN_KEYS = (
+    "placement",
+    "state_format",
+    "state_rounding",
+    "param_rounding",
+    "threads",
+    "host_memory",
+)
 
 _DEEPSPEED_OPTIMIZERS = ("adagrad", "adam", "adamw", "lion")  # names that it reads in any case
 _CLASSES = {

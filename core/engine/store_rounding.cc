@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// core/engine/store_rounding.cc: from what is asked for, and what a store names.
+#include "core/engine/store_rounding.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace ziggurat {
+namespace {
+
+void require_same(const char* setting, const std::optional<Rounding>& asked, Rounding stored) {
+  if (!asked || *asked == stored) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("the store was made with `{0}={1}`, this run asks for {2}: leave `{0}` "
+                          "out, give another `store`, or `resume=never` to replace it",
+                          setting, to_string(stored), to_string(*asked)));
+}
+
+/// Nothing where nothing is drawn, whatever a run may say.
+std::optional<Roundings> named(StateFormat format, const Roundings& rounding) {
+  if (rounds_state(format) || rounding.params == Rounding::kStochastic) return rounding;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Roundings> rounding_of_new_store(const OptimizerConfig& config) {
+  const Rounding usual =
+      rounds_state(config.state.format) ? Rounding::kStochastic : Rounding::kNearest;
+  return named(config.state.format,
+               {.state = config.state_rounding.value_or(usual), .params = param_rounding(config)});
+}
+
+std::optional<Roundings> rounding_of_copy(const OptimizerConfig& config, const StateContent& of,
+                                          bool in_place) {
+  const bool as_before =
+      of.state && (rounds_state(of.state->format) || !rounds_state(config.state.format));
+  if (as_before && in_place && !of.rounding) return std::nullopt;
+  OptimizerConfig its = config;
+  if (of.rounding && !its.param_rounding) its.param_rounding = of.rounding->params;
+  if (of.rounding && as_before && !its.state_rounding) its.state_rounding = of.rounding->state;
+  // Parameters that a format cannot round so.
+  if (its.state.format == StateFormat::kSplit) its.param_rounding = config.param_rounding;
+  return rounding_of_new_store(its);
+}
+
+Roundings rounding_of_store(const OptimizerConfig& config, const std::optional<Roundings>& named) {
+  if (!named) {
+    return {.state = config.state_rounding.value_or(Rounding::kNearest),
+            .params = param_rounding(config)};
+  }
+  require_same("state_rounding", config.state_rounding, named->state);
+  require_same("param_rounding", config.param_rounding, named->params);
+  return *named;
+}
+
+}  // namespace ziggurat
