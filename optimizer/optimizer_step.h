@@ -73,7 +73,7 @@ struct OptimizerStep {
 
   struct Settings {
     OptimizerKind kind = OptimizerKind::kAdamW;
-    Roundings rounding;
+    Roundings rounding{};
     float learning_rate;
     float beta1;
     float beta2;

@@ -79,7 +79,7 @@ struct ParamPlace {
 constexpr std::uint64_t param_key(std::uint64_t rounding_key, std::uint64_t name) noexcept {
   return internal::xxh3::hash_word(rounding_key, name);
 }
-/// Of element `element` of the whole parameter; its index is the lower half of that number.
+/// The key of element `element` of the whole parameter; its index is the lower half of that number.
 constexpr NoiseKey param_noise(std::uint64_t param_key, std::uint64_t element) noexcept {
   return noise_key(param_key, element / ParamPlace::kOfKey);
 }

@@ -30,8 +30,8 @@ struct OptimizerConfig {
   /// For a store's life: not given, they are those of the store that is there, and a new one's are
   /// stochastic and nearest. A store that does not name its own, as those before did not, is
   /// rounded to nearest unless this says otherwise.
-  std::optional<Rounding> state_rounding;
-  std::optional<Rounding> param_rounding;
+  std::optional<Rounding> state_rounding = std::nullopt;
+  std::optional<Rounding> param_rounding = std::nullopt;
   std::uint64_t rounding_seed = 0;
   float beta1 = 0.9F;  ///< SGD: the momentum
   float beta2 = 0.95F;
@@ -176,7 +176,10 @@ struct EngineConfig {
   /// thread; refuses by throwing.
   std::function<void(const StateContent& content)> before_reshard;
 
-  /// Of a trainer that lends its memory: how many steps the parameter of each unit has made, as
+  /// A trainer that lends slices of parameters says which element of the whole one each unit's
+  /// first is. Empty: they are whole.
+  std::vector<std::uint64_t> first_elements;
+  /// A trainer that lends its memory says how many steps the parameter of each unit has made, as
   /// `blob` says, which is empty where there is none yet. With it stochastic rounding of parameters
   /// does not ask for every gradient in every step.
   std::function<std::vector<std::uint64_t>(std::span<const std::byte> blob)> param_steps;

@@ -225,7 +225,7 @@ class EngineImpl final : public LentEngine {
     std::rethrow_exception(error);
   }
   bool is_lent() const noexcept { return config_.placement.params == Tier::kTrainer; }
-  void validate_lent() const;
+  void validate_lent();
   void require_not_lent(const char* call) const;
   void require_lent(UnitId unit, const char* call, std::uint64_t count) const;
   void widen_params(ChunkId id, std::span<float> masters) const;

@@ -11,6 +11,7 @@
 #include "base/numerics/typed_value.h"
 #include "core/engine/engine_impl.h"
 #include "core/engine/lent_agreement.h"
+#include "core/engine/store_rounding.h"
 #include "tiers/host_device.h"
 
 namespace ziggurat {
@@ -57,7 +58,7 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
       lent_params_(lent.begin(), lent.end()),
       stored_(cancel_) {}
 
-void EngineImpl::validate_lent() const {
+void EngineImpl::validate_lent() {
   const auto require = [](bool good, const std::string& message) {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
@@ -79,6 +80,12 @@ void EngineImpl::validate_lent() const {
   require(
       lent_params_.size() == model_.units.size(),
       fmt::format("{} parameters are lent for {} units", lent_params_.size(), model_.units.size()));
+  const std::vector<std::uint64_t>& firsts = config_.first_elements;
+  require(firsts.empty() || firsts.size() == model_.units.size(),
+          fmt::format("`first_elements` has {} numbers, and the model {} parameters", firsts.size(),
+                      model_.units.size()));
+  for (std::size_t u = 0; u < firsts.size(); ++u)
+    model_.units[u].params[0].first_element = firsts[u];
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const UnitSpec& unit = model_.units[u];
     const DType dtype = unit.dtype.value_or(model_.dtype);

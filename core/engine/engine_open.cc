@@ -309,7 +309,7 @@ Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
   records_->set_holds(id, generation_);
 }
 
-/// Of the blob that it was opened with.
+/// As the blob says that the engine was opened with.
 void EngineImpl::count_steps() {
   if (!table_->rounding() || !config_.param_steps) return;
   own_steps_ = config_.param_steps(resumed_blob_);

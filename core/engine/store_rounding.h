@@ -14,7 +14,7 @@
 
 namespace ziggurat {
 
-/// Of parameters that are made of fp32 masters, where no store says otherwise.
+/// How parameters are made of fp32 masters, where no store says otherwise.
 inline Rounding param_rounding(const OptimizerConfig& config) {
   return config.param_rounding.value_or(Rounding::kNearest);
 }

@@ -30,6 +30,8 @@ struct ParamSpec {
   int tp_dim = -1;
   /// Parameters that are fused along it, each divided by itself: 3 where columns are q | k | v
   int tp_sections = 1;
+  /// Where a trainer lends a slice: which element of the whole parameter is its first
+  std::uint64_t first_element = 0;
 
   std::uint64_t count() const {
     return std::accumulate(

@@ -92,7 +92,8 @@ std::vector<ElementRun> shared_runs(const UnitSpec& unit) {
 }
 
 ParamPlace place_of(const ParamSpec& param, TensorPart part, std::uint64_t first) {
-  ParamPlace place{.name = hash64(std::as_bytes(std::span(param.name)), 0), .first = first};
+  ParamPlace place{.name = hash64(std::as_bytes(std::span(param.name)), 0),
+                   .first = param.first_element + first};
   if (param.tp_dim < 0 || part.ranks == 1) return place;
   place.block = Stretches(param, part).length;
   place.rank = static_cast<std::uint32_t>(part.rank);

@@ -69,6 +69,18 @@ std::vector<StoreDirectory> store_of(const ConfigSetting& given) {
   return store;
 }
 
+/// A number for each parameter.
+std::vector<std::uint64_t> first_elements_of(const ConfigSetting& given) {
+  std::vector<std::uint64_t> firsts;
+  const bool is_list = given.value.is_array();
+  for (const json& first : is_list ? given.value : json::array({json()})) {
+    if (!first.is_number_unsigned())
+      throw wrong(fmt::format("{}: it must be a list of whole numbers", described(given)));
+    firsts.push_back(first.get<std::uint64_t>());
+  }
+  return firsts;
+}
+
 std::string run_of(const ConfigSetting& given) {
   if (!given.value.is_string()) throw wrong(fmt::format("{}: it must be a text", described(given)));
   return given.value.get<std::string>();
@@ -84,6 +96,8 @@ EngineConfig engine_config_of(std::string_view text) {
       config.store = store_of(given);
     } else if (given.name == "run") {
       config.run_identity = run_of(given);
+    } else if (given.name == "first_elements") {
+      config.first_elements = first_elements_of(given);
     } else if (given.name == "progress") {
       if (!given.value.is_boolean())
         throw wrong(fmt::format("{}: it must be true or false", described(given)));

@@ -291,6 +291,41 @@ TEST_F(LentCalls, RefuseAStepThatIsNoneAndGoOn) {
   EXPECT_TRUE(trainer_.same());
 }
 
+/// Two engines of half a parameter each, as two ranks have them, make the bits of one that has it
+/// whole.
+TEST(LentSlices, AreRoundedAsTheWholeParameterIs) {
+  constexpr std::int64_t kCount = 40'000;
+  constexpr std::int64_t kCut = 16'001;
+  const auto trained = [](std::int64_t begin, std::int64_t end) {
+    ModelSpec model{.name = "slices", .units = {}};
+    model.units.push_back({.name = "w", .params = {{.name = "w", .shape = {end - begin}}}});
+    TypedArray values(DType::kBFloat16, static_cast<std::size_t>(end - begin));
+    TypedArray gradient = values;
+    for (std::size_t i = 0; i < values.count(); ++i) {
+      const std::uint64_t element = static_cast<std::uint64_t>(begin) + i;
+      values.set(i, initial_value(0, element));
+      gradient.set(i, initial_value(1, element));
+    }
+    const ScratchDirectory directory;
+    EngineConfig config = config_of({kBf16, DType::kBFloat16}, Where::kMemory, directory);
+    config.first_elements = {static_cast<std::uint64_t>(begin)};
+    const auto runtime = runtime_of(1);
+    const std::vector<TypedSpan<std::byte>> lent{values.span()};
+    const auto engine = LentEngine::open(model, config, *runtime, lent);
+    const std::vector<TypedSpan<const std::byte>> gradients{gradient.span()};
+    for (int step = 0; step < 3; ++step) {
+      engine->step(gradients, {.learning_rate = 0.001F, .blob = {}});
+      engine->wait_all_updated();
+    }
+    return values.bytes;
+  };
+  const std::vector<std::byte> whole = trained(0, kCount);
+  std::vector<std::byte> slices = trained(0, kCut);
+  const std::vector<std::byte> rest = trained(kCut, kCount);
+  slices.insert(slices.end(), rest.begin(), rest.end());
+  EXPECT_EQ(slices, whole);
+}
+
 TEST_F(LentCalls, RefuseToLeaveAUnitOutOfParametersRoundedByAStepThatNobodyCounts) {
   Kind stochastic = kUsual;
   stochastic.rounding = Rounding::kStochastic;
