@@ -74,9 +74,10 @@ class StoreFinder {
   }
 
   Error no_store() const {
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("{}: there is no store here; check store, or let resume=auto create one",
-                        store_.final_path())};
+    return {
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: there is no store here: check `store`, or let `resume=auto` create one",
+                    store_.final_path())};
   }
 
   /// Every rank stops: those whose file is unreadable or of another shape say that, or else all say

@@ -71,6 +71,19 @@ bool StoreReader::is_there(std::span<const StripePlace> places) {
   });
 }
 
+Task<std::optional<StoreSpec>> StoreReader::spec_of(Reactor& reactor,
+                                                    std::vector<StripePlace> places, int rank) {
+  StoreReader reader(reactor, std::move(places));
+  const std::string name = StateStore::file_name(rank);
+  const StripePlace* const place = place_with(reader.places_, name);
+  if (place == nullptr) co_return std::nullopt;
+  const FileId id{.rank = rank, .stripe = 0, .stripes = 1};
+  const std::unique_ptr<File> file = reader.begin_look(id, *place, name);
+  co_await file->survey->read_superblocks();
+  co_await file->survey->read_contents();
+  co_return file->survey->spec();
+}
+
 Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,
                                                      std::vector<StripePlace> places) {
   std::unique_ptr<StoreReader> reader(new StoreReader(reactor, std::move(places)));

@@ -34,6 +34,10 @@ class StoreReader {
 
   /// There is a store in `places`.
   static bool is_there(std::span<const StripePlace> places);
+  /// What the first file of `rank` says of the store, whatever the others do; none where the file
+  /// is not there. Errors: kDataLoss where it no longer says anything.
+  static Task<std::optional<StoreSpec>> spec_of(Reactor& reactor, std::vector<StripePlace> places,
+                                                int rank);
 
   int ranks() const noexcept { return ranks_; }
   /// Rank 0's; its notes are of all files, by their paths: what is damaged, and which generation
@@ -83,13 +87,13 @@ class StoreReader {
   Reactor& reactor_;
   std::vector<StripePlace> places_;
   HostMapping scratch_;
-  /// The files of a store that takes another's place, and has not done so in all its parts.
-  std::optional<StoreSuccession::Names> decided_;
   int ranks_ = 0;
-  std::uint32_t stripes_ = 0;
   StoreState state_;
   std::vector<std::unique_ptr<File>> files_;
   std::vector<std::vector<Home>> homes_;  // by rank and chunk
+  /// The files of a store that takes another's place, and has not done so in all its parts.
+  std::optional<StoreSuccession::Names> decided_;
+  std::uint32_t stripes_ = 0;
 };
 
 }  // namespace ziggurat

@@ -51,6 +51,23 @@ struct BackgroundSave::Run {
   std::uint64_t size_bytes = 0;
 };
 
+namespace {
+
+SaveOutcome begun(std::uint64_t step, const CheckpointSave::Request& request) {
+  SaveOutcome outcome;
+  outcome.step = step;
+  outcome.directory = request.folder + "/" + checkpoint_name(request.content.step);
+  return outcome;
+}
+
+/// What a save that is whole says of itself.
+void take_outcome(const CheckpointSave& save, SaveOutcome& outcome) {
+  outcome.directory = save.directory();
+  outcome.notes = save.notes();
+}
+
+}  // namespace
+
 BackgroundSave::BackgroundSave(const Parts& parts)
     : parts_(parts),
       memory_(kLanes * parts.context.table.largest_record_bytes()),
@@ -103,11 +120,11 @@ Task<> BackgroundSave::ended() {
   if (run_) co_await idle_.wait();
 }
 
+// GCC 12 inlines the frame's operator new and not its delete, and takes them for different ones.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 Task<> BackgroundSave::save(RunPtr run, Request request) {
-  SaveOutcome outcome{.step = run->generation,
-                      .directory = request.checkpoint.folder + "/" +
-                                   checkpoint_name(request.checkpoint.content.step)};
-  std::unique_ptr<CheckpointSave> checkpoint;
+  SaveOutcome outcome = begun(run->generation, request.checkpoint);
   try {
     Context& context = parts_.context;
     CommunicatorQuorum ranks(parts_.ranks);
@@ -121,18 +138,16 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
                                             .calls = BlockingCalls(caller_)};
     Task<std::unique_ptr<CheckpointSave>> beginning =
         CheckpointSave::begin(environment, std::move(request.checkpoint));
-    checkpoint = co_await std::move(beginning);
+    const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
     outcome.size_bytes = checkpoint->size_bytes();
-    outcome.directory = checkpoint->directory();
     co_await copy_all(run, *checkpoint);
     co_await checkpoint->commit(run->failure);
+    take_outcome(*checkpoint, outcome);
   } catch (const Error& error) {
     outcome.failure = error;
   } catch (const std::exception& error) {
     outcome.failure = Error(ErrorCode::kUnavailable, error.what());
   }
-  if (checkpoint) outcome.notes = checkpoint->notes();
-  checkpoint.reset();
   give_up(*run, {});
   const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
   const Nanoseconds now = parts_.context.reactor.clock().now();
@@ -144,6 +159,8 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
   run_.reset();
   idle_.set();
 }
+
+#pragma GCC diagnostic pop
 
 Task<> BackgroundSave::copy_all(RunPtr run, CheckpointSave& save) {
   Context& context = parts_.context;

@@ -146,9 +146,9 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     if (options.loss_scale)
       co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
     throw Error(ErrorCode::kNotFinite,
-                fmt::format("step {}: the norm of the gradients is {}; nothing was updated, and "
-                            "generation {} stands: skip the step; where it happens again, lower "
-                            "the learning rate or lengthen its warm-up",
+                fmt::format("step {}: the gradient norm is {}; nothing was updated, generation {} "
+                            "stands: skip the step, and where that happens often lower the "
+                            "learning rate or lengthen its warm-up",
                             step, norm, generation_));
   }
   const double divisor = gradient_divisor(options);

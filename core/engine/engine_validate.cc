@@ -30,8 +30,8 @@ void EngineImpl::validate() {
   require(config_.durable_every_steps == 1 ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
           fmt::format("`durable_every_steps={}`: between two durable steps the other slot of each "
-                      "record is written over: it needs placement optimizer=nvme and slots 2; "
-                      "state in memory has durable_every, in seconds",
+                      "record is written over: it needs `placement=optimizer=nvme` and "
+                      "`slots=2`; state in memory has `durable_every`, in seconds",
                       config_.durable_every_steps));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),

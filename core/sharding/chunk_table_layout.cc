@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <climits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
@@ -228,6 +231,46 @@ ModelSpec model_in(const nlohmann::json& layout) {
   return model;
 }
 
+/// " label: a, b, and 3 more"; nothing of none.
+std::string listed(std::string_view label, const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 8;
+  if (names.empty()) return "";
+  const std::size_t shown = std::min(names.size(), kShown);
+  std::string text = fmt::format(" {}: {}", label, fmt::join(std::span(names).first(shown), ", "));
+  if (names.size() > shown) text += fmt::format(", and {} more", names.size() - shown);
+  return text + ";";
+}
+
+/// What of two models is not the same, in words.
+std::string differences(const ModelSpec& stored, const ModelSpec& own) {
+  using Shapes = std::map<std::string, std::vector<std::int64_t>>;
+  const auto shapes_of = [](const ModelSpec& model) {
+    Shapes shapes;
+    for (const UnitSpec& unit : model.units)
+      for (const ParamSpec& param : unit.params) shapes[param.name] = param.shape;
+    return shapes;
+  };
+  const Shapes there = shapes_of(stored);
+  const Shapes here = shapes_of(own);
+  std::vector<std::string> missing_there, missing_here, other_shapes;
+  for (const auto& [name, shape] : here) {
+    const auto found = there.find(name);
+    if (found == there.end()) {
+      missing_there.push_back(name);
+    } else if (found->second != shape) {
+      other_shapes.push_back(
+          fmt::format("{} is {} here, and {} there", name, shape, found->second));
+    }
+  }
+  for (const auto& its : there)
+    if (!here.contains(its.first)) missing_here.push_back(its.first);
+  std::string text = listed("missing there", missing_there) + listed("missing here", missing_here) +
+                     listed("other shapes", other_shapes);
+  if (text.empty()) return "their order, their types or what decays is another";
+  text.pop_back();
+  return text.substr(1);
+}
+
 }  // namespace
 
 std::string ChunkTable::layout() const {
@@ -305,8 +348,10 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store's model '{}' has other parameters or formats than this program's",
-                    model.name));
+        fmt::format("the store's model '{}' has other parameters or formats than this program's: "
+                    "{}: give the parameters that the store was made with, in their order, or "
+                    "another `store`",
+                    model.name, differences(model_in(json), model)));
   }
   return table;
 }

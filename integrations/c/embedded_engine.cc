@@ -183,6 +183,16 @@ void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte>
   gradients_[param].scale = scale;
 }
 
+void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
+  const std::lock_guard lock(mutex_);
+  for (const LentGradient& its : gradients)
+    require_count("lend_gradients", its.param, its.values.count());
+  for (const LentGradient& its : gradients) {
+    gradients_[its.param].values = its.values;
+    gradients_[its.param].scale = its.scale;
+  }
+}
+
 void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                   float scale) {
   const std::lock_guard lock(mutex_);

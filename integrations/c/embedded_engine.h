@@ -44,6 +44,12 @@ struct EmbeddedStep {
   bool update_at_once = false;
 };
 
+struct LentGradient {
+  std::size_t param = 0;
+  TypedSpan<const std::byte> values{};
+  float scale = 1;
+};
+
 /// What an engine begins with, in place of its parameters' values.
 struct EmbeddedLoad {
   StateSource& source;
@@ -69,6 +75,8 @@ class EmbeddedEngine {
   /// Lends the gradient of `param` in the step to come, which is multiplied by `scale`, in place of
   /// what it had; the memory is the caller's again after wait(param) of that step.
   void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  /// The same for each; none is lent where one is wrong.
+  void lend_gradients(std::span<const LentGradient> gradients);
   /// Adds to it, in fp32, in memory of the engine's own; what was lent before and `values` are the
   /// caller's again.
   void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
@@ -99,6 +107,10 @@ class EmbeddedEngine {
   StateKind copied_state(bool widen_codes) const;
   void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
+  /// 0 where there is no such parameter.
+  std::uint64_t count_or_none(std::size_t param) const {
+    return param < param_count() ? model_.units[param].count() : 0;
+  }
   /// LentEngine's: what a rank has, and the state of it.
   std::vector<LentEngine::Piece> pieces_of(int rank) const;
   void read_state_of(int rank, std::string_view param, std::string_view name,

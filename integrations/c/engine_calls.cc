@@ -45,10 +45,17 @@ TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what) {
     throw wrong(fmt::format("{} has {} bytes: no whole number of {} elements", what,
                             memory.size_bytes, to_string(dtype)));
   }
-  required(memory.address, what);
-  if (reinterpret_cast<std::uintptr_t>(memory.address) % element != 0)
-    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(dtype)));
-  return {dtype, {static_cast<std::byte*>(memory.address), memory.size_bytes}};
+  return elements_at(memory.address, memory.dtype, memory.size_bytes / element, what);
+}
+
+TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint64_t count,
+                                 const char* what) {
+  const DType its = dtype_of(dtype, what);
+  const std::size_t element = size_bytes(its);
+  required(address, what);
+  if (reinterpret_cast<std::uintptr_t>(address) % element != 0)
+    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(its)));
+  return {its, {static_cast<std::byte*>(address), count * element}};
 }
 
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count) {

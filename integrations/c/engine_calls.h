@@ -58,6 +58,9 @@ std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const cha
 
 /// Memory that the caller lends. Errors: kInvalidArgument naming `what`.
 TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what);
+/// `count` elements of `dtype` in a row. Errors: as memory_of().
+TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint64_t count,
+                                 const char* what);
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count);
 /// Errors: kInvalidArgument where there is less room.
 void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes);

@@ -17,6 +17,7 @@
 #include "integrations/c/engine_calls.h"
 #include "integrations/c/handles.h"
 #include "integrations/c/settings_json.h"
+#include "integrations/c/stored_params.h"
 #include "integrations/c/wrong.h"
 
 namespace {
@@ -141,6 +142,16 @@ ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime, const ziggurat_pa
   });
 }
 
+ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings, char* text,
+                                       uint64_t capacity_bytes, uint64_t* needed_bytes) {
+  return guarded([&] {
+    const std::shared_ptr<ziggurat::Runtime> on = runtimes().find(runtime);
+    const auto its =
+        ziggurat::stored_params(*on, ziggurat::engine_config_of(required(settings, "settings")));
+    give_text(ziggurat::stored_params_json(its), text, capacity_bytes, needed_bytes);
+  });
+}
+
 ziggurat_status ziggurat_engine_close(ziggurat_engine engine) {
   return guarded([&] { engines().take(engine); });
 }
@@ -149,6 +160,26 @@ ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,
                                        const ziggurat_memory* gradient, float scale) {
   return guarded([&] {
     engines().find(engine)->engine->lend_gradient(param, memory_of(gradient, "gradient"), scale);
+  });
+}
+
+ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uint64_t count,
+                                        const uint64_t* params, void* const* addresses,
+                                        const ziggurat_dtype* dtypes, const float* scales) {
+  return guarded([&] {
+    const std::shared_ptr<OpenEngine> open = engines().find(engine);
+    if (count == 0) return;
+    required(params, "params");
+    required(addresses, "addresses");
+    std::vector<ziggurat::LentGradient> all(count);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const ziggurat_dtype dtype = dtypes == nullptr ? ZIGGURAT_FP32 : dtypes[i];
+      all[i] = {.param = params[i],
+                .values = ziggurat::elements_at(addresses[i], dtype,
+                                                open->engine->count_or_none(params[i]), "gradient"),
+                .scale = scales == nullptr ? 1.0F : scales[i]};
+    }
+    open->engine->lend_gradients(all);
   });
 }
 

@@ -186,13 +186,22 @@ ZIGGURAT_API ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime);
 /// Opens or creates the state of `count` parameters. `settings` is a JSON object: "store" (a
 /// directory, or a list of them; may be absent with "placement": "optimizer=host", and then nothing
 /// is ever durable), "run" (a text that names the model as a whole, its data and the like: all
-/// ranks and a store that is resumed must have the same), and the engine's settings by the names
-/// that `ziggurat train --help` has, with underscores. Without "host_memory" as much is taken as a
-/// run uses well. With "progress": true an opening of over two seconds says on standard error how
-/// far it is. Where a store is resumed, the parameters are written.
+/// ranks and a store that is resumed must have the same), "first_elements" (where the parameters
+/// are slices of those that have their names: a list with the number of each one's first element in
+/// the whole, which keys stochastic rounding), and the engine's settings by the names that
+/// `ziggurat train --help` has, with underscores. Without "host_memory" as much is taken as a run
+/// uses well. With "progress": true an opening of over two seconds says on standard error how far
+/// it is. Where a store is resumed, the parameters are written.
 ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings, ziggurat_engine* engine);
+/// The parameters that this rank has in the store of `settings`, in the order and with the names
+/// that open must be given to go on from it: a JSON array of {"name", "shape", "dtype"}, "[]" where
+/// there is no store. Nothing is locked or written. `text` and `needed_bytes` as in
+/// ziggurat_describe(). Errors: ZIGGURAT_DATA_LOSS for a file that says nothing any more.
+ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
+                                                    char* text, uint64_t capacity_bytes,
+                                                    uint64_t* needed_bytes);
 /// What is not durable is lost: ziggurat_make_durable() comes before.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
 
@@ -231,6 +240,14 @@ ZIGGURAT_API ziggurat_status ziggurat_finish(ziggurat_exchange exchange, uint64_
 /// without a gradient is left alone by the step: no decay, and it counts no step.
 ZIGGURAT_API ziggurat_status ziggurat_lend_gradient(ziggurat_engine engine, uint64_t param,
                                                     const ziggurat_memory* gradient, float scale);
+/// The same for `count` parameters in one call: gradient i is of parameter `params[i]`, has as many
+/// elements, of type `dtypes[i]`, at `addresses[i]`, and is multiplied by `scales[i]`. `dtypes` may
+/// be null where all are fp32, `scales` where nothing multiplies them. One that is wrong is an
+/// error that names it, and none is lent.
+ZIGGURAT_API ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uint64_t count,
+                                                     const uint64_t* params, void* const* addresses,
+                                                     const ziggurat_dtype* dtypes,
+                                                     const float* scales);
 /// Adds to it, for steps of several backwards: in fp32, in memory of the engine's. The gradients of
 /// both calls are the caller's again when this returns.
 ZIGGURAT_API ziggurat_status ziggurat_add_gradient(ziggurat_engine engine, uint64_t param,

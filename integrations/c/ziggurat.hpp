@@ -141,6 +141,15 @@ class Engine {
   void lend_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
     check(ziggurat_lend_gradient(handle_, param, &gradient, scale));
   }
+  /// One call for many: gradient i is of parameter params[i], and all are of one type.
+  void lend_gradients(const std::vector<std::uint64_t>& params, const std::vector<void*>& addresses,
+                      ziggurat_dtype dtype, const std::vector<float>& scales = {}) {
+    if (addresses.size() != params.size() || (!scales.empty() && scales.size() != params.size()))
+      throw Error(ZIGGURAT_INVALID_ARGUMENT, "lend_gradients: give each parameter one of all");
+    const std::vector<ziggurat_dtype> dtypes(params.size(), dtype);
+    check(ziggurat_lend_gradients(handle_, params.size(), params.data(), addresses.data(),
+                                  dtypes.data(), scales.empty() ? nullptr : scales.data()));
+  }
   void add_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
     check(ziggurat_add_gradient(handle_, param, &gradient, scale));
   }

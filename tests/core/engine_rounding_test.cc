@@ -219,16 +219,16 @@ TEST(StoreRounding, IsNotNamedWhereNothingIsDrawn) {
 TEST(StoreRounding, OfAStoreThatNamesNoneIsTheRunsByNoiseOfTiles) {
   const ScratchDirectory directory;
   EngineConfig config = config_of(directory.path(), StateFormat::kFp32);
+  { const Rig rig(small_model(), config); }
   PlainTraining expected(small_model(), 0);
-  for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
-    config.optimizer.param_rounding = rounding;
-    expected.round_parameters(rounding);
+  config.optimizer.param_rounding = Rounding::kStochastic;
+  expected.round_parameters(Rounding::kStochastic);
+  for (std::uint64_t step = 0; step < 4; ++step) {
     Rig rig(small_model(), config);
-    for (std::uint64_t step = 0; step < 2; ++step) {
-      train_step(*rig.engine, small_model(), step, 0.01F);
-      expected.step(step, 0.01F);
-    }
-    EXPECT_TRUE(same_params(*rig.engine, expected, small_model())) << to_string(rounding);
+    ASSERT_TRUE(same_params(*rig.engine, expected, small_model())) << "as resumed";
+    train_step(*rig.engine, small_model(), step, 0.01F);
+    expected.step(step, 0.01F);
+    EXPECT_TRUE(same_params(*rig.engine, expected, small_model())) << step;
     rig.engine->make_durable();
   }
   EXPECT_EQ(named_in(directory.path()), std::nullopt);

@@ -156,6 +156,7 @@ TEST_F(CutOffReshard, IsReadAsTheStoreThatStandsAndSaysWhatIsLeftToDo) {
     ASSERT_FALSE(reshard_until(from, UINT64_MAX));
     const std::filesystem::path kept = directory_.path() + "/kept";
     std::filesystem::remove_all(kept);
+    std::filesystem::create_directory(kept);
     for (const char* drive : {"a", "b"})
       std::filesystem::copy(directory_.path() + "/" + drive, kept / drive,
                             std::filesystem::copy_options::recursive);

@@ -34,6 +34,35 @@ class CDurable : public Embedder, public ::testing::WithParamInterface<const cha
 INSTANTIATE_TEST_SUITE_P(Tiers, CDurable, ::testing::Values("nvme", "host"),
                          [](const auto& one) { return std::string(one.param); });
 
+TEST_P(CDurable, SaysWhatAStoreHasBeforeItIsOpened) {
+  const auto stored = [&] {
+    std::uint64_t needed = 0;
+    EXPECT_EQ(ziggurat_stored_params(runtime_, here().c_str(), nullptr, 0, &needed), ZIGGURAT_OK)
+        << ziggurat_last_error();
+    std::string text(needed, '\0');
+    EXPECT_EQ(ziggurat_stored_params(runtime_, here().c_str(), text.data(), text.size(), nullptr),
+              ZIGGURAT_OK);
+    return std::string(text.c_str());
+  };
+  EXPECT_EQ(stored(), "[]");
+  ASSERT_DONE(open(here()));
+  const std::string all = R"([{"dtype":"fp32","name":"first","shape":[3,5,7]},)"
+                          R"({"dtype":"fp32","name":"second","shape":[200,200]}])";
+  EXPECT_EQ(stored(), all);  // while it trains
+  close();
+  EXPECT_EQ(stored(), all);
+}
+
+TEST_P(CDurable, ListsWhatDiffersFromAStoreOfOtherParameters) {
+  ASSERT_DONE(open(here()));
+  close();
+  params_[1].name = "third";
+  EXPECT_REFUSED(open(here()), "missing there: third; missing here: second");
+  std::swap(params_[0], params_[1]);
+  params_[0].name = "second";
+  EXPECT_REFUSED(open(here()), "their order, their types or what decays is another");
+}
+
 TEST_P(CDurable, ResumesWithParametersBlobAndCounts) {
   ASSERT_DONE(open(here()));
   EXPECT_EQ(state().resumed, 0);

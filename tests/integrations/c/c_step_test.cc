@@ -48,6 +48,44 @@ TEST_P(CStep, MakesTheStepsOfPlainArrays) {
   expect_equal(expected);
 }
 
+TEST_P(CStep, TakesAllGradientsInOneCall) {
+  open_here();
+  std::vector<PlainParam> expected = plain();
+  for (std::uint64_t t = 1; t <= 2; ++t) {
+    // Of other types, in another order than the parameters.
+    TypedArray second = gradient_of(1, t, DType::kBFloat16);
+    TypedArray first = gradient_of(0, t);
+    const std::array<std::uint64_t, kParams> params{1, 0};
+    const std::array<void*, kParams> addresses{second.bytes.data(), first.bytes.data()};
+    const std::array<ziggurat_dtype, kParams> dtypes{ZIGGURAT_BF16, ZIGGURAT_FP32};
+    const std::array<float, kParams> scales{0.5F, 2.0F};
+    ASSERT_DONE(ziggurat_lend_gradients(engine_, kParams, params.data(), addresses.data(),
+                                        dtypes.data(), scales.data()));
+    ASSERT_DONE(step());
+    ASSERT_DONE(ziggurat_wait(engine_, ZIGGURAT_ALL_PARAMS));
+    expected[0].step(scalars(0, t, 2.0F), gradient_of(0, t));
+    expected[1].step(scalars(1, t, 0.5F), gradient_of(1, t));
+  }
+  expect_equal(expected);
+}
+
+TEST_P(CStep, TakesNoneOfManyGradientsWhereOneIsWrong) {
+  open_here();
+  TypedArray first = gradient_of(0, 1);
+  const std::array<std::uint64_t, 2> params{0, 7};
+  const std::array<void*, 2> addresses{first.bytes.data(), first.bytes.data()};
+  const auto lend_all = [&] {
+    return ziggurat_lend_gradients(engine_, 2, params.data(), addresses.data(), nullptr, nullptr);
+  };
+  EXPECT_REFUSED(lend_all(), "lend_gradients(parameter 7): the model has 2");
+  EXPECT_REFUSED(ziggurat_lend_gradients(engine_, 1, params.data(), nullptr, nullptr, nullptr),
+                 "addresses is null");
+  const std::vector<PlainParam> expected = plain();
+  ASSERT_DONE(step());
+  expect_equal(expected);
+  EXPECT_EQ(steps_of(0), 0U);
+}
+
 TEST_P(CStep, LeavesAParameterWithoutAGradientAlone) {
   open_here();
   std::vector<PlainParam> expected = plain();
