@@ -187,6 +187,7 @@ def check_documents(root):
     documents = [root / name for name in ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")]
     pages = ("README.md", "COMING_FROM_DEEPSPEED.md")
     documents += [path for top in TOP for page in pages for path in sorted((root / top).rglob(page))]
+    documents += sorted((root / "docs").rglob("*.md"))
     for document in documents:
         name = document.relative_to(root)
         text = document.read_text()

@@ -6,8 +6,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ziggurat._words import in_settings
+
+Words = Callable[[str], str]  # a message in words of whoever called
 
 ABI_VERSION = 0
 DTYPES = {"fp32": (0, 4), "bf16": (1, 2), "fp16": (2, 2)}  # code, bytes of an element
@@ -144,6 +149,13 @@ _SIGNATURES: dict[str, list[Any]] = {
         ctypes.c_char_p,
         ctypes.POINTER(HANDLE),
     ],
+    "ziggurat_stored_params": [
+        HANDLE,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_uint64),
+    ],
     "ziggurat_engine_close": [HANDLE],
     "ziggurat_exchange_open": [HANDLE, ctypes.c_char_p, ctypes.POINTER(HANDLE)],
     "ziggurat_exchange_close": [HANDLE],
@@ -170,6 +182,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "ziggurat_begin_barrier": [HANDLE, ctypes.POINTER(ctypes.c_uint64)],
     "ziggurat_finish": [HANDLE, ctypes.c_uint64],
     "ziggurat_lend_gradient": [HANDLE, INDEX, ctypes.POINTER(Memory), ctypes.c_float],
+    "ziggurat_lend_gradients": [
+        HANDLE,
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ],
     "ziggurat_add_gradient": [HANDLE, INDEX, ctypes.POINTER(Memory), ctypes.c_float],
     "ziggurat_discard_gradients": [HANDLE],
     "ziggurat_gradient_norm": [HANDLE, ctypes.POINTER(ctypes.c_double)],
@@ -277,11 +297,12 @@ def version() -> str:
     return library().ziggurat_version().decode()
 
 
-def call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any, words: Words = in_settings) -> None:
+    """Errors: what the engine has against it, its advice in the caller's `words`."""
     status = getattr(library(), name)(*arguments)
     if status != 0:
-        words = library().ziggurat_last_error().decode(errors="replace")
-        raise _ERRORS.get(status, ZigguratError)(words)
+        text = library().ziggurat_last_error().decode(errors="replace")
+        raise _ERRORS.get(status, ZigguratError)(words(text))
 
 
 def sized(structure: type[ctypes.Structure], **fields: Any) -> Any:

@@ -17,9 +17,10 @@ import torch
 
 from ziggurat._checkpoint import MAGIC
 from ziggurat._dtensor import is_dtensor, local_box, local_of
-from ziggurat._foreign import Rename, listed, rename_content
+from ziggurat._foreign import Rename, rename_content, without_wrappers
 from ziggurat._foreign._content import Content, Saved, of_number
 from ziggurat._foreign._plan import Places, Plan
+from ziggurat._names import listed, names_alone
 from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Checkpoint
 from ziggurat._opened import rounded
@@ -105,6 +106,7 @@ class _Loading:
         if rename is not None:
             rename_content(content, rename)
         places = Places(optimizer, model)
+        without_wrappers(content, places, wrapper=False)
         if weights_only:
             places.trained = []
         self._places = places
@@ -188,6 +190,9 @@ class _Loading:
             for group in self._optimizer.param_groups
         ]
         if names == [group["names"] for group in saved]:
+            return saved
+        short = names_alone([name for group in saved for name in group["names"]], wrapper=False)
+        if names == [[short[name] for name in group["names"]] for group in saved]:
             return saved
         self._notes.append("groups' settings stay: the checkpoint's have other parameters")
         return None

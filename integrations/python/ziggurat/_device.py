@@ -114,16 +114,28 @@ def scales_to_host(scales: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class InPlace:
-    """Parameters on the CPU: the engine reads and writes them where they are."""
+    """Parameters on the CPU: the engine reads and writes them where they are, in the order of their
+    indices. Of one that lies in another order (channels_last, transposed) it has a copy that does
+    not, so that neither bits nor what is saved depend on how it lies."""
 
     down_bytes = up_bytes = 0
 
+    def __init__(self) -> None:
+        self._copies: dict[int, torch.Tensor] = {}
+
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
         """The memory that the engine has of it, which has its values from finish_reading() on."""
-        return param
+        if param.is_contiguous():
+            self._copies.pop(index, None)
+            return param
+        copy = self._copies.get(index)
+        if copy is None:
+            copy = torch.empty(param.shape, dtype=param.dtype)
+            self._copies[index] = copy
+        return copy.copy_(param.detach())
 
     def values(self, index: int, param: torch.Tensor) -> torch.Tensor:
-        return param
+        return self._copies.get(index, param)
 
     def gradient_arrived(self, index: int, param: torch.Tensor) -> None:
         """In backward, perhaps not for the last time before the step."""
@@ -140,6 +152,10 @@ class InPlace:
 
     def write(self, index: int, param: torch.Tensor) -> None:
         """The engine has written; what the current stream does from now on uses the new values."""
+        copy = self._copies.get(index)
+        if copy is not None:
+            with torch.no_grad():
+                param.detach().copy_(copy)
 
     def finish_writing(self) -> None:
         """Returns when the engine may write again."""
@@ -149,6 +165,7 @@ class Staged(InPlace):
     """The parameters of one engine that are on one accelerator, by their indices."""
 
     def __init__(self, accelerator: Accelerator, params: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
         self.down_bytes = self.up_bytes = 0
         self._accelerator = accelerator
         self._down, self._up = accelerator.new_stream(), accelerator.new_stream()
@@ -244,6 +261,16 @@ def places_of(params: Sequence[torch.Tensor]) -> list[InPlace]:
         for index in own:
             places[index] = staged
     return places
+
+
+def check_layout(param: torch.Tensor, name: str) -> None:
+    """Errors: where two elements are one in memory, naming the parameter."""
+    if torch._debug_has_internal_overlap(param) != 1:
+        return
+    raise InvalidArgument(
+        f"parameter '{name}' is expanded, so that several elements are one in memory, which no "
+        "step can write: make it of its .clone()"
+    )
 
 
 def check_device(param: torch.Tensor, name: str) -> None:

@@ -202,6 +202,15 @@ class BackwardFeeder(Feeder):
         self.exchange.finish()
 
 
+def _lies_as(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """A gradient in DDP's bucket, where it lies as a dense parameter does; PyTorch gives it in the
+    order of its indices all the same, and so with other values."""
+    reach = 1 + sum((n - 1) * stride for n, stride in zip(param.shape, param.stride(), strict=True))
+    if param.is_contiguous() or reach != param.numel():
+        return grad
+    return grad.as_strided(param.shape, param.stride(), grad.storage_offset())
+
+
 class DdpFeeder(Feeder):
     """By DistributedDataParallel's buckets: ``model.register_comm_hook(optimizer, ddp_hook)``."""
 
@@ -241,7 +250,8 @@ class DdpFeeder(Feeder):
 
     def take(self, bucket: Any) -> None:
         """In backward: DDP has a bucket of gradients."""
-        params, grads = bucket.parameters(), bucket.gradients()
+        params = bucket.parameters()
+        grads = [_lies_as(*one) for one in zip(bucket.gradients(), params, strict=True)]
         slots = tuple(self._known(param) for param in params)
         # DDP's first bucket, before it knows the order of gradients, has all of them.
         buckets = self._buckets.get(slots)

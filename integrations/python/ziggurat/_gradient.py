@@ -82,33 +82,36 @@ class GradientHooks:
         for (content, _), scale in zip(scaled, scales, strict=True):
             content.scale = scale
 
-    def take(self, param: torch.Tensor) -> Taken | None:
-        """What a step consumes; None without a gradient. It is lent until ``consumed``."""
-        slot, grad = self._slot(param), _here(param.grad)
+    def take(self, param: torch.Tensor, slot: Slot | None = None) -> Taken | None:
+        """What a step consumes; None without a gradient. It is lent until ``consumed``. Who has the
+        parameter's `slot` saves that it is looked for."""
+        slot, grad = slot or self._slot(param), _here(param.grad)
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
-            _check_dense(grad, slot.name)
+            grad = _dense(grad, slot.name)
             if grad.requires_grad:
                 # zero_grad() may zero its memory while the step reads it: a copy.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
-            grad = _lend(param, self.content(slot, grad))
+            grad = _lend(param, self.content(slot, _in_order(grad)))
         elif grad.is_view:
             grad = _lend(param, self.content(slot, grad.materialize()))
         return grad.parts()
 
-    def consumed(self, param: torch.Tensor, *, keep: bool = True) -> None:
+    def consumed(
+        self, param: torch.Tensor, slot: Slot | None = None, *, keep: bool = True
+    ) -> None:
         """The step has read what it took. `keep`: backward adds to the gradient, as PyTorch does.
 
         Without `keep` its memory is let go: to read it raises, and backward starts anew. Nothing
         happens to a gradient that has come since.
         """
-        slot, grad = self._slot(param), _here(param.grad)
+        grad = _here(param.grad)
         if isinstance(grad, LentGradient):
             if grad._content.taken:
                 grad._content.consumed_by_step(keep)
         elif grad is not None and grad.requires_grad and not keep:
-            grad = _lend(param, Content(slot, grad.detach()))
+            grad = _lend(param, Content(slot or self._slot(param), grad.detach()))
             grad._content.consumed_by_step(keep)
 
     def _slot(self, param: torch.Tensor) -> Slot:
@@ -123,19 +126,31 @@ def _here(grad: torch.Tensor | None) -> torch.Tensor | None:
     return local_of(grad) if is_dtensor(grad) else grad
 
 
+def _in_order(grad: torch.Tensor) -> torch.Tensor:
+    """In the order of its indices, as the engine reads it: sums over it then have the same bits,
+    however it lies. What is expanded is so when a step takes it."""
+    if grad.is_contiguous() or torch._debug_has_internal_overlap(grad) == 1:
+        return grad
+    return grad.contiguous()
+
+
 def _lend(param: torch.Tensor, content: Content) -> LentGradient:
     lent = LentGradient(content)
     param.grad = like(param, lent) if is_dtensor(param) else lent
     return lent
 
 
-def _check_dense(grad: torch.Tensor, name: str) -> None:
+def _dense(grad: torch.Tensor, name: str) -> torch.Tensor:
+    """Errors: where it is of another kind; one without a single value is zeros."""
+    if grad.layout is torch.sparse_coo and grad._nnz() == 0:
+        return torch.zeros(grad.shape, dtype=grad.dtype, device=grad.device)
     if grad.layout is not torch.strided:
         raise Unimplemented(
             f"parameter '{name}' has a sparse gradient: make its layer with sparse=False"
         )
     if type(grad) not in (torch.Tensor, torch.nn.Parameter):
         raise Unimplemented(f"parameter '{name}' has a gradient of type {type(grad).__name__}")
+    return grad
 
 
 def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor) -> None:
@@ -143,10 +158,10 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
     if hooks is None or grad is None:
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
-        _check_dense(grad, slot.name)
+        grad = _dense(grad, slot.name)
         # With create_graph the gradient has a graph of its own: it stays what it is.
         if not grad.requires_grad:
-            grad = _lend(param, hooks.content(slot, grad))
+            grad = _lend(param, hooks.content(slot, _in_order(grad)))
     if isinstance(grad, LentGradient):
         grad._content.arrivals += 1
     if hooks.on_arrival is not None:

@@ -33,16 +33,19 @@ class LentGradient(torch.Tensor):
     def __new__(
         cls, content: Content, path: tuple[tuple[Any, ...], ...] = (), like: Any = None
     ) -> LentGradient:
-        if like is None:
-            like = torch.empty(content.shape, dtype=content.dtype, device="meta")
-        self = torch.Tensor._make_wrapper_subclass(
-            cls,
-            like.shape,
-            strides=like.stride(),
-            storage_offset=like.storage_offset(),
-            dtype=like.dtype,
-            device=content.device,
-        )
+        if like is None:  # contiguous
+            self = torch.Tensor._make_wrapper_subclass(
+                cls, content.shape, dtype=content.dtype, device=content.device
+            )
+        else:
+            self = torch.Tensor._make_wrapper_subclass(
+                cls,
+                like.shape,
+                strides=like.stride(),
+                storage_offset=like.storage_offset(),
+                dtype=like.dtype,
+                device=content.device,
+            )
         self._content = content
         self._path = path
         return self

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,6 +32,7 @@ from ziggurat._abi import (
     StepResult,
     Unavailable,
     Unimplemented,
+    Words,
     ZigguratError,
     call,
     library,
@@ -38,6 +40,7 @@ from ziggurat._abi import (
     sized,
     version,
 )
+from ziggurat._words import in_arguments, in_settings
 
 __all__ = [
     "ABI_VERSION",
@@ -57,6 +60,7 @@ __all__ = [
     "Unimplemented",
     "ZigguratError",
     "library",
+    "stored_params",
     "version",
 ]
 
@@ -125,13 +129,23 @@ class Runtime:
         close(self._ended)
 
 
-def text_of(name: str, *arguments: int) -> str:
+def text_of(name: str, *arguments: int | bytes, words: Words = in_settings) -> str:
     """Of a function that is asked twice: for its length, and for itself."""
     needed = ctypes.c_uint64()
-    call(name, *arguments, None, 0, ctypes.byref(needed))
+    call(name, *arguments, None, 0, ctypes.byref(needed), words=words)
     text = ctypes.create_string_buffer(needed.value)
-    call(name, *arguments, text, needed.value, None)
+    call(name, *arguments, text, needed.value, None, words=words)
     return text.value.decode()
+
+
+def stored_params(
+    runtime: Runtime, settings: Mapping[str, Any]
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and shape of what the store has that ``settings["store"]`` names, in its order: of this
+    rank's file. Empty where there is none. Nothing is written or locked."""
+    given = json.dumps(dict(settings)).encode()
+    text = text_of("ziggurat_stored_params", runtime.handle, given, words=in_arguments)
+    return [(one["name"], tuple(one["shape"])) for one in json.loads(text)]
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:
@@ -159,12 +173,15 @@ class Engine:
         settings: Mapping[str, Any],
         kept: object = None,
         load: tuple[int, Mapping[str, Any]] | None = None,
+        words: Words = in_settings,
     ) -> None:
         """`kept` has memory that is lent, and stays until the engine is closed. `load`: the handle
-        of a checkpoint whose state is a new store's, and what of it (ziggurat_engine_load())."""
+        of a checkpoint whose state is a new store's, and what of it (ziggurat_engine_load()).
+        `words`: in which errors give advice."""
+        self._words = words
         self._params = list(params)
-        array = (ParamStruct * len(self._params))()
-        for given, param in zip(array, self._params, strict=True):
+        structs = (ParamStruct * len(self._params))()
+        for given, param in zip(structs, self._params, strict=True):
             given.struct_size = ctypes.sizeof(ParamStruct)
             given.group = param.group
             given.name = param.name.encode()
@@ -173,12 +190,19 @@ class Engine:
             given.values = memory(param.dtype, param.address, param.count)
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
-        opening = (runtime.handle, array, len(array), text)
+        opening = (runtime.handle, structs, len(structs), text)
         if load is None:
-            call("ziggurat_engine_open", *opening, ctypes.byref(handle))
+            call("ziggurat_engine_open", *opening, ctypes.byref(handle), words=words)
         else:
             given = json.dumps(load[1]).encode()
-            call("ziggurat_engine_load", *opening, load[0], given, ctypes.byref(handle))
+            call(
+                "ziggurat_engine_load",
+                *opening,
+                load[0],
+                given,
+                ctypes.byref(handle),
+                words=words,
+            )
         self.handle = handle.value
         self._ended = weakref.finalize(
             self, end_handle, "ziggurat_engine_close", handle.value, os.getpid(), runtime, kept
@@ -189,35 +213,54 @@ class Engine:
     ) -> None:
         """The gradient of parameter `index` in the step to come, times `scale`; it must stay as it is
         until wait(index) after the step."""
-        call("ziggurat_lend_gradient", self.handle, index, memory(dtype, address, count), scale)
+        self._call("ziggurat_lend_gradient", index, memory(dtype, address, count), scale)
+
+    def lend_gradients(
+        self,
+        indices: Sequence[int],
+        dtypes: Sequence[str],
+        addresses: Sequence[int],
+        scales: Sequence[float],
+    ) -> None:
+        """lend_gradient() of many parameters, all of each, in one call."""
+        codes = {name: code for name, (code, _) in DTYPES.items()}
+        arrays = (
+            array("Q", indices),
+            array("Q", addresses),
+            array("i", [codes[dtype] for dtype in dtypes]),
+            array("f", scales),
+        )
+        self._call(
+            "ziggurat_lend_gradients", len(indices), *(one.buffer_info()[0] for one in arrays)
+        )
 
     def add_gradient(
         self, index: int, dtype: str, address: int, count: int, scale: float = 1.0
     ) -> None:
         """Adds to it in memory of the engine's; the memory is free again on return."""
-        call("ziggurat_add_gradient", self.handle, index, memory(dtype, address, count), scale)
+        self._call("ziggurat_add_gradient", index, memory(dtype, address, count), scale)
 
     def discard_gradients(self) -> None:
         """No parameter has a gradient in the step to come."""
-        call("ziggurat_discard_gradients", self.handle)
+        self._call("ziggurat_discard_gradients")
 
     def gradient_norm(self) -> float:
         """The 2-norm of all gradients of the step to come."""
         norm = ctypes.c_double()
-        call("ziggurat_gradient_norm", self.handle, ctypes.byref(norm))
+        self._call("ziggurat_gradient_norm", ctypes.byref(norm))
         return norm.value
 
     def expect_gradients(self) -> None:
         """Gradients are being computed: records may be read meanwhile."""
-        call("ziggurat_expect_gradients", self.handle)
+        self._call("ziggurat_expect_gradients")
 
     def lend_param(self, index: int, dtype: str, address: int, count: int) -> None:
         """The parameter was moved there."""
-        call("ziggurat_lend_param", self.handle, index, memory(dtype, address, count))
+        self._call("ziggurat_lend_param", index, memory(dtype, address, count))
 
     def param_written(self, index: int) -> None:
         """Before the next step its master is taken anew from the parameter."""
-        call("ziggurat_param_written", self.handle, index)
+        self._call("ziggurat_param_written", index)
 
     def step(
         self,
@@ -231,7 +274,7 @@ class Engine:
 
         `update_at_once`: those whose state is in memory are updated when this returns.
         """
-        array = (GroupStruct * len(groups))(
+        settings = (GroupStruct * len(groups))(
             *(
                 sized(
                     GroupStruct,
@@ -250,28 +293,28 @@ class Engine:
         options = sized(
             StepOptions,
             group_count=len(groups),
-            groups=array,
+            groups=settings,
             grad_scale=grad_scale,
             flags=BLOB_FOLLOWS * blob_follows + UPDATE_AT_ONCE * update_at_once,
             blob=blob or None,
             blob_bytes=len(blob),
         )
         result = sized(StepResult)
-        call("ziggurat_step", self.handle, ctypes.byref(options), ctypes.byref(result))
+        self._call("ziggurat_step", ctypes.byref(options), ctypes.byref(result))
         return int(result.generation)
 
     def give_blob(self, blob: bytes) -> None:
         """That of the newest step, which was made with blob_follows."""
-        call("ziggurat_give_blob", self.handle, blob or None, len(blob))
+        self._call("ziggurat_give_blob", blob or None, len(blob))
 
     def wait(self, index: int | None = None) -> None:
         """Returns when parameter `index`, or every one, is that of the newest step."""
-        call("ziggurat_wait", self.handle, ALL_PARAMS if index is None else index)
+        self._call("ziggurat_wait", ALL_PARAMS if index is None else index)
 
     def steps_of(self, index: int) -> int:
         """Steps that the parameter has made."""
         steps = ctypes.c_uint64()
-        call("ziggurat_param_steps", self.handle, index, ctypes.byref(steps))
+        self._call("ziggurat_param_steps", index, ctypes.byref(steps))
         return steps.value
 
     def state_names(self) -> list[str]:
@@ -281,12 +324,12 @@ class Engine:
     def read_state(self, index: int, name: str, address: int, count: int) -> None:
         """Copies the parameter's array `name` of the newest step there, in fp32."""
         values = memory("fp32", address, count)
-        call("ziggurat_read_state", self.handle, index, name.encode(), values)
+        self._call("ziggurat_read_state", index, name.encode(), values)
 
     def write_state(self, index: int, name: str, address: int, count: int) -> None:
         """The next step goes on from what is there, copied; durable with it."""
         values = memory("fp32", address, count)
-        call("ziggurat_write_state", self.handle, index, name.encode(), values)
+        self._call("ziggurat_write_state", index, name.encode(), values)
 
     def pieces_of(self, rank: int) -> dict[str, int]:
         """What a rank has of the parameters, itself included: names, and numbers of elements."""
@@ -299,19 +342,19 @@ class Engine:
     def read_state_of(self, rank: int, param: str, name: str, address: int, count: int) -> None:
         """read_state() of a parameter that `rank` has, which calls nothing for it."""
         values = memory("fp32", address, count)
-        call("ziggurat_read_state_of", self.handle, rank, param.encode(), name.encode(), values)
+        self._call("ziggurat_read_state_of", rank, param.encode(), name.encode(), values)
 
     def set_steps(self, index: int, steps: int) -> None:
         """The parameter has made as many."""
-        call("ziggurat_set_param_steps", self.handle, index, steps)
+        self._call("ziggurat_set_param_steps", index, steps)
 
     def make_durable(self) -> None:
         """Returns when every finished step would survive a crash."""
-        call("ziggurat_make_durable", self.handle)
+        self._call("ziggurat_make_durable")
 
     def _state(self) -> StateStruct:
         state = sized(StateStruct)
-        call("ziggurat_engine_state", self.handle, ctypes.byref(state))
+        self._call("ziggurat_engine_state", ctypes.byref(state))
         return state
 
     @property
@@ -331,7 +374,7 @@ class Engine:
         """What the step that this engine resumed at was given."""
         size = self._state().blob_bytes
         room = ctypes.create_string_buffer(size)
-        call("ziggurat_read_blob", self.handle, room, size)
+        self._call("ziggurat_read_blob", room, size)
         return room.raw[:size]
 
     def describe(self) -> str:
@@ -342,6 +385,9 @@ class Engine:
         """What was moved and waited for so far, by all engines of the runtime."""
         figures: dict[str, int] = json.loads(self._text("ziggurat_figures"))
         return figures
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        call(name, self.handle, *arguments, words=self._words)
 
     def _text(self, name: str, *arguments: int) -> str:
         return text_of(name, self.handle, *arguments)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ziggurat._abi import HANDLE, Memory, SaveOptions, call, memory, sized
 from ziggurat._native import Engine, Runtime, close, end_handle, text_of
+from ziggurat._words import in_arguments
 
 
 class Values(NamedTuple):
@@ -41,7 +42,7 @@ def save_checkpoint(
         blob=blob or None,
         blob_bytes=len(blob),
     )
-    call("ziggurat_save_checkpoint", runtime.handle, options, json.dumps(content).encode())
+    call("ziggurat_save_checkpoint", runtime.handle, options, json.dumps(content).encode(), words=in_arguments)
 
 
 class SavedTensor(NamedTuple):
@@ -60,7 +61,7 @@ class Checkpoint:
     def __init__(self, runtime: Runtime, path: str) -> None:
         """The checkpoint `path`, or the newest whole one in that folder."""
         handle = HANDLE()
-        call("ziggurat_checkpoint_open", runtime.handle, path.encode(), ctypes.byref(handle))
+        call("ziggurat_checkpoint_open", runtime.handle, path.encode(), ctypes.byref(handle), words=in_arguments)
         self.handle = handle.value
         self._ended = weakref.finalize(
             self, end_handle, "ziggurat_checkpoint_close", handle.value, os.getpid(), runtime
@@ -82,7 +83,7 @@ class Checkpoint:
     def read(self, tensor: int, first: int, address: int, count: int) -> None:
         """Elements [first, first + count), widened to fp32."""
         values = memory("fp32", address, count)
-        call("ziggurat_checkpoint_read", self.handle, tensor, first, values)
+        call("ziggurat_checkpoint_read", self.handle, tensor, first, values, words=in_arguments)
 
     def close(self) -> None:
         """Does nothing the second time."""

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat._device import Staged, check_device, places_of, scales_to_host
+from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
 from ziggurat._parts import Nothing, Part
+from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -57,7 +58,7 @@ def _kind_of(param: torch.Tensor, name: str) -> _Kind:
     if param.dtype not in DTYPES:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
     if not param.is_contiguous():
-        raise InvalidArgument(f"parameter '{name}' is not contiguous: call .contiguous() before")
+        check_layout(param, name)
     return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device)
 
 
@@ -124,7 +125,12 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        self.engine = Engine(runtime(), listed, settings, kept=self._staged, load=loaded)
+        firsts = [part.first_element() for part in self.parts]
+        if any(firsts):  # bf16 state is rounded alike on whatever rank it is
+            settings = {**settings, "first_elements": firsts}
+        self.engine = Engine(
+            runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
+        )
         # As the engine left them: a parameter that differs was written or moved by somebody else.
         if self.engine.resumed:
             for place in self._staged:
@@ -134,6 +140,10 @@ class Opened:
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
         self._addresses = [param.data_ptr() for param in held]
+        self._memory = [param.detach() for param in held]  # which stays as long as it is lent
+        for part in self.parts:
+            part.slot = hooks.slot(part.param)
+        self._lent_at = [lent.data_ptr() for lent in memory]  # what the engine has
 
     def index(self, param: torch.Tensor) -> int | None:
         """In `params`; None: nothing of it is here."""
@@ -194,10 +204,7 @@ class Opened:
             place.finish_writing()
         self._look_at_params()
         lent = {
-            index: (
-                self._in_host_memory(index, gradient.tensor),
-                self.parts[index].memory().detach(),
-            )
+            index: (self._in_host_memory(index, gradient.tensor), self._memory[index])
             for index, gradient in enumerate(gradients)
             if gradient is not None
         }
@@ -205,11 +212,13 @@ class Opened:
             place.finish_reading()
         self._give_masters()
         self.engine.discard_gradients()
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                tensor, scale = lent[index][0], gradient.scale
-                dtype = DTYPES[tensor.dtype]
-                self.engine.lend_gradient(index, dtype, tensor.data_ptr(), tensor.numel(), scale)
+        tensors = [tensor for tensor, _ in lent.values()]
+        self.engine.lend_gradients(
+            list(lent),
+            [DTYPES[tensor.dtype] for tensor in tensors],
+            [tensor.data_ptr() for tensor in tensors],
+            [gradient.scale for gradient in gradients if gradient is not None],
+        )
         # On the CPU, workers in the next forward would take turns with PyTorch's own threads.
         self.engine.step(
             groups[: self._group_count],
@@ -279,9 +288,13 @@ class Opened:
                         "what changes the model, as model.to(dtype or device) does"
                     )
                 self._addresses[index] = param.data_ptr()
+                self._memory[index] = param.detach()
             memory = self._places[index].read(index, param)
-            if moved and memory is param:
-                self.engine.lend_param(index, was.dtype, param.data_ptr(), param.numel())
+            if memory.data_ptr() != self._lent_at[index]:
+                self.engine.lend_param(
+                    index, self._kinds[index].dtype, memory.data_ptr(), memory.numel()
+                )
+                self._lent_at[index] = memory.data_ptr()
             self.engine.param_written(index)
             self._versions[index] = param._version
             written.append(index)

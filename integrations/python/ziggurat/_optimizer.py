@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 import weakref
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot
+from ziggurat._names import Named, generated, matched, names_alone, names_in
 from ziggurat._native import (
     Engine,
     GroupStep,
@@ -23,6 +25,7 @@ from ziggurat._native import (
     ResourceExhausted,
     Runtime,
     Unimplemented,
+    stored_params,
 )
 from ziggurat._opened import Opened
 from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
@@ -107,7 +110,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
             model = wrapped.module
         self._model = model
         self._waits: ModuleWaits | None = None
-        self._names = {p: name for name, p in model.named_parameters()} if model else {}
+        # What the parameters are called. `if model` would ask for the length of one that has it.
+        params_of = {} if model is None else dict(model.named_parameters())
+        short = {} if model is None else names_in(model, params_of)
+        self._spelled = {param: name for name, param in params_of.items()}
+        self._names = {param: short[name] for name, param in params_of.items()}
+        self._called: dict[torch.Tensor, str] = {}  # every parameter's name
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
         super().__init__(params, {**defaults, "maximize": maximize})
@@ -139,10 +147,29 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
         for index, group in enumerate(self.param_groups):
-            names = group.get("param_names")
+            for param in group["params"]:
+                yield self._called[param], param, index
+
+    def _call_all(self) -> dict[torch.Tensor, str]:
+        given = self._given_names()
+        short = names_alone(list(given.values()))
+        called = {}
+        for index, group in enumerate(self.param_groups):
             for i, param in enumerate(group["params"]):
-                name = names[i] if names else self._names.get(param, f"group{index}.{i}")
-                yield name, param, index
+                name = given.get(param)
+                if name is None or self._spelled.get(param) in (name, short[name]):
+                    called[param] = self._names.get(param) or generated(index, i)
+                else:
+                    called[param] = short[name]
+        return called
+
+    def _given_names(self) -> dict[torch.Tensor, str]:
+        """As the script has given them."""
+        return {
+            param: name
+            for group in self.param_groups
+            for param, name in zip(group["params"], group.get("param_names", ()), strict=False)
+        }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -151,13 +178,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
             # PyTorch warns, and makes several steps.
             del self.param_groups[-1]
             raise InvalidArgument("a parameter is twice in its group: give each once")
-        named = list(self._named())
-        self._order = [param for _, param, _ in named]
-        self._attach()
+        self._called = self._call_all()
+        self._order.extend(added)
+        self._attach(added)
 
-    def _attach(self) -> None:
-        self._hooks.attach((name, param) for name, param, _ in self._named())
-        self._sharing.attach(self._slots())
+    def _attach(self, params: Iterable[torch.Tensor]) -> None:
+        self._hooks.attach((self._called[param], param) for param in params)
+        if self._sharing.feeder is not None:
+            self._sharing.attach(self._slots())
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
@@ -184,6 +212,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         and writes the parameters.
         """
         known = self._opened_with
+        if len(known) == len(self._order):
+            return  # all are: a step of many parameters looks at none of them
         new = [one for one in self._named() if one[1].requires_grad and one[1] not in known]
         if not new:
             return
@@ -196,7 +226,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
-        self._attach()
+        self._attach(named)
         self._sharing.before_open([param for _, param, _ in new])
         if resume and self._tier == "auto":
             self.need_store("open(resume=True)")
@@ -222,6 +252,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
             room = memory_beside_drive(self._state_bytes(param for _, param, _ in new))
             if room is not None:
                 settings.setdefault("host_memory", room)
+            if resume:
+                new = self._as_stored(settings["store"], new)
         names, params, groups = zip(*new, strict=True)
         parts = [self._sharing.part(param) for param in params]
         settings["run"] = self._sharing.run(names, params)
@@ -230,6 +262,47 @@ class EngineOptimizer(AmongRanks, StateDicts):
             return self._sharing.runtime(self._workers(params))
 
         return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
+
+    def _as_stored(
+        self, store: str, new: list[tuple[str, torch.Tensor, int]]
+    ) -> list[tuple[str, torch.Tensor, int]]:
+        """With the names and in the order of the store that is there, if one is: rank 0's, which
+        has a part of every parameter."""
+        _, params, _ = zip(*new, strict=True)
+        runtime = self._sharing.runtime(self._workers(params))
+        order = self._sharing.decided(lambda: self._order_in(store, runtime, new))
+        if order is None:
+            return new
+        placed = {place for place, _ in order}
+        empty = [(place, one[0]) for place, one in enumerate(new) if place not in placed]
+        return [(name, *new[place][1:]) for place, name in [*order, *empty]]
+
+    def _order_in(
+        self, store: str, runtime: Runtime, new: list[tuple[str, torch.Tensor, int]]
+    ) -> list[tuple[int, str]] | None:
+        """For each parameter of the store its place in `new`, and its name there; None where there
+        is none, or it has just these."""
+        stored = [Named(*one) for one in stored_params(runtime, {"store": store})]
+        shapes = [tuple(self._sharing.part(param).memory().shape) for _, param, _ in new]
+        here = [place for place, shape in enumerate(shapes) if math.prod(shape) > 0]
+        ours = [Named(new[place][0], shapes[place]) for place in here]
+        if not stored or not here or stored == ours:
+            return None
+        given = self._given_names()
+        as_given = [
+            Named(given.get(param) or self._spelled.get(param) or name, shapes[place])
+            for place in here
+            for name, param, _ in [new[place]]
+        ]
+        # In the order of the groups, which is that of made-up names.
+        position = {param: i for i, param in enumerate(self._order)}
+        in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
+        found = matched(
+            f"the store {store}", stored, [[own[i] for i in in_groups] for own in (ours, as_given)]
+        )
+        return [
+            (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
+        ]
 
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""
@@ -265,6 +338,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
             )
         self._tier, self.placement = "nvme", f"nvme:{self._path}"
 
+    @torch._disable_dynamo  # type: ignore[misc]  # a step is no part of what is compiled around it
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = None
@@ -275,7 +349,6 @@ class EngineOptimizer(AmongRanks, StateDicts):
             self._resume.before_step()
         self._sharing.check_gradients()
         self.open()
-        with_gradient = [param for param in self._order if param.grad is not None]
         groups = [self._group_step(group) for group in self.param_groups]
         follows = self._resume is not None
         self.synchronize()
@@ -286,13 +359,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
         # and is beside an accelerator's.
         in_place = not any(opened.is_staged for opened in self._opened)
         beside = self._waits is not None and not (self._tier == "host" and in_place)
-        trained = {param for opened in stepped for param in opened.members}
-        self._sharing.publish(
-            self._in_order(param for param in with_gradient if param in trained), beside
-        )
+        if self._sharing.ranks is not None:
+            trained = {param for opened in stepped for param in opened.members}
+            updated = (p for p in self._order if p.grad is not None and p in trained)
+            self._sharing.publish(self._in_order(updated), beside)
         if self._waits is None or not beside:
             self.synchronize()
         else:
+            with_gradient = [param for param in self._order if param.grad is not None]
             self._wait_for(self._waits.unseen(with_gradient))
         if follows and stepped:
             self._resume.after_step()

@@ -14,6 +14,7 @@ import torch
 
 from ziggurat._buffers import Buffers
 from ziggurat._exchange import BUCKET_BYTES, IN_FLIGHT
+from ziggurat._parts import flat, flat_written
 from ziggurat._ranks import Cut, Ranks, Work
 
 
@@ -33,7 +34,7 @@ class _Flight:
     def pack(self) -> None:
         at = 0
         for param, cut in zip(self.params, self._cuts, strict=True):
-            own = param.data.view(-1)[cut.of(self._rank)]
+            own = flat(param)[cut.of(self._rank)]
             self.given[at : at + own.numel()].copy_(own)
             at += cut.slice
 
@@ -41,11 +42,12 @@ class _Flight:
         rows, at = self.taken.view(size, -1), 0
         for param, cut in zip(self.params, self._cuts, strict=True):
             # Not through the parameter itself: PyTorch would count a write by somebody else.
-            flat = param.data.view(-1)
+            values = flat(param).data
             for rank in range(size):
                 its = cut.of(rank)
                 if rank != self._rank and its.stop > its.start:
-                    flat[its].copy_(rows[rank, at : at + its.stop - its.start])
+                    values[its].copy_(rows[rank, at : at + its.stop - its.start])
+            flat_written(param)
             at += cut.slice
 
 

@@ -6,15 +6,52 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ziggurat._dtensor import is_dtensor, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
-from ziggurat._gradient_content import Taken
+from ziggurat._gradient_content import Slot, Taken
 from ziggurat._ranks import Cut, Ranks
+
+
+class _Copy:
+    """The elements of a parameter that does not lie in their order, as `version` of it has them."""
+
+    def __init__(self, param: torch.Tensor) -> None:
+        self.values = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+        self.version = -1
+
+
+_copies: Any = WeakTensorKeyDictionary()  # Tensor -> _Copy
+
+
+def flat(param: torch.Tensor) -> torch.Tensor:
+    """Its elements in a row, in the order of its indices: its memory, or where that has another
+    order (channels_last) a copy. What is written there is the parameter's after flat_written()."""
+    values = param.detach()
+    if values.is_contiguous():
+        return values.view(-1)
+    copy: _Copy | None = _copies.get(param)
+    if copy is None:
+        copy = _copies[param] = _Copy(param)
+    if copy.version != param._version:
+        copy.values.copy_(values)
+        copy.version = param._version
+    return copy.values.view(-1)
+
+
+def flat_written(param: torch.Tensor) -> None:
+    copy: _Copy | None = None if param.is_contiguous() else _copies.get(param)
+    if copy is not None:
+        with torch.no_grad():
+            param.detach().copy_(copy.values)
+        copy.version = param._version
 
 
 class Part:
     """All of it."""
+
+    slot: Slot | None = None  #: as the hooks have it, once an engine has the part
 
     def __init__(self, param: torch.Tensor) -> None:
         self.param = param
@@ -25,10 +62,10 @@ class Part:
 
     def take(self, hooks: GradientHooks) -> Taken | None:
         """The part's gradient in the step to come, lent until consumed()."""
-        return hooks.take(self.param)
+        return hooks.take(self.param, self.slot)
 
     def consumed(self, hooks: GradientHooks) -> None:
-        hooks.consumed(self.param)
+        hooks.consumed(self.param, self.slot)
 
     def of_whole(self, values: torch.Tensor) -> torch.Tensor:
         """The part of `values`, which are of the whole parameter."""
@@ -37,6 +74,10 @@ class Part:
     def place(self) -> dict[str, Any]:
         """Where in the whole it is, as checkpoints say it."""
         return {"first": 0}
+
+    def first_element(self) -> int:
+        """Which of the whole parameter's elements is the part's first."""
+        return 0
 
 
 class Slice(Part):
@@ -47,7 +88,7 @@ class Slice(Part):
         self._slice = Cut(param.numel(), ranks.size).of(ranks.rank)
 
     def memory(self) -> torch.Tensor:
-        return self.param.detach().view(-1)[self._slice]
+        return flat(self.param)[self._slice]
 
     def take(self, hooks: GradientHooks) -> Taken | None:
         taken = super().take(hooks)
@@ -60,6 +101,9 @@ class Slice(Part):
 
     def place(self) -> dict[str, Any]:
         return {"first": self._slice.start}
+
+    def first_element(self) -> int:
+        return int(self._slice.start)
 
 
 class Shard(Part):
@@ -74,6 +118,13 @@ class Shard(Part):
     def place(self) -> dict[str, Any]:
         offsets, box = local_box(self.param)
         return {"offsets": offsets, "box": box}
+
+    def first_element(self) -> int:
+        offsets, _ = local_box(self.param)
+        first = 0
+        for offset, size in zip(offsets, self.param.shape, strict=True):
+            first = first * size + offset
+        return first
 
 
 class Nothing(Part):

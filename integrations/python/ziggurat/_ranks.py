@@ -238,6 +238,20 @@ class Ranks:
         self._small.all_gather(every, own).wait()
         return every.view(self.size, len(own))
 
+    def decided(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 finds, plain data, on all ranks. Errors: its own, on all of them."""
+        told: list[Any] = [None]
+        if self.rank == 0:
+            try:
+                told = [(decide(), None)]
+            except ZigguratError as error:
+                told = [(None, error)]
+        dist.broadcast_object_list(told, src=self.members[0], group=self.group)
+        found, error = told[0]
+        if error is not None:
+            raise error
+        return found
+
     def sums(self, values: Sequence[float]) -> torch.Tensor:
         """Of each over the ranks, in their order."""
         every = self.gathered(values)

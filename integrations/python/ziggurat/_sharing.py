@@ -79,6 +79,10 @@ class Alone:
         """Whether it holds on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
 
+    def decided(self, decide: Callable[[], Any]) -> Any:
+        """What rank 0 finds: plain data. Errors: its own, on every rank."""
+        return decide() if self.ranks is None else self.ranks.decided(decide)
+
     def opened(self, params: Sequence[torch.Tensor], resumed: bool) -> None:
         """The engine of `params` has been opened."""
 

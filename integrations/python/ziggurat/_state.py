@@ -8,6 +8,7 @@ next step, as a whole: a process that is killed before leaves the generation tha
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ziggurat._memory import free_bytes, size_text
+from ziggurat._names import made_up, ours_by_number
 from ziggurat._native import InvalidArgument, ResourceExhausted, Unimplemented
 from ziggurat._opened import Opened
 from ziggurat._sharing import Alone
@@ -170,12 +172,17 @@ class StateDicts(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what :meth:`state_dict` or that of ``torch.optim``'s optimizer gave.
 
+        Parameters are matched by ``param_names`` where the state dict has the names of this
+        optimizer's, and in PyTorch's order where it has none of them, or no names.
+
         The next step goes on from it, and makes it durable. A "master" counts where the parameter,
         as it is at that step, is what it rounds to; elsewhere, and where there is none, the
         parameter is the master. Parameters without an entry begin anew. Errors: InvalidArgument
-        for another optimizer's state, or a store that is at another generation.
+        for another optimizer's state, for one that has some of the names and lacks others, or a
+        store that is at another generation.
         """
         reference = state_dict.get(_REFERENCE)
+        state_dict = self.in_order(state_dict)
         entries = self._entries(state_dict)
         if reference is not None:
             self._look_at_ranks(reference)
@@ -183,14 +190,61 @@ class StateDicts(torch.optim.Optimizer):
                 self._reference = reference  # the store is that of DDP's ranks
             else:
                 self._look_at_reference(reference)
-        super().load_state_dict({**state_dict, "state": {}})
-        for group in self.param_groups:  # what another optimizer's groups may lack
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
+        self._load_groups(state_dict)
         if reference is None:
             self._to_load = {param: entry for param, entry in entries.items() if entry}
             for opened in self._opened:
                 self._give(opened, entries)
+
+    def in_order(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Its groups and their parameters as this optimizer has them, where both name them.
+
+        Errors: InvalidArgument where some names are the same and others not."""
+        groups, ours = state_dict["param_groups"], {name: p for name, p, _ in self._named()}
+        if not all("param_names" in group for group in groups) or made_up(ours):
+            return state_dict
+        saved = {
+            number: name
+            for group in groups
+            for number, name in zip(group["params"], group["param_names"], strict=True)
+        }
+        if not saved or len(set(saved.values())) < len(saved):
+            return state_dict
+        found = ours_by_number(saved, ours)
+        if found is None:
+            warnings.warn(
+                "load_state_dict(): the state dict names none of this optimizer's parameters: they "
+                "are matched in their order, as PyTorch does",
+                stacklevel=3,
+            )
+            return state_dict
+        numbers = {param: number for number, param in found.items()}
+        members = [{found[number] for number in group["params"]} for group in groups]
+        wanted = [set(group["params"]) for group in self.param_groups]
+        if all(own in members for own in wanted):  # groups may have changed places, too
+            settings = [groups[members.index(own)] for own in wanted]
+        elif [len(own) for own in wanted] == [len(own) for own in members]:
+            settings = groups
+        else:
+            return state_dict  # PyTorch says what does not fit
+        ordered = [
+            {**its, "params": [numbers[param] for param in group["params"]]}
+            for its, group in zip(settings, self.param_groups, strict=True)
+        ]
+        return {**state_dict, "param_groups": ordered}
+
+    def _load_groups(self, state_dict: dict[str, Any]) -> None:
+        """Their settings; `state_dict` is in_order()."""
+        names = [group.get("param_names") for group in self.param_groups]
+        super().load_state_dict({**state_dict, "state": {}})
+        for group, own in zip(self.param_groups, names, strict=True):
+            # PyTorch takes those that were saved, which may be another order's.
+            if own is None:
+                group.pop("param_names", None)
+            else:
+                group["param_names"] = own
+            for key, value in self.defaults.items():  # what another optimizer's may lack
+                group.setdefault(key, value)
 
     def _look_at_ranks(self, reference: Mapping[str, Any]) -> None:
         made_by, here = reference.get("ranks"), 1
@@ -300,11 +354,11 @@ class StateDicts(torch.optim.Optimizer):
 class Groups:
     """The groups of an optimizer alone, for what keeps them beside its store."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: StateDicts) -> None:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
         return torch.optim.Optimizer.state_dict(self._optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        torch.optim.Optimizer.load_state_dict(self._optimizer, state_dict)
+        self._optimizer._load_groups(self._optimizer.in_order(state_dict))

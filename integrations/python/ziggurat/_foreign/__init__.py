@@ -19,14 +19,13 @@ from ziggurat._dtensor import is_dtensor, local_of, local_part
 from ziggurat._foreign import _dcp, _state_dicts, _universal, _zero
 from ziggurat._foreign._content import Content
 from ziggurat._foreign._plan import Places, Plan
+from ziggurat._names import listed, names_alone
 from ziggurat._native import DataLoss, InvalidArgument
 from ziggurat._opened import Opened, rounded
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import MOMENTS
 
 Rename = Callable[[str], "str | None"]
-
-_SHOWN = 8  # names in an error
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,7 @@ def load_foreign_checkpoint(
     places = Places(optimizer, model)
     if rename is not None:
         rename_content(content, rename)
+    without_wrappers(content, places)
     plan = Plan(content, places)
     if plan.wrong_shapes:
         raise InvalidArgument(f"{content.layout}: {listed('other shapes', plan.wrong_shapes)}")
@@ -130,9 +130,14 @@ def rename_content(content: Content, rename: Rename) -> None:
     content.aliases = {name for name in map(rename, content.aliases) if name is not None}
 
 
-def listed(what: str, names: list[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) -> None:
+    """Names without what torch.compile, and a wrapper (`wrapper`) around all of the model, added;
+    those that the model has as they are stay."""
+    names = {name for name in (*content.values, *content.states) if isinstance(name, str)}
+    if names <= places.targets.keys():
+        return
+    short = names_alone(sorted(names | content.aliases), wrapper=wrapper)
+    rename_content(content, lambda name: name if name in places.targets else short[name])
 
 
 def _look_at_masters(plan: Plan) -> None:

@@ -4,20 +4,12 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._foreign._content import Content, Saved, State
+from ziggurat._names import names_in
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import MOMENTS
-
-
-def _within(model: torch.nn.Module) -> torch.nn.Module | None:
-    """What PyTorch has wrapped there, if anything."""
-    if isinstance(model, DistributedDataParallel):
-        return model.module  # type: ignore[no-any-return]
-    compiled: torch.nn.Module | None = getattr(model, "_orig_mod", None)
-    return compiled
 
 
 def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -35,12 +27,10 @@ class Places:
     """What a checkpoint may fill: the model's parameters and buffers, and the optimizer's state."""
 
     def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module) -> None:
-        inner = model
-        while (within := _within(inner)) is not None:
-            inner = within
-        params = dict(inner.named_parameters(remove_duplicate=False))
-        buffers = _saved_buffers(inner)
-        self.targets: dict[str, torch.Tensor] = {**buffers, **params}
+        params = dict(model.named_parameters(remove_duplicate=False))
+        spelled = {**_saved_buffers(model), **params}
+        names = names_in(model, spelled)
+        self.targets: dict[str, torch.Tensor] = {names[its]: spelled[its] for its in spelled}
         self._names: dict[torch.Tensor, str] = {}
         for name, target in self.targets.items():
             self._names.setdefault(target, name)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of parameters: what PyTorch's wrappers add to them, and which of two lists are the same.
+
+``torch.compile`` puts ``_orig_mod.`` into the names of what it compiles, a whole model or blocks of
+it, and a wrapper like DistributedDataParallel ``module.``. Neither says anything about a parameter,
+so both go, wherever they stand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from ziggurat._native import InvalidArgument
+
+_COMPILED = "_orig_mod"
+_WRAPPED = "module"
+_WRAPPERS = (DistributedDataParallel, DataParallel, AveragedModel)
+_GENERATED = re.compile(r"group\d+\.\d+")
+_SHOWN = 8  # names in an error
+
+
+def names_in(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Each of `names`, which are the model's, without what PyTorch's wrappers add. The ``module.``
+    of any other wrapper stays."""
+    wrappers = {
+        path
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, _WRAPPERS)
+    }
+
+    def without(name: str) -> str:
+        path, kept = "", []
+        for part in name.split("."):
+            if part != _COMPILED and not (part == _WRAPPED and path in wrappers):
+                kept.append(part)
+            path = f"{path}.{part}" if path else part
+        return ".".join(kept)
+
+    return _distinct({name: without(name) for name in names})
+
+
+def names_alone(names: Sequence[str], *, wrapper: bool = True) -> dict[str, str]:
+    """The same of names whose model is not known. `wrapper`: a ``module.`` that all of them begin
+    with goes too."""
+    every = [[part for part in name.split(".") if part != _COMPILED] for name in names]
+    if wrapper and every and all(parts[0] == _WRAPPED and len(parts) > 1 for parts in every):
+        every = [parts[1:] for parts in every]
+    return _distinct({name: ".".join(parts) for name, parts in zip(names, every, strict=True)})
+
+
+def _distinct(named: dict[str, str]) -> dict[str, str]:
+    """Those that would become equal stay as they are."""
+    times = Counter(named.values())
+    kept = {old: new if times[new] == 1 else old for old, new in named.items()}
+    return kept if len(set(kept.values())) == len(kept) else {old: old for old in named}
+
+
+def generated(group: int, place: int) -> str:
+    """The name of a parameter that nobody has named."""
+    return f"group{group}.{place}"
+
+
+class Named(NamedTuple):
+    """A parameter as a store has it, or a program."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def matched(store: str, stored: Sequence[Named], ours: Sequence[Sequence[Named]]) -> list[int]:
+    """The places in `ours` of the parameters that a store has, in the store's order: by name, or by
+    order where one side has made its names up.
+
+    `ours`: the program's parameters in its order, by each list of names that they go by; the first
+    is what an error says. Errors: InvalidArgument that lists what differs.
+    """
+    spellings = [stored, [Named(short, one.shape) for short, one in _shortened(stored)]]
+    for spelling in spellings:
+        for own in ours:
+            places = {one.name: place for place, one in enumerate(own)}
+            if places.keys() == {one.name for one in spelling} and len(own) == len(spelling):
+                order = [places[one.name] for one in spelling]
+                _require_shapes(store, spelling, [own[place] for place in order])
+                return order
+    if any(made_up(one.name for one in params) for params in (stored, ours[0])):
+        _require_shapes(store, stored, ours[0])
+        return list(range(len(stored)))
+    raise _differ(store, spellings[1], ours[0])
+
+
+def _shortened(stored: Sequence[Named]) -> list[tuple[str, Named]]:
+    short = names_alone([one.name for one in stored], wrapper=False)
+    return [(short[one.name], one) for one in stored]
+
+
+def made_up(names: Iterable[str]) -> bool:
+    """Whether they are those that generated() gives."""
+    return all(_GENERATED.fullmatch(name) for name in names)
+
+
+def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> None:
+    if len(stored) != len(ours):
+        raise InvalidArgument(
+            f"{store} has {len(stored)} parameters, this program trains {len(ours)}, and one of both "
+            "does not say their names: give the optimizer the parameters that the store was made "
+            "with, or another directory"
+        )
+    other = [
+        f"{here.name} is {here.shape} here, and {there.name} there {there.shape}"
+        for there, here in zip(stored, ours, strict=True)
+        if there.shape != here.shape
+    ]
+    if other:
+        raise InvalidArgument(
+            f"{store} has parameters of {listed('other shapes', other)}: give the optimizer the "
+            "parameters that the store was made with, in that order, or another directory"
+        )
+
+
+def _differ(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> InvalidArgument:
+    words = differences([one.name for one in stored], [one.name for one in ours])
+    return InvalidArgument(
+        f"{store} has other parameters than this program trains: {words}: give the optimizer the "
+        "parameters that the store was made with, or another directory"
+    )
+
+
+def differences(theirs: Iterable[str], ours: Iterable[str]) -> str:
+    """Names that only one side has."""
+    there, here = dict.fromkeys(theirs), dict.fromkeys(ours)
+    lists = {
+        "missing there": [name for name in here if name not in there],
+        "missing here": [name for name in there if name not in here],
+    }
+    return "; ".join(listed(what, names) for what, names in lists.items() if names)
+
+
+def listed(what: str, names: Sequence[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{what}: {', '.join(names[:_SHOWN])}{more}"
+
+
+def ours_by_number(
+    saved: Mapping[object, str], ours: Mapping[str, object]
+) -> dict[object, object] | None:
+    """Which of `ours` each number of a state dict is, by the names that both give; None where they
+    share no name. Errors: InvalidArgument where they share some."""
+    names = list(saved.values())
+    for spelling in (dict(zip(names, names, strict=True)), names_alone(names)):
+        theirs = {number: spelling[name] for number, name in saved.items()}
+        if set(theirs.values()) == ours.keys():
+            return {number: ours[name] for number, name in theirs.items()}
+    if not set(theirs.values()) & ours.keys():
+        return None
+    raise InvalidArgument(
+        "load_state_dict(): the state dict's parameters and this optimizer's have some names in "
+        f"common, and others not: {differences(theirs.values(), ours)}: give the optimizer the "
+        "parameters that it was saved with"
+    )

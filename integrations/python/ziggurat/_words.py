@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine's messages advise, in words of whoever called it from Python.
+
+A message names a setting in backticks: `store`, or `resume=auto`. For ``ziggurat.torch`` that is an
+argument or a call (:func:`in_arguments`); advice that it has nothing for is left out. For
+``ziggurat.Engine`` settings are what they are called (:func:`in_settings`). This is the one place
+where either is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_QUOTED = re.compile(r"`([^`]*)`")
+#: Between what a message says and what it advises, and between one advice and the next.
+_BETWEEN = re.compile(r"(: |; |, or |, |\. (?=[A-Z]))")
+_GIVE = re.compile(r"give |use |or |Give ")
+
+_CLASSES = {
+    "adamw": "AdamW",
+    "adam": "Adam",
+    "lion": "Lion",
+    "adagrad": "Adagrad",
+    "sgd": "SGD",
+}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def _argument(name: str) -> Callable[[str], str]:
+    return lambda value: f'{name}="{value}"' if value else name
+
+
+def _number(name: str) -> Callable[[str], str]:
+    return lambda value: f"{name}={value}" if value else name
+
+
+def _place(value: str) -> str:
+    tier = value.removeprefix("optimizer=")
+    return f'placement="{"nvme:/path" if tier in ("", "nvme") else tier}"'
+
+
+def _resume(value: str) -> str | None:
+    calls = {
+        "auto": "Resume(optimizer) or optimizer.open(resume=True)",
+        "never": "an empty directory",
+    }
+    return calls.get(value)
+
+
+#: What ziggurat.torch's optimizers have for each setting, by its value; None: nothing.
+ARGUMENTS: dict[str, Callable[[str], str | None] | None] = {
+    "betas": _number("betas"),
+    "clip": lambda value: "torch.nn.utils.clip_grad_norm_()",
+    "dtype": lambda value: f"model.to(torch.{_DTYPES.get(value, 'dtype')})",
+    "eps": _number("eps"),
+    "host_memory": _argument("host_memory"),
+    "load_partial": lambda value: "strict=False",
+    "load_rename": lambda value: "rename=",
+    "lr": _number("lr"),
+    "optimizer": lambda value: f"ziggurat.torch.{_CLASSES.get(value, value or 'AdamW')}",
+    "param_groups": lambda value: "param_groups",
+    "param_rounding": _argument("param_rounding"),
+    "placement": _place,
+    "reduce": _number("reduce_dtype"),
+    "reduce_dtype": _number("reduce_dtype"),
+    "resume": _resume,
+    "run": lambda value: "names and shapes of the parameters",
+    "slots": _number("slots"),  # what a store was made with
+    "state_format": _argument("state_format"),
+    "state_rounding": _argument("state_rounding"),
+    "store": lambda value: f'placement="nvme:{value or "/path"}"',
+    "threads": _number("threads"),
+    "weight_decay": _number("weight_decay"),
+} | dict.fromkeys(
+    [
+        "activation_checkpointing",
+        "batch",
+        "accumulate",
+        "checkpoint_dir",
+        "collectives",
+        "device_memory",
+        "durable_every",
+        "durable_every_steps",
+        "force",
+        "initial_accumulator",
+        "hpz",
+        "json",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "model",
+        "nproc",
+        "param_persistence_threshold",
+        "prefetch_bucket_size",
+        "profile",
+        "quantized_gradients",
+        "quantized_weights",
+        "ranks_per_node",
+        "reduce_bucket_size",
+        "rounding",
+        "shard_group",
+        "speculate",
+        "strategy",
+        "tp",
+        "trace",
+        "tune",
+        "warmup_max_lr",
+        "zero_stage",
+    ]
+)
+
+
+def in_settings(message: str) -> str:
+    """`resume=auto` as "resume": "auto", which is what ziggurat.Engine's settings have."""
+
+    def setting(found: re.Match[str]) -> str:
+        name, equals, value = found[1].partition("=")
+        return f'"{name}": "{value}"' if name in ARGUMENTS and equals else found[0]
+
+    return _QUOTED.sub(setting, message)
+
+
+def in_arguments(message: str) -> str:
+    """As ziggurat.torch's optimizers take it; without the advice that none of them can follow."""
+    first, *others = _BETWEEN.split(message)
+    text = _QUOTED.sub(lambda found: _told(found[1]), first)
+    for between, piece in zip(others[::2], others[1::2], strict=True):
+        words = [_translated(quoted) for quoted in _QUOTED.findall(piece)]
+        if None not in words:
+            rest = iter(words)
+            text += between + _QUOTED.sub(lambda _, rest=rest: str(next(rest)), piece)
+        elif (verb := _GIVE.match(piece)) and between in (": ", "; ", ". "):
+            text += between + verb[0]  # what follows is the first that is left
+    return _mended(text)
+
+
+def _translated(quoted: str) -> str | None:
+    name, _, value = quoted.partition("=")
+    if name not in ARGUMENTS:
+        return f"`{quoted}`"  # no setting: a command, a key of another's config
+    its = ARGUMENTS[name]
+    return None if its is None else its(value)
+
+
+def _told(quoted: str) -> str:
+    """Where it is no advice but what a message is about."""
+    return _translated(quoted) or quoted
+
+
+def _mended(text: str) -> str:
+    """Where advice was left out."""
+    text = re.sub(r"(: |; |\. )([Gg]ive |use )(, or |, )", r"\1\2", text)
+    text = re.sub(r"(: |; |\. )([Gg]ive |use |or )(?=\. |; |$)", "", text)
+    return text

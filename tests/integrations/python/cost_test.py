@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many small parameters cost: calls into the engine are a step's, not a parameter's.
+
+Run by pytest; as a script it exits with 77 where PyTorch or pytest is missing.
+"""
+
+import sys
+
+try:
+    import pytest
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+from collections import Counter
+
+import ziggurat._native
+import ziggurat.torch
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = Counter()
+    call = ziggurat._native.call
+
+    def counted(name, *arguments, **words):
+        made[name] += 1
+        return call(name, *arguments, **words)
+
+    monkeypatch.setattr(ziggurat._native, "call", counted)
+    return made
+
+
+def calls_of_a_step(calls, count, place):
+    params = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(count)]
+    groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 1e-3}]
+    optimizer = ziggurat.torch.AdamW(groups, lr=1e-2, placement=place)
+    made = []
+    for _ in range(3):
+        torch.stack([param.sum() for param in params]).sum().backward()
+        calls.clear()
+        optimizer.step()
+        optimizer.zero_grad()
+        made.append(dict(calls))
+    optimizer.close()
+    return made
+
+
+@pytest.mark.parametrize("where", ["host", "nvme"])
+def test_a_step_of_many_parameters_makes_the_calls_of_a_step_of_few(calls, where, tmp_path):
+    few, many = (
+        calls_of_a_step(calls, count, "host" if where == "host" else f"nvme:{tmp_path}/{count}")
+        for count in (4, 40)
+    )
+    assert few == many
+    assert few[-1] == {
+        "ziggurat_discard_gradients": 1,
+        "ziggurat_lend_gradients": 1,
+        "ziggurat_step": 1,
+        "ziggurat_wait": 1,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", __file__, *sys.argv[1:]]))
