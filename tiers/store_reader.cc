@@ -75,7 +75,7 @@ Task<std::optional<StoreSpec>> StoreReader::spec_of(Reactor& reactor,
                                                     std::vector<StripePlace> places, int rank) {
   StoreReader reader(reactor, std::move(places));
   const std::string name = StateStore::file_name(rank);
-  const StripePlace* const place = place_with(reader.places_, name);
+  const StripePlace* const place = reader.place_with(name);
   if (place == nullptr) co_return std::nullopt;
   const FileId id{.rank = rank, .stripe = 0, .stripes = 1};
   const std::unique_ptr<File> file = reader.begin_look(id, *place, name);

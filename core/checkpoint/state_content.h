@@ -56,11 +56,11 @@ struct SavedLayout {
 };
 
 struct StateContent {
-  std::string model;                  ///< ModelSpec::name
-  DType dtype = DType::kBFloat16;     ///< of the parameters that a trainer is given
-  std::optional<StateKind> state;     ///< none: weights alone
-  std::optional<Roundings> rounding;  ///< ChunkTable::rounding()
-  std::vector<StateUnit> units;       ///< in order; none: not known
+  std::string model;                                 ///< ModelSpec::name
+  DType dtype = DType::kBFloat16;                    ///< of the parameters that a trainer is given
+  std::optional<StateKind> state;                    ///< none: weights alone
+  std::optional<Roundings> rounding = std::nullopt;  ///< ChunkTable::rounding()
+  std::vector<StateUnit> units;                      ///< in order; none: not known
   std::vector<StateTensor> tensors;
   std::uint64_t step = 0;       ///< finished optimizer steps
   std::vector<std::byte> blob;  ///< the trainer's own

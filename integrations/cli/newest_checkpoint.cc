@@ -93,7 +93,10 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::newest(
     });
     found->continues_line = found->continues_line && of_it;
   }
-  if (found) found->continues_line = ranks_.all(found->continues_line).front();
+  if (found) {
+    const auto own = static_cast<std::uint8_t>(found->continues_line ? 1 : 0);
+    found->continues_line = ranks_.all(own).front() != 0;
+  }
   return found;
 }
 
@@ -162,7 +165,8 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
 void NewestCheckpoint::say_others(const StateLine& own) {
   if (!ranks_.first()) return;
   look();
-  for (const LineOfCheckpoints& line : LineHistory(*all_).lines()) {
+  const LineHistory history(*all_);
+  for (const LineOfCheckpoints& line : history.lines()) {
     if (line.id == own.id) continue;
     const bool other_run = std::ranges::any_of(
         line.checkpoints, [&](const CheckpointFacts& its) { return !differs_(its).empty(); });
@@ -211,7 +215,7 @@ void NewestCheckpoint::unmark(const std::string& directory) {
 
 /// What any rank found; all get the same answer.
 bool NewestCheckpoint::damaged(const std::string& directory, const std::optional<Error>& damage) {
-  struct Found {
+  struct Fault {
     std::array<char, kTextMax> text{};
     std::uint8_t lost = 0;
   } own;
@@ -219,7 +223,7 @@ bool NewestCheckpoint::damaged(const std::string& directory, const std::optional
     set_text(own.text, damage->what());
     own.lost = damage->code() == ErrorCode::kDataLoss ? 1 : 0;
   }
-  for (const Found& its : ranks_.all(own)) {
+  for (const Fault& its : ranks_.all(own)) {
     if (its.text[0] == 0) continue;
     console_.line(
         fmt::format("  {} does not verify and is passed over: {}", directory, its.text.data()));

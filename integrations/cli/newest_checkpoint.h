@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "core/checkpoint/checkpoint_reader.h"
 #include "core/checkpoint/line_history.h"
 #include "core/engine/runtime.h"

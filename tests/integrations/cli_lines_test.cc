@@ -361,7 +361,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, CliLines,
                                            Way{"begun_anew", begin_anew_in_the_same_folder},
                                            Way{"two_runs_in_a_folder", share_the_folder},
                                            Way{"state_in_memory", keep_the_state_in_memory}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& way) { return std::string(way.param.name); });
 
 }  // namespace
 }  // namespace ziggurat::test

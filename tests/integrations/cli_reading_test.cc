@@ -59,9 +59,11 @@ class CliReading : public ::testing::TestWithParam<const char*> {
 TEST_P(CliReading, NeedsNoLeaveToWriteWhereItReadsOrWorks) {
   const MemoryFilesystem there(folder_.path() / "there", GetParam());
   if (!there.why_not().empty()) GTEST_SKIP() << there.why_not();
-  const Arguments saves{"--checkpoint-dir", there / "saved"};
-  const Output run = ziggurat(folder_.path(), tiny_train(folder_, "there/store", 2) + saves);
+  const Arguments saves{"--checkpoint-dir", folder_ / "saved"};
+  const Output run = ziggurat(folder_.path(), tiny_train(folder_, "store", 2) + saves);
   ASSERT_EQ(run.exit_code, 0) << run.err;
+  for (const char* name : {"store", "saved"})
+    fs::copy(folder_ / name, there / name, fs::copy_options::recursive);
   ASSERT_TRUE(there.make_read_only()) << std::strerror(errno);
   ASSERT_NE(::access(there.path().c_str(), W_OK), 0);
   fs::current_path(there.path());
