@@ -11,8 +11,11 @@
 namespace ziggurat {
 
 Task<std::string> read_text(TextPlace place, std::string path, std::uint64_t bytes_max) {
-  const auto file =
-      DirectFile::open(place.reactor, place.io, path, {.direct = false}, place.observers);
+  std::unique_ptr<DirectFile> file;
+  const std::function<void()> open = [&] {
+    file = DirectFile::open(place.reactor, place.io, path, {.direct = false}, place.observers);
+  };
+  co_await place.calls.run(place.reactor, open);
   const std::uint64_t size = file->size_bytes();
   if (size > bytes_max) {
     throw Error(ErrorCode::kDataLoss,

@@ -64,8 +64,11 @@ class Source {
             SafetensorsSource::open({.reactor = run.reactor, .io = *self.io_}, from, "");
         self.source_ = co_await std::move(opening);
       } else {
-        Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
-            {run.reactor, *run.workers, *self.io_}, find_checkpoint(*self.io_, from));
+        Task<std::string> finding =
+            find_checkpoint({.reactor = run.reactor, .io = *self.io_}, from);
+        std::string found = co_await std::move(finding);
+        Task<std::unique_ptr<CheckpointReader>> opening =
+            CheckpointReader::open({run.reactor, *run.workers, *self.io_}, std::move(found));
         self.source_ = co_await std::move(opening);
       }
     }(*this, path));

@@ -9,7 +9,6 @@
 #include <array>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 
 #include "base/check.h"
@@ -30,55 +29,34 @@ using internal::Runs;
 using internal::Slice;
 using internal::tiles_of;
 
-/// Padding that a kernel looks at, behind what a trainer has: to the end of a block, which codes of
-/// 8 bits need whole. The rest of the tile is zero and stays zero: a parameter of a few elements
-/// costs none of it.
-constexpr std::size_t covered_of(std::size_t real) {
-  return (real + kEightBitBlock - 1) / kEightBitBlock * kEightBitBlock;
-}
-
 /// The last tile of what a trainer has, which ends before the record's: padded, and cut again.
 class PaddedTile {
  public:
-  /// What the view has from element `first` on, and zeros up to `count` elements.
-  PaddedTile(const RecordView& view, std::size_t first, std::size_t count)
-      : param_(rest(view.param, first)) {
-    grad_values_ = padded(rest(view.grad, first), count);
-    param_values_ = padded(TypedSpan<const std::byte>{param_.dtype, param_.bytes}, count);
+  /// What the view has from element `first` on.
+  PaddedTile(const RecordView& view, std::size_t first) : param_(rest(view.param, first)) {
+    const TypedSpan<const std::byte> grad = rest(view.grad, first);
+    if (!grad.bytes.empty()) std::memcpy(grad_values_.data(), grad.bytes.data(), grad.bytes.size());
+    if (!param_.bytes.empty())
+      std::memcpy(param_values_.data(), param_.bytes.data(), param_.bytes.size());
   }
-  std::byte* grad() { return grad_values_.get(); }
-  std::byte* param() { return param_values_.get(); }
+  std::byte* grad() { return grad_values_.data(); }
+  std::byte* param() { return param_.bytes.empty() ? nullptr : param_values_.data(); }
   void store_param() const {
     if (!param_.bytes.empty())
-      std::memcpy(param_.bytes.data(), param_values_.get(), param_.bytes.size());
+      std::memcpy(param_.bytes.data(), param_values_.data(), param_.bytes.size());
   }
 
  private:
-  struct Freed {
-    void operator()(std::byte* values) const noexcept {
-      ::operator delete(values, std::align_val_t(internal::kStreamAlignment));
-    }
-  };
-  using Values = std::unique_ptr<std::byte, Freed>;
-
-  /// None of none.
-  static Values padded(TypedSpan<const std::byte> of, std::size_t count) {
-    if (of.bytes.empty()) return nullptr;
-    const std::size_t all = count * size_bytes(of.dtype);
-    Values values(
-        static_cast<std::byte*>(::operator new(all, std::align_val_t(internal::kStreamAlignment))));
-    std::memcpy(values.get(), of.bytes.data(), of.bytes.size());
-    std::memset(values.get() + of.bytes.size(), 0, all - of.bytes.size());
-    return values;
-  }
   template <class Byte>
   static TypedSpan<Byte> rest(const TypedSpan<Byte>& of, std::size_t first) {
     return of.bytes.empty() ? of : of.subspan(first, of.count() - first);
   }
 
   TypedSpan<std::byte> param_;
-  Values grad_values_;
-  Values param_values_;
+  alignas(internal::kStreamAlignment)
+      std::array<std::byte, kTileElements * sizeof(float)> grad_values_{};
+  alignas(internal::kStreamAlignment)
+      std::array<std::byte, kTileElements * sizeof(float)> param_values_{};
 };
 
 bool rounds_with_noise(const OptimizerStep& step, StateFormat format) {
@@ -89,10 +67,8 @@ bool rounds_with_noise(const OptimizerStep& step, StateFormat format) {
 /// A record's tiles, one after the other.
 class Pass {
  public:
-  /// `whole`: the last tile's padding is looked at too, as it is where it is hashed, or the record
-  /// was not read.
   Pass(StepView steps, const RecordView& view, const RecordFormat& format,
-       std::span<const DecayRun> runs, bool whole)
+       std::span<const DecayRun> runs)
       : kind_(steps[0].kind),
         rounding_key_(steps[0].rounding_key),
         view_(view),
@@ -101,11 +77,8 @@ class Pass {
         runs_(steps, runs, /*one_key=*/rounds_with_noise(steps[0], view.format)),
         moments_(moment_count(kind_)),
         tiles_(tiles_of(elements_of(view))) {
-    const std::size_t full = elements_of(view) / kTileElements;
-    if (full == tiles_) return;
-    const std::size_t begin = full * kTileElements;
-    covered_ = whole ? kTileElements : covered_of(elements_of(view) - begin);
-    padded_ = std::make_unique<PaddedTile>(view, begin, covered_);
+    const std::size_t whole = elements_of(view) / kTileElements;
+    if (whole < tiles_) padded_ = std::make_unique<PaddedTile>(view, whole * kTileElements);
   }
 
   UpdateHashes run(const UpdateHashing* hashing) {
@@ -135,9 +108,6 @@ class Pass {
 
   bool is_padded(std::size_t tile) const { return padded_ && tile + 1 == tiles_; }
 
-  /// Elements of the tile that are looked at.
-  std::size_t covered(std::size_t tile) const { return is_padded(tile) ? covered_ : kTileElements; }
-
   const std::byte* tile_grad(std::size_t tile) const {
     if (!has_gradient()) return nullptr;
     if (is_padded(tile)) return padded_->grad();
@@ -162,14 +132,14 @@ class Pass {
     const std::byte* const param = tile_param(tile);
     if (!holds_param(view_.format)) {
       auto* const masters = reinterpret_cast<float*>(segment(0, tile));
-      for (std::size_t i = 0; i < covered(tile); ++i)
+      for (std::size_t i = 0; i < kTileElements; ++i)
         masters[i] = value_at(view_.param.dtype, param, i);
       return;
     }
-    std::memcpy(segment(0, tile), param, covered(tile) * sizeof(bf16));
+    std::memcpy(segment(0, tile), param, kTileElements * sizeof(bf16));
     // A bf16 value is a master whose lower half is zero.
     if (view_.format == StateFormat::kSplit)
-      std::memset(segment(1, tile), 0, covered(tile) * sizeof(std::uint16_t));
+      std::memset(segment(1, tile), 0, kTileElements * sizeof(std::uint16_t));
   }
 
   Slice tile_slice(std::size_t tile) const {
@@ -201,11 +171,11 @@ class Pass {
     if (!has_gradient()) return;
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
-    const std::size_t end = first + covered(tile);
     if (view_.format == StateFormat::k8Bit) {
-      update_eight_bit(slice, first, end);
+      update_eight_bit(slice, first);
     } else {
-      while (runs_.at() < end) update_part(slice, first, runs_.next(end));
+      while (runs_.at() < first + kTileElements)
+        update_part(slice, first, runs_.next(first + kTileElements));
     }
     if (is_padded(tile)) clear_padding(tile);
   }
@@ -216,19 +186,19 @@ class Pass {
     const std::size_t real = elements_of(view_) % kTileElements;
     const std::size_t segments = view_.format == StateFormat::kSplit ? 2 : 1;
     for (std::size_t index = 0; index < segments; ++index) {
-      const std::size_t element_bytes = format_.segments()[index].tile_bytes / kTileElements;
-      std::memset(segment(index, tile) + real * element_bytes, 0,
-                  (covered(tile) - real) * element_bytes);
+      const std::size_t tile_bytes = format_.segments()[index].tile_bytes;
+      const std::size_t real_bytes = real * (tile_bytes / kTileElements);
+      std::memset(segment(index, tile) + real_bytes, 0, tile_bytes - real_bytes);
     }
   }
 
   /// Whole blocks of one run go through a kernel; what lies in a block with an end of a run goes
   /// through fp32, the block as a whole.
-  void update_eight_bit(const Slice& tile, std::size_t first, std::size_t last) {
-    while (runs_.at() < last) {
+  void update_eight_bit(const Slice& tile, std::size_t first) {
+    while (runs_.at() < first + kTileElements) {
       const std::size_t begin = runs_.at();
       Runs ahead = runs_;
-      const Runs::Part run = ahead.next(last);
+      const Runs::Part run = ahead.next(first + kTileElements);
       const std::size_t whole = (run.end - begin) / kEightBitBlock * kEightBitBlock;
       if (whole != 0) {
         update_part(tile, first, runs_.next(begin + whole));
@@ -297,7 +267,6 @@ class Pass {
   std::size_t moments_;
   std::size_t tiles_;
   std::unique_ptr<PaddedTile> padded_;  ///< the last tile, where the trainer's ends before it
-  std::size_t covered_ = 0;             ///< elements of that which are looked at
 };
 
 }  // namespace
@@ -316,8 +285,7 @@ UpdateHashes update_record(StepView steps, const RecordView& view, std::span<con
                            const UpdateHashing* hashing) {
   const RecordFormat format = record_format(steps[0].kind, view.format);
   internal::check_update(steps, view, format, runs);
-  const bool whole = hashing != nullptr || view.param_not_read;
-  return Pass(steps, view, format, runs, whole).run(hashing);
+  return Pass(steps, view, format, runs).run(hashing);
 }
 
 }  // namespace ziggurat

@@ -134,6 +134,28 @@ std::vector<CheckpointEntry> whole_checkpoints(IoEngine& io, const std::string& 
   return entries;
 }
 
+namespace {
+
+/// What the first bytes of the manifest say, also where the rest is damaged.
+Task<std::optional<StateLine>> line_by_head(TextPlace place, std::string directory) {
+  const std::string path = path_of(directory, Manifest::kFileName);
+  try {
+    std::unique_ptr<DirectFile> file;
+    const std::function<void()> open = [&] {
+      file = DirectFile::open(place.reactor, place.io, path, {.direct = false}, place.observers);
+    };
+    co_await place.calls.run(place.reactor, open);
+    std::string head(std::min(file->size_bytes(), kManifestHeadBytes), '\0');
+    co_await file->read(0, std::as_writable_bytes(std::span(head)));
+    co_return line_in(head, path);
+  } catch (const Error&) {
+    // Whoever wants to know why it cannot be read looks at all of it.
+  }
+  co_return std::nullopt;
+}
+
+}  // namespace
+
 Task<CheckpointFacts> look_at_checkpoint(TextPlace place, std::string folder,
                                          CheckpointEntry entry) {
   CheckpointFacts facts;
@@ -147,6 +169,7 @@ Task<CheckpointFacts> look_at_checkpoint(TextPlace place, std::string folder,
   } catch (const Error& error) {
     facts.flaw = error.what();
   }
+  if (!facts.readable) facts.line = co_await line_by_head(place, directory);
   co_return facts;
 }
 
@@ -161,18 +184,8 @@ Task<std::vector<CheckpointFacts>> look_at_checkpoints(TextPlace place, std::str
 }
 
 Task<std::optional<LineId>> line_of_checkpoint(TextPlace place, std::string directory) {
-  const std::string path = path_of(directory, Manifest::kFileName);
-  try {
-    const auto file =
-        DirectFile::open(place.reactor, place.io, path, {.direct = false}, place.observers);
-    std::string head(std::min(file->size_bytes(), kManifestHeadBytes), '\0');
-    co_await file->read(0, std::as_writable_bytes(std::span(head)));
-    const std::optional<StateLine> line = line_in(head, path);
-    if (line) co_return line->id;
-  } catch (const Error&) {
-    // Whoever wants to know why it cannot be read looks at all of it.
-  }
-  co_return std::nullopt;
+  const std::optional<StateLine> line = co_await line_by_head(place, directory);
+  co_return line ? std::optional(line->id) : std::nullopt;
 }
 
 Task<bool> is_newest_of_line(TextPlace place, std::string directory) {

@@ -42,7 +42,7 @@ std::vector<CheckpointEntry> whole_checkpoints(IoEngine& io, const std::string& 
 /// and its files' sizes, not by their bytes.
 struct CheckpointFacts {
   CheckpointEntry entry;
-  std::optional<StateLine> line;
+  std::optional<StateLine> line;  ///< also where only the manifest's first bytes can be read
   std::string model;
   std::string run_identity;
   int ranks = 1;                           ///< that saved it

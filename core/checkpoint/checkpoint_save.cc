@@ -23,6 +23,16 @@ std::string manifest_path(const std::string& directory) {
   return fmt::format("{}/{}", directory, Manifest::kFileName);
 }
 
+int native_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& its) {
+    return its.native();
+  } catch (...) {
+    return 0;
+  }
+}
+
 /// Never empty.
 std::string text_of(const std::exception_ptr& error) {
   std::string text;
@@ -46,12 +56,14 @@ CheckpointSave::CheckpointSave(Environment environment, Request request)
 Task<> CheckpointSave::agree(std::exception_ptr error) {
   struct Message {
     std::array<char, 512> text{};  ///< ends with a NUL; empty: nothing is wrong
+    int native = 0;                ///< errno's, by which all ranks decide alike what to do next
   };
   Message own;
   const bool follows = followed_from_another(error);
   if (error && !follows) {
     const std::string why = text_of(error);
     std::copy_n(why.begin(), std::min(why.size(), own.text.size() - 1), own.text.begin());
+    own.native = native_of(error);
   }
   std::vector<Message> all(static_cast<std::size_t>(environment_.ranks.world_size()));
   co_await environment_.ranks.all_gather(std::as_bytes(std::span(&own, 1)),
@@ -59,8 +71,10 @@ Task<> CheckpointSave::agree(std::exception_ptr error) {
   if (error && !follows) std::rethrow_exception(error);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].text[0] == 0) continue;
-    throw PeerFailed(ErrorCode::kUnavailable, fmt::format("{}: rank {} could not save its part: {}",
-                                                          directory_, rank, all[rank].text.data()));
+    throw PeerFailed(ErrorCode::kUnavailable,
+                     fmt::format("{}: rank {} could not save its part: {}", directory_, rank,
+                                 all[rank].text.data()),
+                     all[rank].native);
   }
   if (error) std::rethrow_exception(error);
 }
@@ -134,7 +148,8 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
   if (left) co_return false;
   if (!whole) co_return true;
   const CheckpointFacts its = co_await look_at_checkpoint(text_place(), request_.folder, name);
-  if (its.readable && its.line_id() != line()) co_return false;
+  // One that cannot be read may be another line's: it is replaced only where it names this one.
+  if (its.line_id() != line()) co_return false;
   if (its.counts()) {
     throw Error(
         ErrorCode::kInvalidArgument,

@@ -91,7 +91,9 @@ std::vector<CheckpointFacts> LineHistory::of(const std::optional<StateLine>& of)
     next = StateLine{
         .id = *parent->id, .epoch = 0, .parent = parent->parent, .left_at = parent->left_at};
   }
-  all.insert(all.end(), unreadable_.begin(), unreadable_.end());
+  for (const CheckpointFacts& its : unreadable_) {
+    if (!its.line || seen.contains(its.line->id)) all.push_back(its);
+  }
   std::ranges::stable_sort(all, std::greater{},
                            [](const CheckpointFacts& its) { return its.entry.step; });
   limit = UINT64_MAX;

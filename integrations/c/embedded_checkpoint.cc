@@ -261,8 +261,8 @@ EmbeddedCheckpoint::EmbeddedCheckpoint(Runtime& runtime, const std::string& path
       Task<std::unique_ptr<CheckpointReader>> opening = CheckpointReader::open(
           {self.runtime_.reactor, *self.runtime_.workers, *self.io_}, std::move(found));
       self.reader_ = co_await std::move(opening);
-      Task<bool> looking = is_newest_of_line({.reactor = self.runtime_.reactor, .io = *self.io_},
-                                             self.reader_->place());
+      Task<bool> looking = ziggurat::is_newest_of_line(
+          {.reactor = self.runtime_.reactor, .io = *self.io_}, self.reader_->place());
       self.is_newest_of_line_ = co_await std::move(looking);
     } catch (...) {
       error = std::current_exception();

@@ -71,7 +71,8 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::newer(const StateLine& 
     error = failed;
   }
   for (const CheckpointFacts& its : all_.value_or(std::vector<CheckpointFacts>())) {
-    if (its.entry.step > step && (!its.readable || its.line_id() == line.id)) left.push_back(its);
+    const bool perhaps = !its.readable && !its.line;
+    if (its.entry.step > step && (perhaps || its.line_id() == line.id)) left.push_back(its);
   }
   std::ranges::sort(left, std::greater{}, &CheckpointFacts::entry);
   return first_that_verifies(left, error, false);
@@ -109,7 +110,7 @@ std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<St
     const std::string other = its.readable ? differs_(its) : "";
     if (other.empty()) {
       own.push_back(its);
-    } else if (difference.empty()) {
+    } else {  // the newest one's is said
       difference = fmt::format("{}/{}: {}", folder_, its.entry.name, other);
     }
   }
@@ -164,7 +165,11 @@ std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
 
 void NewestCheckpoint::say_others(const StateLine& own) {
   if (!ranks_.first()) return;
-  look();
+  try {
+    look();
+  } catch (const Error& error) {  // a report is not worth a run
+    return console_.line(fmt::format("  {} cannot be looked at: {}", folder_, error.what()));
+  }
   const LineHistory history(*all_);
   for (const LineOfCheckpoints& line : history.lines()) {
     if (line.id == own.id) continue;

@@ -116,8 +116,8 @@ void TrainRun::finish_saves() {
     engine_->save_checkpoint(checkpoint_request(state_now()));
     last_save_failed_ = false;
   } catch (const Error& error) {
-    if (error.native() != EEXIST) {  // a run that had ended already made it then
-      last_save_failed_ = true;
+    last_save_failed_ = error.native() != EEXIST;  // a run that had ended already made it then
+    if (last_save_failed_) {
       console_.line(
           fmt::format("the checkpoint of step {} failed: {}", engine_->generation(), error.what()));
     }

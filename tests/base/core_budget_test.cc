@@ -78,7 +78,7 @@ TEST(LocalRank, WhatMakesNoSenseIsAnErrorThatNamesTheVariables) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       EXPECT_THAT(error.what(),
-                  HasSubstr("LOCAL_RANK=" + rank + " with LOCAL_WORLD_SIZE=" + count));
+                  HasSubstr("LOCAL_RANK=" + rank + " does not fit LOCAL_WORLD_SIZE=" + count));
     }
   }
 }

@@ -212,7 +212,8 @@ TEST(ManifestText, IsRefusedWhereItIsNotWhatWasWritten) {
   EXPECT_THAT(replaced("\"step\":12", "\"step\":1.5"), HasSubstr("content.step"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":" + std::string(30, '[') + std::string(30, ']')),
               HasSubstr("nested too deeply"));
-  EXPECT_THAT(replaced("0000000000001234", "000000000000123x"), HasSubstr("no hash"));
+  EXPECT_THAT(replaced("0000000000001234", "000000000000123x"),
+              HasSubstr("not a hash of 16 digits"));
 }
 
 /// Whatever is done to a text, with its checksum made anew or not: it is refused, or it is another

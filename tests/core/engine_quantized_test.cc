@@ -188,7 +188,7 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                            config.strategy.zero_stage = 2;
                            config.quantization = kWeights;
                          }),
-              HasSubstr("`quantized_weights` with stage 2"));
+              HasSubstr("this run has stage 2"));
   EXPECT_THAT(refusal_of(1, [](EngineConfig& config) { config.quantization = k8Bits; }),
               HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
   EXPECT_THAT(refusal_of(2, [](EngineConfig& config) { config.quantization.gradient_bits = 6; }),

@@ -156,9 +156,10 @@ TEST(ShardingTraffic, WhatCannotBeQuantizedIsRefused) {
       refusal(request({.zero_stage = 2}, 8, 8), {.weights = true}),
       testing::HasSubstr("`quantized_weights` can be used only with `zero_stage=3` over all"));
   const StrategyRequest groups{.name = StrategyName::kHybrid, .shard_group = 4};
-  EXPECT_THAT(refusal(request(groups, 8, 8), {.weights = true, .gradient_bits = 4}),
-              testing::HasSubstr("`quantized_weights` and `quantized_gradients=4` with stage 3 in "
-                                 "groups of 4"));
+  EXPECT_THAT(
+      refusal(request(groups, 8, 8), {.weights = true, .gradient_bits = 4}),
+      testing::HasSubstr("`quantized_weights` and `quantized_gradients=4` can be used only with "
+                         "`zero_stage=3` over all ranks; this run has stage 3 in groups of 4"));
   EXPECT_THAT(refusal(request({}, 1, 8), {.gradient_bits = 8}),
               testing::HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
   EXPECT_THAT(refusal(request({}, 8, 8), {.gradient_bits = 5}), testing::HasSubstr("give 4 or 8"));

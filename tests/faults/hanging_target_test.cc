@@ -114,7 +114,8 @@ class DyingTarget : public ::testing::TestWithParam<Way> {
     if (random() % 2 == 0) run.host_bytes = 5 * kMiB;
     if (random() % 3 == 0) run.store_read = std::chrono::milliseconds(1 + random() % 8);
     train(run, [&](HangingTarget& target) { target.die_at(call, position); });
-    EXPECT_TRUE(run.target.has_died());
+    // Not one that is given up before it comes so far, or is so slow that training ends first.
+    died_ += run.target.has_died() ? 1 : 0;
     EXPECT_EQ(run.target.on_reactor(), 0U) << run.target.first_on_reactor();
     for (const SaveOutcome& outcome : run.outcomes) {
       EXPECT_EQ(outcome.failure.has_value(), run.outcomes[0].failure.has_value());
@@ -131,7 +132,8 @@ class DyingTarget : public ::testing::TestWithParam<Way> {
   }
 
   ScratchDirectory scratch_;
-  TensorBytes first_;  // of a run whose target lives
+  std::uint64_t died_ = 0;  // targets
+  TensorBytes first_;       // of a run whose target lives
   TensorBytes last_;
 };
 
@@ -154,6 +156,7 @@ TEST_P(DyingTarget, CostsTheSaveAndNothingElse) {
       strike(call, position, seed);
     }
   }
+  EXPECT_GT(died_, 0U);
 }
 
 std::vector<Way> ways() {

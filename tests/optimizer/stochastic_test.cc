@@ -77,6 +77,8 @@ TEST(StochasticState, SmallDecaysOfAMasterAddUp) {
   for (const StateFormat format : kBf16Formats) {
     TiledRecord record(OptimizerKind::kAdamW, format, kTiles);
     set_state(record, 0, std::vector<float>(record.count, 1.0F));
+    for (const std::size_t moment : {1U, 2U})
+      set_state(record, moment, std::vector<float>(record.count, 0.0F));
     step(record, settings, 400);
     EXPECT_NEAR(mean(record.masters()), kept, 0x1p-8) << to_string(format);
   }

@@ -45,6 +45,7 @@ class RamEngine final : public Engine {
   const Metrics& metrics() const override { return metrics_; }
   Account host_account() const override { return Account(0); }
   std::vector<std::string> description() const override { return {"everything in RAM"}; }
+  StateLine line() const override { return {}; }
 
   std::size_t unit_count() const { return units_.size(); }
   /// For tests that look inside or nudge a weight. The last finished gradient: as summed, and as

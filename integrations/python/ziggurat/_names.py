@@ -153,11 +153,13 @@ def ours_by_number(
     """Which of `ours` each number of a state dict is, by the names that both give; None where they
     share no name. Errors: InvalidArgument where they share some."""
     names = list(saved.values())
+    shared = False
     for spelling in (dict(zip(names, names, strict=True)), names_alone(names)):
         theirs = {number: spelling[name] for number, name in saved.items()}
         if set(theirs.values()) == ours.keys():
             return {number: ours[name] for number, name in theirs.items()}
-    if not set(theirs.values()) & ours.keys():
+        shared = shared or not ours.keys().isdisjoint(theirs.values())
+    if not shared:
         return None
     raise InvalidArgument(
         "load_state_dict(): the state dict's parameters and this optimizer's have some names in "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +32,20 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return nearest.to(torch.int16).view(torch.bfloat16)
 
 
-def rounds_to(master: torch.Tensor, param: torch.Tensor) -> bool:
-    """`param` is what the engine rounds `master` to."""
+def _draws_noise(settings: Mapping[str, Any]) -> bool:
+    """Whether the engine may round anything stochastically."""
+    words = (settings.get(name) for name in ("rounding", "state_rounding", "param_rounding"))
+    return "stochastic" in words or settings.get("state_format") in ("bf16", "bf16-moments")
+
+
+def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
+    """`param` is what the engine rounds `master` to; `stochastic`: either of its neighbours."""
+    if stochastic and param.dtype == torch.bfloat16:
+        bits = _as_fp32(master).contiguous().view(torch.int32)
+        low = (bits >> 16).to(torch.int16)
+        high = ((bits + 0xFFFF) >> 16).to(torch.int16)
+        found = param.detach().contiguous().view(torch.int16)
+        return bool(((found == low) | (found == high)).all())
     made, param = rounded(_as_fp32(master), param.dtype), param.detach()
     if param.dtype != torch.bfloat16:
         return torch.equal(made, param)
@@ -101,6 +113,9 @@ class Opened:
         # Steps of what is on other ranks alone: of all else the engine knows them.
         self._elsewhere = dict.fromkeys(set(self.members) - set(self.params), 0)
         self._hooks = hooks
+        self._params_drawn = "stochastic" in (
+            settings.get("rounding"), settings.get("param_rounding")
+        )
         # The gradients of pending parameters, and the memory that the engine writes, which must not
         # go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -125,9 +140,10 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        firsts = [part.first_element() for part in self.parts]
-        if any(firsts):  # bf16 state is rounded alike on whatever rank it is
-            settings = {**settings, "first_elements": firsts}
+        if _draws_noise(settings):  # rounded alike on whatever rank it is
+            firsts = [part.first_element() for part in self.parts]
+            if any(firsts):
+                settings = {**settings, "first_elements": firsts}
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
@@ -361,7 +377,7 @@ class Opened:
                 continue
             part = self.parts[index]
             values = self._places[index].values(index, part.memory())
-            if rounds_to(part.of_whole(master), values):
+            if rounds_to(part.of_whole(master), values, self._params_drawn):
                 self.write_state(param, "master", master)
             else:
                 self.engine.param_written(index)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ziggurat._among_ranks import AmongRanks
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot
-from ziggurat._names import Named, generated, matched, names_alone, names_in
+from ziggurat._names import Named, generated, made_up, matched, names_alone, names_in
 from ziggurat._native import (
     Engine,
     GroupStep,
@@ -294,6 +294,13 @@ class EngineOptimizer(AmongRanks, StateDicts):
             for place in here
             for name, param, _ in [new[place]]
         ]
+        if len(self.param_groups) > 1 and made_up(one.name for one in ours) and not made_up(
+            one.name for one in stored
+        ):
+            raise InvalidArgument(
+                f"the store {store} knows its parameters by name, this optimizer has several groups "
+                "and no names, and their order may be another: give it model=, or named parameters"
+            )
         # In the order of the groups, which is that of made-up names.
         position = {param: i for i, param in enumerate(self._order)}
         in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])

@@ -11,6 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ziggurat._dtensor import is_dtensor, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot, Taken
+from ziggurat._native import Unimplemented
 from ziggurat._ranks import Cut, Ranks
 
 
@@ -120,7 +121,12 @@ class Shard(Part):
         return {"offsets": offsets, "box": box}
 
     def first_element(self) -> int:
-        offsets, _ = local_box(self.param)
+        """A box that is no run of the whole is counted on from its first element: its noise depends
+        on how it is divided."""
+        try:
+            offsets, _ = local_box(self.param)
+        except Unimplemented:  # no box either
+            return 0
         first = 0
         for offset, size in zip(offsets, self.param.shape, strict=True):
             first = first * size + offset

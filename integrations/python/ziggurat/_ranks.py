@@ -246,6 +246,8 @@ class Ranks:
                 told = [(decide(), None)]
             except ZigguratError as error:
                 told = [(None, error)]
+            except Exception as error:  # the others wait for it
+                told = [(None, Unavailable(f"rank {self.members[0]}: {type(error).__name__}: {error}"))]
         dist.broadcast_object_list(told, src=self.members[0], group=self.group)
         found, error = told[0]
         if error is not None:

@@ -232,8 +232,10 @@ class CState : public testing::Test {
 };
 
 constexpr StateKind kUsual{OptimizerKind::kAdamW, StateFormat::kFp32};
-const char* const kNvme = R"(, "resume": "never")";
-const char* const kHost = R"(, "resume": "never", "placement": "optimizer=host")";
+// Plain arrays round to nearest.
+const char* const kNvme = R"(, "resume": "never", "state_rounding": "nearest")";
+const char* const kHost =
+    R"(, "resume": "never", "state_rounding": "nearest", "placement": "optimizer=host")";
 
 TEST_F(CState, IsThatOfPlainArraysAndGoesOnFromWhatIsWritten) {
   for (const std::string_view optimizer : ziggurat::optimizer_names()) {

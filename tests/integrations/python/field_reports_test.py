@@ -7,6 +7,7 @@ PyTorch or pytest is missing.
 
 import math
 import sys
+from pathlib import Path
 
 try:
     import pytest
@@ -111,7 +112,33 @@ def test_11_clipping_scales_what_it_says(norm_type):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("state_format", ["fp32", "bf16-moments", "split", "8bit"])
+def tied():
+    torch.manual_seed(8)
+    model = torch.nn.Sequential()
+    model.emb = torch.nn.Embedding(11, 6)
+    model.head = torch.nn.Linear(6, 11, bias=False)
+    model.head.weight = model.emb.weight
+    optimizer = ziggurat.torch.AdamW(model.parameters(), lr=1e-2, model=model)
+    return model, optimizer
+
+
+def test_8_a_tied_embedding_is_saved_once_and_stays_tied(tmp_path):
+    model, optimizer = tied()
+    model.head(model.emb(torch.arange(11))).square().mean().backward()
+    optimizer.step()
+    optimizer.synchronize()
+    path = ziggurat.torch.save_checkpoint(tmp_path, optimizer, model)
+    manifest = (Path(path) / "manifest.json").read_text()
+    assert '"emb.weight"' in manifest and "head" not in manifest
+    loaded, again = tied()
+    with torch.no_grad():
+        loaded.emb.weight.zero_()
+    ziggurat.torch.load_checkpoint(path, again, loaded)
+    assert loaded.head.weight is loaded.emb.weight
+    assert torch.equal(loaded.emb.weight, model.emb.weight)
+
+
+@pytest.mark.parametrize("state_format", ["fp32", "bf16-moments", "split", "8bit", "bf16"])
 def test_12_small_decays_of_16_bit_parameters_add_up(state_format):
     param = torch.nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
     optimizer = ziggurat.torch.AdamW(
@@ -121,6 +148,17 @@ def test_12_small_decays_of_16_bit_parameters_add_up(state_format):
         param.grad = torch.zeros_like(param)
         optimizer.step()
     assert abs(float(param.float().mean()) - 0.9999**400) < 2**-8
+
+
+def test_12_a_decay_vanishes_in_bf16_where_state_is_rounded_to_nearest():
+    param = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = ziggurat.torch.AdamW(
+        [param], lr=1e-3, weight_decay=0.1, state_format="bf16", state_rounding="nearest"
+    )
+    for _ in range(20):
+        param.grad = torch.zeros_like(param)
+        optimizer.step()
+    assert torch.equal(param.detach(), torch.ones(64, dtype=torch.bfloat16))
 
 
 def test_14_four_micro_batches_a_step_are_one_batch():

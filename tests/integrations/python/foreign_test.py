@@ -407,13 +407,13 @@ def test_another_optimizers_state_or_groups_are_refused(saved):
 
 def test_their_names_become_ours(saved):
     state, path = saved
-    renamed = {f"module.{name}": value for name, value in state["model"].items()}
-    renamed["module.gone"] = torch.zeros(3)
-    refused({**state, "model": renamed}, path, r"unexpected: module\.scale, module\.embed\.weight")
+    renamed = {f"wrapped.{name}": value for name, value in state["model"].items()}
+    renamed["wrapped.gone"] = torch.zeros(3)
+    refused({**state, "model": renamed}, path, r"unexpected: wrapped\.scale, wrapped\.embed\.weight")
     model = new_model(seed=2)
 
     def rename(name):
-        return None if name == "module.gone" else name.removeprefix("module.")
+        return None if name == "wrapped.gone" else name.removeprefix("wrapped.")
 
     found = load_foreign_checkpoint(ours(model), model, path, rename=rename)
     assert found.missing == found.unexpected == []

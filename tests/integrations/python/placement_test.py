@@ -320,9 +320,9 @@ def test_a_budget_that_is_too_small_for_host_memory_leaves_the_drive(free, capfd
     optimizer = adamw(large, f"auto:{tmp_path}/state", host_memory="8MiB")
     optimizer.open()
     assert optimizer.placement == f"nvme:{tmp_path}/state"
-    assert "host memory was refused: `host_memory` 8.0 MiB is too small" in capfd.readouterr().err
+    assert "host memory was refused: host_memory 8.0 MiB is too small" in capfd.readouterr().err
     optimizer = adamw(large, "auto", host_memory="8MiB")
-    with pytest.raises(ziggurat.ResourceExhausted, match="`host_memory` 8.0 MiB is too small"):
+    with pytest.raises(ziggurat.ResourceExhausted, match="host_memory 8.0 MiB is too small"):
         optimizer.open()
 
 

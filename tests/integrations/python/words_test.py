@@ -23,7 +23,7 @@ FOLDERS = ["base", "aio", "tiers", "optimizer", "collectives", "core"]
 FOLDERS += ["integrations/c", "integrations/deepspeed"]
 QUOTED = re.compile(r"`([^`]*)`")
 # Commands, and keys of DeepSpeed's config, which its script has.
-NO_SETTINGS = ["ziggurat ", "ulimit "]
+NO_SETTINGS = ["ziggurat ", "ulimit ", "{"]  # the last: a name that is filled in, in the place of its own
 KEYS = {"communication_data_type", "csv_monitor", "intra_op_parallelism", "tensorboard", "wandb"}
 KEYS |= {"wall_clock_breakdown", "{}"}
 
