@@ -119,7 +119,7 @@ TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
     return refused.err;
   };
   EXPECT_THAT(refusal({"--quantized-weights"}), HasSubstr("one rank"));
-  EXPECT_THAT(refusal({"--nproc", "2", "--quantized-weights"}), HasSubstr("with stage 2"));
+  EXPECT_THAT(refusal({"--nproc", "2", "--quantized-weights"}), HasSubstr("this run has stage 2"));
   EXPECT_THAT(refusal({"--nproc", "2", "--quantized-gradients", "5"}), HasSubstr("give 4 or 8"));
   EXPECT_THAT(refusal({"--ranks-per-node", "2"}), HasSubstr("--quantized-weights"));
 }
