@@ -102,7 +102,7 @@ TEST(CliCheckpointFaults, AFullTargetCostsTheSaveAndIsNamedAndTheNextRunSaves) {
                         Arguments{"--checkpoint-dir", target, "--checkpoint-every", "2"});
   };
   const Output run = train(6);
-  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.exit_code, 1) << "its last checkpoint was not made: " << run.err;
   EXPECT_EQ(loss_bits(run.out), loss_bits(whole.out));
   EXPECT_THAT(run.out, AllOf(HasSubstr("the checkpoint of step 2 failed, and training goes on"),
                              HasSubstr(target + "/" + step_name(2)), HasSubstr("no room"),
