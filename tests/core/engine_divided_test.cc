@@ -167,10 +167,10 @@ TEST(DividedRecords, RefusesStepsBetweenSealsWithoutASecondSlot) {
     }
   };
   config.slots = 1;
-  refused("slots 2");
+  refused("`slots=2`");
   config.slots = 2;
   config.placement = parse_placement("all=host");
-  refused("placement optimizer=nvme");
+  refused("`placement=optimizer=nvme`");
   config.placement = {};
   config.durable_every_steps = 1;
   config.slots = 1;
