@@ -22,12 +22,14 @@
 namespace ziggurat::cli {
 namespace {
 
-/// What from-hf read is given back as it was; what a run trained is its model.
+/// What from-hf read is given back as it was; what `ziggurat train` trained is its model. Empty: of
+/// another trainer's state only its own script knows the model's configuration.
 std::string config_of(const StateContent& content, DType dtype) {
   if (!content.state) {
     const nlohmann::json config = nlohmann::json::parse(content.run_identity, nullptr, false);
     return config.is_object() ? config.dump(2) + "\n" : std::string();
   }
+  if (!RunIdentity::is_one(content.run_identity)) return {};
   return hf_config(RunIdentity::parse(content.run_identity).model, dtype);
 }
 
@@ -89,7 +91,10 @@ int ckpt_to_hf(const CkptCommand& command) {
     write_output(fmt::format("{}/{}", to, SafetensorsSource::kConfigName), config);
   console.line(fmt::format(
       "{}: {} at step {}, {}{}", to, content.model, content.step, format_bytes(written.size_bytes),
-      config.empty() ? "" : fmt::format(": from_pretrained(\"{}\") reads it", to)));
+      config.empty() ? fmt::format("; {} is not written: the checkpoint does not say the model's "
+                                   "configuration. model.config.save_pretrained(\"{}\") writes it",
+                                   SafetensorsSource::kConfigName, to)
+                     : fmt::format(": from_pretrained(\"{}\") reads it", to)));
   return 0;
 }
 

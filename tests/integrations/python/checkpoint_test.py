@@ -255,6 +255,14 @@ def test_other_tools_read_what_is_saved(tmp_path):
         assert "resume_manifest_complete: false" in said and "tokenizer" in said, said
         code, said = said_by("ckpt", "diff", str(tmp_path), str(other))
         assert code == 0, said
+        code, said = said_by("ckpt", "to-hf", str(path), str(tmp_path / "hf"))
+        assert code == 0 and "config.json is not written" in said, said
+        weights = safetensors.load_file(tmp_path / "hf/model.safetensors")
+        tied_or_whole_numbers = {"head.weight", "norm.num_batches_tracked"}
+        assert weights.keys() == model.state_dict().keys() - tied_or_whole_numbers
+        assert torch.equal(weights["norm.running_mean"], saved["norm.running_mean"])
+        for name, param in model.named_parameters():
+            assert torch.equal(weights[name], saved[f"{name}: master"] if param.requires_grad else param), name
     optimizer.close()
 
 
