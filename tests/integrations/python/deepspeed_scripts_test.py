@@ -97,7 +97,7 @@ def test_a_script_trains(script: str, runs: Runs) -> None:
     losses = [line["loss"] for line in steps_of(runs.of(script))]
     assert len(losses) >= 40
     assert losses[0] > 5.5  # a byte of 256, not yet known
-    assert sum(losses[-5:]) / 5 < 3.3
+    assert sum(losses[-5:]) / 5 < 3.3  # how often each byte comes gives 3.31
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="no DeepSpeed here")

@@ -51,7 +51,7 @@ def main() -> None:
     text, held_out = Text(args.data), Text(args.data, held_out=True)
     model = Transformer()
     optimizer = deepspeed.ops.adam.DeepSpeedCPUAdam(
-        parameter_groups(model), lr=2e-3, betas=(0.9, 0.95), eps=1e-8, adamw_mode=True
+        parameter_groups(model), lr=4e-3, betas=(0.9, 0.95), eps=1e-8, adamw_mode=True
     )
     engine, optimizer, _, _ = deepspeed.initialize(args=args, model=model, optimizer=optimizer)
     size = engine.train_micro_batch_size_per_gpu()

@@ -69,7 +69,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     text, held_out = Text(args.data), Text(args.data, held_out=True)
     with deepspeed.zero.Init(config_dict_or_path=args.deepspeed_config):
-        model = Transformer(width=256)
+        model = Transformer(width=128)
     count = initialize(model, args.seed)
     engine, _, _, _ = deepspeed.initialize(
         args=args, model=model, model_parameters=model.parameters()

@@ -35,7 +35,7 @@ class Transformer(torch.nn.Module):
     """Gives the logits, or the loss where it is told what comes next."""
 
     def __init__(
-        self, layers: int = 2, width: int = 128, heads: int = 4, positions: int = 64
+        self, layers: int = 2, width: int = 64, heads: int = 4, positions: int = 32
     ) -> None:
         super().__init__()
         self.tokens = torch.nn.Embedding(VOCABULARY, width)
@@ -59,7 +59,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class Text(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Pieces of a text with what follows each of their bytes."""
 
-    def __init__(self, paths: list[Path], length: int = 64, held_out: bool = False) -> None:
+    def __init__(self, paths: list[Path], length: int = 32, held_out: bool = False) -> None:
         read = bytearray(b"".join(path.read_bytes() for path in paths))
         text = torch.frombuffer(read, dtype=torch.uint8).long()
         cut = len(text) * 9 // 10
