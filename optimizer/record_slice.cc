@@ -2,12 +2,19 @@
 // optimizer/record_slice.cc: where a record's arrays begin.
 #include "optimizer/record_slice.h"
 
+#include "base/bytes.h"
 #include "base/check.h"
+#include "optimizer/eight_bit.h"
 
 namespace ziggurat {
 
 std::size_t internal::elements_of(const RecordView& view) {
   return view.grad.bytes.empty() ? view.param.count() : view.grad.count();
+}
+
+std::size_t internal::stepped_of(const RecordView& view) {
+  static_assert(kTileElements % kEightBitBlock == 0);
+  return round_up(elements_of(view), view.param_not_read ? kTileElements : kEightBitBlock);
 }
 
 void internal::check_update(StepView steps, const RecordView& view, const RecordFormat& format,

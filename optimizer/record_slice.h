@@ -21,6 +21,11 @@ constexpr std::size_t tiles_of(std::size_t count) {
 /// What the trainer has of the record.
 std::size_t elements_of(const RecordView& view);
 
+/// What a step goes over: the trainer's elements to the end of their last block of codes. Padding
+/// beyond stays as it is, since a step of no gradient leaves zeros, or Adagrad's sum, as they are;
+/// but all of a record whose parameter was not read.
+std::size_t stepped_of(const RecordView& view);
+
 /// Sizes, types and runs that do not go together are a bug of the caller's.
 void check_update(StepView steps, const RecordView& view, const RecordFormat& format,
                   std::span<const DecayRun> runs);

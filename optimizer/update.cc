@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
 #include <optional>
 
 #include "base/check.h"
@@ -29,17 +28,17 @@ using internal::Runs;
 using internal::Slice;
 using internal::tiles_of;
 
-/// The last tile of what a trainer has, which ends before the record's: padded, and cut again.
+/// The last tile of what a trainer has, which ends before the record's: padded as far as it is
+/// looked at, and cut again.
 class PaddedTile {
  public:
   /// What the view has from element `first` on.
   PaddedTile(const RecordView& view, std::size_t first) : param_(rest(view.param, first)) {
-    const TypedSpan<const std::byte> grad = rest(view.grad, first);
-    if (!grad.bytes.empty()) std::memcpy(grad_values_.data(), grad.bytes.data(), grad.bytes.size());
-    if (!param_.bytes.empty())
-      std::memcpy(param_values_.data(), param_.bytes.data(), param_.bytes.size());
+    const std::size_t stepped = internal::stepped_of(view) - first;
+    fill(grad_values_, rest(view.grad, first).bytes, stepped * size_bytes(view.grad.dtype));
+    fill(param_values_, param_.bytes, stepped * size_bytes(view.param.dtype));
   }
-  std::byte* grad() { return grad_values_.data(); }
+  const std::byte* grad() const { return grad_values_.data(); }
   std::byte* param() { return param_.bytes.empty() ? nullptr : param_values_.data(); }
   void store_param() const {
     if (!param_.bytes.empty())
@@ -51,12 +50,16 @@ class PaddedTile {
   static TypedSpan<Byte> rest(const TypedSpan<Byte>& of, std::size_t first) {
     return of.bytes.empty() ? of : of.subspan(first, of.count() - first);
   }
+  static void fill(std::span<std::byte> to, std::span<const std::byte> values, std::size_t end) {
+    if (values.empty()) return;
+    std::memcpy(to.data(), values.data(), values.size());
+    std::memset(to.data() + values.size(), 0, end - values.size());
+  }
 
+  using Values = std::array<std::byte, kTileElements * sizeof(float)>;
   TypedSpan<std::byte> param_;
-  alignas(internal::kStreamAlignment)
-      std::array<std::byte, kTileElements * sizeof(float)> grad_values_{};
-  alignas(internal::kStreamAlignment)
-      std::array<std::byte, kTileElements * sizeof(float)> param_values_{};
+  alignas(internal::kStreamAlignment) Values grad_values_;
+  alignas(internal::kStreamAlignment) Values param_values_;
 };
 
 bool rounds_with_noise(const OptimizerStep& step, StateFormat format) {
@@ -76,9 +79,10 @@ class Pass {
         record_(internal::slice_of(kind_, view, format)),
         runs_(steps, runs, /*one_key=*/rounds_with_noise(steps[0], view.format)),
         moments_(moment_count(kind_)),
-        tiles_(tiles_of(elements_of(view))) {
+        tiles_(tiles_of(elements_of(view))),
+        stepped_(internal::stepped_of(view)) {
     const std::size_t whole = elements_of(view) / kTileElements;
-    if (whole < tiles_) padded_ = std::make_unique<PaddedTile>(view, whole * kTileElements);
+    if (whole < tiles_) padded_.emplace(view, whole * kTileElements);
   }
 
   UpdateHashes run(const UpdateHashing* hashing) {
@@ -108,41 +112,47 @@ class Pass {
 
   bool is_padded(std::size_t tile) const { return padded_ && tile + 1 == tiles_; }
 
+  /// Elements of the tile that are stepped.
+  std::size_t stepped(std::size_t tile) const {
+    return std::min(kTileElements, stepped_ - tile * kTileElements);
+  }
+
   const std::byte* tile_grad(std::size_t tile) const {
     if (!has_gradient()) return nullptr;
     if (is_padded(tile)) return padded_->grad();
     return view_.grad.bytes.data() + tile * kTileElements * size_bytes(view_.grad.dtype);
   }
 
-  std::byte* tile_param(std::size_t tile) const {
+  std::byte* tile_param(std::size_t tile) {
     if (is_padded(tile)) return padded_->param();
     if (view_.param.bytes.empty()) return nullptr;
     return view_.param.bytes.data() + tile * kTileElements * size_bytes(view_.param.dtype);
   }
 
   /// A master that was not read is the fp32 parameter. One that is in bf16 is read where it is.
-  void fill_master(std::size_t tile) const {
+  void fill_master(std::size_t tile) {
     if (!view_.param_not_read || holds_param(view_.format)) return;
     std::memcpy(segment(0, tile), tile_param(tile), format_.segments()[0].tile_bytes);
   }
 
   /// From parameters that a trainer has written.
-  void take_masters(std::size_t tile) const {
+  void take_masters(std::size_t tile) {
     if (!view_.masters_from_param) return;
     const std::byte* const param = tile_param(tile);
-    if (!holds_param(view_.format)) {
+    const std::size_t count = stepped(tile);
+    if (holds_param(view_.format)) {
+      std::memcpy(segment(0, tile), param, count * sizeof(bf16));
+      // A bf16 value is a master whose lower half is zero.
+      if (view_.format == StateFormat::kSplit) clear(1, tile, 0, count);
+    } else {
       auto* const masters = reinterpret_cast<float*>(segment(0, tile));
-      for (std::size_t i = 0; i < kTileElements; ++i)
-        masters[i] = value_at(view_.param.dtype, param, i);
-      return;
+      for (std::size_t i = 0; i < count; ++i) masters[i] = value_at(view_.param.dtype, param, i);
     }
-    std::memcpy(segment(0, tile), param, kTileElements * sizeof(bf16));
-    // A bf16 value is a master whose lower half is zero.
-    if (view_.format == StateFormat::kSplit)
-      std::memset(segment(1, tile), 0, kTileElements * sizeof(std::uint16_t));
+    for (std::size_t index = 0; index < master_segments(); ++index)
+      clear(index, tile, count, kTileElements);
   }
 
-  Slice tile_slice(std::size_t tile) const {
+  Slice tile_slice(std::size_t tile) {
     const std::size_t begin = tile * kTileElements;
     Slice slice = internal::part_of(record_, begin, begin + kTileElements);
     slice.grad = tile_grad(tile);
@@ -171,11 +181,11 @@ class Pass {
     if (!has_gradient()) return;
     const Slice slice = tile_slice(tile);
     const std::size_t first = tile * kTileElements;
+    const std::size_t end = first + stepped(tile);
     if (view_.format == StateFormat::k8Bit) {
-      update_eight_bit(slice, first);
+      update_eight_bit(slice, first, end);
     } else {
-      while (runs_.at() < first + kTileElements)
-        update_part(slice, first, runs_.next(first + kTileElements));
+      while (runs_.at() < end) update_part(slice, first, runs_.next(end));
     }
     if (is_padded(tile)) clear_padding(tile);
   }
@@ -184,21 +194,25 @@ class Pass {
   /// by a negative decay, while a parameter that is read in their place ends in zeros.
   void clear_padding(std::size_t tile) const {
     const std::size_t real = elements_of(view_) % kTileElements;
-    const std::size_t segments = view_.format == StateFormat::kSplit ? 2 : 1;
-    for (std::size_t index = 0; index < segments; ++index) {
-      const std::size_t tile_bytes = format_.segments()[index].tile_bytes;
-      const std::size_t real_bytes = real * (tile_bytes / kTileElements);
-      std::memset(segment(index, tile) + real_bytes, 0, tile_bytes - real_bytes);
-    }
+    for (std::size_t index = 0; index < master_segments(); ++index)
+      clear(index, tile, real, stepped(tile));
+  }
+
+  std::size_t master_segments() const { return view_.format == StateFormat::kSplit ? 2 : 1; }
+
+  /// Elements [begin, end) of the tile's part of a segment of whole elements.
+  void clear(std::size_t index, std::size_t tile, std::size_t begin, std::size_t end) const {
+    const std::size_t each = format_.segments()[index].tile_bytes / kTileElements;
+    std::memset(segment(index, tile) + begin * each, 0, (end - begin) * each);
   }
 
   /// Whole blocks of one run go through a kernel; what lies in a block with an end of a run goes
   /// through fp32, the block as a whole.
-  void update_eight_bit(const Slice& tile, std::size_t first) {
-    while (runs_.at() < first + kTileElements) {
+  void update_eight_bit(const Slice& tile, std::size_t first, std::size_t stop) {
+    while (runs_.at() < stop) {
       const std::size_t begin = runs_.at();
       Runs ahead = runs_;
-      const Runs::Part run = ahead.next(first + kTileElements);
+      const Runs::Part run = ahead.next(stop);
       const std::size_t whole = (run.end - begin) / kEightBitBlock * kEightBitBlock;
       if (whole != 0) {
         update_part(tile, first, runs_.next(begin + whole));
@@ -266,7 +280,8 @@ class Pass {
   Runs runs_;
   std::size_t moments_;
   std::size_t tiles_;
-  std::unique_ptr<PaddedTile> padded_;  ///< the last tile, where the trainer's ends before it
+  std::size_t stepped_;
+  std::optional<PaddedTile> padded_;  ///< the last tile, where the trainer's ends before it
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ class Pass {
         view_(view),
         record_(record),
         real_(internal::elements_of(view)),
+        stepped_(internal::stepped_of(view)),
         kind_(steps[0].kind),
         runs_(steps, runs, /*one_key=*/false),
         scratch_(scratch) {}
@@ -37,11 +38,11 @@ class Pass {
     const bool fill = view_.param_not_read && !holds_param(view_.format);
     if (fill || view_.masters_from_param) launch(TakeMasters{record_, real_}, stream_);
     if (view_.grad.bytes.empty()) return;
-    while (runs_.at() < record_.count) {
+    while (runs_.at() < stepped_) {
       if (view_.format == StateFormat::k8Bit) {
         next_codes();
       } else {
-        const Runs::Part part = runs_.next(record_.count);
+        const Runs::Part part = runs_.next(stepped_);
         launch(UpdateElements{stretch(record_, 0, part)}, stream_);
       }
     }
@@ -64,7 +65,7 @@ class Pass {
   /// Whole blocks of the next run, or the block in which it begins or ends.
   void next_codes() {
     Runs ahead = runs_;
-    const Runs::Part run = ahead.next(record_.count);
+    const Runs::Part run = ahead.next(stepped_);
     const std::size_t whole = (run.end - run.begin) / kEightBitBlock * kEightBitBlock;
     if (whole != 0) {
       launch(UpdateCodes{stretch(record_, 0, runs_.next(run.begin + whole))}, stream_);
@@ -101,6 +102,7 @@ class Pass {
   const RecordView& view_;
   const Slice& record_;
   std::size_t real_;
+  std::size_t stepped_;
   OptimizerKind kind_;
   Runs runs_;
   std::span<std::byte> scratch_;

@@ -54,7 +54,8 @@ bool shared_with_child(std::span<std::byte> bytes) {
 }
 
 TEST(HostMapping, is_filled_at_creation_aligned_and_zero) {
-  for (const std::uint64_t size : {4 * kKiB, 100 * kKiB, 2 * kMiB, 5 * kMiB + 4 * kKiB}) {
+  for (const std::uint64_t size : {4 * kKiB, 100 * kKiB, 2 * kMiB, 5 * kMiB + 4 * kKiB,
+                                   100 * kMiB + 4 * kKiB /* by several threads */}) {
     const HostMapping mapping({.owner = "test", .size_bytes = size});
     ASSERT_EQ(mapping.bytes().size(), size);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mapping.bytes().data()) % (2 * kMiB), 0u);
