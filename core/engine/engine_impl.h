@@ -101,6 +101,7 @@ class EngineImpl final : public LentEngine {
   std::vector<std::string> state_names() const override;
   void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
   void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+  std::optional<Roundings> rounding() const override { return table_->rounding(); }
   StateKind copied_state(bool widen_codes) const override;
   void copy_state(bool widen_codes, const TakeArray& take) override;
 

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -95,6 +96,8 @@ class LentEngine : public Engine {
   /// the second, or not at all; until then it takes memory. Errors: as read_state()'s.
   virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
 
+  /// How the state is rounded, if its store says so: what its checkpoints say.
+  virtual std::optional<Roundings> rounding() const = 0;
   /// Codes of 8 bits may be copied as the fp32 values that they stand for: their blocks are those
   /// of a piece, and not of the whole parameter.
   virtual StateKind copied_state(bool widen_codes) const = 0;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -104,6 +105,7 @@ class EmbeddedEngine {
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
   StateLine line() const;
+  std::optional<Roundings> rounding() const;
   StateKind copied_state(bool widen_codes) const;
   void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }

@@ -46,6 +46,11 @@ StateLine EmbeddedEngine::line() const {
   return engine_->line();
 }
 
+std::optional<Roundings> EmbeddedEngine::rounding() const {
+  const std::lock_guard lock(mutex_);
+  return engine_->rounding();
+}
+
 StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
   const std::lock_guard lock(mutex_);
   return engine_->copied_state(widen_codes);
