@@ -231,6 +231,8 @@ class EngineImpl final : public LentEngine {
   void require_lent(UnitId unit, const char* call, std::uint64_t count) const;
   void widen_params(ChunkId id, std::span<float> masters) const;
   void require_blob_given(const char* call) const;
+  void take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+                   std::span<const std::byte> blob);
   Task<> updated_from_memory();
   std::optional<Error> lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
                                     const StepOptions& options) const;

@@ -48,8 +48,8 @@ class LentEngine : public Engine {
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params);
-  /// The same from a copy of the state (PieceSource, for pieces), as Engine::open() has it; what is
-  /// in `params` is left as it is: it is the caller's to be what the masters are rounded to.
+  /// The same from a copy of the state (PieceSource, for pieces), as Engine::open() has it.
+  /// `params` are written as those of a store that is there: each is its master, rounded.
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params,

@@ -67,8 +67,8 @@ class EmbeddedEngine {
   /// must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
   /// LentEngine::open()'s.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
-  /// The same from a copy of the state; the parameters' values stay as they are. Errors beside: the
-  /// source's, and those of what does not fit.
+  /// The same from a copy of the state, whose masters the parameters become, rounded. Errors
+  /// beside: the source's, and those of what does not fit.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
                  const EmbeddedLoad& load);
 

@@ -375,11 +375,12 @@ ZIGGURAT_API ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkp
                                                       uint64_t tensor, uint64_t first,
                                                       const ziggurat_memory* values);
 /// ziggurat_engine_open() of a new store whose state is the checkpoint's, converted where the
-/// formats differ, a chunk at a time. The parameters' values stay as they are: they are the
-/// caller's to be what the masters are rounded to. `load` is a JSON object: "parts", for each
-/// parameter null or what it is of the checkpoint's: {"name", "shape"} of the whole, and "first" or
-/// "offsets" and "box" as above; "steps", which each has made; "weights_only": masters alone, at
-/// step 0. What has no master there begins with its values, moments that are not there anew.
+/// formats differ, a chunk at a time. The parameters are written, as where a store is resumed: each
+/// gets its master, rounded to its type. `load` is a JSON object: "parts", for each parameter null
+/// or what it is of the checkpoint's: {"name", "shape"} of the whole, and "first" or "offsets" and
+/// "box" as above; "steps", which each has made; "weights_only": masters alone, at step 0. A
+/// parameter that has no master there keeps its values, and its master is made from them; moments
+/// that are not there begin anew.
 ZIGGURAT_API ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings,

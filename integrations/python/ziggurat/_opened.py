@@ -142,7 +142,7 @@ class Opened:
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
         # As the engine left them: a parameter that differs was written or moved by somebody else.
-        if self.engine.resumed:
+        if self.engine.resumed or loaded is not None:
             for place in self._staged:
                 place.begin_writing()
             for index, param in enumerate(held):

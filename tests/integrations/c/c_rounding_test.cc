@@ -89,6 +89,43 @@ TEST_F(CRounding, OfStateIsACheckpointsAndOfTheStoreThatIsLoadedFromIt) {
                  "made with `state_rounding=nearest`");
 }
 
+TEST_F(CRounding, OfParametersHasTheBitsOfARunThatWasNotInterrupted) {
+  ASSERT_DONE(open(in_store("usual", kStochastic)));
+  for (std::uint64_t t = 1; t <= 2; ++t) make_step(t);
+  const std::array<TypedArray, kParams> at_two = params();
+  ASSERT_DONE(save({engine_}));
+  make_step(3);
+  const std::array<TypedArray, kParams> at_three = params();
+  load(in_store("loaded", ""));
+  EXPECT_EQ(params(), at_two) << "as loaded";
+  reopen(in_store("loaded", ""));
+  EXPECT_EQ(params(), at_two) << "as resumed";
+  make_step(3);
+  EXPECT_EQ(params(), at_three);
+}
+
+TEST_F(CRounding, OfParametersCountsTheStepsThatTheTrainerSet) {
+  const std::string text = in_store("one", kStochastic);
+  ASSERT_DONE(open(text));
+  make_step(1);
+  std::vector<float> master(kCounts[1]);
+  for (std::size_t i = 0; i < master.size(); ++i) master[i] = 0.001F * static_cast<float>(i % 997);
+  ziggurat_memory memory = ZIGGURAT_INIT(ziggurat_memory);
+  memory.address = master.data();
+  memory.size_bytes = master.size() * sizeof(float);
+  for (const bool written : {true, false}) {
+    SCOPED_TRACE(written);
+    if (written) ASSERT_DONE(ziggurat_write_state(engine_, 1, "master", &memory));
+    ASSERT_DONE(ziggurat_set_param_steps(engine_, 1, written ? 70 : 80));
+    ASSERT_DONE(lend(0, gradient_of(0, 2)));  // and none of the other
+    ASSERT_DONE(step());
+    const std::array<TypedArray, kParams> before = params();
+    ASSERT_DONE(ziggurat_make_durable(engine_));
+    reopen(text);
+    EXPECT_EQ(params(), before);
+  }
+}
+
 TEST_F(CRounding, IsOneOfACheckpoint) {
   ASSERT_DONE(open(in_store("one", "")));
   make_step(1);
