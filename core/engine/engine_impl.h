@@ -3,6 +3,7 @@
 // pipelines into steps.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
@@ -96,6 +97,8 @@ class EngineImpl final : public LentEngine {
   void wait_updated(UnitId unit) override;
   void wait_all_updated() override;
   void give_blob(std::span<const std::byte> blob) override;
+  bool has_ended() const noexcept override { return ended_; }
+  void check() override;
 
   // engine_state.cc
   std::vector<std::string> state_names() const override;
@@ -320,7 +323,8 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Compute> compute_;
-  CancelScope cancel_;  // when the engine has failed or is closed
+  CancelScope cancel_;               // when the engine has failed or is closed
+  std::atomic<bool> ended_ = false;  // cancel_ is cancelled: for the trainer's thread
   LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;

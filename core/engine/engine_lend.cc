@@ -137,6 +137,15 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
   }(*this, unit, params));
 }
 
+void EngineImpl::check() {
+  if (!ended_) return;
+  const Turn turn(turn_);
+  run_lent([](EngineImpl& self) -> Task<> {
+    self.cancel_.check();
+    co_return;
+  }(*this));
+}
+
 void EngineImpl::expect_gradients() {
   const Turn turn(turn_);
   run_lent([](EngineImpl& self) -> Task<> {

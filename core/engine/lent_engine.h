@@ -82,6 +82,11 @@ class LentEngine : public Engine {
   /// where none is awaited, or it is too long.
   virtual void give_blob(std::span<const std::byte> blob) = 0;
 
+  /// The engine has ended: what throws does so for good, and lent memory is the trainer's again.
+  virtual bool has_ended() const noexcept = 0;
+  /// Throws what the engine has ended with, if it has, as every other call does.
+  virtual void check() = 0;
+
   /// "master", and the optimizer's moments by torch.optim's names: what the next two know.
   virtual std::vector<std::string> state_names() const = 0;
   /// `unit`'s array `name` at generation(), widened to fp32, without padding; what was written

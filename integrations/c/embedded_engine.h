@@ -145,6 +145,25 @@ class EmbeddedEngine {
                  const EmbeddedLoad* load);
   std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
                                           std::span<const TypedSpan<std::byte>> lent);
+  /// What the caller lends or asks for, under the lock: nothing of an engine that has ended, which
+  /// then looks at nothing that was lent any more.
+  template <class Call>
+  auto lending(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    try {
+      engine_->check();
+      return call();
+    } catch (...) {
+      if (engine_->has_ended()) forget_gradients();
+      throw;
+    }
+  }
+  void forget_gradients() {
+    for (Gradient& gradient : gradients_) gradient.values = {};
+  }
+  void sum_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  double norm_of_gradients();
+  StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;

@@ -57,8 +57,7 @@ StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
 }
 
 void EmbeddedEngine::copy_state(bool widen_codes, const LentEngine::TakeArray& take) {
-  const std::lock_guard lock(mutex_);
-  engine_->copy_state(widen_codes, take);
+  lending([&] { engine_->copy_state(widen_codes, take); });
 }
 
 }  // namespace ziggurat

@@ -28,9 +28,10 @@
 // those of one engine are made one after the other. C99 or later. Structs begin with their size, as
 // the caller was compiled: set it with ZIGGURAT_INIT, which also clears the rest.
 //
-// An engine that has failed (a drive, another rank) says so in its next call, whichever that is,
-// and in every later one. When such a call returns, all memory that the engine was lent is the
-// caller's again, gradients and parameters: nothing reads or writes it any more.
+// An engine that has failed (a drive, another rank) says so in the next call that lends it
+// something, asks it for state or waits for it, and in every later one. When such a call returns,
+// all memory that the engine was lent is the caller's again, gradients and parameters: nothing
+// reads or writes it any more.
 //
 // ABI 0: may still change from one version to the next.
 #ifndef ZIGGURAT_H
