@@ -113,6 +113,8 @@ class EmbeddedEngine {
   std::uint64_t count_or_none(std::size_t param) const {
     return param < param_count() ? model_.units[param].count() : 0;
   }
+  /// The parameter is there.
+  const std::string& name_of(std::size_t param) const { return model_.units.at(param).name; }
   /// LentEngine's: what a rank has, and the state of it.
   std::vector<LentEngine::Piece> pieces_of(int rank) const;
   void read_state_of(int rank, std::string_view param, std::string_view name,

@@ -175,8 +175,7 @@ ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uint64_t count,
     for (std::uint64_t i = 0; i < count; ++i) {
       const ziggurat_dtype dtype = dtypes == nullptr ? ZIGGURAT_FP32 : dtypes[i];
       all[i] = {.param = params[i],
-                .values = ziggurat::elements_at(addresses[i], dtype,
-                                                open->engine->count_or_none(params[i]), "gradient"),
+                .values = ziggurat::gradient_at(*open->engine, params[i], addresses[i], dtype),
                 .scale = scales == nullptr ? 1.0F : scales[i]};
     }
     open->engine->lend_gradients(all);
