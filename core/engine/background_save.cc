@@ -2,7 +2,6 @@
 // core/engine/background_save.cc: which record is copied next, from where, and who waits for it.
 #include "core/engine/background_save.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "aio/probe.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/seconds.h"
@@ -81,20 +81,21 @@ BackgroundSave::BackgroundSave(const Parts& parts)
 
 BackgroundSave::~BackgroundSave() = default;
 
-/// Its engine is chosen once the folder has answered: that is tried on the reactor's thread.
+/// The reactor's thread asks it for nothing: it may hang.
 Task<> BackgroundSave::open_folder(std::string folder) {
   if (engines_.contains(folder)) co_return;
+  const IoEngineFactory& factory = parts_.runtime.io_engine;
+  MakeIoEngine make = [&](Reactor& reactor) { return factory(reactor, folder); };
   const std::function<void()> touch = [&] {
     std::error_code failure;
     std::filesystem::create_directories(folder, failure);
     if (failure)
       throw system_error(failure.value(),
                          fmt::format("`checkpoint_dir={}`: cannot make it", folder));
-    const int file = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    if (file >= 0) ::close(file);
+    if (factory.target<ChooseIoEngine>() != nullptr) make = chosen_io_engine(folder);
   };
   co_await caller_.run(parts_.context.reactor, "name files", touch);
-  engines_[folder] = parts_.runtime.io_engine(parts_.context.reactor, folder);
+  engines_[folder] = make(parts_.context.reactor);
 }
 
 void BackgroundSave::begin(Request request) {
