@@ -118,6 +118,11 @@ void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
     self.cancel_.check();
     co_await self.sweep_->settled();
     co_await self.saves_->ended();
+    if (self.saves_->hangs()) {
+      throw Error(ErrorCode::kDeadlineExceeded,
+                  fmt::format("{}: no checkpoint can be written while the one before hangs",
+                              wanted.folder));
+    }
     std::vector<SaveOutcome> before = self.saves_->take_outcomes();
     self.begin_save(wanted);
     co_await self.saves_->ended();
@@ -133,6 +138,13 @@ void EngineImpl::finish_saves() {
   if (!saves_) return;
   runtime_.reactor.block_on(
       [](EngineImpl& self) -> Task<> { co_await self.saves_->ended(); }(*this));
+}
+
+bool EngineImpl::saves_hang() const {
+  const Turn turn(turn_);
+  if (!saves_) return false;
+  return runtime_.reactor.block_on(
+      [](const EngineImpl& self) -> Task<bool> { co_return self.saves_->hangs(); }(*this));
 }
 
 std::vector<SaveOutcome> EngineImpl::ended_saves() {

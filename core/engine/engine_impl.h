@@ -73,6 +73,7 @@ class EngineImpl final : public LentEngine {
   void make_durable() override;
   void save_checkpoint(const CheckpointRequest& request) override;
   void finish_saves() override;
+  bool saves_hang() const override;
   std::vector<SaveOutcome> ended_saves() override;
   bool resumed() const override { return resumed_ || loaded_; }
   std::span<const std::byte> resumed_blob() const override { return resumed_blob_; }
