@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {
@@ -128,7 +129,10 @@ void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
     co_await self.saves_->ended();
     std::vector<SaveOutcome> outcomes = self.saves_->take_outcomes();
     self.ended_saves_.insert(self.ended_saves_.end(), before.begin(), before.end());
-    if (outcomes.back().failure) throw Error(*outcomes.back().failure);
+    if (outcomes.back().failure) {
+      for (const std::string& note : outcomes.back().notes) log().warn("{}", note);
+      throw Error(*outcomes.back().failure);
+    }
     self.ended_saves_.push_back(outcomes.back());
   }(*this, request));
 }

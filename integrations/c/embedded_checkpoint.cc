@@ -117,8 +117,13 @@ class Saving {
     } catch (...) {
       failure = std::current_exception();
     }
-    runtime_.reactor.block_on(checkpoint_->commit(failure));
+    try {
+      runtime_.reactor.block_on(checkpoint_->commit(failure));
+    } catch (...) {
+      failure = std::current_exception();
+    }
     for (const std::string& note : checkpoint_->notes()) log().warn("{}", note);
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:
