@@ -271,6 +271,7 @@ class EngineImpl final : public LentEngine {
   bool checkpoint_due() const;
   void begin_checkpoint();
   Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
+  void note_not_stored(std::uint64_t generation, const std::exception_ptr& failure) const;
   Task<> checkpoint_ended();
 
   // engine_checkpoint.cc
