@@ -103,7 +103,9 @@ void EngineImpl::validate_lent() {
 void EngineImpl::require_not_lent(const char* call) const {
   if (!is_lent()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: gradients of this engine are lent, and step() is given them", call));
+              fmt::format("{}: this engine has no gradients of its own, since its trainer lends "
+                          "them: give them to step()",
+                          call));
 }
 
 /// `count` elements are `unit`'s.
