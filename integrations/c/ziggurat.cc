@@ -104,7 +104,9 @@ int32_t ziggurat_abi_version(void) { return ZIGGURAT_ABI_VERSION; }
 
 const char* ziggurat_version(void) { return ZIGGURAT_VERSION; }
 
-const char* ziggurat_last_error(void) { return last_error().c_str(); }
+const char* ziggurat_last_error(void) { return last_error().in_c.c_str(); }
+
+const char* ziggurat_last_error_in_settings(void) { return last_error().in_settings.c_str(); }
 
 ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* runtime) {
   return guarded([&] {

@@ -166,6 +166,9 @@ ZIGGURAT_API const char* ziggurat_version(void);
 /// What this thread's last failed call had against it; "" if none has failed. Until the next that
 /// fails.
 ZIGGURAT_API const char* ziggurat_last_error(void);
+/// The same for a binding that has words of its own: settings have the engine's names, in backticks
+/// (`resume=auto`), and what this interface has nothing for is advised too.
+ZIGGURAT_API const char* ziggurat_last_error_in_settings(void);
 
 /// Workers and the thread that decides; engines share them. `settings` is a JSON object, or null:
 ///

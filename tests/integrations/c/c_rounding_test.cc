@@ -86,7 +86,7 @@ TEST_F(CRounding, OfStateIsACheckpointsAndOfTheStoreThatIsLoadedFromIt) {
   EXPECT_EQ(params(), expected);
   close();
   EXPECT_REFUSED(open(in_store("loaded", kept + R"(, "state_rounding": "stochastic")")),
-                 "made with `state_rounding=nearest`");
+                 "made with \"state_rounding\": \"nearest\"");
 }
 
 TEST_F(CRounding, OfParametersHasTheBitsOfARunThatWasNotInterrupted) {
@@ -132,7 +132,7 @@ TEST_F(CRounding, IsOneOfACheckpoint) {
   const ziggurat_engine nearest = engine_;
   ASSERT_DONE(open(in_store("other", kStochastic)));
   make_step(1);
-  EXPECT_REFUSED(save({nearest, engine_}), "one `param_rounding`");
+  EXPECT_REFUSED(save({nearest, engine_}), "one \"param_rounding\"");
   ASSERT_DONE(ziggurat_engine_close(nearest));
 }
 
