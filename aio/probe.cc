@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::size_t kProbeBytes = 4096;
 
-using Make = std::function<std::unique_ptr<IoEngine>(Reactor&)>;
+using Make = MakeIoEngine;
 
 struct Candidate {
   const char* name;
@@ -214,6 +214,10 @@ std::string reason_against(const Candidate& candidate, const std::string& direct
 
 std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
                                            IoProbe* probe) {
+  return chosen_io_engine(directory, probe)(reactor);
+}
+
+MakeIoEngine chosen_io_engine(const std::string& directory, IoProbe* probe) {
   const char* const variable = std::getenv("ZIGGURAT_IO");
   const std::string forced = variable != nullptr ? variable : "";
   const std::vector<Candidate> all = candidates();
@@ -235,14 +239,13 @@ std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& 
       report.notes.push_back(fmt::format("{}: {}", candidate.name, reason));
       continue;
     }
-    auto engine = candidate.make(reactor);
     if (forced.empty() && !report.notes.empty()) {
       note_degraded("io engine", fmt::format("using {}, since {}", candidate.name,
                                              fmt::join(report.notes, "; ")));
     }
     report.engine = candidate.name;
     if (probe != nullptr) *probe = std::move(report);
-    return engine;
+    return candidate.make;
   }
   throw Error(ErrorCode::kUnavailable, fmt::format("no I/O engine works in {}: {}", directory,
                                                    fmt::join(report.notes, "; ")));

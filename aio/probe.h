@@ -3,6 +3,7 @@
 // the others.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,5 +25,19 @@ struct IoProbe {
 /// once. Errors: kUnavailable if none works, with each one's reason.
 std::unique_ptr<IoEngine> choose_io_engine(Reactor& reactor, const std::string& directory,
                                            IoProbe* probe = nullptr);
+
+/// The engine that it chooses, not yet made, for a directory that may not answer: on a thread that
+/// may wait for it. What is returned asks the directory for nothing, and is called on the reactor's
+/// thread.
+using MakeIoEngine = std::function<std::unique_ptr<IoEngine>(Reactor&)>;
+MakeIoEngine chosen_io_engine(const std::string& directory, IoProbe* probe = nullptr);
+
+/// choose_io_engine(), for whoever is given a function: who finds it there may choose on a thread
+/// that may wait.
+struct ChooseIoEngine {
+  std::unique_ptr<IoEngine> operator()(Reactor& reactor, const std::string& directory) const {
+    return choose_io_engine(reactor, directory);
+  }
+};
 
 }  // namespace ziggurat

@@ -75,13 +75,28 @@ Task<std::optional<StoreSpec>> StoreReader::spec_of(Reactor& reactor,
                                                     std::vector<StripePlace> places, int rank) {
   StoreReader reader(reactor, std::move(places));
   const std::string name = StateStore::file_name(rank);
-  const StripePlace* const place = reader.place_with(name);
-  if (place == nullptr) co_return std::nullopt;
-  const FileId id{.rank = rank, .stripe = 0, .stripes = 1};
-  const std::unique_ptr<File> file = reader.begin_look(id, *place, name);
-  co_await file->survey->read_superblocks();
-  co_await file->survey->read_contents();
-  co_return file->survey->spec();
+  for (int look = 1;; ++look) {
+    reader.files_.clear();
+    const StripePlace* const place = reader.place_with(name);
+    if (place == nullptr) co_return std::nullopt;
+    std::exception_ptr damage;
+    bool moved = false;
+    try {
+      std::unique_ptr<File>& file = reader.files_.emplace_back();
+      file = reader.begin_look({.rank = rank, .stripe = 0, .stripes = 1}, *place, name);
+      co_await file->survey->read_superblocks();
+      file->newest_seen = file->survey->newest_seen();
+      co_await file->survey->read_contents();
+      co_return file->survey->spec();
+    } catch (const Error& error) {
+      moved = error.native() == ENOENT && !reader.files_.back();
+      if (error.code() != ErrorCode::kDataLoss && !moved) throw;
+      damage = std::current_exception();
+    }
+    if (look == kLooks) std::rethrow_exception(damage);
+    if (look < kFileLooks || moved || co_await reader.owner_went_on()) continue;
+    std::rethrow_exception(damage);
+  }
 }
 
 Task<std::unique_ptr<StoreReader>> StoreReader::open(Reactor& reactor,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "tiers/quorum.h"
 
 namespace ziggurat {
@@ -164,13 +165,23 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
   co_return left_over.empty();
 }
 
-/// What has no manifest. Without a lock others may be writing it, but for this step's.
+/// What has no manifest. Without a lock others may be writing it, but for what has this line's name
+/// and step, which nobody else saves.
 void CheckpointSave::remove_cut_off() {
   IoEngine& io = environment_.io;
+  const std::uint64_t step = request_.content.step;
+  const std::string own = line() ? checkpoint_name(step, *line()) : checkpoint_name(step);
   for (const CheckpointEntry& entry : checkpoint_entries(io, request_.folder)) {
     const std::string directory = request_.folder + "/" + entry.name;
-    if (!lock_ && entry.step != request_.content.step) continue;
-    if (!io.exists(manifest_path(directory))) remove(directory);
+    if (io.exists(manifest_path(directory))) continue;
+    if (lock_ || entry.name == own) {
+      remove(directory);
+    } else if (entry.step == step) {
+      notes_.push_back(
+          fmt::format("{}: it has no manifest, and stays: this filesystem has no locks, so another "
+                      "process may be writing it. Remove it if none is",
+                      directory));
+    }
   }
 }
 
@@ -183,7 +194,15 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
                                                             Request request) {
   std::unique_ptr<CheckpointSave> save(new CheckpointSave(environment, std::move(request)));
   std::exception_ptr error;
-  co_await save->agree_on_directory();
+  try {
+    co_await save->agree_on_directory();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (error) {
+    save->say_notes();
+    std::rethrow_exception(error);
+  }
   try {
     const std::vector<StateTensor>& tensors = save->request_.content.tensors;
     Task<std::unique_ptr<CheckpointWriter>> making =
@@ -203,9 +222,15 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
   if (agreed) {
     const std::function<void()> clean = [&] { save->clean(); };
     co_await save->call(clean);
+    save->say_notes();
     std::rethrow_exception(agreed);
   }
   co_return std::move(save);
+}
+
+/// Nobody asks for those of a save that is not begun.
+void CheckpointSave::say_notes() const {
+  for (const std::string& note : notes_) log().warn("{}", note);
 }
 
 Task<> CheckpointSave::commit(std::exception_ptr failure) {

@@ -73,6 +73,7 @@ class CheckpointSave {
   Task<> make_directory();
   Task<bool> takes(const CheckpointEntry& name);
   void remove_cut_off();
+  void say_notes() const;
   std::optional<LineId> line() const;
   Task<> gather(Manifest& manifest);
   Task<> publish(const Manifest& manifest);

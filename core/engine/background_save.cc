@@ -2,9 +2,7 @@
 // core/engine/background_save.cc: which record is copied next, from where, and who waits for it.
 #include "core/engine/background_save.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +10,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "aio/probe.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/runtime/seconds.h"
@@ -25,6 +24,8 @@ struct BackgroundSave::Run {
   Run(BackgroundSave& its, const Request& request)
       : generation(request.generation),
         stored(request.stored),
+        directory(request.checkpoint.folder + "/" +
+                  checkpoint_name(request.checkpoint.content.step)),
         begun_at(its.parts_.context.reactor.clock().now()),
         wake(its.parts_.context.cancel),
         copies(its.parts_.context.table.chunks().size(), Copy::kPending),
@@ -33,6 +34,7 @@ struct BackgroundSave::Run {
 
   std::uint64_t generation;
   std::uint64_t stored;
+  std::string directory;
   Nanoseconds begun_at;
   Signal wake;  ///< of lanes: there may be something to do
   std::vector<Copy> copies;
@@ -40,39 +42,45 @@ struct BackgroundSave::Run {
   std::deque<ChunkId> urgent;
   ChunkId next_at_hand = 0;
   ChunkId next_stored = 0;
-  bool swept = false;  ///< the sweep that makes the generation has nothing more to offer
-  bool over = false;   ///< nobody waits for it any more
+  bool swept = false;          ///< the sweep that makes the generation has nothing more to offer
+  bool over = false;           ///< nobody waits for it any more
+  bool reported = false;       ///< what became of it is said
+  std::size_t asked = 0;       ///< of the target: what has not returned
+  std::uint64_t returned = 0;  ///< what has
   std::exception_ptr failure;
   std::map<ChunkId, Signal> awaited;  ///< by sweeps
   StallLimit stall;
   std::optional<Nanoseconds> next_write_at;
   std::array<Lane, kLanes> lanes;
-  std::string directory;
-  std::uint64_t size_bytes = 0;
 };
 
 namespace {
 
-SaveOutcome begun(std::uint64_t step, const CheckpointSave::Request& request) {
-  SaveOutcome outcome;
-  outcome.step = step;
-  outcome.directory = request.folder + "/" + checkpoint_name(request.content.step);
-  return outcome;
-}
+/// As long as it lives, the target has not answered.
+class Asked {
+ public:
+  Asked(std::size_t& asked, std::uint64_t& returned) : asked_(asked), returned_(returned) {
+    ++asked_;
+  }
+  ~Asked() {
+    --asked_;
+    ++returned_;
+  }
+  Asked(const Asked&) = delete;
+  Asked& operator=(const Asked&) = delete;
 
-/// What a save that is whole says of itself.
-void take_outcome(const CheckpointSave& save, SaveOutcome& outcome) {
-  outcome.directory = save.directory();
-  outcome.notes = save.notes();
-}
+ private:
+  std::size_t& asked_;
+  std::uint64_t& returned_;
+};
+
+/// Looks at a target in the time that it may be silent.
+constexpr int kLooks = 8;
 
 }  // namespace
 
 BackgroundSave::BackgroundSave(const Parts& parts)
-    : parts_(parts),
-      memory_(kLanes * parts.context.table.largest_record_bytes()),
-      idle_(parts.context.cancel) {
-  idle_.set();
+    : parts_(parts), memory_(kLanes * parts.context.table.largest_record_bytes()) {
   if (Trace* const trace = parts.runtime.trace.get()) {
     save_track_ = trace->track("checkpoint");
     wait_track_ = trace->track("updates that wait for it");
@@ -81,20 +89,21 @@ BackgroundSave::BackgroundSave(const Parts& parts)
 
 BackgroundSave::~BackgroundSave() = default;
 
-/// Its engine is chosen once the folder has answered: that is tried on the reactor's thread.
+/// The reactor's thread asks it for nothing: it may hang.
 Task<> BackgroundSave::open_folder(std::string folder) {
   if (engines_.contains(folder)) co_return;
+  const IoEngineFactory& factory = parts_.runtime.io_engine;
+  MakeIoEngine make = [&](Reactor& reactor) { return factory(reactor, folder); };
   const std::function<void()> touch = [&] {
     std::error_code failure;
     std::filesystem::create_directories(folder, failure);
     if (failure)
       throw system_error(failure.value(),
                          fmt::format("`checkpoint_dir={}`: cannot make it", folder));
-    const int file = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-    if (file >= 0) ::close(file);
+    if (factory.target<ChooseIoEngine>() != nullptr) make = chosen_io_engine(folder);
   };
   co_await caller_.run(parts_.context.reactor, "name files", touch);
-  engines_[folder] = parts_.runtime.io_engine(parts_.context.reactor, folder);
+  engines_[folder] = make(parts_.context.reactor);
 }
 
 void BackgroundSave::begin(Request request) {
@@ -111,23 +120,74 @@ void BackgroundSave::begin(Request request) {
   const std::uint64_t largest = table.largest_record_bytes();
   for (std::size_t i = 0; i < kLanes; ++i)
     run_->lanes[i].buffer = memory_.bytes().subspan(i * largest, largest);
-  idle_.reset();
+  hangs_ = false;
   Task<> saving = save(run_, std::move(request));
   parts_.context.spawn(std::move(saving));
 }
 
+/// Where the engine has failed too: what is under way then may hang all the same.
 Task<> BackgroundSave::ended() {
-  if (run_) co_await idle_.wait();
+  const RunPtr run = run_;
+  const Nanoseconds limit = std::max(nanoseconds_of(parts_.settings.stall_max_s), kSilence);
+  int silent = 0;
+  for (std::uint64_t before = 0; run && run_ == run && silent < kLooks;) {
+    co_await ended_or(limit / kLooks);
+    const std::uint64_t now = answers(*run);
+    const bool waits = run->asked > 0 && std::ranges::none_of(run->lanes, [](const Lane& lane) {
+                         return lane.due && !lane.due->is_set();
+                       });
+    silent = waits && now == before ? silent + 1 : 0;
+    before = now;
+  }
+  if (!run || run_ != run) co_return;
+  hangs_ = true;
+  give_up(*run,
+          std::make_exception_ptr(not_answered(std::chrono::duration<double>(limit).count())));
+  SaveOutcome outcome{.step = run->generation, .directory = run->directory};
+  try {
+    std::rethrow_exception(run->failure);
+  } catch (const Error& error) {
+    outcome.failure = error;
+  } catch (const std::exception& error) {
+    outcome.failure = Error(ErrorCode::kUnavailable, error.what());
+  }
+  report(*run, std::move(outcome));
+}
+
+Task<> BackgroundSave::ended_or(Nanoseconds longest) {
+  Reactor& reactor = parts_.context.reactor;
+  const auto ended = ended_ = std::make_shared<Signal>(reactor);
+  reactor.clock().after(longest, [weak = std::weak_ptr(ended)] {
+    if (const auto its = weak.lock()) its->set();
+  });
+  co_await ended->wait();
+}
+
+/// Grows with every answer of its target.
+std::uint64_t BackgroundSave::answers(const Run& run) const {
+  return run.returned + moved_.value(Counter::kNvmeWriteBytes) +
+         moved_.value(Counter::kNvmeReadBytes);
+}
+
+void BackgroundSave::report(Run& run, SaveOutcome outcome) {
+  if (std::exchange(run.reported, true)) return;
+  const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
+  outcome.seconds = seconds(parts_.context.reactor.clock().now() - run.begun_at);
+  outcome.stalled_s = seconds(run.stall.stalled());
+  outcomes_.push_back(std::move(outcome));
 }
 
 // GCC 12 inlines the frame's operator new and not its delete, and takes them for different ones.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 Task<> BackgroundSave::save(RunPtr run, Request request) {
-  SaveOutcome outcome = begun(run->generation, request.checkpoint);
+  SaveOutcome outcome{.step = run->generation, .directory = run->directory};
+  std::unique_ptr<CheckpointSave> checkpoint;
   try {
     Context& context = parts_.context;
     CommunicatorQuorum ranks(parts_.ranks);
+    std::optional<Asked> asked;
+    asked.emplace(run->asked, run->returned);
     Task<> opening = open_folder(request.checkpoint.folder);
     Task<> opened = together(ranks, std::move(opening), "open its checkpoint directory");
     co_await std::move(opened);
@@ -135,29 +195,32 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
                                             .workers = context.workers,
                                             .io = *engines_.at(request.checkpoint.folder),
                                             .ranks = parts_.ranks,
+                                            .observers = {.metrics = &moved_},
                                             .calls = BlockingCalls(caller_)};
     Task<std::unique_ptr<CheckpointSave>> beginning =
         CheckpointSave::begin(environment, std::move(request.checkpoint));
-    const std::unique_ptr<CheckpointSave> checkpoint = co_await std::move(beginning);
+    checkpoint = co_await std::move(beginning);
     outcome.size_bytes = checkpoint->size_bytes();
+    asked.reset();
     co_await copy_all(run, *checkpoint);
+    asked.emplace(run->asked, run->returned);
     co_await checkpoint->commit(run->failure);
-    take_outcome(*checkpoint, outcome);
+    outcome.directory = checkpoint->directory();
   } catch (const Error& error) {
     outcome.failure = error;
   } catch (const std::exception& error) {
     outcome.failure = Error(ErrorCode::kUnavailable, error.what());
   }
+  if (checkpoint) outcome.notes = checkpoint->notes();
+  checkpoint.reset();
   give_up(*run, {});
-  const auto seconds = [](Nanoseconds time) { return std::chrono::duration<double>(time).count(); };
-  const Nanoseconds now = parts_.context.reactor.clock().now();
-  if (Trace* const trace = parts_.runtime.trace.get())
-    trace->span(save_track_, "save", run->begun_at, now, static_cast<std::int64_t>(outcome.step));
-  outcome.seconds = seconds(now - run->begun_at);
-  outcome.stalled_s = seconds(run->stall.stalled());
-  outcomes_.push_back(std::move(outcome));
+  if (Trace* const trace = parts_.runtime.trace.get()) {
+    trace->span(save_track_, "save", run->begun_at, parts_.context.reactor.clock().now(),
+                static_cast<std::int64_t>(outcome.step));
+  }
+  report(*run, std::move(outcome));
   run_.reset();
-  idle_.set();
+  if (ended_) ended_->set();
 }
 
 #pragma GCC diagnostic pop
@@ -238,7 +301,9 @@ Task<> BackgroundSave::copy(Run& run, StateSaver& saver, ChunkId id, Lane& lane)
       lane.buffer.first(parts_.context.table.chunk(id).record_bytes());
   if (lane.state != Lane::State::kFull) co_await fill(run, id, record);
   co_await pace(run, lane, record.size());
-  if (!run.over) co_await saver.save(id, record);
+  if (run.over) co_return;
+  const Asked asked(run.asked, run.returned);
+  co_await saver.save(id, record);
 }
 
 /// However it ends, the chunk's memory and slot are read no longer.
@@ -373,6 +438,14 @@ Task<> BackgroundSave::hold(ChunkId id) {
   if (run->stall.end() && trace != nullptr)
     trace->span(wait_track_, "updates wait for copies", since,
                 parts_.context.reactor.clock().now());
+}
+
+Error BackgroundSave::not_answered(double seconds) const {
+  return {ErrorCode::kDeadlineExceeded,
+          fmt::format("its drive, or the server behind it, has not answered for {:g} s, and "
+                      "`checkpoint_stall_max` is {:g}: it hangs. Save to another one, or raise "
+                      "`checkpoint_stall_max` where it only takes that long",
+                      seconds, parts_.settings.stall_max_s)};
 }
 
 Error BackgroundSave::stalled_too_long() const {

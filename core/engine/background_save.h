@@ -8,10 +8,13 @@
 // waits for that. A sweep that would destroy what was not copied yet waits, in RecordWatch's calls,
 // and its chunk is copied next; all of a save's waits together last no longer than stall_max: then
 // it is given up. What is just being read from its own memory or slot is waited for even then.
-// Copying waits for records to be made, never for a lease, a seal or another rank. Private to
-// core/engine. Reactor's thread.
+// Copying waits for records to be made, never for a lease, a seal or another rank. Whoever waits
+// for its end waits as long as its target answers: one that has not for stall_max (and no less than
+// kSilence) hangs, and what was asked of it may never return. Private to core/engine. Reactor's
+// thread.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -34,6 +37,8 @@ namespace ziggurat {
 class BackgroundSave final : public RecordWatch {
  public:
   static constexpr std::size_t kLanes = 2;
+  /// What is allowed between two answers of a target, where training waits no longer for it.
+  static constexpr Nanoseconds kSilence = std::chrono::seconds(10);
   /// Host memory for records that wait, and for the copies of them that are written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
     static_assert(2 * kLanes == kSaveRecords);
@@ -65,7 +70,10 @@ class BackgroundSave final : public RecordWatch {
   /// The save under way is of no use any more, and no sweep waits for it: here, or on another rank.
   bool given_up() const noexcept;
   void give_up_with_others();
+  /// Returns when it has ended, or its target hangs: then it is given up.
   Task<> ended();
+  /// What was asked of its target may never return, and uses what this has until then.
+  bool hangs() const noexcept { return run_ && hangs_; }
   /// Those that ended since this was asked last.
   std::vector<SaveOutcome> take_outcomes() { return std::exchange(outcomes_, {}); }
 
@@ -106,6 +114,10 @@ class BackgroundSave final : public RecordWatch {
   Task<> watch_sweep(RunPtr run);
   Task<> hold(ChunkId chunk);
   Error stalled_too_long() const;
+  Error not_answered(double seconds) const;
+  Task<> ended_or(Nanoseconds longest);
+  std::uint64_t answers(const Run& run) const;
+  void report(Run& run, SaveOutcome outcome);
   Task<> pace(Run& run, Lane& lane, std::uint64_t size_bytes);
   static void copied(Run& run, ChunkId chunk);
   static void give_up(Run& run, std::exception_ptr why);
@@ -117,7 +129,9 @@ class BackgroundSave final : public RecordWatch {
   WorkerPool caller_{{.threads = 1, .cpus = {}}};  // a target that hangs stops it, and no step
   std::map<std::string, std::unique_ptr<IoEngine>> engines_;  // by folder
   RunPtr run_;
-  Signal idle_;
+  bool hangs_ = false;             // run_'s target
+  std::shared_ptr<Signal> ended_;  // of who waits for run_'s end
+  Metrics moved_;                  // to targets
   std::vector<SaveOutcome> outcomes_;
   int save_track_ = 0;  // of the trace, where there is one
   int wait_track_ = 0;

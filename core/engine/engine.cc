@@ -111,6 +111,7 @@ bool EngineImpl::awaited_by_ranks() const {
 void EngineImpl::fail(std::exception_ptr error) {
   if (cancel_.cancelled()) return;
   cancel_.cancel(error);
+  ended_ = true;
   // The rank that failed first tells the others why; that a store is lost all have agreed on.
   if (!followed_from_another(error) && !is_lost_store(error)) tell_ranks(error);
 }

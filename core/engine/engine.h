@@ -229,8 +229,14 @@ class Engine {
   /// Saves the newest step, and returns when that is done; a save under way is waited for first.
   /// Errors: why it failed; nothing of it is left then, and training may go on.
   virtual void save_checkpoint(const CheckpointRequest& request) = 0;
-  /// Waits for the save under way. Before make_durable() at the end of a run.
+  /// Waits for the save under way. Before make_durable() at the end of a run. Like
+  /// save_checkpoint() it waits no longer than the target of the save answers: one that has not for
+  /// EngineConfig::Checkpoint::stall_max_s, and no less than 10 s, hangs, and the save is given up.
   virtual void finish_saves() = 0;
+  /// A save was given up so, and its target has not come back: a thread stands in a call of it. The
+  /// engine's destruction would wait for that; who wants to end sooner leaves the engine, and what
+  /// it uses, as they are, and ends the process.
+  virtual bool saves_hang() const { return false; }
   /// Saves that ended, well or not, since this was asked last.
   virtual std::vector<SaveOutcome> ended_saves() = 0;
 

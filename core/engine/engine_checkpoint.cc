@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {
@@ -118,12 +119,20 @@ void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
     self.cancel_.check();
     co_await self.sweep_->settled();
     co_await self.saves_->ended();
+    if (self.saves_->hangs()) {
+      throw Error(ErrorCode::kDeadlineExceeded,
+                  fmt::format("{}: no checkpoint can be written while the one before hangs",
+                              wanted.folder));
+    }
     std::vector<SaveOutcome> before = self.saves_->take_outcomes();
     self.begin_save(wanted);
     co_await self.saves_->ended();
     std::vector<SaveOutcome> outcomes = self.saves_->take_outcomes();
     self.ended_saves_.insert(self.ended_saves_.end(), before.begin(), before.end());
-    if (outcomes.back().failure) throw Error(*outcomes.back().failure);
+    if (outcomes.back().failure) {
+      for (const std::string& note : outcomes.back().notes) log().warn("{}", note);
+      throw Error(*outcomes.back().failure);
+    }
     self.ended_saves_.push_back(outcomes.back());
   }(*this, request));
 }
@@ -133,6 +142,13 @@ void EngineImpl::finish_saves() {
   if (!saves_) return;
   runtime_.reactor.block_on(
       [](EngineImpl& self) -> Task<> { co_await self.saves_->ended(); }(*this));
+}
+
+bool EngineImpl::saves_hang() const {
+  const Turn turn(turn_);
+  if (!saves_) return false;
+  return runtime_.reactor.block_on(
+      [](const EngineImpl& self) -> Task<bool> { co_return self.saves_->hangs(); }(*this));
 }
 
 std::vector<SaveOutcome> EngineImpl::ended_saves() {

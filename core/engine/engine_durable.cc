@@ -5,10 +5,13 @@
 // a generation of the store when make_durable() asks for it, and every durable_every of training:
 // rank 0 looks at its clock at the end of a step and tells the others in the step's message, so
 // that all store the same generation. It is written beside the next step's forward and backward,
-// which change no record; the next sweep waits for it.
+// which change no record; the next sweep waits for it. Where there is no room for it on some rank,
+// that is said, and tried again durable_every later: state in memory is worth more than a run that
+// ends. A store that nobody may write to any more ends it.
 #include <chrono>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "core/engine/engine_impl.h"
 
 namespace ziggurat {
@@ -59,14 +62,34 @@ void EngineImpl::begin_checkpoint() {
 
 Task<> EngineImpl::store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob) {
   co_await sweep_->settled();
-  {
+  std::exception_ptr failure;
+  try {
     const CountedTime took(runtime_.metrics, Counter::kCheckpointNs);
     co_await sweep_->checkpoint(generation, blob);
+    runtime_.metrics.add(Counter::kCheckpoints, 1);
+  } catch (...) {
+    failure = std::current_exception();
   }
-  runtime_.metrics.add(Counter::kCheckpoints, 1);
+  if (failure) note_not_stored(generation, failure);
   stored_at_ = runtime_.reactor.clock().now();
   storing_ = false;
   stored_.set();
+}
+
+/// All ranks have failed to write the records alike, and none has sealed them. Rethrows what ends
+/// the run.
+void EngineImpl::note_not_stored(std::uint64_t generation,
+                                 const std::exception_ptr& failure) const {
+  cancel_.check();
+  storage_->store->require_writable();
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    log().error(
+        "generation {} could not be made durable: {}. Training goes on, and the newest step is "
+        "stored in {:g} s; until then generation {} is what a kill leaves",
+        generation, error.what(), config_.durable_every_s, durable_generation());
+  }
 }
 
 /// Records may change again.

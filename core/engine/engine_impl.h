@@ -3,6 +3,7 @@
 // pipelines into steps.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <map>
 #include <memory>
@@ -72,6 +73,7 @@ class EngineImpl final : public LentEngine {
   void make_durable() override;
   void save_checkpoint(const CheckpointRequest& request) override;
   void finish_saves() override;
+  bool saves_hang() const override;
   std::vector<SaveOutcome> ended_saves() override;
   bool resumed() const override { return resumed_ || loaded_; }
   std::span<const std::byte> resumed_blob() const override { return resumed_blob_; }
@@ -96,11 +98,14 @@ class EngineImpl final : public LentEngine {
   void wait_updated(UnitId unit) override;
   void wait_all_updated() override;
   void give_blob(std::span<const std::byte> blob) override;
+  bool has_ended() const noexcept override { return ended_; }
+  void check() override;
 
   // engine_state.cc
   std::vector<std::string> state_names() const override;
   void read_state(UnitId unit, std::string_view name, std::span<float> values) override;
   void write_state(UnitId unit, std::string_view name, std::span<const float> values) override;
+  std::optional<Roundings> rounding() const override { return table_->rounding(); }
   StateKind copied_state(bool widen_codes) const override;
   void copy_state(bool widen_codes, const TakeArray& take) override;
 
@@ -230,6 +235,8 @@ class EngineImpl final : public LentEngine {
   void require_lent(UnitId unit, const char* call, std::uint64_t count) const;
   void widen_params(ChunkId id, std::span<float> masters) const;
   void require_blob_given(const char* call) const;
+  void take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+                   std::span<const std::byte> blob);
   Task<> updated_from_memory();
   std::optional<Error> lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
                                     const StepOptions& options) const;
@@ -264,6 +271,7 @@ class EngineImpl final : public LentEngine {
   bool checkpoint_due() const;
   void begin_checkpoint();
   Task<> store_checkpoint(std::uint64_t generation, std::vector<std::byte> blob);
+  void note_not_stored(std::uint64_t generation, const std::exception_ptr& failure) const;
   Task<> checkpoint_ended();
 
   // engine_checkpoint.cc
@@ -317,7 +325,8 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Compute> compute_;
-  CancelScope cancel_;  // when the engine has failed or is closed
+  CancelScope cancel_;               // when the engine has failed or is closed
+  std::atomic<bool> ended_ = false;  // cancel_ is cancelled: for the trainer's thread
   LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/error.h"
 #include "base/numerics/typed_value.h"
 #include "core/engine/engine_impl.h"
@@ -102,7 +103,9 @@ void EngineImpl::validate_lent() {
 void EngineImpl::require_not_lent(const char* call) const {
   if (!is_lent()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: gradients of this engine are lent, and step() is given them", call));
+              fmt::format("{}: this engine has no gradients of its own, since its trainer lends "
+                          "them: give them to step()",
+                          call));
 }
 
 /// `count` elements are `unit`'s.
@@ -134,6 +137,15 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
     co_await self.cache_->wait_updated(of);
     self.params_->lend(of, lent);
   }(*this, unit, params));
+}
+
+void EngineImpl::check() {
+  if (!ended_) return;
+  const Turn turn(turn_);
+  run_lent([](EngineImpl& self) -> Task<> {
+    self.cancel_.check();
+    co_return;
+  }(*this));
 }
 
 void EngineImpl::expect_gradients() {
@@ -250,9 +262,7 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   for (ChunkId id = 0; id < table_->chunks().size(); ++id) grads_->arrived(id).set();
   const StepScalars steps = scalars(options, static_cast<float>(1.0 / gradient_divisor(options)));
   last_blob_ = wrap_blob(generation_ + 1, line_record_, options.blob);
-  for (UnitId u = 0; u < own_steps_.size(); ++u) {
-    if (!gradients[u].bytes.empty()) ++own_steps_[u];
-  }
+  take_counts(gradients, options.blob);
   blob_awaited_ = options.blob_follows;
   sweep_->end_step(steps, blob_awaited_ ? std::nullopt : std::optional(last_blob_));
   ++generation_;
@@ -263,6 +273,24 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
   if (options.update_at_once) co_await updated_from_memory();
   co_return StepResult{.generation = generation_,
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
+}
+
+/// The parameters' counts of steps are those of the step's blob, as whoever resumes has them: the
+/// trainer may have set others than follow from the steps made. Where a unit's is another one and
+/// no gradient rounds it by that, its parameters are made of its masters anew.
+void EngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradients,
+                             std::span<const std::byte> blob) {
+  if (own_steps_.empty()) return;
+  const std::vector<std::uint64_t> before = std::exchange(own_steps_, config_.param_steps(blob));
+  ZIGGURAT_CHECK(own_steps_.size() == before.size(), "{} counts of steps for {} parameters",
+                 own_steps_.size(), before.size());
+  if (!drawn_by(table_->state().format, rounding_).param) return;
+  for (UnitId u = 0; u < before.size(); ++u) {
+    if (!gradients[u].bytes.empty() || own_steps_[u] == before[u]) continue;
+    const UnitChunks& chunks = table_->unit(u);
+    for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id)
+      writes_->round_again(id);
+  }
 }
 
 /// Returns when every unit is updated whose records are in memory.

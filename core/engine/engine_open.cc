@@ -358,13 +358,13 @@ std::size_t EngineImpl::chunks_at_once() const {
 Task<> EngineImpl::create_state(const Initializer& initialize) {
   begin_load();
   if (loader_) co_await require_same_step(storage_->quorum, loader_->step(), source_->place());
+  count_steps();
   const std::function<Task<>(std::size_t)> create = [&](std::size_t id) {
     return create_chunk(static_cast<ChunkId>(id), initialize);
   };
   co_await for_each_index(runtime_.reactor, table_->chunks().size(), chunks_at_once(), create);
   loader_.reset();
   begin_line();
-  count_steps();
   last_blob_ = wrap_blob(generation_, line_record_, resumed_blob_);
   const std::function<void()> before_seal = [this] {
     if (config_.before_seal) config_.before_seal(generation_);
@@ -405,8 +405,8 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   };
   co_await context_->run_near(id, "initialize", job);
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
-  if (is_lent()) {
-    records_->set_holds(id, generation_);
+  if (is_lent() && !loader_) {
+    records_->set_holds(id, generation_);  // made of the parameters that are there
   } else {
     co_await take_record(id, memory.work);
   }

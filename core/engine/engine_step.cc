@@ -336,6 +336,7 @@ Task<> EngineImpl::undo_step() {
   const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
   tell_ranks(error);
   cancel_.cancel(error);
+  ended_ = true;
   std::rethrow_exception(error);
 }
 

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -47,8 +48,8 @@ class LentEngine : public Engine {
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params);
-  /// The same from a copy of the state (PieceSource, for pieces), as Engine::open() has it; what is
-  /// in `params` is left as it is: it is the caller's to be what the masters are rounded to.
+  /// The same from a copy of the state (PieceSource, for pieces), as Engine::open() has it.
+  /// `params` are written as those of a store that is there: each is its master, rounded.
   static std::unique_ptr<LentEngine> open(const ModelSpec& model, EngineConfig config,
                                           Runtime& runtime,
                                           std::span<const TypedSpan<std::byte>> params,
@@ -81,6 +82,11 @@ class LentEngine : public Engine {
   /// where none is awaited, or it is too long.
   virtual void give_blob(std::span<const std::byte> blob) = 0;
 
+  /// The engine has ended: what throws does so for good, and lent memory is the trainer's again.
+  virtual bool has_ended() const noexcept = 0;
+  /// Throws what the engine has ended with, if it has, as every other call does.
+  virtual void check() = 0;
+
   /// "master", and the optimizer's moments by torch.optim's names: what the next two know.
   virtual std::vector<std::string> state_names() const = 0;
   /// `unit`'s array `name` at generation(), widened to fp32, without padding; what was written
@@ -95,6 +101,8 @@ class LentEngine : public Engine {
   /// the second, or not at all; until then it takes memory. Errors: as read_state()'s.
   virtual void write_state(UnitId unit, std::string_view name, std::span<const float> values) = 0;
 
+  /// How the state is rounded, if its store says so: what its checkpoints say.
+  virtual std::optional<Roundings> rounding() const = 0;
   /// Codes of 8 bits may be copied as the fp32 values that they stand for: their blocks are those
   /// of a piece, and not of the whole parameter.
   virtual StateKind copied_state(bool widen_codes) const = 0;

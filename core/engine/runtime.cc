@@ -53,11 +53,7 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
                      budget.cpus.begin() + static_cast<std::ptrdiff_t>(threads));
   pool.nodes = runtime->worker_nodes = nodes_of(pool.cpus, runtime->topology);
   runtime->io_engine = options.io_engine;
-  if (!runtime->io_engine) {
-    runtime->io_engine = [](Reactor& loop, const std::string& directory) {
-      return choose_io_engine(loop, directory);
-    };
-  }
+  if (!runtime->io_engine) runtime->io_engine = ChooseIoEngine();
   runtime->workers = std::make_unique<WorkerPool>(std::move(pool));
   runtime->ranks = std::make_unique<SelfCommunicator>();
   runtime->reactor.start();

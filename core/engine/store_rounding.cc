@@ -17,6 +17,9 @@ void require_same(const char* setting, const std::optional<Rounding>& asked, Rou
                           setting, to_string(stored), to_string(*asked)));
 }
 
+/// Whether parameters are made of masters: in bf16 each is its own.
+bool rounds_params(StateFormat format) { return format != StateFormat::kBf16; }
+
 /// Nothing where nothing is drawn, whatever a run may say.
 std::optional<Roundings> named(StateFormat format, const Roundings& rounding) {
   if (rounds_state(format) || rounding.params == Rounding::kStochastic) return rounding;
@@ -50,8 +53,10 @@ Roundings rounding_of_store(const OptimizerConfig& config, const std::optional<R
     return {.state = config.state_rounding.value_or(Rounding::kNearest),
             .params = param_rounding(config)};
   }
-  require_same("state_rounding", config.state_rounding, named->state);
-  require_same("param_rounding", config.param_rounding, named->params);
+  // What a format does not round may be said as one likes: it changes nothing.
+  const StateFormat format = config.state.format;
+  if (rounds_state(format)) require_same("state_rounding", config.state_rounding, named->state);
+  if (rounds_params(format)) require_same("param_rounding", config.param_rounding, named->params);
   return *named;
 }
 

@@ -29,7 +29,7 @@ std::optional<Roundings> rounding_of_copy(const OptimizerConfig& config, const S
                                           bool in_place);
 
 /// What steps on a store do that names `named`. Errors: kInvalidArgument if the config asks for
-/// another rounding than is named.
+/// another rounding than is named, of what the format rounds.
 Roundings rounding_of_store(const OptimizerConfig& config, const std::optional<Roundings>& named);
 
 }  // namespace ziggurat

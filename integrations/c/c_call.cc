@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "integrations/c/c_words.h"
 
 namespace ziggurat {
 namespace {
@@ -29,9 +30,9 @@ ziggurat_status status_of(ErrorCode code) {
 
 ziggurat_status failed(ziggurat_status status, const char* message) noexcept {
   try {
-    last_error() = message;
+    last_error() = {.in_settings = message, .in_c = in_c(message)};
   } catch (...) {
-    last_error().clear();  // no memory for the words: the status stands
+    last_error() = {};  // no memory for the words: the status stands
   }
   return status;
 }
@@ -43,9 +44,9 @@ Handles<Runtime>& runtimes() {
   return all;
 }
 
-std::string& last_error() {
-  thread_local std::string text;
-  return text;
+LastError& last_error() {
+  thread_local LastError its;
+  return its;
 }
 
 ziggurat_status status_of_thrown() noexcept {

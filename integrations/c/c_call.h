@@ -20,8 +20,12 @@ namespace ziggurat {
 /// Never destroyed: what a program leaves open at its exit ends with it, whatever its threads do.
 Handles<Runtime>& runtimes();
 
+struct LastError {
+  std::string in_settings{};  ///< as the library has said it
+  std::string in_c{};
+};
 /// This thread's.
-std::string& last_error();
+LastError& last_error();
 /// The status of the exception that is being handled; its words become the last error.
 ziggurat_status status_of_thrown() noexcept;
 

@@ -82,6 +82,12 @@ bool has_parts(const EmbeddedSave& save) {
   });
 }
 
+std::string text_of(const std::optional<Roundings>& rounding) {
+  if (!rounding) return "no rounding that its store names";
+  return fmt::format("`state_rounding={}` and `param_rounding={}`", to_string(rounding->state),
+                     to_string(rounding->params));
+}
+
 class Saving {
  public:
   Saving(Runtime& runtime, EmbeddedSave save)
@@ -111,14 +117,20 @@ class Saving {
     } catch (...) {
       failure = std::current_exception();
     }
-    runtime_.reactor.block_on(checkpoint_->commit(failure));
+    try {
+      runtime_.reactor.block_on(checkpoint_->commit(failure));
+    } catch (...) {
+      failure = std::current_exception();
+    }
     for (const std::string& note : checkpoint_->notes()) log().warn("{}", note);
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:
   StateContent content() const {
     StateContent its = save_.content;
     its.state = kind_;
+    its.rounding = save_.engines.front().engine->rounding();
     its.tensors = tensors_.all();
     for (const EmbeddedSave::Param& param : save_.params)
       if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
@@ -150,11 +162,20 @@ class Saving {
   void require_one_kind() const {
     for (std::size_t e = 1; e < save_.engines.size(); ++e) {
       const StateKind its = save_.engines[e].engine->copied_state(widens_);
-      if (its == kind_) continue;
+      if (its != kind_) {
+        throw wrong(
+            fmt::format("options.engines: the state of engine {} is {}, and that of engine 0 is "
+                        "{}: a checkpoint has one `optimizer` and one `state_format`: save them "
+                        "apart",
+                        e, to_string(its), to_string(kind_)));
+      }
+      const std::optional<Roundings> rounding = save_.engines[e].engine->rounding();
+      const std::optional<Roundings> first = save_.engines[0].engine->rounding();
+      if (rounding == first) continue;
       throw wrong(
-          fmt::format("options.engines: the state of engine {} is {}, and that of engine 0 is {}: "
-                      "a checkpoint has one `optimizer` and one `state_format`: save them apart",
-                      e, to_string(its), to_string(kind_)));
+          fmt::format("options.engines: engine {} has {}, and engine 0 has {}: a checkpoint has "
+                      "one `state_rounding` and one `param_rounding`: save them apart",
+                      e, text_of(rounding), text_of(first)));
     }
   }
 

@@ -177,25 +177,31 @@ void EmbeddedEngine::require_count(const char* call, std::size_t param, std::siz
 
 void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                    float scale) {
-  const std::lock_guard lock(mutex_);
-  require_count("lend_gradient", param, values.count());
-  gradients_[param].values = values;
-  gradients_[param].scale = scale;
+  lending([&] {
+    require_count("lend_gradient", param, values.count());
+    gradients_[param].values = values;
+    gradients_[param].scale = scale;
+  });
 }
 
 void EmbeddedEngine::lend_gradients(std::span<const LentGradient> gradients) {
-  const std::lock_guard lock(mutex_);
-  for (const LentGradient& its : gradients)
-    require_count("lend_gradients", its.param, its.values.count());
-  for (const LentGradient& its : gradients) {
-    gradients_[its.param].values = its.values;
-    gradients_[its.param].scale = its.scale;
-  }
+  lending([&] {
+    for (const LentGradient& its : gradients)
+      require_count("lend_gradients", its.param, its.values.count());
+    for (const LentGradient& its : gradients) {
+      gradients_[its.param].values = its.values;
+      gradients_[its.param].scale = its.scale;
+    }
+  });
 }
 
 void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> values,
                                   float scale) {
-  const std::lock_guard lock(mutex_);
+  lending([&] { sum_gradient(param, values, scale); });
+}
+
+void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> values,
+                                  float scale) {
   require_count("add_gradient", param, values.count());
   Gradient& gradient = gradients_[param];
   const bool own = !gradient.sum.empty() &&
@@ -218,11 +224,14 @@ void EmbeddedEngine::add_gradient(std::size_t param, TypedSpan<const std::byte> 
 
 void EmbeddedEngine::discard_gradients() {
   const std::lock_guard lock(mutex_);
-  for (Gradient& gradient : gradients_) gradient.values = {};
+  forget_gradients();
 }
 
 double EmbeddedEngine::gradient_norm() {
-  const std::lock_guard lock(mutex_);
+  return lending([&] { return norm_of_gradients(); });
+}
+
+double EmbeddedEngine::norm_of_gradients() {
   struct Run {
     std::size_t param;
     TypedSpan<const std::byte> values;
@@ -251,20 +260,21 @@ double EmbeddedEngine::gradient_norm() {
 }
 
 void EmbeddedEngine::expect_gradients() {
-  const std::lock_guard lock(mutex_);
-  engine_->expect_gradients();
+  lending([&] { engine_->expect_gradients(); });
 }
 
 void EmbeddedEngine::lend_param(std::size_t param, TypedSpan<std::byte> values) {
-  const std::lock_guard lock(mutex_);
-  require_count("lend_param", param, values.count());
-  engine_->lend_params(static_cast<UnitId>(param), values);
+  lending([&] {
+    require_count("lend_param", param, values.count());
+    engine_->lend_params(static_cast<UnitId>(param), values);
+  });
 }
 
 void EmbeddedEngine::param_written(std::size_t param) {
-  const std::lock_guard lock(mutex_);
-  require_count("param_written", param, param < param_count() ? model_.units[param].count() : 0);
-  written_[param] = true;
+  lending([&] {
+    require_count("param_written", param, count_or_none(param));
+    written_[param] = true;
+  });
 }
 
 /// A parameter's own settings, of those of its group.
@@ -288,12 +298,14 @@ std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) con
 }
 
 void EmbeddedEngine::refuse_step(const Error& why) {
-  const std::lock_guard lock(mutex_);
-  engine_->refuse_step(why);
+  lending([&] { engine_->refuse_step(why); });
 }
 
 StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
-  const std::lock_guard lock(mutex_);
+  return lending([&] { return make_step(step); });
+}
+
+StepResult EmbeddedEngine::make_step(const EmbeddedStep& step) {
   std::vector<GroupStep> groups;
   std::vector<std::byte> blob;
   try {
@@ -322,30 +334,28 @@ StepResult EmbeddedEngine::step(const EmbeddedStep& step) {
     stored_steps_ = stored_before;
     throw;
   }
-  for (Gradient& gradient : gradients_) gradient.values = {};
+  forget_gradients();
   written_.assign(written_.size(), false);
   return result;
 }
 
 void EmbeddedEngine::wait(std::size_t param) {
-  const std::lock_guard lock(mutex_);
-  require_count("wait", param, param < param_count() ? model_.units[param].count() : 0);
-  engine_->wait_updated(static_cast<UnitId>(param));
+  lending([&] {
+    require_count("wait", param, count_or_none(param));
+    engine_->wait_updated(static_cast<UnitId>(param));
+  });
 }
 
 void EmbeddedEngine::wait_all() {
-  const std::lock_guard lock(mutex_);
-  engine_->wait_all_updated();
+  lending([&] { engine_->wait_all_updated(); });
 }
 
 void EmbeddedEngine::give_blob(std::span<const std::byte> blob) {
-  const std::lock_guard lock(mutex_);
-  engine_->give_blob(with_steps(blob));
+  lending([&] { engine_->give_blob(with_steps(blob)); });
 }
 
 void EmbeddedEngine::make_durable() {
-  const std::lock_guard lock(mutex_);
-  engine_->make_durable();
+  lending([&] { engine_->make_durable(); });
 }
 
 std::vector<std::string> EmbeddedEngine::state_names() const {
@@ -354,17 +364,19 @@ std::vector<std::string> EmbeddedEngine::state_names() const {
 }
 
 void EmbeddedEngine::read_state(std::size_t param, std::string_view name, std::span<float> values) {
-  const std::lock_guard lock(mutex_);
-  require_count("read_state", param, values.size());
-  engine_->read_state(static_cast<UnitId>(param), name, values);
+  lending([&] {
+    require_count("read_state", param, values.size());
+    engine_->read_state(static_cast<UnitId>(param), name, values);
+  });
 }
 
 void EmbeddedEngine::write_state(std::size_t param, std::string_view name,
                                  std::span<const float> values) {
-  const std::lock_guard lock(mutex_);
-  require_count("write_state", param, values.size());
-  engine_->write_state(static_cast<UnitId>(param), name, values);
-  if (name == "master") written_[param] = false;
+  lending([&] {
+    require_count("write_state", param, values.size());
+    engine_->write_state(static_cast<UnitId>(param), name, values);
+    if (name == "master") written_[param] = false;
+  });
 }
 
 std::vector<LentEngine::Piece> EmbeddedEngine::pieces_of(int rank) const {
@@ -374,14 +386,14 @@ std::vector<LentEngine::Piece> EmbeddedEngine::pieces_of(int rank) const {
 
 void EmbeddedEngine::read_state_of(int rank, std::string_view param, std::string_view name,
                                    std::span<float> values) {
-  const std::lock_guard lock(mutex_);
-  engine_->read_state_of(rank, param, name, values);
+  lending([&] { engine_->read_state_of(rank, param, name, values); });
 }
 
 void EmbeddedEngine::set_steps(std::size_t param, std::uint64_t steps) {
-  const std::lock_guard lock(mutex_);
-  require_count("set_steps", param, param < param_count() ? model_.units[param].count() : 0);
-  steps_[param] = steps;
+  lending([&] {
+    require_count("set_steps", param, count_or_none(param));
+    steps_[param] = steps;
+  });
 }
 
 EmbeddedEngine::State EmbeddedEngine::state() const {
@@ -394,7 +406,7 @@ EmbeddedEngine::State EmbeddedEngine::state() const {
 
 std::uint64_t EmbeddedEngine::steps_of(std::size_t param) const {
   const std::lock_guard lock(mutex_);
-  require_count("steps_of", param, param < steps_.size() ? model_.units[param].count() : 0);
+  require_count("steps_of", param, count_or_none(param));
   return steps_[param];
 }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,8 +67,8 @@ class EmbeddedEngine {
   /// must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
   /// LentEngine::open()'s.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
-  /// The same from a copy of the state; the parameters' values stay as they are. Errors beside: the
-  /// source's, and those of what does not fit.
+  /// The same from a copy of the state, whose masters the parameters become, rounded. Errors
+  /// beside: the source's, and those of what does not fit.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
                  const EmbeddedLoad& load);
 
@@ -104,6 +105,7 @@ class EmbeddedEngine {
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
   StateLine line() const;
+  std::optional<Roundings> rounding() const;
   StateKind copied_state(bool widen_codes) const;
   void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
@@ -111,6 +113,8 @@ class EmbeddedEngine {
   std::uint64_t count_or_none(std::size_t param) const {
     return param < param_count() ? model_.units[param].count() : 0;
   }
+  /// The parameter is there.
+  const std::string& name_of(std::size_t param) const { return model_.units.at(param).name; }
   /// LentEngine's: what a rank has, and the state of it.
   std::vector<LentEngine::Piece> pieces_of(int rank) const;
   void read_state_of(int rank, std::string_view param, std::string_view name,
@@ -143,6 +147,25 @@ class EmbeddedEngine {
                  const EmbeddedLoad* load);
   std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
                                           std::span<const TypedSpan<std::byte>> lent);
+  /// What the caller lends or asks for, under the lock: nothing of an engine that has ended, which
+  /// then looks at nothing that was lent any more.
+  template <class Call>
+  auto lending(const Call& call) {
+    const std::lock_guard lock(mutex_);
+    try {
+      engine_->check();
+      return call();
+    } catch (...) {
+      if (engine_->has_ended()) forget_gradients();
+      throw;
+    }
+  }
+  void forget_gradients() {
+    for (Gradient& gradient : gradients_) gradient.values = {};
+  }
+  void sum_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
+  double norm_of_gradients();
+  StepResult make_step(const EmbeddedStep& step);
   void require_count(const char* call, std::size_t param, std::size_t count) const;
   std::vector<GroupStep> param_steps(const EmbeddedStep& step) const;
   std::vector<std::byte> with_steps(std::span<const std::byte> blob) const;

@@ -46,14 +46,18 @@ StateLine EmbeddedEngine::line() const {
   return engine_->line();
 }
 
+std::optional<Roundings> EmbeddedEngine::rounding() const {
+  const std::lock_guard lock(mutex_);
+  return engine_->rounding();
+}
+
 StateKind EmbeddedEngine::copied_state(bool widen_codes) const {
   const std::lock_guard lock(mutex_);
   return engine_->copied_state(widen_codes);
 }
 
 void EmbeddedEngine::copy_state(bool widen_codes, const LentEngine::TakeArray& take) {
-  const std::lock_guard lock(mutex_);
-  engine_->copy_state(widen_codes, take);
+  lending([&] { engine_->copy_state(widen_codes, take); });
 }
 
 }  // namespace ziggurat

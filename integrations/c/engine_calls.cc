@@ -52,10 +52,25 @@ TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint6
                                  const char* what) {
   const DType its = dtype_of(dtype, what);
   const std::size_t element = size_bytes(its);
-  required(address, what);
-  if (reinterpret_cast<std::uintptr_t>(address) % element != 0)
-    throw wrong(fmt::format("{} is not aligned to its {} elements", what, to_string(its)));
+  if (address == nullptr)
+    throw wrong(fmt::format("{} is null: give the address of its elements", what));
+  if (reinterpret_cast<std::uintptr_t>(address) % element != 0) {
+    throw wrong(fmt::format("{} is not aligned to its {} elements: give an address that {} divides",
+                            what, to_string(its), element));
+  }
   return {its, {static_cast<std::byte*>(address), count * element}};
+}
+
+TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,
+                                       void* address, ziggurat_dtype dtype) {
+  try {
+    const std::uint64_t count = engine.count_or_none(param);
+    if (count == 0) return {};  // the engine says which there are
+    return elements_at(address, dtype, count, "gradient");
+  } catch (const Error& error) {
+    throw wrong(fmt::format("lend_gradients(parameter {} '{}'): {}", param, engine.name_of(param),
+                            error.what()));
+  }
 }
 
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count) {

@@ -61,6 +61,10 @@ TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what);
 /// `count` elements of `dtype` in a row. Errors: as memory_of().
 TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint64_t count,
                                  const char* what);
+/// What is lent of `param`, one of many. Errors: elements_at()'s, naming the parameter.
+TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,
+                                       void* address, ziggurat_dtype dtype);
+
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count);
 /// Errors: kInvalidArgument where there is less room.
 void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes);

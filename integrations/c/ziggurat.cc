@@ -104,7 +104,9 @@ int32_t ziggurat_abi_version(void) { return ZIGGURAT_ABI_VERSION; }
 
 const char* ziggurat_version(void) { return ZIGGURAT_VERSION; }
 
-const char* ziggurat_last_error(void) { return last_error().c_str(); }
+const char* ziggurat_last_error(void) { return last_error().in_c.c_str(); }
+
+const char* ziggurat_last_error_in_settings(void) { return last_error().in_settings.c_str(); }
 
 ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* runtime) {
   return guarded([&] {
@@ -175,8 +177,7 @@ ziggurat_status ziggurat_lend_gradients(ziggurat_engine engine, uint64_t count,
     for (std::uint64_t i = 0; i < count; ++i) {
       const ziggurat_dtype dtype = dtypes == nullptr ? ZIGGURAT_FP32 : dtypes[i];
       all[i] = {.param = params[i],
-                .values = ziggurat::elements_at(addresses[i], dtype,
-                                                open->engine->count_or_none(params[i]), "gradient"),
+                .values = ziggurat::gradient_at(*open->engine, params[i], addresses[i], dtype),
                 .scale = scales == nullptr ? 1.0F : scales[i]};
     }
     open->engine->lend_gradients(all);

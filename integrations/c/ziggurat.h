@@ -28,9 +28,10 @@
 // those of one engine are made one after the other. C99 or later. Structs begin with their size, as
 // the caller was compiled: set it with ZIGGURAT_INIT, which also clears the rest.
 //
-// An engine that has failed (a drive, another rank) says so in its next call, whichever that is,
-// and in every later one. When such a call returns, all memory that the engine was lent is the
-// caller's again, gradients and parameters: nothing reads or writes it any more.
+// An engine that has failed (a drive, another rank) says so in the next call that lends it
+// something, asks it for state or waits for it, and in every later one. When such a call returns,
+// all memory that the engine was lent is the caller's again, gradients and parameters: nothing
+// reads or writes it any more.
 //
 // ABI 0: may still change from one version to the next.
 #ifndef ZIGGURAT_H
@@ -165,6 +166,9 @@ ZIGGURAT_API const char* ziggurat_version(void);
 /// What this thread's last failed call had against it; "" if none has failed. Until the next that
 /// fails.
 ZIGGURAT_API const char* ziggurat_last_error(void);
+/// The same for a binding that has words of its own: settings have the engine's names, in backticks
+/// (`resume=auto`), and what this interface has nothing for is advised too.
+ZIGGURAT_API const char* ziggurat_last_error_in_settings(void);
 
 /// Workers and the thread that decides; engines share them. `settings` is a JSON object, or null:
 ///
@@ -375,11 +379,12 @@ ZIGGURAT_API ziggurat_status ziggurat_checkpoint_read(ziggurat_checkpoint checkp
                                                       uint64_t tensor, uint64_t first,
                                                       const ziggurat_memory* values);
 /// ziggurat_engine_open() of a new store whose state is the checkpoint's, converted where the
-/// formats differ, a chunk at a time. The parameters' values stay as they are: they are the
-/// caller's to be what the masters are rounded to. `load` is a JSON object: "parts", for each
-/// parameter null or what it is of the checkpoint's: {"name", "shape"} of the whole, and "first" or
-/// "offsets" and "box" as above; "steps", which each has made; "weights_only": masters alone, at
-/// step 0. What has no master there begins with its values, moments that are not there anew.
+/// formats differ, a chunk at a time. The parameters are written, as where a store is resumed: each
+/// gets its master, rounded to its type. `load` is a JSON object: "parts", for each parameter null
+/// or what it is of the checkpoint's: {"name", "shape"} of the whole, and "first" or "offsets" and
+/// "box" as above; "steps", which each has made; "weights_only": masters alone, at step 0. A
+/// parameter that has no master there keeps its values, and its master is made from them; moments
+/// that are not there begin anew.
 ZIGGURAT_API ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime,
                                                   const ziggurat_param* params, uint64_t count,
                                                   const char* settings,

@@ -85,11 +85,12 @@ Task<> prune(Runtime& runtime, const CkptCommand& command, Console& console) {
       const std::string directory = folder + "/" + entry.name;
       const std::string left = remove_checkpoint(*io, directory);
       console.line(left.empty() ? "removed " + directory : left);
-      ++removed;
+      if (left.empty()) ++removed;
     }
     if (removed > 0) io->sync_directory(folder);
   }
-  console.line(fmt::format("{}: {} checkpoints stay", folder, all.size() - removed));
+  const std::size_t stay = all.size() - removed;
+  console.line(fmt::format("{}: {} checkpoint{}", folder, stay, stay == 1 ? " stays" : "s stay"));
 }
 
 }  // namespace

@@ -54,11 +54,16 @@ void on_end(int, siginfo_t* info, void*) {
   const std::int64_t ago = since(first_ns, now);
   const bool passed_on = info->si_code <= 0 && info->si_pid == ::getppid();
   if ((passed_on ? since(first_of_parent_ns, now) : ago) >= kMomentNs) {
-    say("\nziggurat: aborted; the durable generation is untouched, the same command goes on from "
-        "it\n");
+    say("\nziggurat: aborted; the same command goes on from the newest durable step, and what "
+        "there "
+        "is of a checkpoint is taken for none\n");
     ::_exit(kExitInterrupted);
   }
-  if (ago == 0) say("\nziggurat: finishing the step; once more, after a second, to abort\n");
+  if (ago == 0) {
+    say("\nziggurat: the step is made durable, and then its checkpoint, where one is asked for; "
+        "once "
+        "more, after a second, to abort\n");
+  }
   errno = saved;
 }
 

@@ -179,18 +179,20 @@ int JsonReport::put(const std::string& text) const {
 }
 
 /// The brackets had room before: they are put back.
-void JsonReport::give_up(int error_number) {
+void JsonReport::give_up(int error_number, bool training_goes_on) {
   whole_ = false;
   const bool valid =
       put(kTail) == 0 && ::ftruncate(fd_, static_cast<off_t>(end_ + kTail.size())) == 0;
-  log().error("--json {}: {}: no more is written to it, and training goes on{}", path_,
-              errno_text(error_number), valid ? "" : "; what is there is no JSON any more");
+  log().error("--json {}: {}: no more is written to it{}{}", path_, errno_text(error_number),
+              training_goes_on ? ", and training goes on" : "",
+              valid ? "" : "; what is there is no JSON any more");
 }
 
 void JsonReport::add_step(const json& step) {
   if (!whole_) return;
   const std::string text = fmt::format("{}\n{}", first_ ? "" : ",", step.dump());
-  if (const int error = put(text + kTail); error != 0) return give_up(error);
+  if (const int error = put(text + kTail); error != 0)
+    return give_up(error, /*training_goes_on=*/true);
   first_ = false;
   end_ += text.size();
 }
@@ -198,7 +200,7 @@ void JsonReport::add_step(const json& step) {
 void JsonReport::finish(const json& total) {
   if (!whole_) return;
   const std::string text = fmt::format("\n],\n\"total\": {}}}\n", total.dump(2));
-  if (const int error = put(text); error != 0) return give_up(error);
+  if (const int error = put(text); error != 0) return give_up(error, /*training_goes_on=*/false);
   // Some filesystems say only now that there was no room.
   const int error = ::close(std::exchange(fd_, -1)) == 0 ? 0 : errno;
   if (error == 0) return;

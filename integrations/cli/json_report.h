@@ -28,7 +28,7 @@ class JsonReport {
 
  private:
   int put(const std::string& text) const;
-  void give_up(int error_number);
+  void give_up(int error_number, bool training_goes_on);
 
   std::string path_;
   int fd_;

@@ -3,7 +3,7 @@
 // line and an exit code.
 //
 // Exit codes: 0 done; 1 the world (a file, a disk, a budget, a store), and a run that is done but
-// for a report; 2 the command line or the settings file; 130 Ctrl-C.
+// for its last checkpoint or a report; 2 the command line or the settings file; 130 Ctrl-C.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -399,10 +399,8 @@ class CommandLine {
       "Trains models whose state does not fit memory: parameters, gradients and optimizer state on "
       "device, host and NVMe.\n"
       "Exit codes: 0 done, 1 the world (file, disk, budget, store), and a run that is done but for "
-      "a "
-      "report (--json, --trace), 2 the command, 130 Ctrl-C, SIGTERM or SIGHUP (the step is "
-      "finished "
-      "first; a second one, after a second, ends it at once).",
+      "its last checkpoint or a report (--json, --trace), 2 the command, 130 Ctrl-C, SIGTERM or "
+      "SIGHUP (the step is finished first; a second one, after a second, ends it at once).",
       "ziggurat"};
   std::vector<std::unique_ptr<Command>> commands_;
   std::vector<std::unique_ptr<Given>> given_;

@@ -333,8 +333,24 @@ std::optional<std::string> TrainRun::safe() const {
                      engine_->durable_generation(), options_.store);
 }
 
+bool TrainRun::hangs() const noexcept {
+  try {
+    return engine_ && engine_->saves_hang();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 int train(const TrainOptions& options) {
-  TrainRun run(options);
+  struct Ending {
+    /// The process ends soon, and with it what a target that hangs would hold for good.
+    ~Ending() {
+      if (run->hangs()) static_cast<void>(run.release());
+    }
+    std::unique_ptr<TrainRun> run;
+  };
+  const Ending ending{std::make_unique<TrainRun>(options)};
+  TrainRun& run = *ending.run;
   try {
     return run.run();
   } catch (const Error& error) {

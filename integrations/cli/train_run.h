@@ -51,6 +51,8 @@ class TrainRun {
   const Strategy& strategy() const noexcept { return strategy_; }
   /// What is durable, for the end of an error message.
   std::optional<std::string> safe() const;
+  /// The target of a save that was given up at the end hangs: who destroys this waits for it.
+  bool hangs() const noexcept;
 
  private:
   // train_begin.cc

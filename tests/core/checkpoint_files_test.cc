@@ -5,16 +5,19 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "aio/faulty_engine.h"
 #include "tests/core/checkpoint_rig.h"
 
 namespace ziggurat::testing {
 namespace {
 
 using ::testing::AnyOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -215,6 +218,57 @@ TEST_F(SavedCheckpoint, IsNotMadeWhileAnotherProcessSavesInTheFolder) {
     rank.engine->save_checkpoint(request);
   });
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/" + checkpoint_name(2) + "/manifest.json"));
+}
+
+/// On a filesystem without locks another process may be writing whatever has not this line's name.
+TEST(SaveWithoutLocks, RemovesOfWhatWasCutOffWhatHasItsOwnNameAndSaysWhatStays) {
+  const ScratchDirectory scratch;
+  const std::string folder = scratch.path() + "/saved";
+  const auto runtimes = connected_runtimes(1, 1);
+  FaultyEngine* target = nullptr;
+  runtimes[0]->io_engine = [&, usual = runtimes[0]->io_engine](
+                               Reactor& reactor,
+                               const std::string& directory) -> std::unique_ptr<IoEngine> {
+    if (directory != folder) return usual(reactor, directory);
+    auto faulty = std::make_unique<FaultyEngine>(reactor, std::make_unique<ThreadEngine>(reactor));
+    faulty->plan(Fault::fail(FaultPoint::kOpen, ENOLCK));  // the lock is opened first
+    faulty->plan(Fault::fail(FaultPoint::kWrite, EIO));
+    target = faulty.get();
+    return faulty;
+  };
+  const Layout layout{.name = "one"};
+  CheckpointRank rank(*runtimes[0], layout, config_of(layout, scratch.path() + "/store"), "");
+  const LineId line = rank.engine->line().id;
+  const auto half = [&](const std::string& name) {
+    return folder + "/" + name + "/rank-00000-of-00009-00000.safetensors";
+  };
+  const std::vector<std::string> others{checkpoint_name(1), checkpoint_name(2), checkpoint_name(5),
+                                        checkpoint_name(1, LineId{7, 7})};
+  const std::string own = checkpoint_name(1, line);
+  for (const std::string& name : others) {
+    std::filesystem::create_directories(folder + "/" + name);
+    set_file_bytes(half(name), "half");
+  }
+  std::filesystem::create_directory(folder + "/" + own);
+  set_file_bytes(half(own), "half");
+  const CheckpointRequest request{.folder = folder, .resume = {}};
+  EXPECT_TRUE(rank.step(&request).saves);
+  rank.engine->finish_saves();
+  const std::vector<SaveOutcome> outcomes = rank.engine->ended_saves();
+  ASSERT_EQ(outcomes.size(), 1U);
+  EXPECT_TRUE(outcomes[0].failure) << "its first write failed";
+  EXPECT_THAT(outcomes[0].notes, Contains(HasSubstr("this filesystem has no locks")));
+  EXPECT_FALSE(std::filesystem::exists(half(own)));
+  for (const std::string& name : others) EXPECT_TRUE(std::filesystem::exists(half(name))) << name;
+  runtimes[0]->reactor.block_on([](FaultyEngine& files) -> Task<> {
+    files.plan(Fault::fail(FaultPoint::kOpen, ENOLCK).at(files.calls(FaultPoint::kOpen)));
+    co_return;
+  }(*target));
+  rank.step();
+  rank.engine->save_checkpoint(request);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/" + checkpoint_name(2, line) + "/manifest.json"));
+  for (const std::string& name : others) EXPECT_TRUE(std::filesystem::exists(half(name))) << name;
+  rank.end();
 }
 
 TEST(Retention, LetsTheOldOnesGoButForThoseOfSomeSteps) {

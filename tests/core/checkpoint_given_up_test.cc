@@ -161,6 +161,49 @@ class SaveOfStateInMemory : public InVirtualTime {
   }
 };
 
+/// Nothing is waited for at the end of a run that may never come; and what comes late is nobody's.
+TEST_F(SaveOfStateInMemory, HoldsTheEndOfARunNoLongerThanItsTargetMayBeSilent) {
+  for (const double limit : {0.5, 25.0}) {
+    SCOPED_TRACE(limit);
+    open(kHost, [&](EngineConfig& config) { config.checkpoint.stall_max_s = limit; });
+    target_.die_at(HangingTarget::Call::kWrite, 3);
+    EXPECT_TRUE(rank_->step(&request_).saves);
+    const double before = now_s();
+    const SaveOutcome given_up = outcome();
+    EXPECT_NEAR(now_s() - before, std::max(limit, 10.0), std::max(limit, 10.0) / 4);
+    expect_given_up(given_up);
+    EXPECT_THAT(given_up.failure->what(), HasSubstr("has not answered"));
+    EXPECT_TRUE(rank_->engine().saves_hang());
+    try {
+      rank_->engine().save_checkpoint(request_);
+      ADD_FAILURE() << "saved";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kDeadlineExceeded);
+      EXPECT_THAT(error.what(), HasSubstr("while the one before hangs"));
+    }
+    target_.come_back();
+    rank_->engine().finish_saves();
+    EXPECT_FALSE(rank_->engine().saves_hang());
+    EXPECT_THAT(rank_->engine().ended_saves(), IsEmpty()) << "it was said";
+    rank_->engine().save_checkpoint(request_);
+    rank_->end();
+    rank_.reset();
+    runtime_.reset();
+    disk_ = SimulatedDisk();
+    drive_ = SimulatedDisk();
+  }
+}
+
+TEST_F(SaveOfStateInMemory, IsWaitedForAtTheEndOfARunAsLongAsItsTargetAnswers) {
+  faults_ = {Fault::slow(FaultPoint::kWrite, std::chrono::seconds(7)).from_then_on()};
+  open(kHost, [](EngineConfig& config) { config.checkpoint.stall_max_s = 1e6; });
+  EXPECT_TRUE(rank_->step(&request_).saves);
+  const double before = now_s();
+  const SaveOutcome whole = outcome();
+  EXPECT_FALSE(whole.failure) << whole.failure->what();
+  EXPECT_GT(now_s() - before, 14);
+}
+
 /// Every write ends, but all of them take longer than the limit.
 TEST_F(SaveOfStateInMemory, IsGivenUpWhenTheLimitIsReachedAndNotLater) {
   faults_ = {Fault::slow(FaultPoint::kWrite, std::chrono::seconds(1)).from_then_on()};

@@ -149,6 +149,56 @@ TEST_P(StoreOnFaultyDrives, ThatFailToSyncAreNotTrustedAgain) {
   if (GetParam().slots == 2) expect_stored(GetParam(), 0);
 }
 
+/// What is stored beside training is tried again: a run that ended would lose what is in memory.
+TEST_P(StoreOnFaultyDrives, DoNotEndTrainingThatIsStoredBesideIt) {
+  connect(1);
+  EngineConfig often = config(GetParam());
+  often.durable_every_s = 1e-9;
+  {
+    RankRig rig(*runtimes_[0], model_, often);
+    fail_next(FaultPoint::kWrite, ENOSPC);
+    for (std::uint64_t step = 0; step < 4; ++step)
+      train_step(*rig.engine, model_, step, kLearningRate);
+    rig.engine->make_durable();
+    EXPECT_EQ(rig.engine->durable_generation(), 4U);
+  }
+  expect_stored(GetParam(), 4);
+}
+
+TEST_F(FaultyDrives, OfOneRankDoNotEndTrainingThatIsStoredBesideIt) {
+  Where where{"TwoRanks", "all=host"};
+  connect(2);
+  expect_none(run_ranks(2, [&](int rank) {
+    EngineConfig often = config(where);
+    often.durable_every_s = 1e-9;
+    RankRig rig(*runtimes_[static_cast<std::size_t>(rank)], model_, often);
+    if (rank == 1) fail_next(FaultPoint::kWrite, ENOSPC, 0, 1);
+    for (std::uint64_t step = 0; step < 4; ++step)
+      train_step(*rig.engine, model_, step, kLearningRate, {}, 1.0F, rank);
+    rig.engine->make_durable();
+    EXPECT_EQ(rig.engine->durable_generation(), 4U);
+  }));
+}
+
+TEST_F(FaultyDrives, ThatFailToSyncEndTrainingThatIsStoredBesideIt) {
+  const Where where{"AllHost", "all=host"};
+  connect(1);
+  EngineConfig often = config(where);
+  often.durable_every_s = 1e-9;
+  {
+    RankRig rig(*runtimes_[0], model_, often);
+    fail_next(FaultPoint::kSync, EIO);
+    const Error error = error_of([&] {
+      for (std::uint64_t step = 0; step < 4; ++step)
+        train_step(*rig.engine, model_, step, kLearningRate);
+      rig.engine->make_durable();
+    });
+    EXPECT_THAT(error.what(), HasSubstr("nothing is written to this store any more"));
+    EXPECT_EQ(rig.engine->durable_generation(), 0U);
+  }
+  expect_stored(where, 0);
+}
+
 /// One rank's disk is full: no rank waits for it, each is told, and all may ask again.
 TEST_F(FaultyDrives, OfOneRankAreAnErrorOnAll) {
   const Where where{"TwoRanks", "all=host"};

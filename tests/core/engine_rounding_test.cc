@@ -190,9 +190,9 @@ TEST(StoreRounding, IsStochasticInANewStoreThatKeepsBf16AndForItsLife) {
   config.optimizer.state_rounding = Rounding::kNearest;
   EXPECT_THAT(refusal(config), HasSubstr("made with `state_rounding=stochastic`"));
   config.optimizer.state_rounding = Rounding::kStochastic;
+  { const Rig rig(small_model(), config); }
+  // The parameter is the master there: nothing rounds one to the other.
   config.optimizer.param_rounding = Rounding::kStochastic;
-  EXPECT_THAT(refusal(config), HasSubstr("made with `param_rounding=nearest`"));
-  config.optimizer.param_rounding.reset();
   const Rig rig(small_model(), config);
 }
 
@@ -205,6 +205,23 @@ TEST(StoreRounding, IsNearestWhereANewStoreWasToldSo) {
   config.optimizer.state_rounding.reset();
   { const Rig rig(small_model(), config); }
   EXPECT_EQ(named_in(directory.path()), Roundings());
+  config.optimizer.param_rounding = Rounding::kStochastic;
+  EXPECT_THAT(refusal(config), HasSubstr("made with `param_rounding=nearest`"));
+}
+
+/// A store of fp32 state that rounds its parameters says how, and of state nothing is asked.
+TEST(StoreRounding, OfStateIsNotAskedForWhereNoneIsRounded) {
+  const ScratchDirectory directory;
+  EngineConfig config = config_of(directory.path(), StateFormat::kFp32);
+  config.optimizer.param_rounding = Rounding::kStochastic;
+  config.optimizer.state_rounding = Rounding::kStochastic;
+  { const Rig rig(small_model(), config); }
+  for (const Rounding rounding : {Rounding::kNearest, Rounding::kStochastic}) {
+    config.optimizer.state_rounding = rounding;
+    const Rig rig(small_model(), config);
+  }
+  config.optimizer.param_rounding = Rounding::kNearest;
+  EXPECT_THAT(refusal(config), HasSubstr("made with `param_rounding=stochastic`"));
 }
 
 TEST(StoreRounding, IsNotNamedWhereNothingIsDrawn) {

@@ -257,7 +257,7 @@ TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {
   EXPECT_THAT(refusal([&] { engine->finish_gradient(0); }), HasSubstr("finish_gradient()"));
   EXPECT_THAT(refusal([&] { engine->prepare_step({.blob = {}}); }), HasSubstr("prepare_step()"));
   EXPECT_THAT(refusal([&] { static_cast<Engine&>(*engine).step({.blob = {}}); }),
-              HasSubstr("step() is given them"));
+              HasSubstr("give them to step()"));
   trainer_.step(*engine);
   engine->wait_all_updated();
   EXPECT_TRUE(trainer_.same());

@@ -88,7 +88,15 @@ class LentTrainer {
     StepOptions options{.blob = {}};
     options.groups = groups;
     options.update_at_once = its.update_at_once;
-    const StepResult result = engine.step(gradients, options);
+    const std::vector<std::uint64_t> before = steps_;
+    count_step(its);
+    StepResult result;
+    try {
+      result = engine.step(gradients, options);
+    } catch (...) {
+      steps_ = before;
+      throw;
+    }
     make_plain_step(groups, its, generation);
     return result;
   }
@@ -96,7 +104,9 @@ class LentTrainer {
   void plain_step(std::uint64_t generation, const LentStep& its = {}) {
     write(its.written);
     make_gradients(generation, its.left_out);
-    make_plain_step(groups_of(its), its, generation);
+    const std::vector<GroupStep> groups = groups_of(its);
+    count_step(its);
+    make_plain_step(groups, its, generation);
     for (const UnitId u : own_) params[u] = plain_[u].values();
   }
 
@@ -144,7 +154,7 @@ class LentTrainer {
     }
     return ::testing::AssertionSuccess();
   }
-  /// That each unit has made.
+  /// That each unit has made, the one that is being made with them.
   const std::vector<std::uint64_t>& steps() const { return steps_; }
   /// As in a new process, which has yet to open the engine.
   void forget() {
@@ -168,7 +178,11 @@ class LentTrainer {
       const UnitId u = own_[i];
       if (its.left_out.contains(u)) continue;
       plain_[u].step(settings(groups[i], generation), gradients_[u]);
-      ++steps_[u];
+    }
+  }
+  void count_step(const LentStep& its) {
+    for (const UnitId u : own_) {
+      if (!its.left_out.contains(u)) ++steps_[u];
     }
   }
   OptimizerStep::Settings settings(const GroupStep& group, std::uint64_t generation) const {

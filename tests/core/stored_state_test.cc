@@ -130,6 +130,28 @@ TEST_F(LiveStore, IsLookedAtAgainWhereAReadFails) {
   EXPECT_GT(struck, 8U);
 }
 
+/// What a store is made of is asked for before it is opened; the first look may be at a moment when
+/// nothing of it can be read.
+TEST_F(LiveStore, IsLookedAtAgainForWhatItIsMadeOf) {
+  const std::string directory = scratch_.path() + "/store-one";
+  on_ranks({.name = "one"}, scratch_, "", [&](CheckpointRank& rank) { rank.step(); });
+  for (std::uint64_t failing = 1; failing <= 6; ++failing) {
+    SCOPED_TRACE(failing);
+    reading_->reactor.block_on(
+        [](Runtime& runtime, const std::string& from, std::uint64_t reads) -> Task<> {
+          FaultyEngine io(runtime.reactor, std::make_unique<ThreadEngine>(runtime.reactor));
+          for (std::uint64_t call = 0; call < reads; ++call)
+            io.plan(Fault::fail(FaultPoint::kRead, EIO).at(call));
+          std::vector<StripePlace> places;
+          places.push_back({.io = io, .observers = {}, .directory = from});
+          Task<std::optional<StoreSpec>> asking =
+              StoreReader::spec_of(runtime.reactor, std::move(places), 0);
+          const std::optional<StoreSpec> its = co_await std::move(asking);
+          EXPECT_TRUE(its && !its->layout.empty());
+        }(*reading_, directory, failing));
+  }
+}
+
 TEST_F(LiveStore, ThatHasGoneOnTooFarSaysSoAndIsOpenedAnew) {
   const std::string directory = scratch_.path() + "/store-live";
   on_ranks({.name = "live"}, scratch_, "", [&](CheckpointRank& rank) {

@@ -98,7 +98,7 @@ TEST_F(CliCheckpoint, OfTheBestStepStays) {
   EXPECT_EQ(files_in("checkpoints"),
             (std::set<std::string>{".lock", "latest", step_name(kept), step_name(kSteps)}));
   const Output pruned = ckpt(folder_, {"prune", checkpoints(), "--keep-last", "1", "--keep-best"});
-  EXPECT_THAT(pruned.out, HasSubstr(kept == kSteps ? "1 checkpoints stay" : "2 checkpoints stay"));
+  EXPECT_THAT(pruned.out, HasSubstr(kept == kSteps ? "1 checkpoint stays" : "2 checkpoints stay"));
 }
 
 TEST_F(CliCheckpoint, OfOneRankGoesOnWithTwoThatShareItsBatches) {

@@ -139,7 +139,7 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   if (!absent) co_await parts_.homes.params.publish(id, view.param);
   if (writes == nullptr) co_return;
   // Where no step was made, the parameters are still those of the old master.
-  if (absent && writes->contains(0)) co_await publish_master(pass, id, item);
+  if (absent && parts_.writes->publishes(id)) co_await publish_master(pass, id, item);
   parts_.writes->forget(id);
 }
 

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -38,6 +39,17 @@ class StateWrites {
     arrays[index] = std::make_shared<const std::vector<float>>(std::move(values));
     its = std::make_shared<const Arrays>(std::move(arrays));
   }
+  /// The chunk's parameters are made of its masters once more, if no gradient changes them.
+  void round_again(ChunkId chunk) {
+    std::shared_ptr<const Arrays>& its = chunks_[chunk];
+    if (!its) its = std::make_shared<const Arrays>();
+    rounded_again_.insert(chunk);
+  }
+  /// Its parameters are not those of its masters any more.
+  bool publishes(ChunkId chunk) const {
+    const std::shared_ptr<const Arrays> its = of(chunk);
+    return its && (its->contains(0) || rounded_again_.contains(chunk));
+  }
   /// What was written by now; null: nothing.
   std::shared_ptr<const Arrays> of(ChunkId chunk) const {
     const auto found = chunks_.find(chunk);
@@ -48,11 +60,15 @@ class StateWrites {
     for (const auto& [index, values] : arrays) write_state_values(state_, index, *values, record);
   }
   /// They are in the record.
-  void forget(ChunkId chunk) { chunks_.erase(chunk); }
+  void forget(ChunkId chunk) {
+    chunks_.erase(chunk);
+    rounded_again_.erase(chunk);
+  }
 
  private:
   const StateKind state_;
   std::map<ChunkId, std::shared_ptr<const Arrays>> chunks_;
+  std::set<ChunkId> rounded_again_;
 };
 
 }  // namespace ziggurat

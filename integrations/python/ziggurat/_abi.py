@@ -283,7 +283,8 @@ def library() -> ctypes.CDLL:
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:
         raise ImportError(f"{path} has ABI {abi}, and this package needs {ABI_VERSION}")
-    loaded.ziggurat_last_error.restype = ctypes.c_char_p
+    loaded.ziggurat_last_error.restype = ctypes.c_char_p  # in C's words, which no caller here has
+    loaded.ziggurat_last_error_in_settings.restype = ctypes.c_char_p
     loaded.ziggurat_version.restype = ctypes.c_char_p
     for name, arguments in _SIGNATURES.items():
         function = getattr(loaded, name)
@@ -301,7 +302,7 @@ def call(name: str, *arguments: Any, words: Words = in_settings) -> None:
     """Errors: what the engine has against it, its advice in the caller's `words`."""
     status = getattr(library(), name)(*arguments)
     if status != 0:
-        text = library().ziggurat_last_error().decode(errors="replace")
+        text = library().ziggurat_last_error_in_settings().decode(errors="replace")
         raise _ERRORS.get(status, ZigguratError)(words(text))
 
 

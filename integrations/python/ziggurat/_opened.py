@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +30,6 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
     return nearest.to(torch.int16).view(torch.bfloat16)
-
-
-def _draws_noise(settings: Mapping[str, Any]) -> bool:
-    """Whether the engine may round anything stochastically."""
-    words = (settings.get(name) for name in ("rounding", "state_rounding", "param_rounding"))
-    return "stochastic" in words or settings.get("state_format") in ("bf16", "bf16-moments")
 
 
 def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
@@ -140,15 +134,15 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        if _draws_noise(settings):  # rounded alike on whatever rank it is
-            firsts = [part.first_element() for part in self.parts]
-            if any(firsts):
-                settings = {**settings, "first_elements": firsts}
+        # Rounded alike on whatever rank it is, where the store or the checkpoint says stochastically.
+        firsts = [part.first_element() for part in self.parts]
+        if any(firsts):
+            settings = {**settings, "first_elements": firsts}
         self.engine = Engine(
             runtime(), listed, settings, kept=self._staged, load=loaded, words=in_arguments
         )
         # As the engine left them: a parameter that differs was written or moved by somebody else.
-        if self.engine.resumed:
+        if self.engine.resumed or loaded is not None:
             for place in self._staged:
                 place.begin_writing()
             for index, param in enumerate(held):

@@ -163,7 +163,7 @@ TEST_F(CCheckpoint, OfPartsThatMakeNoWholeIsRefusedAndNotThere) {
 TEST_F(CCheckpoint, HasOneKindOfState) {
   const PartEngine low(runtime_, "fp32", 0, 5000);
   const PartEngine high(runtime_, "bf16-moments", 5000, 5000);
-  EXPECT_REFUSED(save({&low, &high}), "one `state_format`");
+  EXPECT_REFUSED(save({&low, &high}), "one \"state_format\"");
 }
 
 // The thread that copies stands in the caller's memory when another closes the checkpoint.

@@ -196,7 +196,7 @@ TEST_F(CMemoryAlone, WithoutAStoreNothingIsEverDurable) {
   ASSERT_DONE(open(in_memory));
   lend_both(1);
   ASSERT_DONE(step());
-  EXPECT_REFUSED(ziggurat_make_durable(engine_), "opened without `store`");
+  EXPECT_REFUSED(ziggurat_make_durable(engine_), "opened without \"store\"");
   EXPECT_EQ(state().generation, 1U);
   EXPECT_EQ(state().durable_generation, 0U);
   std::array<char, 4096> text{};

@@ -11,7 +11,8 @@ class CInterface : public Embedder {};
 
 TEST_F(CInterface, RefusesSettingsThatMakeNoRunByTheirName) {
   EXPECT_REFUSED(open("{"), "settings");
-  EXPECT_REFUSED(open("{}"), "`store`: a directory is needed where optimizer state is not on the");
+  EXPECT_REFUSED(open("{}"),
+                 "\"store\": a directory is needed where optimizer state is not on the");
   EXPECT_REFUSED(open(R"({"store": 7})"), "setting \"store\": 7");
   EXPECT_REFUSED(open(settings(R"(, "slotz": 1)")), "did you mean \"slots\"?");
   EXPECT_REFUSED(open(settings(R"(, "slots": "two")")), "slots");

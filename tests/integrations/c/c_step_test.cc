@@ -80,6 +80,18 @@ TEST_P(CStep, TakesNoneOfManyGradientsWhereOneIsWrong) {
   EXPECT_REFUSED(lend_all(), "lend_gradients(parameter 7): the model has 2");
   EXPECT_REFUSED(ziggurat_lend_gradients(engine_, 1, params.data(), nullptr, nullptr, nullptr),
                  "addresses is null");
+  const std::array<std::uint64_t, 2> both{0, 1};
+  const std::array<ziggurat_dtype, 2> dtypes{ZIGGURAT_FP32, 77};
+  std::array<void*, 2> given{first.bytes.data(), nullptr};
+  const auto lend_given = [&](const ziggurat_dtype* types) {
+    return ziggurat_lend_gradients(engine_, 2, both.data(), given.data(), types, nullptr);
+  };
+  EXPECT_REFUSED(lend_given(nullptr), "lend_gradients(parameter 1 'second'): gradient is null");
+  EXPECT_REFUSED(lend_given(dtypes.data()), "lend_gradients(parameter 1 'second'): gradient.dtype");
+  given[1] = first.bytes.data() + 1;
+  EXPECT_REFUSED(lend_given(nullptr),
+                 "(parameter 1 'second'): gradient is not aligned to its fp32 "
+                 "elements: give an address that 4 divides");
   const std::vector<PlainParam> expected = plain();
   ASSERT_DONE(step());
   expect_equal(expected);

@@ -277,7 +277,7 @@ def _read(text: str, name: str, world_size: int) -> dict[str, Any]:
     answer = ctypes.create_string_buffer(64 << 10)
     while True:
         if _call()(*given, answer, len(answer), ctypes.byref(needed)) != 0:
-            raise InvalidArgument(library().ziggurat_last_error().decode(errors="replace"))
+            raise InvalidArgument(library().ziggurat_last_error_in_settings().decode(errors="replace"))
         if needed.value <= len(answer):
             read: dict[str, Any] = json.loads(answer.value)
             return read
