@@ -76,7 +76,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.host:
         return answer(options.host, options.limit)
-    for package in ("torch", "ziggurat", *(LIBRARIES[name].package for name in options.library or [])):
+    asked = [LIBRARIES[name].package for name in options.library or []]
+    for package in ("torch", "ziggurat", *asked):
         if importlib.util.find_spec(package) is None:
             print(f"skipped: no {package}")
             sys.exit(77)
@@ -164,7 +165,8 @@ def ends_of(variants: dict[str, Script], ranks: int, limit: float) -> str:
         ends.setdefault(run(script, ranks, limit), []).append(name)
     if len(ends) == 1:
         return next(iter(ends))
-    return "; ".join(f"{', '.join(names)}: {end}" for end, names in ends.items())
+    rightest = sorted(ends.items(), key=lambda one: not one[0].startswith("right"))
+    return "; ".join(f"{', '.join(names)}: {end}" for end, names in rightest)
 
 
 def run(script: Script, ranks: int, limit: float) -> str:

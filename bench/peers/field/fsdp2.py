@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from field.jobs import DECAY, GROUPS, Bag, Wrong, check, job_of, steps
+from field.jobs import DECAY, GROUPS, LAYOUTS, Bag, Wrong, check, job_of, steps
 from field.models import (
     Net,
     brief,
@@ -188,11 +188,11 @@ def small_decays(folder: Path) -> None:
     check_decayed(whole(layer.weight))
 
 
-def other_layouts(folder: Path) -> None:
-    bag = trained("13")
+def other_layouts(what: str, folder: Path) -> None:
+    bag = trained("13", what=what)
     save(bag, folder / "saved")
     saved = values_of(bag)
-    other = sharded(Bag(job_of("13")))
+    other = sharded(Bag(job_of("13", what)))
     load(other, folder / "saved")
     check_loaded(values_of(other), saved)
 
@@ -207,7 +207,7 @@ CELLS: dict[str, dict[str, Script]] = {
     "9": {"": full_disk},
     "11": {f"norm {n:g}": partial(by_formula, "11", norm=n) for n in (2, 1, math.inf)},
     "12": {"": small_decays},
-    "13": {"": other_layouts},
+    "13": {what: partial(other_layouts, what) for what in LAYOUTS},
     "14": {"": partial(by_formula, "14")},
 }
 BESIDE_IT = "the step is torch.optim's"

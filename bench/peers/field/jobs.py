@@ -49,6 +49,7 @@ class Job:
 
 
 GROUPS = ("empty", "frozen", "one element")
+LAYOUTS = ("channels_last", "transposed")
 
 
 def job_of(report: str, what: str = "", norm: float = 2.0) -> Job:
@@ -62,8 +63,8 @@ def job_of(report: str, what: str = "", norm: float = 2.0) -> Job:
     if report == "11":
         return Job([torch.randn(8, 8), torch.randn(8)], clip=0.1, norm=norm)
     if report == "13":
-        images = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
-        return Job([images, torch.randn(4, 6).t()])
+        last = torch.randn(4, 3, 3, 3).to(memory_format=torch.channels_last)
+        return Job([{"channels_last": last, "transposed": torch.randn(4, 6).t()}[what]])
     assert report == "14"
     return Job([torch.randn(6, 6), torch.randn(6)], clip=0.1, micro=4)
 

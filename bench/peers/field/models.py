@@ -12,7 +12,7 @@ from field.jobs import Wrong
 from torch import Tensor
 
 SPACING = 2**-8  # of bf16 numbers around 1
-WORDS_MAX = 120
+WORDS_MAX = 100
 
 
 def brief(error: BaseException) -> str:

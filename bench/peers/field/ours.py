@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field.jobs import DECAY, GROUPS, Bag, Wrong, check, job_of, steps
+from field.jobs import DECAY, GROUPS, LAYOUTS, Bag, Wrong, check, job_of, steps
 from field.models import (
     Net,
     check_loaded,
@@ -148,8 +148,8 @@ def second_epoch(folder: Path) -> None:
             raise Wrong(f"stopped after {stop} batches, it goes on with others")
 
 
-def other_layouts(folder: Path) -> None:
-    job = job_of("13")
+def other_layouts(what: str, folder: Path) -> None:
+    job = job_of("13", what)
     bag = Bag(job)
     optimizer = adamw(bag.groups(job), model=bag)
     steps(job, bag, optimizer)
@@ -175,7 +175,7 @@ CELLS: dict[str, dict[str, Script]] = {
     "10": {"": second_epoch},
     "11": {f"norm {n:g}": partial(as_by_formula, adamw, "11", norm=n) for n in (2, 1, math.inf)},
     "12": {one: partial(small_decays, partial(adamw, state_format=one)) for one in FORMATS},
-    "13": {"": other_layouts},
+    "13": {what: partial(other_layouts, what) for what in LAYOUTS},
     "14": {"": partial(as_by_formula, adamw, "14")},
     "sparse": {"": partial(empty_sparse, sgd)},
     "compiled": {"": partial(compiled_step, adamw)},

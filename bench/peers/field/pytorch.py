@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from field.jobs import DECAY, GROUPS, Bag, Wrong, check, job_of, train
+from field.jobs import DECAY, GROUPS, LAYOUTS, Bag, Wrong, check, job_of, train
 from field.models import (
     Net,
     brief,
@@ -48,11 +48,11 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int 
     optimizer.zero_grad()
 
 
-def compiled_names(what: str, folder: Path) -> None:
+def compiled_names(what: str, folder: Path, strict: bool = True) -> None:
     model = compiled(Net(1), what)
     torch.save(model.state_dict(), folder / "model.pt")
     other = Net(2)
-    other.load_state_dict(torch.load(folder / "model.pt"))
+    other.load_state_dict(torch.load(folder / "model.pt"), strict=strict)
     check_loaded(values_of(other), values_of(model))
 
 
@@ -87,8 +87,8 @@ def full_disk(folder: Path) -> str:
     return said
 
 
-def other_layouts(folder: Path) -> None:
-    job = job_of("13")
+def other_layouts(what: str, folder: Path) -> None:
+    job = job_of("13", what)
     bag = train(job, adamw)
     check(job, values_of(bag))
     torch.save(bag.state_dict(), folder / "model.pt")
@@ -97,29 +97,40 @@ def other_layouts(folder: Path) -> None:
     check_loaded(values_of(other), values_of(bag))
 
 
-def other_layouts_in_safetensors(folder: Path) -> None:
+def other_layouts_in_safetensors(what: str, folder: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file(train(job_of("13"), adamw).state_dict(), folder / "model.safetensors")
+    save_file(train(job_of("13", what), adamw).state_dict(), folder / "model.safetensors")
 
 
 WAYS = {"foreach": partial(adamw, foreach=True), "fused": partial(adamw, fused=True)}
 CELLS: dict[str, dict[str, Script]] = {
     "1": {way: partial(as_by_formula, make, "1") for way, make in WAYS.items()},
     "2": {
-        f"{what}, {way}": partial(as_by_formula, make, "2", what=what)
+        f"{what} ({way})": partial(as_by_formula, make, "2", what=what)
         for way, make in WAYS.items()
         for what in GROUPS
     },
     "4": {kind: partial(every_size, WAYS["fused"], kind) for kind in DTYPES},
-    "5": {what: partial(compiled_names, what) for what in ("whole", "blocks")},
+    "5": {
+        f"{what}{'' if strict else ' (strict=False)'}": partial(compiled_names, what, strict=strict)
+        for what in ("whole", "blocks")
+        for strict in (True, False)
+    },
     "6": {f"after {n} steps": partial(loaded_late, adamw, n) for n in (0, 1)},
     "7": {"": partial(other_order, adamw)},
     "8": {"": tied},
     "9": {"": full_disk},
     "11": {f"norm {n:g}": partial(as_by_formula, adamw, "11", norm=n) for n in (2, 1, math.inf)},
     "12": {"": partial(small_decays, adamw)},
-    "13": {"torch.save": other_layouts, "safetensors": other_layouts_in_safetensors},
+    "13": {
+        f"{what} ({how})": partial(script, what)
+        for how, script in {
+            "torch.save": other_layouts,
+            "safetensors": other_layouts_in_safetensors,
+        }.items()
+        for what in LAYOUTS
+    },
     "14": {way: partial(as_by_formula, make, "14") for way, make in WAYS.items()},
     "sparse": {"": partial(empty_sparse, sgd)},
     "compiled": {"": partial(compiled_step, adamw)},

@@ -7,7 +7,7 @@ right, with a remark or None, and raises Wrong, with the number, where it is not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,14 @@ def as_by_formula(make: Make, report: str, folder: Path, **more: Any) -> None:
     check(job, values_of(train(job, make)))
 
 
-def every_size(make: Make, kind: str, folder: Path) -> None:
+def every_size(
+    make: Make, kind: str, folder: Path, sizes: Sequence[int] = SIZES
+) -> None:
     """Each step is within a rounding of the parameter's type.
 
     The values to be right are PyTorch's in fp32, from the same gradients of 16 bits.
     """
-    params = [torch.nn.Parameter(torch.linspace(-1, 1, n).to(DTYPES[kind])) for n in SIZES]
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, n).to(DTYPES[kind])) for n in sizes]
     exact = [torch.nn.Parameter(param.detach().float()) for param in params]
     optimizer, right = make(params), torch.optim.AdamW(exact, lr=1e-2, weight_decay=DECAY)
     for step in range(3):
