@@ -253,7 +253,7 @@ CELLS: dict[str, dict[str, Script]] = {
     "14": {name: partial(by_formula, "14", stage) for name, stage in STAGES.items()},
 }
 NOT_RUN = {
-    "10": "its engine restores no place in a script's loader",
+    "10": "its data sampler was not tried",
     "sparse": "not tried with its `sparse_gradients`",
     "compiled": "the step is the engine's",
 }

@@ -76,7 +76,7 @@ def check_fives(found: Sequence[Tensor]) -> None:
     """Report 6: weights of 5 that were loaded, after steps of 1e-3."""
     means = [float(value.float().mean()) for value in found]
     if any(abs(mean - 5) > 0.1 for mean in means):
-        raise Wrong(f"weights of 5.0 that were loaded are {means[0]:.2f} after a step of 1e-3")
+        raise Wrong(f"weights of 5.0 that were loaded are {means[0]:.2f} after steps of 1e-3")
 
 
 def check_decayed(value: Tensor) -> None:
