@@ -100,6 +100,7 @@ def compiled_names(what: str, folder: Path) -> None:
 
 
 def loaded_late(when: int, folder: Path) -> None:
+    torch.manual_seed(6)
     layer = sharded(torch.nn.Linear(4, 4), mp_policy=BF16)
     optimizer = adamw(layer.parameters(), lr=1e-3)
     fives = {"weight": torch.full((4, 4), 5.0), "bias": torch.full((4,), 5.0)}
