@@ -14,7 +14,7 @@ import torch
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks
 from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
-from ziggurat._parts import Nothing, Part
+from ziggurat._parts import Nothing, Part, layout_of
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -56,22 +56,24 @@ class _Kind(NamedTuple):
     """What a parameter stays."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of what is here
     device: torch.device
+    whole: tuple[int, ...]
 
     def __str__(self) -> str:
         where = "" if self.device.type == "cpu" else f" on {self.device}"
-        return f"{self.dtype} of {self.shape}{where}"
+        return f"{self.dtype} of {self.whole}{where}"
 
 
-def _kind_of(param: torch.Tensor, name: str) -> _Kind:
-    """Errors: what the engine cannot take, naming the parameter."""
+def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
+    """`param`: the part's memory. Errors: what the engine cannot take, naming the parameter."""
     check_device(param, name)
     if param.dtype not in DTYPES:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
     if not param.is_contiguous():
         check_layout(param, name)
-    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device)
+    whole = tuple(part.param.shape)
+    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device, whole)
 
 
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
@@ -127,7 +129,7 @@ class Opened:
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
-        self._kinds = [_kind_of(*one) for one in zip(held, self.names, strict=True)]
+        self._kinds = [_kind_of(*one) for one in zip(self.parts, held, self.names, strict=True)]
         self._places = places_of(held)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
@@ -155,7 +157,7 @@ class Opened:
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
-        self._addresses = [param.data_ptr() for param in held]
+        self._layouts = [layout_of(param) for param in held]
         self._memory = [param.detach() for param in held]  # which stays as long as it is lent
         for part in self.parts:
             part.slot = hooks.slot(part.param)
@@ -278,7 +280,7 @@ class Opened:
         del self._lent[index]
         self.parts[index].consumed(self._hooks)
         torch.autograd.graph.increment_version(param)
-        if written or param.data_ptr() != self._addresses[index]:
+        if written or layout_of(param) != self._layouts[index]:
             raise ZigguratError(
                 f"parameter '{self.names[index]}' was {'written' if written else 'moved'} while a "
                 "step was under way, and has no value to go on with: call "
@@ -292,18 +294,19 @@ class Opened:
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            moved = param.data_ptr() != self._addresses[index]
+            layout = layout_of(param)
+            moved = layout != self._layouts[index]
             if not moved and param._version == self._versions[index]:
                 continue
             if moved:
                 name, was = self.names[index], self._kinds[index]
-                kind = _kind_of(param, name)
+                kind = _kind_of(part, param, name)
                 if kind != was:
                     raise InvalidArgument(
                         f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
                         "what changes the model, as model.to(dtype or device) does"
                     )
-                self._addresses[index] = param.data_ptr()
+                self._layouts[index] = layout
                 self._memory[index] = param.detach()
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:
