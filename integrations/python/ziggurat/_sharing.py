@@ -245,13 +245,13 @@ def active_ddp() -> DistributedDataParallel | None:
 
 
 def group_of_meshes(params: Iterable[torch.Tensor]) -> Any:
-    """The ranks of all DTensors among `params`; None where there are none, or one rank."""
+    """The ranks of all DTensors among `params`, be it one; None where there are none."""
     members: set[int] = set()
     for param in params:
         if is_dtensor(param):
             mesh: Any = param.device_mesh  # type: ignore[attr-defined]
             members.update(mesh.mesh.flatten().tolist())
-    if len(members) <= 1:
+    if not members:
         return None
     if len(members) == dist.get_world_size():
         return dist.group.WORLD

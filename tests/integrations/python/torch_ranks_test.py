@@ -192,5 +192,15 @@ def test_fsdp2_trains_as_it_does_with_torchs_optimizer(world, loop):
         close(own, plain, atol=2e-6)
 
 
+def test_fsdp2_on_one_rank_trains_as_it_does_with_torchs_optimizer(tmp_path):
+    def run(rank):
+        ours = our_fsdp(rank, clip=0.1), our_fsdp(rank, f"nvme:{tmp_path}/state", clip=0.1)
+        return plain_fsdp(rank, clip=0.1), *ours
+
+    ((plain, host, nvme),) = on_ranks(1, run)
+    close(host, plain, atol=2e-6)
+    assert same(host, nvme)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))
