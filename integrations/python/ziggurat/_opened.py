@@ -13,7 +13,15 @@ import torch
 
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
 from ziggurat._gradient import GradientHooks
-from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
+from ziggurat._native import (
+    Engine,
+    GroupStep,
+    InvalidArgument,
+    Param,
+    Runtime,
+    Unimplemented,
+    ZigguratError,
+)
 from ziggurat._parts import Nothing, Part, layout_of
 from ziggurat._words import in_arguments
 
@@ -34,8 +42,23 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _draws_noise(settings: Mapping[str, Any]) -> bool:
     """Whether the engine may round anything stochastically."""
-    words = (settings.get(name) for name in ("rounding", "state_rounding", "param_rounding"))
-    return "stochastic" in words or settings.get("state_format") in ("bf16", "bf16-moments")
+    words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
+    kept = settings.get("state_format") in ("bf16", "bf16-moments")
+    of_state = words["state_rounding"] or words["rounding"] or "stochastic"  # as a new store's is
+    return "stochastic" in words.values() or (kept and of_state == "stochastic")
+
+
+def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
+    """Errors: where noise would depend on how ranks divide a parameter; the same on every rank."""
+    for part, name in zip(parts, names, strict=True):
+        if not part.is_run():
+            placed = getattr(part.param, "placements", "")
+            raise Unimplemented(
+                f"parameter '{name}' is placed as {placed}: the elements of a rank's part do not "
+                "follow one another in the whole, so stochastic rounding would have other bits on "
+                "another number of ranks: shard it in dimension 0, as fully_shard() does without "
+                'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
+            )
 
 
 def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
@@ -106,6 +129,9 @@ class Opened:
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
         """`load`: of these parts, what Engine takes of a checkpoint."""
+        draws = _draws_noise(settings)
+        if draws:
+            _require_runs(parts, names)
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
@@ -142,7 +168,7 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        if _draws_noise(settings):  # rounded alike on whatever rank it is
+        if draws:  # rounded alike on whatever rank it is
             firsts = [part.first_element() for part in self.parts]
             if any(firsts):
                 settings = {**settings, "first_elements": firsts}

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._dtensor import is_dtensor, local_box, local_of, local_part
+from ziggurat._dtensor import is_dtensor, is_in_runs, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot, Taken
-from ziggurat._native import Unimplemented
 from ziggurat._ranks import Cut, Ranks
 
 
@@ -97,8 +96,12 @@ class Part:
         """Where in the whole it is, as checkpoints say it."""
         return {"first": 0}
 
+    def is_run(self) -> bool:
+        """Whether every rank's part are elements that follow one another in the whole."""
+        return True
+
     def first_element(self) -> int:
-        """Which of the whole parameter's elements is the part's first."""
+        """Which of the whole parameter's elements is the part's first, if it is a run of them."""
         return 0
 
 
@@ -141,13 +144,11 @@ class Shard(Part):
         offsets, box = local_box(self.param)
         return {"offsets": offsets, "box": box}
 
+    def is_run(self) -> bool:
+        return is_in_runs(self.param)
+
     def first_element(self) -> int:
-        """A box that is no run of the whole is counted on from its first element: its noise depends
-        on how it is divided."""
-        try:
-            offsets, _ = local_box(self.param)
-        except Unimplemented:  # no box either
-            return 0
+        offsets, _ = local_box(self.param)
         first = 0
         for offset, size in zip(offsets, self.param.shape, strict=True):
             first = first * size + offset
