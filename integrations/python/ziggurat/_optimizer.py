@@ -28,7 +28,14 @@ from ziggurat._native import (
     stored_params,
 )
 from ziggurat._opened import Opened
-from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
+from ziggurat._placement import (
+    fits_host,
+    memory_beside_drive,
+    parsed,
+    ranks_in,
+    say,
+    state_bytes,
+)
 from ziggurat._sharing import Alone, several_ranks
 from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
@@ -304,9 +311,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
         # In the order of the groups, which is that of made-up names.
         position = {param: i for i, param in enumerate(self._order)}
         in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
-        found = matched(
-            f"the store {store}", stored, [[own[i] for i in in_groups] for own in (ours, as_given)]
-        )
+        spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
+        try:
+            found = matched(f"the store {store}", stored, spellings)
+        except InvalidArgument:
+            ranks = self._sharing.ranks
+            if ranks_in(store) == (1 if ranks is None else ranks.size):
+                raise
+            return None  # slices of another number of ranks, about which the engine has the words
         return [
             (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
         ]

@@ -156,5 +156,29 @@ def test_fsdp2s_state_is_dtensors_that_come_back():
         assert alike(whole, again)
 
 
+@pytest.mark.parametrize("made_by, opened_by", [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_a_store_of_another_number_of_ranks_is_refused_with_that_number(
+    made_by, opened_by, tmp_path
+):
+    def run(rank, resume):
+        model = torch.nn.Linear(64, 64)
+        torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+        named = list(model.named_parameters())
+        place = f"nvme:{tmp_path}/state"
+        optimizer = ziggurat.torch.AdamW(named, placement=place, group=dist.group.WORLD)
+        if resume:
+            with pytest.raises((ziggurat.InvalidArgument, ziggurat.Unavailable)) as refused:
+                optimizer.open(resume=True)
+            return str(refused.value)
+        optimizer.open()
+        optimizer.close()
+        return ""
+
+    on_ranks(made_by, run, False)
+    of = "1 rank" if made_by == 1 else f"{made_by} ranks"
+    for words in on_ranks(opened_by, run, True):
+        assert f"a store of {of}, opened by {opened_by}" in words
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-q", *sys.argv[1:]]))
