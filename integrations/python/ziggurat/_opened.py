@@ -133,6 +133,10 @@ class Opened:
         if draws:
             _require_runs(parts, names)
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
+        # Of all, so that every rank refuses the same.
+        kinds = [
+            _kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
+        ]
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
         self.params = [part.param for part in self.parts]
@@ -155,7 +159,7 @@ class Opened:
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
-        self._kinds = [_kind_of(*one) for one in zip(self.parts, held, self.names, strict=True)]
+        self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         self._places = places_of(held)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]

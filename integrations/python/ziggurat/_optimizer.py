@@ -326,7 +326,10 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""
         needed_bytes = self._state_bytes(param for _, param, _ in new)
-        if self._sharing.all_of(fits_host(needed_bytes, self._path)):
+        fits = self._sharing.together(
+            'placement="auto"', lambda: fits_host(needed_bytes, self._path)
+        )
+        if self._sharing.all_of(fits):
             try:
                 opened = self._open(new, None)
                 self._tier = self.placement = "host"
