@@ -205,7 +205,8 @@ class _Loading:
         if names == [group["names"] for group in saved]:
             return saved
         short = names_alone([name for group in saved for name in group["names"]], wrapper=False)
-        if names == [[short[name] for name in group["names"]] for group in saved]:
+        here = self._places.name_here
+        if names == [[here(name, short[name]) for name in group["names"]] for group in saved]:
             return saved
         self._notes.append("groups' settings stay: the checkpoint's have other parameters")
         return None

@@ -151,7 +151,7 @@ def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) 
     if names <= places.targets.keys():
         return
     short = names_alone(sorted(names | content.aliases), wrapper=wrapper)
-    rename_content(content, lambda name: name if name in places.targets else short[name])
+    rename_content(content, lambda name: places.name_here(name, short[name]))
 
 
 def _look_at_masters(plan: Plan) -> None:
