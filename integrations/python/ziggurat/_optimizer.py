@@ -43,6 +43,25 @@ from ziggurat._waits import ModuleWaits
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
 
 
+_TAKES_PAIRS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+
+
+def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
+    """A group of (name, parameter) pairs as torch.optim has it from PyTorch 2.6 on."""
+    params = param_group["params"]
+    given = [params] if isinstance(params, torch.Tensor) else list(params)
+    pairs = [one for one in given if isinstance(one, tuple)]
+    if not pairs:
+        return param_group | {"params": given}
+    if len(pairs) < len(given):
+        raise InvalidArgument(
+            "a group has parameters with names and others without: give each as (name, parameter), "
+            "or none"
+        )
+    names, params = zip(*pairs, strict=True)
+    return param_group | {"params": list(params), "param_names": list(names)}
+
+
 def need(holds: bool, what: str) -> None:
     if not holds:
         raise Unimplemented(f"{what} is not built yet")
@@ -179,7 +198,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        super().add_param_group(param_group if _TAKES_PAIRS else _with_names(param_group))
         added = self.param_groups[-1]["params"]
         if len(set(added)) < len(added):
             # PyTorch warns, and makes several steps.

@@ -285,6 +285,29 @@ def test_a_store_of_other_parameters_is_refused_with_what_differs(tmp_path):
             optimizer.open(resume=True)
 
 
+def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkeypatch):
+    """torch.optim takes them from 2.6 on."""
+    monkeypatch.setattr("ziggurat._optimizer._TAKES_PAIRS", False)
+    place = f"nvme:{tmp_path}/state"
+    model = Blocks()
+    with adamw(model.named_parameters(), placement=place) as optimizer:
+        run(model, optimizer, 3)
+        assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "emb.weight"
+    other = Blocks()
+    backwards = list(other.named_parameters())[::-1]
+    groups = [{"params": iter(backwards[:2])}, {"params": backwards[2:], "weight_decay": 0.01}]
+    with adamw(groups, placement=place) as optimizer:
+        optimizer.open(resume=True)
+        run(other, optimizer, 2, begin=3)
+    assert same(values(other), reference(5))
+    with adamw(model.parameters()) as optimizer:
+        optimizer.add_param_group({"params": torch.nn.Parameter(torch.zeros(3))})
+        assert optimizer.param_groups[1]["params"][0].shape == (3,)
+    mixed = [("a", torch.nn.Parameter(torch.zeros(3))), torch.nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ziggurat.InvalidArgument, match="others without"):
+        ziggurat.torch.AdamW(mixed, lr=1e-3)
+
+
 def test_order_counts_only_where_a_side_has_made_up_names():
     stored = [Named("group0.0", (2,)), Named("group0.1", (3,))]
     assert matched("s", stored, [[Named("a", (2,)), Named("b", (3,))]]) == [0, 1]
