@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,16 @@ def count_write(part: torch.Tensor) -> None:
 class Slot:
     """A parameter as the hooks know it. Does not keep the parameter alive."""
 
-    def __init__(self, name: str, index: int) -> None:
-        self.name = name
+    def __init__(self, name: str | Callable[[], str], index: int) -> None:
+        self._name = name
         self.index = index
         self.handle: Any = None
         self.spare: torch.Tensor | None = None  # an earlier step's sum: saves fresh pages
+
+
+    @property
+    def name(self) -> str:
+        return self._name if isinstance(self._name, str) else self._name()
 
 
 class Content:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +142,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         short = {} if model is None else names_in(model, params_of)
         self._spelled = {param: name for name, param in params_of.items()}
         self._names = {param: short[name] for name, param in params_of.items()}
-        self._called: dict[torch.Tensor, str] = {}  # every parameter's name
+        self._called_by: dict[torch.Tensor, str] | None = None  # every parameter's name, when asked
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
         super().__init__(params, {**defaults, "maximize": maximize})
@@ -172,9 +173,18 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
+        called = self._called
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
-                yield self._called[param], param, index
+                yield called[param], param, index
+
+    @property
+    def _called(self) -> dict[torch.Tensor, str]:
+        """Every parameter's name. What the names are depends on all of them, so they are found
+        once all groups are there."""
+        if self._called_by is None:
+            self._called_by = self._call_all()
+        return self._called_by
 
     def _call_all(self) -> dict[torch.Tensor, str]:
         given = self._given_names()
@@ -204,14 +214,21 @@ class EngineOptimizer(AmongRanks, StateDicts):
             # PyTorch warns, and makes several steps.
             del self.param_groups[-1]
             raise InvalidArgument("a parameter is twice in its group: give each once")
-        self._called = self._call_all()
+        self._called_by = None
+        first = len(self._order)
         self._order.extend(added)
-        self._attach(added)
+        self._attach(added, first)
 
-    def _attach(self, params: Iterable[torch.Tensor]) -> None:
-        self._hooks.attach((self._called[param], param) for param in params)
+    def _attach(self, params: Sequence[torch.Tensor], first: int = 0) -> None:
+        """`first`: the place of the first of new ones."""
+        this = weakref.ref(self)
+        self._hooks.attach(
+            (functools.partial(_name_of, this, place), param)
+            for place, param in enumerate(params, first)
+        )
         if self._sharing.feeder is not None:
-            self._sharing.attach(self._slots())
+            found = (self._hooks.slot(param) for param in params)
+            self._sharing.attach(slot for slot in found if slot is not None)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
@@ -252,7 +269,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
-        self._attach(named)
+        self._attach(list(named))
         self._sharing.before_open([param for _, param, _ in new])
         if resume and self._tier == "auto":
             self.need_store("open(resume=True)")
@@ -487,6 +504,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
             f"{type(self).__name__} is not copied or pickled: its state is the engine's; save its "
             "state_dict(), or make an optimizer of its own for the copy of the model"
         )
+
+
+def _name_of(this: weakref.ref[EngineOptimizer], place: int) -> str:
+    """Of parameter `place` of the optimizer."""
+    optimizer = this()
+    return f"number {place}" if optimizer is None else optimizer._called[optimizer._order[place]]
 
 
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:

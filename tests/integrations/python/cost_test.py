@@ -15,6 +15,7 @@ except ImportError as missing:
 
 from collections import Counter
 
+import ziggurat._names
 import ziggurat._native
 import ziggurat.torch
 
@@ -60,6 +61,31 @@ def test_a_step_of_many_parameters_makes_the_calls_of_a_step_of_few(calls, where
         "ziggurat_step": 1,
         "ziggurat_wait": 1,
     }
+
+
+def named_in(groups, monkeypatch):
+    """Names that are looked at for an optimizer that gets a parameter a group."""
+    looked_at = []
+    alone = ziggurat._names.names_alone
+
+    def counted(names, **how):
+        looked_at.append(len(names))
+        return alone(names, **how)
+
+    monkeypatch.setattr("ziggurat._optimizer.names_alone", counted)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(groups)]
+    optimizer = ziggurat.torch.AdamW([("w0", params[0])], lr=1e-2)
+    for i, param in enumerate(params[1:], 1):
+        optimizer.add_param_group({"params": [(f"w{i}", param)]})
+    torch.stack(params).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    return sum(looked_at)
+
+
+def test_a_group_costs_what_is_in_it_and_no_look_at_those_before(monkeypatch):
+    assert named_in(20, monkeypatch) == 20
+    assert named_in(80, monkeypatch) == 80
 
 
 if __name__ == "__main__":
