@@ -151,6 +151,8 @@ class Opened:
         # The gradients of pending parameters, and the memory that the engine writes, which must not
         # go where another takes its place.
         self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._in_memory = settings.get("placement") == "optimizer=host"
+        self._all_written = False  # of the newest step, and nothing waits for the engine
         self._expecting = False
         self._arriving = threading.Lock()  # each accelerator's backward has a thread of its own
         self.loaded = False  #: state that goes into the records with the next step
@@ -237,6 +239,12 @@ class Opened:
             )
         self._places[index].gradient_arrived(index, param)
 
+    def wait_written(self, param: torch.Tensor) -> None:
+        """Returns when the engine has written what is here of `param`; any thread's."""
+        index = self.index(param)
+        if index is not None and not self._all_written:
+            self.engine.wait(index)
+
     def has_gradient(self) -> bool:
         """Whether a step has something to do, on some rank at least."""
         return any(param.grad is not None for param in self.members)
@@ -273,6 +281,9 @@ class Opened:
             blob_follows=blob_follows,
             update_at_once=not self._staged,
         )
+        self._all_written = not self._staged and self._in_memory
+        if self._all_written:  # when step() has returned
+            self.engine.wait()
         self._lent = lent
         for param in self._elsewhere:
             self._elsewhere[param] += param.grad is not None
@@ -297,11 +308,13 @@ class Opened:
                     # The first are copied while the engine is at the others.
                     for pending in list(self._lent):
                         self.wait(pending)
-                self.engine.wait()
+                if not self._all_written:
+                    self.engine.wait()
             for pending in list(self._lent):
                 self._delivered(pending)
         elif index in self._lent:
-            self.engine.wait(index)
+            if not self._all_written:
+                self.engine.wait(index)
             self._delivered(index)
 
     def _delivered(self, index: int) -> None:

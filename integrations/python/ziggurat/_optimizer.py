@@ -168,8 +168,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _updated(self, param: torch.Tensor) -> None:
         """Returns when the engine has written what is here of `param`; any thread's."""
         opened = self._opened_with.get(param)
-        if opened is not None and (index := opened.index(param)) is not None:
-            opened.engine.wait(index)
+        if opened is not None:
+            opened.wait_written(param)
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
