@@ -44,9 +44,10 @@ class GradientHooks:
 
     def attach(
         self, named_params: Iterable[tuple[str | Callable[[], str], torch.Tensor]]
-    ) -> None:
+    ) -> list[Slot]:
         """Again is harmless: new parameters get the next indices, unfrozen ones their hook. A name
         may be what gives it, once it is known."""
+        slots = []
         for name, param in named_params:
             slot = self._slots.get(param)
             if slot is None:
@@ -55,6 +56,8 @@ class GradientHooks:
             if slot.handle is None and param.requires_grad:
                 hook = functools.partial(_arrived, weakref.ref(self), slot)
                 slot.handle = param.register_post_accumulate_grad_hook(hook)
+            slots.append(slot)
+        return slots
 
     def is_shared(self, param: torch.Tensor) -> bool:
         """Whether its gradient is divided among ranks."""
@@ -124,8 +127,20 @@ class GradientHooks:
         return slot
 
 
+def in_place(grad: torch.Tensor | None) -> Content | None:
+    """Where a step can read the gradient as it is: nothing multiplies it, and no rank has a slice."""
+    if type(grad) is not LentGradient or grad._path:
+        return None
+    content = grad._content
+    if type(content) is not Content or content.scale is not None or content.consumed:
+        return None
+    return content if content.part is not None and content.part.is_contiguous() else None
+
+
 def _here(grad: torch.Tensor | None) -> torch.Tensor | None:
     """What this process has of it."""
+    if grad is None or type(grad) is LentGradient:
+        return grad
     return local_of(grad) if is_dtensor(grad) else grad
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,15 @@ def count_write(part: torch.Tensor) -> None:
     """By its version a copy that was begun before is seen to be old. Below autograd, where
     gradients are added and c10d reduces them, PyTorch counts none."""
     torch.autograd.graph.increment_version(part)
+
+
+def count_writes(written: Sequence[torch.Tensor]) -> None:
+    """Of each, one."""
+    try:
+        torch.autograd.graph.increment_version(written)
+    except (AttributeError, TypeError):  # PyTorch 2.4 and 2.5 take one tensor
+        for one in written:
+            torch.autograd.graph.increment_version(one)
 
 
 class Slot:

@@ -7,12 +7,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
-from ziggurat._gradient import GradientHooks
+from ziggurat._gradient import GradientHooks, in_place
+from ziggurat._gradient_content import count_writes
 from ziggurat._native import (
     Engine,
     GroupStep,
@@ -133,7 +134,7 @@ class Opened:
         if draws:
             _require_runs(parts, names)
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
-        # Of all, so that every rank refuses the same.
+        # Those of other ranks too, so that every rank refuses the same.
         kinds = [
             _kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
         ]
@@ -148,9 +149,8 @@ class Opened:
         self._params_drawn = "stochastic" in (
             settings.get("rounding"), settings.get("param_rounding")
         )
-        # The gradients of pending parameters, and the memory that the engine writes, which must not
-        # go where another takes its place.
-        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # The gradients of pending parameters, which must not go where another takes their place.
+        self._lent: dict[int, torch.Tensor] = {}
         self._in_memory = settings.get("placement") == "optimizer=host"
         self._all_written = False  # of the newest step, and nothing waits for the engine
         self._expecting = False
@@ -163,6 +163,7 @@ class Opened:
         held = [part.memory() for part in self.parts]
         self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         self._places = places_of(held)
+        self._every_place = set(self._places)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         listed = [
@@ -191,8 +192,6 @@ class Opened:
         self._versions = [param._version for param in held]
         self._layouts = [layout_of(param) for param in held]
         self._memory = [param.detach() for param in held]  # which stays as long as it is lent
-        for part in self.parts:
-            part.slot = hooks.slot(part.param)
         self._lent_at = [lent.data_ptr() for lent in memory]  # what the engine has
 
     def index(self, param: torch.Tensor) -> int | None:
@@ -255,25 +254,22 @@ class Opened:
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All are looked at before the first is given: a step that is refused has given nothing.
-        gradients = [part.take(self._hooks) for part in self.parts]
+        taken, scales = self._taken()
         for place in self._staged:
             place.finish_writing()
         self._look_at_params()
-        lent = {
-            index: (self._in_host_memory(index, gradient.tensor), self._memory[index])
-            for index, gradient in enumerate(gradients)
-            if gradient is not None
-        }
+        if self._staged or any(own is None for own in taken.values()):
+            taken = {index: self._in_host_memory(index, own) for index, own in taken.items()}
+        lent = cast(dict[int, torch.Tensor], taken)
         for place in self._staged:
             place.finish_reading()
         self._give_masters()
         self.engine.discard_gradients()
-        tensors = [tensor for tensor, _ in lent.values()]
         self.engine.lend_gradients(
             list(lent),
-            [DTYPES[tensor.dtype] for tensor in tensors],
-            [tensor.data_ptr() for tensor in tensors],
-            [gradient.scale for gradient in gradients if gradient is not None],
+            [DTYPES[tensor.dtype] for tensor in lent.values()],
+            [tensor.data_ptr() for tensor in lent.values()],
+            scales,
         )
         # On the CPU, workers in the next forward would take turns with PyTorch's own threads.
         self.engine.step(
@@ -290,6 +286,23 @@ class Opened:
         self._expecting = self.loaded = False
         for place in self._staged:
             place.begin_writing()
+
+    def _taken(self) -> tuple[dict[int, torch.Tensor | None], list[float]]:
+        """What each part's gradient is of those that have one, and what it is to be multiplied by."""
+        taken: dict[int, torch.Tensor | None] = {}
+        scales = []
+        hooks = self._hooks
+        for index, part in enumerate(self.parts):
+            # Most are that of a whole parameter, as backward made it.
+            content = in_place(part.param.grad) if type(part) is Part else None
+            if content is not None:
+                content.taken = True
+                taken[index] = content.part
+                scales.append(1.0)
+            elif (gradient := part.take(hooks)) is not None:
+                taken[index] = gradient.tensor
+                scales.append(gradient.scale)
+        return taken, scales
 
     def _in_host_memory(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """From finish_reading() on. No gradient: zeros."""
@@ -310,35 +323,52 @@ class Opened:
                         self.wait(pending)
                 if not self._all_written:
                     self.engine.wait()
-            for pending in list(self._lent):
-                self._delivered(pending)
+            self._deliver(list(self._lent))
         elif index in self._lent:
             if not self._all_written:
                 self.engine.wait(index)
-            self._delivered(index)
+            self._deliver([index])
 
-    def _delivered(self, index: int) -> None:
-        param = self.parts[index].memory()
-        written = param._version != self._versions[index]
-        del self._lent[index]
-        self.parts[index].consumed(self._hooks)
-        torch.autograd.graph.increment_version(param)
-        if written or layout_of(param) != self._layouts[index]:
+    def _deliver(self, pending: Sequence[int]) -> None:
+        """The engine has written them."""
+        held = [self.parts[index].memory() for index in pending]
+        faults = {
+            index: "moved" if param._version == self._versions[index] else "written"
+            for index, param in zip(pending, held, strict=True)
+            if param._version != self._versions[index] or self._moved(index, param)
+        }
+        count_writes(held)
+        copying = {place for place in self._every_place if place.copies_back}
+        for index, param in zip(pending, held, strict=True):
+            del self._lent[index]
+            part = self.parts[index]
+            content = in_place(part.param.grad) if type(part) is Part else None
+            if content is None:
+                part.consumed(self._hooks)
+            elif content.taken:
+                content.consumed_by_step(keep=True)
+            if index in faults:
+                continue
+            if copying and self._places[index] in copying:
+                self._places[index].write(index, param)
+            self._versions[index] = param._version
+        for index, fault in faults.items():
             raise ZigguratError(
-                f"parameter '{self.names[index]}' was {'written' if written else 'moved'} while a "
-                "step was under way, and has no value to go on with: call "
-                "optimizer.synchronize() before"
+                f"parameter '{self.names[index]}' was {fault} while a step was under way, and has "
+                "no value to go on with: call optimizer.synchronize() before"
             )
-        self._places[index].write(index, param)
-        self._versions[index] = param._version
+
+    def _moved(self, index: int, param: torch.Tensor) -> bool:
+        """Whether it lies otherwise than before."""
+        address, shape, strides = self._layouts[index]
+        return param.data_ptr() != address or param.shape != shape or param.stride() != strides
 
     def _look_at_params(self) -> list[int]:
         """Those that were written since: their masters are taken anew at the step."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            layout = layout_of(param)
-            moved = layout != self._layouts[index]
+            moved = self._moved(index, param)
             if not moved and param._version == self._versions[index]:
                 continue
             if moved:
@@ -349,7 +379,7 @@ class Opened:
                         f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
                         "what changes the model, as model.to(dtype or device) does"
                     )
-                self._layouts[index] = layout
+                self._layouts[index] = layout_of(param)
                 self._memory[index] = param.detach()
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:

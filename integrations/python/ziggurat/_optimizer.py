@@ -125,6 +125,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         self._opened: list[Opened] = []
         self._opened_with: dict[torch.Tensor, Opened] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
+        self._slot_of: dict[torch.Tensor, Slot] = {}
         self._keep_state_in(state)
         self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
         self._load: Any = None  # while load_checkpoint() opens: what Opened takes
@@ -157,8 +158,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     def _slots(self) -> list[Slot]:
         """Of all parameters, in the model's order."""
-        found = (self._hooks.slot(param) for param in self._in_order(self._order))
-        return [slot for slot in found if slot is not None]
+        return [self._slot_of[param] for param in self._in_order(self._order)]
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """As the model has them, whose forward waits for them in this order."""
@@ -222,13 +222,13 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _attach(self, params: Sequence[torch.Tensor], first: int = 0) -> None:
         """`first`: the place of the first of new ones."""
         this = weakref.ref(self)
-        self._hooks.attach(
+        slots = self._hooks.attach(
             (functools.partial(_name_of, this, place), param)
             for place, param in enumerate(params, first)
         )
+        self._slot_of.update(zip(params, slots, strict=True))
         if self._sharing.feeder is not None:
-            found = (self._hooks.slot(param) for param in params)
-            self._sharing.attach(slot for slot in found if slot is not None)
+            self._sharing.attach(slots)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
@@ -269,7 +269,9 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
-        self._attach(list(named))
+        self._attach([param for param in named if self._slot_of[param].handle is None])
+        if self._sharing.feeder is not None:
+            self._sharing.attach(self._slot_of[param] for param in named)
         self._sharing.before_open([param for _, param, _ in new])
         if resume and self._tier == "auto":
             self.need_store("open(resume=True)")
@@ -304,6 +306,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         def runtime() -> Runtime:
             return self._sharing.runtime(self._workers(params))
 
+        for part in parts:
+            part.slot = self._slot_of[part.param]
         return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
 
     def _as_stored(
@@ -521,6 +525,6 @@ def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
     opened = optimizer._opened_with.get(param)
     if opened is not None:
         opened.gradient_arrived(param)
-    feeder, slot = optimizer._sharing.feeder, optimizer._hooks.slot(param)
-    if feeder is not None and slot is not None:
-        feeder.arrived(slot)
+    feeder = optimizer._sharing.feeder
+    if feeder is not None:
+        feeder.arrived(optimizer._slot_of[param])

@@ -60,6 +60,7 @@ def calls_of_a_step(calls, count, place, waits=False, **ranks):
         calls.clear()
         optimizer.step()
         optimizer.zero_grad()
+        del calls["ziggurat_runtime_create"]  # there may be one of another optimizer
         made.append(dict(calls))
     optimizer.close()
     return made
