@@ -6,6 +6,7 @@ number of ranks, loaded by any.
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ziggurat._foreign._plan import Places
-from ziggurat._native import InvalidArgument, Unavailable
+from ziggurat._native import InvalidArgument
 from ziggurat._native_checkpoint import Values, save_checkpoint as save_natively
 from ziggurat._opened import DTYPES, Opened
 from ziggurat._optimizer import EngineOptimizer
@@ -51,27 +52,29 @@ def save_checkpoint(
     goes on when all of it is durable. Errors: InvalidArgument where the folder has this step
     already; ResourceExhausted for a full disk; nothing of the checkpoint is there then.
     """
-    try:
+    sharing, folder = optimizer._sharing, os.path.abspath(folder)
+    optimizer.synchronize()
+    optimizer.open()
+    random = _of_all_ranks(optimizer, random_states())
+
+    def prepared() -> tuple[_Saving, bytes, int, str]:
         saving = _Saving(optimizer, model)
-        blob = saving.blob(kept)
-        error = None
-    except Exception as failed:
-        saving, blob, error = None, b"", failed
-    if not optimizer._sharing.all_of(error is None):
-        raise error or Unavailable("save_checkpoint(): another rank could not; its error says why")
-    assert saving is not None
-    step = saving.steps_done() if step is None else int(step)
-    content = saving.content() | {
-        "folder": os.path.abspath(folder),
-        "step": step,
-        "keep_last": keep_last,
-        "keep_every": keep_every,
-        "keep_best": keep_best,
-        "resume": _resume_facts(optimizer, resume, kept),
-    }
+        number = saving.steps_done() if step is None else int(step)
+        content = saving.content() | {
+            "folder": folder,
+            "step": number,
+            "keep_last": keep_last,
+            "keep_every": keep_every,
+            "keep_best": keep_best,
+            "resume": _resume_facts(optimizer, resume, kept),
+        }
+        return saving, saving.blob(kept, random), number, json.dumps(content)
+
+    saving, blob, number, content = sharing.together("save_checkpoint()", prepared)
     engines = [opened.engine for opened in optimizer._opened]
     save_natively(saving.runtime, engines, saving.values, blob, content)
-    return _saved_as(content["folder"], f"step-{step:09}")
+    saved: str = sharing.decided(lambda: _saved_as(folder, f"step-{number:09}"))
+    return saved
 
 
 def _saved_as(folder: str, name: str) -> str:
@@ -104,8 +107,6 @@ class _Saving:
     """What of a model and its optimizer goes where in a checkpoint."""
 
     def __init__(self, optimizer: EngineOptimizer, model: torch.nn.Module) -> None:
-        optimizer.synchronize()
-        optimizer.open()
         if not optimizer._opened:
             raise InvalidArgument("save_checkpoint(): the optimizer trains no parameter")
         for opened in optimizer._opened:
@@ -173,7 +174,7 @@ class _Saving:
     def steps_done(self) -> int:
         return max(opened.engine.generation for opened in self._optimizer._opened)
 
-    def blob(self, kept: Mapping[str, Any]) -> bytes:
+    def blob(self, kept: Mapping[str, Any], random: list[Any]) -> bytes:
         """Plain data and tensors only: whoever loads it runs no code."""
         groups = [
             {key: value for key, value in group.items() if key not in ("params", "param_names")}
@@ -186,7 +187,7 @@ class _Saving:
             "steps": self._steps(),
             "groups": groups,
             "others": self._others,
-            "random": _of_all_ranks(self._optimizer, random_states()),
+            "random": random,
             "kept": {name: one.state_dict() for name, one in kept.items()},
         }
         torch.save(state, memory)

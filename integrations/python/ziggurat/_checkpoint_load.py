@@ -80,11 +80,19 @@ def load_checkpoint(
         )
     optimizer.synchronize()
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
-    checkpoint = Checkpoint(runtime, os.path.abspath(path))
+    opened: list[Checkpoint] = []
+
+    def prepared() -> _Loading:
+        opened.append(Checkpoint(runtime, os.path.abspath(path)))
+        loading = _Loading(opened[0], optimizer, model, rename, strict, weights_only)
+        loading.prepare(kept)
+        return loading
+
     try:
-        return _Loading(checkpoint, optimizer, model, rename, strict, weights_only).run(kept)
+        return optimizer._sharing.together("load_checkpoint()", prepared).run()
     finally:
-        checkpoint.close()
+        for checkpoint in opened:
+            checkpoint.close()
 
 
 class _Loading:
@@ -113,12 +121,17 @@ class _Loading:
         self._plan = Plan(content, places)
         self._kept_alive = content
 
-    def run(self, kept: Mapping[str, Any]) -> LoadedCheckpoint:
+    def prepare(self, kept: Mapping[str, Any]) -> None:
+        """Errors: what does not fit. Nothing is written."""
         self._look_at_what_is_there()
-        groups = None if self._weights_only else self._groups()
-        objects = self._objects(kept)
+        self._new_groups = None if self._weights_only else self._groups()
+        self._kept = self._objects(kept)
+
+    def run(self) -> LoadedCheckpoint:
+        """Behind prepare() of all ranks."""
+        groups, objects = self._new_groups, self._kept
         self._agree()
-        self._fill()
+        self._optimizer._sharing.together("load_checkpoint()", self._fill)
         self._open()
         if groups is not None:
             for group, settings in zip(self._optimizer.param_groups, groups, strict=True):
@@ -192,7 +205,8 @@ class _Loading:
         if names == [group["names"] for group in saved]:
             return saved
         short = names_alone([name for group in saved for name in group["names"]], wrapper=False)
-        if names == [[short[name] for name in group["names"]] for group in saved]:
+        here = self._places.name_here
+        if names == [[here(name, short[name]) for name in group["names"]] for group in saved]:
             return saved
         self._notes.append("groups' settings stay: the checkpoint's have other parameters")
         return None

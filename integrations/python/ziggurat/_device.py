@@ -123,6 +123,11 @@ class InPlace:
     def __init__(self) -> None:
         self._copies: dict[int, torch.Tensor] = {}
 
+    @property
+    def copies_back(self) -> bool:
+        """Whether write() has anything to do for some parameter."""
+        return bool(self._copies)
+
     def read(self, index: int, param: torch.Tensor) -> torch.Tensor:
         """The memory that the engine has of it, which has its values from finish_reading() on."""
         if param.is_contiguous():
@@ -177,6 +182,10 @@ class Staged(InPlace):
         # The last of a step's backwards is taken to be that which was the last of the step before.
         self._awaited: dict[int, int] = {}
         self._early: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    @property
+    def copies_back(self) -> bool:
+        return True
 
     def _pinned(self, dtypes: Mapping[int, torch.dtype]) -> dict[int, torch.Tensor]:
         """Memory for parameters' elements as `dtypes`: one piece, since to pin it takes long."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -61,6 +62,18 @@ def local_box(whole: Any) -> tuple[list[int], list[int]]:
         offsets[place.dim] += begin
         box[place.dim] = min(slice_, box[place.dim] - begin)
     return offsets, box
+
+
+def is_in_runs(whole: Any) -> bool:
+    """Whether what each process has of it are elements that follow one another in the whole. Every
+    process finds the same."""
+    kinds = sys.modules["torch.distributed.tensor"]
+    return all(
+        ranks == 1
+        or type(place) is kinds.Replicate
+        or (type(place) is kinds.Shard and math.prod(whole.shape[: place.dim]) == 1)
+        for place, ranks in zip(whole.placements, whole.device_mesh.shape, strict=True)
+    )
 
 
 def is_first_copy(whole: Any) -> bool:

@@ -42,8 +42,12 @@ class GradientHooks:
         self._slots: Any = WeakTensorKeyDictionary()  # Tensor -> Slot
         self._count = 0
 
-    def attach(self, named_params: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Again is harmless: new parameters get the next indices, unfrozen ones their hook."""
+    def attach(
+        self, named_params: Iterable[tuple[str | Callable[[], str], torch.Tensor]]
+    ) -> list[Slot]:
+        """Again is harmless: new parameters get the next indices, unfrozen ones their hook. A name
+        may be what gives it, once it is known."""
+        slots = []
         for name, param in named_params:
             slot = self._slots.get(param)
             if slot is None:
@@ -52,6 +56,8 @@ class GradientHooks:
             if slot.handle is None and param.requires_grad:
                 hook = functools.partial(_arrived, weakref.ref(self), slot)
                 slot.handle = param.register_post_accumulate_grad_hook(hook)
+            slots.append(slot)
+        return slots
 
     def is_shared(self, param: torch.Tensor) -> bool:
         """Whether its gradient is divided among ranks."""
@@ -89,7 +95,7 @@ class GradientHooks:
         if grad is None:
             return None
         if not isinstance(grad, LentGradient):
-            grad = _dense(grad, slot.name)
+            grad = _dense(grad, slot)
             if grad.requires_grad:
                 # zero_grad() may zero its memory while the step reads it: a copy.
                 return Taken(grad.detach().clone(memory_format=torch.contiguous_format), 1.0)
@@ -121,8 +127,20 @@ class GradientHooks:
         return slot
 
 
+def in_place(grad: torch.Tensor | None) -> Content | None:
+    """Where a step can read the gradient as it is: nothing multiplies it, and no rank has a slice."""
+    if type(grad) is not LentGradient or grad._path:
+        return None
+    content = grad._content
+    if type(content) is not Content or content.scale is not None or content.consumed:
+        return None
+    return content if content.part is not None and content.part.is_contiguous() else None
+
+
 def _here(grad: torch.Tensor | None) -> torch.Tensor | None:
     """What this process has of it."""
+    if grad is None or type(grad) is LentGradient:
+        return grad
     return local_of(grad) if is_dtensor(grad) else grad
 
 
@@ -140,16 +158,17 @@ def _lend(param: torch.Tensor, content: Content) -> LentGradient:
     return lent
 
 
-def _dense(grad: torch.Tensor, name: str) -> torch.Tensor:
+def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Errors: where it is of another kind; one without a single value is zeros."""
     if grad.layout is torch.sparse_coo and grad._nnz() == 0:
         return torch.zeros(grad.shape, dtype=grad.dtype, device=grad.device)
     if grad.layout is not torch.strided:
         raise Unimplemented(
-            f"parameter '{name}' has a sparse gradient: make its layer with sparse=False"
+            f"parameter '{slot.name}' has a sparse gradient: make its layer with sparse=False"
         )
     if type(grad) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unimplemented(f"parameter '{name}' has a gradient of type {type(grad).__name__}")
+        kind = type(grad).__name__
+        raise Unimplemented(f"parameter '{slot.name}' has a gradient of type {kind}")
     return grad
 
 
@@ -158,7 +177,7 @@ def _arrived(owner: weakref.ref[GradientHooks], slot: Slot, param: torch.Tensor)
     if hooks is None or grad is None:
         return
     if not isinstance(grad, LentGradient) and hooks.lending:
-        grad = _dense(grad, slot.name)
+        grad = _dense(grad, slot)
         # With create_graph the gradient has a graph of its own: it stays what it is.
         if not grad.requires_grad:
             grad = _lend(param, hooks.content(slot, _in_order(grad)))

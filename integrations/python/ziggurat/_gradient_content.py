@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,14 +27,28 @@ def count_write(part: torch.Tensor) -> None:
     torch.autograd.graph.increment_version(part)
 
 
+def count_writes(written: Sequence[torch.Tensor]) -> None:
+    """Of each, one."""
+    try:
+        torch.autograd.graph.increment_version(written)
+    except (AttributeError, TypeError):  # PyTorch 2.4 and 2.5 take one tensor
+        for one in written:
+            torch.autograd.graph.increment_version(one)
+
+
 class Slot:
     """A parameter as the hooks know it. Does not keep the parameter alive."""
 
-    def __init__(self, name: str, index: int) -> None:
-        self.name = name
+    def __init__(self, name: str | Callable[[], str], index: int) -> None:
+        self._name = name
         self.index = index
         self.handle: Any = None
         self.spare: torch.Tensor | None = None  # an earlier step's sum: saves fresh pages
+
+
+    @property
+    def name(self) -> str:
+        return self._name if isinstance(self._name, str) else self._name()
 
 
 class Content:

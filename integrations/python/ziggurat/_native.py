@@ -24,6 +24,7 @@ from ziggurat._abi import (
     DataLoss,
     GroupStruct,
     InvalidArgument,
+    Memory,
     NotFinite,
     ParamStruct,
     ResourceExhausted,
@@ -187,7 +188,11 @@ class Engine:
             given.name = param.name.encode()
             given.shape = (ctypes.c_int64 * len(param.shape))(*param.shape)
             given.dimensions = len(param.shape)
-            given.values = memory(param.dtype, param.address, param.count)
+            code, element_bytes = DTYPES[param.dtype]
+            values = given.values  # in place: an object for each would be made only to be copied
+            values.struct_size = ctypes.sizeof(Memory)
+            values.dtype, values.address = code, param.address
+            values.size_bytes = param.count * element_bytes
         handle = HANDLE()
         text = json.dumps(dict(settings)).encode()
         opening = (runtime.handle, structs, len(structs), text)

@@ -7,7 +7,7 @@ import ctypes
 import json
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ziggurat._abi import HANDLE, Memory, SaveOptions, call, memory, sized
@@ -28,9 +28,9 @@ def save_checkpoint(
     engines: Sequence[Engine],
     values: Sequence[Values],
     blob: bytes,
-    content: Mapping[str, Any],
+    content: str,
 ) -> None:
-    """ziggurat_save_checkpoint(): a call of all ranks. `content` is described there."""
+    """ziggurat_save_checkpoint(): a call of all ranks. `content` is described there: JSON."""
     handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
     given = (Memory * len(values))(*(memory(*one) for one in values))
     options = sized(
@@ -42,7 +42,7 @@ def save_checkpoint(
         blob=blob or None,
         blob_bytes=len(blob),
     )
-    call("ziggurat_save_checkpoint", runtime.handle, options, json.dumps(content).encode(), words=in_arguments)
+    call("ziggurat_save_checkpoint", runtime.handle, options, content.encode(), words=in_arguments)
 
 
 class SavedTensor(NamedTuple):

@@ -6,15 +6,24 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ziggurat._device import Staged, check_device, check_layout, places_of, scales_to_host
-from ziggurat._gradient import GradientHooks
-from ziggurat._native import Engine, GroupStep, InvalidArgument, Param, Runtime, ZigguratError
-from ziggurat._parts import Nothing, Part
+from ziggurat._gradient import GradientHooks, in_place
+from ziggurat._gradient_content import count_writes
+from ziggurat._native import (
+    Engine,
+    GroupStep,
+    InvalidArgument,
+    Param,
+    Runtime,
+    Unimplemented,
+    ZigguratError,
+)
+from ziggurat._parts import Nothing, Part, layout_of
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -30,6 +39,27 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return values.to(dtype)
     nearest = (values.contiguous().view(torch.int32) + 0x8000) >> 16
     return nearest.to(torch.int16).view(torch.bfloat16)
+
+
+def _draws_noise(settings: Mapping[str, Any]) -> bool:
+    """Whether the engine may round anything stochastically."""
+    words = {name: settings.get(name) for name in ("rounding", "state_rounding", "param_rounding")}
+    kept = settings.get("state_format") in ("bf16", "bf16-moments")
+    of_state = words["state_rounding"] or words["rounding"] or "stochastic"  # as a new store's is
+    return "stochastic" in words.values() or (kept and of_state == "stochastic")
+
+
+def _require_runs(parts: Sequence[Part], names: Sequence[str]) -> None:
+    """Errors: where noise would depend on how ranks divide a parameter; the same on every rank."""
+    for part, name in zip(parts, names, strict=True):
+        if not part.is_run():
+            placed = getattr(part.param, "placements", "")
+            raise Unimplemented(
+                f"parameter '{name}' is placed as {placed}: the elements of a rank's part do not "
+                "follow one another in the whole, so stochastic rounding would have other bits on "
+                "another number of ranks: shard it in dimension 0, as fully_shard() does without "
+                'shard_placement_fn, or give state_rounding="nearest" and param_rounding="nearest"'
+            )
 
 
 def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = False) -> bool:
@@ -50,22 +80,24 @@ class _Kind(NamedTuple):
     """What a parameter stays."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of what is here
     device: torch.device
+    whole: tuple[int, ...]
 
     def __str__(self) -> str:
         where = "" if self.device.type == "cpu" else f" on {self.device}"
-        return f"{self.dtype} of {self.shape}{where}"
+        return f"{self.dtype} of {self.whole}{where}"
 
 
-def _kind_of(param: torch.Tensor, name: str) -> _Kind:
-    """Errors: what the engine cannot take, naming the parameter."""
+def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
+    """`param`: the part's memory. Errors: what the engine cannot take, naming the parameter."""
     check_device(param, name)
     if param.dtype not in DTYPES:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
     if not param.is_contiguous():
         check_layout(param, name)
-    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device)
+    whole = tuple(part.param.shape)
+    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device, whole)
 
 
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
@@ -98,7 +130,14 @@ class Opened:
         load: Callable[[Sequence[Part]], tuple[int, dict[str, Any]]] | None = None,
     ) -> None:
         """`load`: of these parts, what Engine takes of a checkpoint."""
+        draws = _draws_noise(settings)
+        if draws:
+            _require_runs(parts, names)
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
+        # Those of other ranks too, so that every rank refuses the same.
+        kinds = [
+            _kind_of(part, part.memory(), name) for part, name in zip(parts, names, strict=True)
+        ]
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
         self.params = [part.param for part in self.parts]
@@ -110,9 +149,10 @@ class Opened:
         self._params_drawn = "stochastic" in (
             settings.get("rounding"), settings.get("param_rounding")
         )
-        # The gradients of pending parameters, and the memory that the engine writes, which must not
-        # go where another takes its place.
-        self._lent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # The gradients of pending parameters, which must not go where another takes their place.
+        self._lent: dict[int, torch.Tensor] = {}
+        self._in_memory = settings.get("placement") == "optimizer=host"
+        self._all_written = False  # of the newest step, and nothing waits for the engine
         self._expecting = False
         self._arriving = threading.Lock()  # each accelerator's backward has a thread of its own
         self.loaded = False  #: state that goes into the records with the next step
@@ -121,8 +161,9 @@ class Opened:
         own_groups = [groups[i] for i in here] or [0]
         self._group_count = max(own_groups) + 1  # other ranks may have parts of more groups
         held = [part.memory() for part in self.parts]
-        self._kinds = [_kind_of(*one) for one in zip(held, self.names, strict=True)]
+        self._kinds = [kinds[i] for i in here] or [_kind_of(self.parts[0], held[0], "(none)")]
         self._places = places_of(held)
+        self._every_place = set(self._places)
         self._staged = {place for place in self._places if isinstance(place, Staged)}
         memory = [self._places[i].read(i, param) for i, param in enumerate(held)]
         listed = [
@@ -134,8 +175,9 @@ class Opened:
         for place in self._staged:
             place.finish_reading()
         loaded = None if load is None else load(self.parts)
-        # Rounded alike on whatever rank it is, where the store or the checkpoint says stochastically.
-        firsts = [part.first_element() for part in self.parts]
+        # Rounded alike on whatever rank it is, where the settings, the store or the checkpoint say
+        # stochastically.
+        firsts = [part.first_element() if part.is_run() else 0 for part in self.parts]
         if any(firsts):
             settings = {**settings, "first_elements": firsts}
         self.engine = Engine(
@@ -149,10 +191,8 @@ class Opened:
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
-        self._addresses = [param.data_ptr() for param in held]
+        self._layouts = [layout_of(param) for param in held]
         self._memory = [param.detach() for param in held]  # which stays as long as it is lent
-        for part in self.parts:
-            part.slot = hooks.slot(part.param)
         self._lent_at = [lent.data_ptr() for lent in memory]  # what the engine has
 
     def index(self, param: torch.Tensor) -> int | None:
@@ -199,6 +239,12 @@ class Opened:
             )
         self._places[index].gradient_arrived(index, param)
 
+    def wait_written(self, param: torch.Tensor) -> None:
+        """Returns when the engine has written what is here of `param`; any thread's."""
+        index = self.index(param)
+        if index is not None and not self._all_written:
+            self.engine.wait(index)
+
     def has_gradient(self) -> bool:
         """Whether a step has something to do, on some rank at least."""
         return any(param.grad is not None for param in self.members)
@@ -209,25 +255,22 @@ class Opened:
         if self._staged:
             self._hooks.move_scales(self.params, scales_to_host)
         # All are looked at before the first is given: a step that is refused has given nothing.
-        gradients = [part.take(self._hooks) for part in self.parts]
+        taken, scales = self._taken()
         for place in self._staged:
             place.finish_writing()
         self._look_at_params()
-        lent = {
-            index: (self._in_host_memory(index, gradient.tensor), self._memory[index])
-            for index, gradient in enumerate(gradients)
-            if gradient is not None
-        }
+        if self._staged or any(own is None for own in taken.values()):
+            taken = {index: self._in_host_memory(index, own) for index, own in taken.items()}
+        lent = cast(dict[int, torch.Tensor], taken)
         for place in self._staged:
             place.finish_reading()
         self._give_masters()
         self.engine.discard_gradients()
-        tensors = [tensor for tensor, _ in lent.values()]
         self.engine.lend_gradients(
             list(lent),
-            [DTYPES[tensor.dtype] for tensor in tensors],
-            [tensor.data_ptr() for tensor in tensors],
-            [gradient.scale for gradient in gradients if gradient is not None],
+            [DTYPES[tensor.dtype] for tensor in lent.values()],
+            [tensor.data_ptr() for tensor in lent.values()],
+            scales,
         )
         # On the CPU, workers in the next forward would take turns with PyTorch's own threads.
         self.engine.step(
@@ -235,12 +278,32 @@ class Opened:
             blob_follows=blob_follows,
             update_at_once=not self._staged,
         )
+        self._all_written = not self._staged and self._in_memory
+        if self._all_written:  # when step() has returned
+            self.engine.wait()
         self._lent = lent
         for param in self._elsewhere:
             self._elsewhere[param] += param.grad is not None
         self._expecting = self.loaded = False
         for place in self._staged:
             place.begin_writing()
+
+    def _taken(self) -> tuple[dict[int, torch.Tensor | None], list[float]]:
+        """What each part's gradient is of those that have one, and what it is to be multiplied by."""
+        taken: dict[int, torch.Tensor | None] = {}
+        scales = []
+        hooks = self._hooks
+        for index, part in enumerate(self.parts):
+            # Most are that of a whole parameter, as backward made it.
+            content = in_place(part.param.grad) if type(part) is Part else None
+            if content is not None:
+                content.taken = True
+                taken[index] = content.part
+                scales.append(1.0)
+            elif (gradient := part.take(hooks)) is not None:
+                taken[index] = gradient.tensor
+                scales.append(gradient.scale)
+        return taken, scales
 
     def _in_host_memory(self, index: int, gradient: torch.Tensor | None) -> torch.Tensor:
         """From finish_reading() on. No gradient: zeros."""
@@ -259,45 +322,65 @@ class Opened:
                     # The first are copied while the engine is at the others.
                     for pending in list(self._lent):
                         self.wait(pending)
-                self.engine.wait()
-            for pending in list(self._lent):
-                self._delivered(pending)
+                if not self._all_written:
+                    self.engine.wait()
+            self._deliver(list(self._lent))
         elif index in self._lent:
-            self.engine.wait(index)
-            self._delivered(index)
+            if not self._all_written:
+                self.engine.wait(index)
+            self._deliver([index])
 
-    def _delivered(self, index: int) -> None:
-        param = self.parts[index].memory()
-        written = param._version != self._versions[index]
-        del self._lent[index]
-        self.parts[index].consumed(self._hooks)
-        torch.autograd.graph.increment_version(param)
-        if written or param.data_ptr() != self._addresses[index]:
+    def _deliver(self, pending: Sequence[int]) -> None:
+        """The engine has written them."""
+        held = [self.parts[index].memory() for index in pending]
+        faults = {
+            index: "moved" if param._version == self._versions[index] else "written"
+            for index, param in zip(pending, held, strict=True)
+            if param._version != self._versions[index] or self._moved(index, param)
+        }
+        count_writes(held)
+        copying = {place for place in self._every_place if place.copies_back}
+        for index, param in zip(pending, held, strict=True):
+            del self._lent[index]
+            part = self.parts[index]
+            content = in_place(part.param.grad) if type(part) is Part else None
+            if content is None:
+                part.consumed(self._hooks)
+            elif content.taken:
+                content.consumed_by_step(keep=True)
+            if index in faults:
+                continue
+            if copying and self._places[index] in copying:
+                self._places[index].write(index, param)
+            self._versions[index] = param._version
+        for index, fault in faults.items():
             raise ZigguratError(
-                f"parameter '{self.names[index]}' was {'written' if written else 'moved'} while a "
-                "step was under way, and has no value to go on with: call "
-                "optimizer.synchronize() before"
+                f"parameter '{self.names[index]}' was {fault} while a step was under way, and has "
+                "no value to go on with: call optimizer.synchronize() before"
             )
-        self._places[index].write(index, param)
-        self._versions[index] = param._version
+
+    def _moved(self, index: int, param: torch.Tensor) -> bool:
+        """Whether it lies otherwise than before."""
+        address, shape, strides = self._layouts[index]
+        return param.data_ptr() != address or param.shape != shape or param.stride() != strides
 
     def _look_at_params(self) -> list[int]:
         """Those that were written since: their masters are taken anew at the step."""
         written = []
         for index, part in enumerate(self.parts):
             param = part.memory()
-            moved = param.data_ptr() != self._addresses[index]
+            moved = self._moved(index, param)
             if not moved and param._version == self._versions[index]:
                 continue
             if moved:
                 name, was = self.names[index], self._kinds[index]
-                kind = _kind_of(param, name)
+                kind = _kind_of(part, param, name)
                 if kind != was:
                     raise InvalidArgument(
                         f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
                         "what changes the model, as model.to(dtype or device) does"
                     )
-                self._addresses[index] = param.data_ptr()
+                self._layouts[index] = layout_of(param)
                 self._memory[index] = param.detach()
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +29,38 @@ from ziggurat._native import (
     stored_params,
 )
 from ziggurat._opened import Opened
-from ziggurat._placement import fits_host, memory_beside_drive, parsed, say, state_bytes
+from ziggurat._placement import (
+    fits_host,
+    memory_beside_drive,
+    parsed,
+    ranks_in,
+    say,
+    state_bytes,
+)
 from ziggurat._sharing import Alone, several_ranks
 from ziggurat._state import MOMENTS, StateDicts
 from ziggurat._waits import ModuleWaits
 
 _NO_MEANING = ("foreach", "fused", "capturable", "differentiable")
+
+
+_TAKES_PAIRS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
+
+
+def _with_names(param_group: dict[str, Any]) -> dict[str, Any]:
+    """A group of (name, parameter) pairs as torch.optim has it from PyTorch 2.6 on."""
+    params = param_group["params"]
+    given = [params] if isinstance(params, torch.Tensor) else list(params)
+    pairs = [one for one in given if isinstance(one, tuple)]
+    if not pairs:
+        return param_group | {"params": given}
+    if len(pairs) < len(given):
+        raise InvalidArgument(
+            "a group has parameters with names and others without: give each as (name, parameter), "
+            "or none"
+        )
+    names, params = zip(*pairs, strict=True)
+    return param_group | {"params": list(params), "param_names": list(names)}
 
 
 def need(holds: bool, what: str) -> None:
@@ -98,6 +125,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         self._opened: list[Opened] = []
         self._opened_with: dict[torch.Tensor, Opened] = {}  # of every parameter of those
         self._order: list[torch.Tensor] = []  # as the hooks count them
+        self._slot_of: dict[torch.Tensor, Slot] = {}
         self._keep_state_in(state)
         self._resume: Any = None  # ziggurat.torch.Resume, where the run has one
         self._load: Any = None  # while load_checkpoint() opens: what Opened takes
@@ -115,7 +143,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
         short = {} if model is None else names_in(model, params_of)
         self._spelled = {param: name for name, param in params_of.items()}
         self._names = {param: short[name] for name, param in params_of.items()}
-        self._called: dict[torch.Tensor, str] = {}  # every parameter's name
+        self._called_by: dict[torch.Tensor, str] | None = None  # every parameter's name, when asked
         from_zero(lr=defaults["lr"], weight_decay=defaults["weight_decay"])
         from_zero(eps=defaults.get("eps", 0.0))
         super().__init__(params, {**defaults, "maximize": maximize})
@@ -130,8 +158,7 @@ class EngineOptimizer(AmongRanks, StateDicts):
 
     def _slots(self) -> list[Slot]:
         """Of all parameters, in the model's order."""
-        found = (self._hooks.slot(param) for param in self._in_order(self._order))
-        return [slot for slot in found if slot is not None]
+        return [self._slot_of[param] for param in self._in_order(self._order)]
 
     def _in_order(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """As the model has them, whose forward waits for them in this order."""
@@ -141,14 +168,23 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _updated(self, param: torch.Tensor) -> None:
         """Returns when the engine has written what is here of `param`; any thread's."""
         opened = self._opened_with.get(param)
-        if opened is not None and (index := opened.index(param)) is not None:
-            opened.engine.wait(index)
+        if opened is not None:
+            opened.wait_written(param)
 
     def _named(self) -> Iterable[tuple[str, torch.Tensor, int]]:
         """Name, parameter, group."""
+        called = self._called
         for index, group in enumerate(self.param_groups):
             for param in group["params"]:
-                yield self._called[param], param, index
+                yield called[param], param, index
+
+    @property
+    def _called(self) -> dict[torch.Tensor, str]:
+        """Every parameter's name. What the names are depends on all of them, so they are found
+        once all groups are there."""
+        if self._called_by is None:
+            self._called_by = self._call_all()
+        return self._called_by
 
     def _call_all(self) -> dict[torch.Tensor, str]:
         given = self._given_names()
@@ -172,20 +208,27 @@ class EngineOptimizer(AmongRanks, StateDicts):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
+        super().add_param_group(param_group if _TAKES_PAIRS else _with_names(param_group))
         added = self.param_groups[-1]["params"]
         if len(set(added)) < len(added):
             # PyTorch warns, and makes several steps.
             del self.param_groups[-1]
             raise InvalidArgument("a parameter is twice in its group: give each once")
-        self._called = self._call_all()
+        self._called_by = None
+        first = len(self._order)
         self._order.extend(added)
-        self._attach(added)
+        self._attach(added, first)
 
-    def _attach(self, params: Iterable[torch.Tensor]) -> None:
-        self._hooks.attach((self._called[param], param) for param in params)
+    def _attach(self, params: Sequence[torch.Tensor], first: int = 0) -> None:
+        """`first`: the place of the first of new ones."""
+        this = weakref.ref(self)
+        slots = self._hooks.attach(
+            (functools.partial(_name_of, this, place), param)
+            for place, param in enumerate(params, first)
+        )
+        self._slot_of.update(zip(params, slots, strict=True))
         if self._sharing.feeder is not None:
-            self._sharing.attach(self._slots())
+            self._sharing.attach(slots)
 
     def _group_step(self, group: dict[str, Any]) -> GroupStep:
         """The engine's settings of `group` in this step: what it has, by its PyTorch name."""
@@ -226,7 +269,9 @@ class EngineOptimizer(AmongRanks, StateDicts):
                 f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
                 "let all be trained from the beginning, or give it an optimizer of its own"
             )
-        self._attach(named)
+        self._attach([param for param in named if self._slot_of[param].handle is None])
+        if self._sharing.feeder is not None:
+            self._sharing.attach(self._slot_of[param] for param in named)
         self._sharing.before_open([param for _, param, _ in new])
         if resume and self._tier == "auto":
             self.need_store("open(resume=True)")
@@ -261,6 +306,8 @@ class EngineOptimizer(AmongRanks, StateDicts):
         def runtime() -> Runtime:
             return self._sharing.runtime(self._workers(params))
 
+        for part in parts:
+            part.slot = self._slot_of[part.param]
         return Opened(parts, names, groups, self._hooks, runtime, settings, self._load)
 
     def _as_stored(
@@ -304,9 +351,14 @@ class EngineOptimizer(AmongRanks, StateDicts):
         # In the order of the groups, which is that of made-up names.
         position = {param: i for i, param in enumerate(self._order)}
         in_groups = sorted(range(len(here)), key=lambda i: position[new[here[i]][1]])
-        found = matched(
-            f"the store {store}", stored, [[own[i] for i in in_groups] for own in (ours, as_given)]
-        )
+        spellings = [[own[i] for i in in_groups] for own in (ours, as_given)]
+        try:
+            found = matched(f"the store {store}", stored, spellings)
+        except InvalidArgument:
+            ranks = self._sharing.ranks
+            if ranks_in(store) == (1 if ranks is None else ranks.size):
+                raise
+            return None  # slices of another number of ranks, about which the engine has the words
         return [
             (here[in_groups[at]], one.name) for at, one in zip(found, stored, strict=True)
         ]
@@ -314,7 +366,10 @@ class EngineOptimizer(AmongRanks, StateDicts):
     def _open_auto(self, new: list[tuple[str, torch.Tensor, int]]) -> Opened:
         """Where the state fits; what is added later goes to the same tier."""
         needed_bytes = self._state_bytes(param for _, param, _ in new)
-        if self._sharing.all_of(fits_host(needed_bytes, self._path)):
+        fits = self._sharing.together(
+            'placement="auto"', lambda: fits_host(needed_bytes, self._path)
+        )
+        if self._sharing.all_of(fits):
             try:
                 opened = self._open(new, None)
                 self._tier = self.placement = "host"
@@ -455,6 +510,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
         )
 
 
+def _name_of(this: weakref.ref[EngineOptimizer], place: int) -> str:
+    """Of parameter `place` of the optimizer."""
+    optimizer = this()
+    return f"number {place}" if optimizer is None else optimizer._called[optimizer._order[place]]
+
+
 def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
     """In backward: parameter `index` of the hooks has a gradient."""
     optimizer = this()
@@ -464,6 +525,6 @@ def _arrived(this: weakref.ref[EngineOptimizer], index: int) -> None:
     opened = optimizer._opened_with.get(param)
     if opened is not None:
         opened.gradient_arrived(param)
-    feeder, slot = optimizer._sharing.feeder, optimizer._hooks.slot(param)
-    if feeder is not None and slot is not None:
-        feeder.arrived(slot)
+    feeder = optimizer._sharing.feeder
+    if feeder is not None:
+        feeder.arrived(optimizer._slot_of[param])

@@ -8,19 +8,43 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ziggurat._dtensor import is_dtensor, local_box, local_of, local_part
+from ziggurat._dtensor import is_dtensor, is_in_runs, local_box, local_of, local_part
 from ziggurat._gradient import GradientHooks
 from ziggurat._gradient_content import Slot, Taken
-from ziggurat._native import Unimplemented
 from ziggurat._ranks import Cut, Ranks
 
 
-class _Copy:
-    """The elements of a parameter that does not lie in their order, as `version` of it has them."""
+Layout = tuple[int, torch.Size, tuple[int, ...]]
 
-    def __init__(self, param: torch.Tensor) -> None:
-        self.values = torch.empty(param.shape, dtype=param.dtype, device=param.device)
-        self.version = -1
+
+def layout_of(values: torch.Tensor) -> Layout:
+    """Where it lies in memory. ``p.data = x`` counts no write of `p`: this alone shows it."""
+    return values.data_ptr(), values.shape, values.stride()
+
+
+class _Copy:
+    """The elements of a parameter that does not lie in their order, as it had them when it was last
+    looked at."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+        self._version = -1
+        self._of = values  # stays as long, so that nothing else lies at its address
+        self._layout = layout_of(values)
+
+    def is_of(self, values: torch.Tensor) -> bool:
+        """Whether the parameter still lies where it did."""
+        return self._layout == layout_of(values)
+
+    def read(self, version: int) -> None:
+        if self._version != version:
+            self.values.copy_(self._of)
+            self._version = version
+
+    def write(self, param: torch.Tensor) -> None:
+        with torch.no_grad():
+            param.detach().copy_(self.values)
+        self._version = param._version
 
 
 _copies: Any = WeakTensorKeyDictionary()  # Tensor -> _Copy
@@ -33,20 +57,16 @@ def flat(param: torch.Tensor) -> torch.Tensor:
     if values.is_contiguous():
         return values.view(-1)
     copy: _Copy | None = _copies.get(param)
-    if copy is None:
-        copy = _copies[param] = _Copy(param)
-    if copy.version != param._version:
-        copy.values.copy_(values)
-        copy.version = param._version
+    if copy is None or not copy.is_of(values):
+        copy = _copies[param] = _Copy(values)
+    copy.read(param._version)
     return copy.values.view(-1)
 
 
 def flat_written(param: torch.Tensor) -> None:
     copy: _Copy | None = None if param.is_contiguous() else _copies.get(param)
     if copy is not None:
-        with torch.no_grad():
-            param.detach().copy_(copy.values)
-        copy.version = param._version
+        copy.write(param)
 
 
 class Part:
@@ -76,8 +96,12 @@ class Part:
         """Where in the whole it is, as checkpoints say it."""
         return {"first": 0}
 
+    def is_run(self) -> bool:
+        """Whether every rank's part are elements that follow one another in the whole."""
+        return True
+
     def first_element(self) -> int:
-        """Which of the whole parameter's elements is the part's first."""
+        """Which of the whole parameter's elements is the part's first, if it is a run of them."""
         return 0
 
 
@@ -120,13 +144,11 @@ class Shard(Part):
         offsets, box = local_box(self.param)
         return {"offsets": offsets, "box": box}
 
+    def is_run(self) -> bool:
+        return is_in_runs(self.param)
+
     def first_element(self) -> int:
-        """A box that is no run of the whole is counted on from its first element: its noise depends
-        on how it is divided."""
-        try:
-            offsets, _ = local_box(self.param)
-        except Unimplemented:  # no box either
-            return 0
+        offsets, _ = local_box(self.param)
         first = 0
         for offset, size in zip(offsets, self.param.shape, strict=True):
             first = first * size + offset

@@ -55,7 +55,12 @@ def state_bytes(counts: Iterable[int], state_format: str, moments: int) -> int:
 
 
 def has_store(path: str) -> bool:
-    return any(Path(path).glob("rank*.ziggurat"))
+    return ranks_in(path) > 0
+
+
+def ranks_in(path: str) -> int:
+    """How many ranks have a file of the store there: on node-local storage, those of this node."""
+    return len(list(Path(path).glob("rank*.ziggurat")))
 
 
 def fits_host(needed_bytes: int, path: str | None) -> bool:

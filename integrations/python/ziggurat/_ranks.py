@@ -176,19 +176,19 @@ class Ranks:
         self._by_engine = exchange == "ziggurat"
         self.buffers = Buffers()  #: for what is sent and received
         #: For the engines, which agree on every step through it.
-        self.runtime = Runtime(threads, self._meeting(group))
+        self.runtime = Runtime(threads, self._meeting())
         self._control = Exchange(self.runtime, "control")
         _explain_failures_of(self)
         self._small = self.lane("sums")
 
-    def _meeting(self, group: Any) -> native.Ranks:
+    def _meeting(self) -> native.Ranks:
         """Where they find each other: rank 0 says it, through the group that they have already."""
-        told: list[Any] = [None]
-        if self.rank == 0:
+
+        def meeting() -> tuple[str, str]:
             address = os.environ.get("MASTER_ADDR", "") or socket.gethostname()
-            told = [(f"{address}:{_free_port()}", secrets.token_hex(16))]
-        dist.broadcast_object_list(told, src=self.members[0], group=group)
-        rendezvous, secret = told[0]
+            return f"{address}:{_free_port()}", secrets.token_hex(16)
+
+        rendezvous, secret = self.decided(meeting)
         return native.Ranks(
             self.rank, self.size, rendezvous, secret, call_timeout_s=_PATIENCE.total_seconds()
         )
@@ -237,6 +237,24 @@ class Ranks:
         every = torch.empty(self.size * len(own), dtype=torch.float64)
         self._small.all_gather(every, own).wait()
         return every.view(self.size, len(own))
+
+    def together(self, what: str, work: Callable[[], Any]) -> Any:
+        """What `work` gives here, once it has ended on all ranks: one that failed leaves none
+        waiting for it. Errors: its own; Unavailable, which says what another rank's was."""
+        found, own = None, None
+        try:
+            found = work()
+        except Exception as error:
+            own = error
+        if self.largest([own is not None]) == [0.0]:
+            return found
+        words: list[Any] = [None] * self.size
+        said = None if own is None else f"{type(own).__name__}: {own}"
+        dist.all_gather_object(words, said, group=self.group)
+        if own is not None:
+            raise own
+        rank = next(rank for rank, text in enumerate(words) if text is not None)
+        raise Unavailable(f"{what} was given up, because rank {rank} failed: {words[rank]}")
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """What rank 0 finds, plain data, on all ranks. Errors: its own, on all of them."""

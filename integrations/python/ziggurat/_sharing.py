@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from ziggurat._opened import Opened, runtime_of
 from ziggurat._param_gather import ParamGather
 from ziggurat._parts import Part, Shard, Slice
 from ziggurat._ranks import Cut, Ranks
+
+
+_Found = TypeVar("_Found")
 
 
 class Alone:
@@ -78,6 +81,11 @@ class Alone:
     def all_of(self, holds: bool) -> bool:
         """Whether it holds on every rank."""
         return holds if self.ranks is None else self.ranks.largest([not holds]) == [0.0]
+
+    def together(self, what: str, work: Callable[[], _Found]) -> _Found:
+        """What `work` gives here, which calls no other rank, once it has ended on all of them.
+        Errors: its own; Unavailable, which says what another rank's was."""
+        return work() if self.ranks is None else self.ranks.together(what, work)
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """What rank 0 finds: plain data. Errors: its own, on every rank."""
@@ -245,13 +253,13 @@ def active_ddp() -> DistributedDataParallel | None:
 
 
 def group_of_meshes(params: Iterable[torch.Tensor]) -> Any:
-    """The ranks of all DTensors among `params`; None where there are none, or one rank."""
+    """The ranks of all DTensors among `params`, be it one; None where there are none."""
     members: set[int] = set()
     for param in params:
         if is_dtensor(param):
             mesh: Any = param.device_mesh  # type: ignore[attr-defined]
             members.update(mesh.mesh.flatten().tolist())
-    if len(members) <= 1:
+    if not members:
         return None
     if len(members) == dist.get_world_size():
         return dist.group.WORLD

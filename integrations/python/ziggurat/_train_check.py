@@ -8,6 +8,7 @@ the differences, seconds and peaks. What it prints is what a report of a defect 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import statistics
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,13 +104,17 @@ def _row(name: str, run: Run, verdict: str) -> None:
     print(f"  {name:<34} {run.step_s * 1e3:9.2f} ms a step   peak {peak:<12} loss {run.losses[-1]:.6f}   {verdict}")
 
 
-def _check(device, dtype, folder: Path) -> list[str]:
+def _name(device, dtype) -> str:
+    return f"{device}, {str(dtype).removeprefix('torch.')}"
+
+
+def _check(device, dtype, folders: Sequence[Path]) -> list[str]:
     """Prints the device's rows in one type; returns what is wrong."""
     import torch
 
     import ziggurat.torch
 
-    name = f"{device}, {str(dtype).removeprefix('torch.')}"
+    name = _name(device, dtype)
     print(f"{name}:", flush=True)
     wrong: list[str] = []
 
@@ -136,8 +142,10 @@ def _check(device, dtype, folder: Path) -> list[str]:
         verdict += " (which keeps no fp32 master)"
     _row("ziggurat, host", first, verdict)
     others = [("ziggurat, host, model=", "host", True)]
-    others += [("ziggurat, nvme", f"nvme:{folder / name / 'plain'}", False)]
-    others += [("ziggurat, nvme, model=", f"nvme:{folder / name / 'waits'}", True)]
+    for number, folder in enumerate(folders, 1):
+        row = "ziggurat, nvme" if len(folders) == 1 else f"ziggurat, nvme {number}"
+        others += [(row, f"nvme:{folder / name / 'plain'}", False)]
+        others += [(f"{row}, model=", f"nvme:{folder / name / 'waits'}", True)]
     for title, placement, waits in others:
         run = ours(placement, waits)
         if _same_bits(first, run):
@@ -175,18 +183,18 @@ def _machine() -> None:
         print(f"{device}: {platform.processor() or platform.machine() if module is None else module.get_device_name(device)}")
 
 
-def check(on, folder: Path) -> int:
-    """The exit code: 0 where nothing is wrong."""
+def check(on, *folders: Path) -> int:
+    """With state in each of `folders`. The exit code: 0 where nothing is wrong."""
     import torch
 
     wrong: list[str] = []
     for device in on:
         for dtype in (torch.float32, torch.bfloat16):
             try:
-                wrong += _check(device, dtype, folder)
+                wrong += _check(device, dtype, folders)
             except Exception:  # the next device is tried all the same, and the report has what this one said
                 traceback.print_exc(file=sys.stdout)
-                wrong.append(f"{device}, {dtype}: it did not train")
+                wrong.append(f"{_name(device, dtype)}: it did not train")
     print()
     for line in wrong:
         print(f"wrong: {line}")
@@ -204,7 +212,12 @@ def main(arguments: list[str]) -> int:
         "ziggurat.torch.AdamW, and compares. Takes some seconds a device; needs PyTorch.",
     )
     parser.add_argument("--train", action="store_true", help="this check")
-    parser.add_argument("--path", metavar="DIR", help="a folder on the drive for the NVMe rows (default: a temporary one)")
+    parser.add_argument(
+        "--path",
+        metavar="DIR",
+        action="append",
+        help="a folder on a drive for the NVMe rows; several: rows of each (default: a temporary one)",
+    )
     options = parser.parse_args(arguments)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat its bits
     try:
@@ -212,6 +225,16 @@ def main(arguments: list[str]) -> int:
     except ImportError as error:
         print(f"ziggurat: error: doctor --train needs PyTorch: {error}; pip install torch", file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory(prefix="ziggurat-train-", dir=options.path) as folder:
+    with contextlib.ExitStack() as kept:
+        folders = []
+        for path in options.path or [None]:
+            try:
+                made = tempfile.TemporaryDirectory(prefix="ziggurat-train-", dir=path)
+            except OSError as error:
+                print(f"ziggurat: error: cannot write in {path}: {error.strerror}; give another --path", file=sys.stderr)
+                return 1
+            folders.append(Path(kept.enter_context(made)))
         _machine()
-        return check(devices(), Path(folder))
+        for number, path in enumerate(options.path or [], 1):
+            print(f"nvme{f' {number}' if len(options.path) > 1 else ''}: {path}")
+        return check(devices(), *folders)

@@ -16,6 +16,7 @@ _QUOTED = re.compile(r"`([^`]*)`")
 #: Between what a message says and what it advises, and between one advice and the next.
 _BETWEEN = re.compile(r"(: |; |, or |, |\. (?=[A-Z]))")
 _GIVE = re.compile(r"give |use |or |Give ")
+_GOES_ON = re.compile(r"which |that |in ")
 
 _CLASSES = {
     "adamw": "AdamW",
@@ -128,9 +129,13 @@ def in_arguments(message: str) -> str:
     """As ziggurat.torch's optimizers take it; without the advice that none of them can follow."""
     first, *others = _BETWEEN.split(message)
     text = _QUOTED.sub(lambda found: _told(found[1]), first)
+    left_out = False
     for between, piece in zip(others[::2], others[1::2], strict=True):
+        if left_out and between == ", " and _GOES_ON.match(piece):
+            continue  # the end of what was left out
         words = [_translated(quoted) for quoted in _QUOTED.findall(piece)]
-        if None not in words:
+        left_out = None in words
+        if not left_out:
             rest = iter(words)
             text += between + _QUOTED.sub(lambda _, rest=rest: str(next(rest)), piece)
         elif (verb := _GIVE.match(piece)) and between in (": ", "; ", ". "):

@@ -16,6 +16,8 @@ except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
+from contextlib import nullcontext
+
 from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
@@ -200,6 +202,79 @@ def test_what_a_script_writes_is_the_parameters():
     param.grad = torch.zeros(SHAPE)
     optimizer.step()
     assert (param - 5).abs().max() < 0.1
+
+
+def assigned(change, kind=ziggurat.torch.AdamW, **settings):
+    """Two parameters after four steps, before the third of which `change` assigns one's data; of the
+    other a plain copy of the same values is written."""
+    torch.manual_seed(1)
+    begin = torch.randn(6, 6, 3, 3)
+    params = [torch.nn.Parameter(channels_last(begin)), torch.nn.Parameter(plain(begin))]
+    square = [torch.nn.Parameter(begin[:, :, 0, 0].clone()) for _ in range(2)]
+    optimizers = [
+        kind([*pair], lr=1e-2, **settings) for pair in zip(params, square, strict=True)
+    ]
+    for step in range(4):
+        if step == 2:
+            for param in (params[0], square[0]):
+                param.data = change(param.data)
+            with torch.no_grad():
+                for param, made in ((params[1], params[0]), (square[1], square[0])):
+                    param.copy_(made)
+        gradient = values(10 + step)[:1, :1].expand(6, 6, 3, 4)[..., :3]
+        for pair, optimizer in zip(zip(params, square, strict=True), optimizers, strict=True):
+            for param in pair:
+                param.grad = plain(gradient if param.dim() == 4 else gradient[..., 0, 0])
+                param.grad += torch.arange(param.numel()).view(param.shape) / 100
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [plain(param.detach()) for param in (*params, *square)]
+    for optimizer in optimizers:
+        optimizer.close()
+    return found
+
+
+CHANGES = {
+    "other values": lambda values: values + 1,
+    "transposed in place": lambda values: values.transpose(0, 1),
+    "transposed": lambda values: values.transpose(0, 1).contiguous(),
+    "other values where it lay": lambda values: plain(values) * 2,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_script_assigns_as_data_is_the_parameters(change):
+    """PyTorch counts no write of it."""
+    ours, expected, square, written = assigned(CHANGES[change])
+    assert torch.equal(ours, expected) and torch.equal(square, written)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_so_it_is_where_ranks_divide_it(change):
+    def run(rank):
+        return assigned(CHANGES[change], group=dist.group.WORLD)
+
+    for ours, expected, square, written in on_ranks(2, run):
+        assert torch.equal(ours, expected) and torch.equal(square, written)
+
+
+def reshaped(rank=0, **settings):
+    param = torch.nn.Parameter(torch.randn(16, 24, generator=torch.Generator().manual_seed(1)))
+    optimizer = ziggurat.torch.AdamW([("w", param)], lr=1e-2, **settings)
+    for _ in range(2):
+        param.grad = torch.ones_like(param)
+        with pytest.raises(ziggurat.InvalidArgument) if optimizer.engine else nullcontext() as said:
+            optimizer.step()
+        param.grad = None
+        param.data = param.data.t()
+    return str(said.value)
+
+
+def test_data_of_another_shape_is_refused_by_name():
+    words = "parameter 'w' is fp32 of (24, 16), and was fp32 of (16, 24)"
+    assert words in reshaped()
+    for said in on_ranks(2, lambda rank: reshaped(group=dist.group.WORLD)):
+        assert words in said
 
 
 def among_ranks(way, memory_format):

@@ -153,6 +153,63 @@ def test_a_checkpoint_goes_on_however_the_model_is_wrapped(saves, loads, tmp_pat
     assert same(values(other), reference(5))
 
 
+def averaged(model):
+    return torch.optim.swa_utils.AveragedModel(model)
+
+
+def parallel_blocks(model):
+    return parallel(compiled_blocks(model))
+
+
+def as_it_is_spelled(model, names):
+    """What earlier versions called the parameters of DataParallel and AveragedModel."""
+    return {name: name for name in names}
+
+
+@pytest.mark.parametrize(
+    "saves, loads",
+    [
+        (parallel, parallel),
+        (parallel, parallel_blocks),
+        (parallel_blocks, parallel),
+        (averaged, averaged),
+        (parallel, whole),
+    ],
+)
+def test_a_checkpoint_that_has_a_wrappers_name_goes_on(saves, loads, tmp_path, monkeypatch):
+    model = saves(Blocks())
+    with monkeypatch.context() as before, adamw(model.parameters(), model=model) as optimizer:
+        before.setattr("ziggurat._foreign._plan.names_in", as_it_is_spelled)
+        run(model, optimizer, 3)
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        path = ziggurat.torch.save_checkpoint(tmp_path, optimizer, model)
+    other = loads(Blocks())
+    if loads is whole:  # whose names do not say what wrapped it
+        with adamw(other.parameters()) as optimizer, pytest.raises(ziggurat.InvalidArgument):
+            ziggurat.torch.load_checkpoint(path, optimizer, other)
+        return
+    with adamw(other.parameters(), model=other) as optimizer:
+        found = ziggurat.torch.load_checkpoint(path, optimizer, other)
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5 and not found.notes
+        optimizer.param_groups[0]["weight_decay"] = optimizer.defaults["weight_decay"]
+        run(other, optimizer, 2, begin=3)
+    assert same(values(other), reference(5))
+
+
+def test_weights_of_an_averaged_model_are_taken_over(tmp_path):
+    model = averaged(Blocks())
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other = averaged(Blocks())
+    with torch.no_grad():
+        for param in other.parameters():
+            param.zero_()
+    with adamw(other.parameters()) as optimizer:
+        ziggurat.torch.load_foreign_checkpoint(
+            optimizer, other, tmp_path / "weights.pt", strict=False
+        )
+    assert same(values(model), values(other))
+
+
 def test_a_checkpoint_of_another_wrapper_is_refused_by_name(tmp_path):
     model = Own(Blocks())
     with adamw(model.parameters(), model=model) as optimizer:
@@ -226,6 +283,29 @@ def test_a_store_of_other_parameters_is_refused_with_what_differs(tmp_path):
     with adamw(model.parameters(), placement=place) as optimizer:
         with pytest.raises(ziggurat.InvalidArgument, match="has 5 parameters, this program trains 4"):
             optimizer.open(resume=True)
+
+
+def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkeypatch):
+    """torch.optim takes them from 2.6 on."""
+    monkeypatch.setattr("ziggurat._optimizer._TAKES_PAIRS", False)
+    place = f"nvme:{tmp_path}/state"
+    model = Blocks()
+    with adamw(model.named_parameters(), placement=place) as optimizer:
+        run(model, optimizer, 3)
+        assert optimizer.state_dict()["param_groups"][0]["param_names"][0] == "emb.weight"
+    other = Blocks()
+    backwards = list(other.named_parameters())[::-1]
+    groups = [{"params": iter(backwards[:2])}, {"params": backwards[2:], "weight_decay": 0.01}]
+    with adamw(groups, placement=place) as optimizer:
+        optimizer.open(resume=True)
+        run(other, optimizer, 2, begin=3)
+    assert same(values(other), reference(5))
+    with adamw(model.parameters()) as optimizer:
+        optimizer.add_param_group({"params": torch.nn.Parameter(torch.zeros(3))})
+        assert optimizer.param_groups[1]["params"][0].shape == (3,)
+    mixed = [("a", torch.nn.Parameter(torch.zeros(3))), torch.nn.Parameter(torch.zeros(3))]
+    with pytest.raises(ziggurat.InvalidArgument, match="others without"):
+        ziggurat.torch.AdamW(mixed, lr=1e-3)
 
 
 def test_order_counts_only_where_a_side_has_made_up_names():

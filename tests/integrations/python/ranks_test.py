@@ -7,6 +7,7 @@ Run by pytest; as a script it exits with 77 where pytest is missing.
 from __future__ import annotations
 
 import array
+import math
 import os
 import signal
 import socket
@@ -185,10 +186,53 @@ def test_settings_that_make_no_ranks_are_refused():
         ziggurat.Runtime(ranks=ziggurat.Ranks(0, 2))
 
 
-def test_a_norm_that_is_not_finite_has_an_error_of_its_own_which_is_caught_as_it_was():
-    assert ziggurat._abi._ERRORS[9] is ziggurat.NotFinite
-    with pytest.raises(ziggurat.Unavailable):
-        raise ziggurat.NotFinite("the norm of the gradients is nan")
+def norms(rank: int, world_size: int, port: int) -> None:
+    runtime = runtime_of(rank, world_size, port)
+    exchange = ziggurat.Exchange(runtime, "norms")
+    values = array.array("f", [1.0] * 10)
+    gradient = array.array("f", [0.5] * 10)
+    piece = ziggurat.Param("weight", (10,), "fp32", address(values))
+    engine = ziggurat.Engine(
+        runtime, [piece], {"placement": "optimizer=host", "optimizer": "sgd", "run": "small"}
+    )
+    made = []
+    for broken in (float("nan"), float("inf"), 0.5):
+        gradient[3] = broken if rank == 1 else 0.5
+        engine.lend_gradient(0, "fp32", address(gradient), len(gradient))
+        (total,) = exchange.all_reduce([engine.gradient_norm() ** 2])
+        if not math.isfinite(total):
+            engine.discard_gradients()
+            continue
+        scale = min(1.0, 1.0 / math.sqrt(total))
+        made.append(engine.step([ziggurat.GroupStep(lr=1.0, betas=(0.0, 0.0))], grad_scale=scale))
+        engine.wait()
+    print(made, f"{values[3]:.4f}", end="")
+    for closed in (engine, exchange, runtime):
+        closed.close()
+
+
+def test_ranks_that_clip_skip_a_step_of_gradients_that_are_not_finite_on_one():
+    """The norm over two ranks is sqrt(2 * 10 * 0.25): each gradient becomes 0.5 / sqrt(5)."""
+    assert Job("norms", 2).said() == [f"[1] {1 - 0.5 / math.sqrt(5):.4f}"] * 2
+
+
+def test_the_engines_word_that_a_norm_is_not_finite_is_an_error_of_its_own(monkeypatch):
+    """No engine that is lent gradients clips them, so the library here says what one that clips
+    does. Scripts that caught Unavailable catch it."""
+
+    class Library:
+        @staticmethod
+        def ziggurat_step(*_):
+            return 9
+
+        @staticmethod
+        def ziggurat_last_error():
+            return b"step 4: the norm of the gradients is nan"
+
+    monkeypatch.setattr("ziggurat._abi.library", Library)
+    for caught in (ziggurat.NotFinite, ziggurat.Unavailable):
+        with pytest.raises(caught, match="step 4: the norm of the gradients is nan"):
+            ziggurat._abi.call("ziggurat_step")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+import ziggurat._checkpoint
+import ziggurat._placement
 import ziggurat.torch
 
 
@@ -154,6 +156,136 @@ def test_fsdp2s_state_is_dtensors_that_come_back():
     for dtensors, whole, again in on_ranks(3, run):
         assert dtensors
         assert alike(whole, again)
+
+
+@pytest.mark.parametrize("made_by, opened_by", [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_a_store_of_another_number_of_ranks_is_refused_with_that_number(
+    made_by, opened_by, tmp_path
+):
+    def run(rank, resume):
+        model = torch.nn.Linear(64, 64)
+        torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+        named = list(model.named_parameters())
+        place = f"nvme:{tmp_path}/state"
+        optimizer = ziggurat.torch.AdamW(named, placement=place, group=dist.group.WORLD)
+        if resume:
+            with pytest.raises((ziggurat.InvalidArgument, ziggurat.Unavailable)) as refused:
+                optimizer.open(resume=True)
+            return str(refused.value)
+        optimizer.open()
+        optimizer.close()
+        return ""
+
+    on_ranks(made_by, run, False)
+    of = "1 rank" if made_by == 1 else f"{made_by} ranks"
+    for words in on_ranks(opened_by, run, True):
+        assert f"a store of {of}, opened by {opened_by}" in words
+
+
+class Unsaved:
+    """Whose state no rank but the first can give."""
+
+    def state_dict(self):
+        if dist.get_rank():
+            raise OSError("its state is gone")
+        return {}
+
+
+def unsaved(folder, model, optimizer):
+    ziggurat.torch.save_checkpoint(f"{folder}/a", optimizer, model, one=Unsaved())
+
+
+def no_plain_facts(folder, model, optimizer):
+    facts = {"where": object()} if dist.get_rank() == 0 else {}
+    ziggurat.torch.save_checkpoint(f"{folder}/a", optimizer, model, resume=facts)
+
+
+def loads_nothing(folder, model, _):
+    saved = f"{folder}/saved" if dist.get_rank() == 0 else f"{folder}/nothing"
+    ziggurat.torch.load_checkpoint(saved, ours(model), model)
+
+
+def loads_damaged(folder, model, _):
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:  # the byte is in what this rank alone reads
+
+            def damaged(*_):
+                raise ziggurat.DataLoss("its hash is another")
+
+            patch.setattr(ziggurat._native_checkpoint.Checkpoint, "read", damaged)
+        ziggurat.torch.load_checkpoint(f"{folder}/saved", ours(model), model)
+
+
+def loads_nothing_foreign(folder, model, _):
+    if dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": {}}, f"{folder}/foreign.pt")
+    found = f"{folder}/{'foreign' if dist.get_rank() == 0 else 'nothing'}.pt"
+    ziggurat.torch.load_foreign_checkpoint(ours(model), model, found, strict=False)
+
+
+def has_no_memory(folder, model, _):
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:  # whose machine is another
+            patch.setattr(ziggurat._placement, "free_bytes", lambda: 1000)
+        ours(model, placement="auto").open()
+
+
+def has_a_double(folder, model, _):
+    """So small that all of it is rank 0's."""
+    ours(torch.nn.Linear(2, 1).double()).open()
+
+
+@pytest.mark.parametrize(
+    "call, of_rank, words",
+    [
+        (unsaved, 1, "its state is gone"),
+        (no_plain_facts, 0, "not JSON serializable"),
+        (loads_nothing, 1, "nothing"),
+        (loads_damaged, 1, "its hash is another"),
+        (loads_nothing_foreign, 1, "nothing.pt: is not there"),
+        (has_no_memory, 1, "of memory that are free"),
+        (has_a_double, None, "fp32, bf16 and fp16 are known"),
+    ],
+)
+def test_no_rank_waits_for_one_that_has_failed(call, of_rank, words, tmp_path):
+    """All go on together from there."""
+
+    def run(rank):
+        model = small_model()
+        optimizer = ours(model)
+        train(rank, model, optimizer, steps=1)
+        ziggurat.torch.save_checkpoint(f"{tmp_path}/saved", optimizer, model)
+        with pytest.raises(Exception, match=words) as failed:  # noqa: PT011: it may be of any class
+            call(tmp_path, model, optimizer)
+        train(rank, model, optimizer, first=1, steps=1)
+        saved = ziggurat.torch.save_checkpoint(f"{tmp_path}/then", optimizer, model)
+        optimizer.close()
+        return str(failed.value), saved
+
+    for rank, (said, saved) in enumerate(on_ranks(2, run)):
+        own = of_rank is None or rank == of_rank
+        assert own or f"was given up, because rank {of_rank} failed: " in said
+        assert saved == f"{tmp_path}/then/step-000000002"
+
+
+def test_ranks_are_told_alike_what_a_checkpoint_is_called(monkeypatch, tmp_path):
+    """One that does not see the file that says it asks another."""
+    named = ziggurat._checkpoint._saved_as
+
+    def seen(*given):
+        if dist.get_rank() == 1:
+            raise FileNotFoundError("latest")
+        return named(*given)
+
+    monkeypatch.setattr(ziggurat._checkpoint, "_saved_as", seen)
+
+    def run(rank):
+        model = small_model()
+        optimizer = ours(model)
+        train(rank, model, optimizer, steps=1)
+        return ziggurat.torch.save_checkpoint(tmp_path, optimizer, model)
+
+    assert on_ranks(2, run) == [f"{tmp_path}/step-000000001"] * 2
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ except ImportError as missing:
     sys.exit(77)
 
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ziggurat
@@ -190,6 +191,89 @@ def test_fsdp2_trains_as_it_does_with_torchs_optimizer(world, loop):
 
     for plain, own in on_ranks(world, run):
         close(own, plain, atol=2e-6)
+
+
+def test_fsdp2_on_one_rank_trains_as_it_does_with_torchs_optimizer(tmp_path):
+    def run(rank):
+        ours = our_fsdp(rank, clip=0.1), our_fsdp(rank, f"nvme:{tmp_path}/state", clip=0.1)
+        return plain_fsdp(rank, clip=0.1), *ours
+
+    ((plain, host, nvme),) = on_ranks(1, run)
+    close(host, plain, atol=2e-6)
+    assert same(host, nvme)
+
+
+SHAPES = [(40, 50), (1, 3000), (7,), (300, 3, 5)]
+ROUNDED = {
+    "bf16": {"state_format": "bf16"},
+    "bf16-moments": {"state_format": "bf16-moments"},
+    "parameters": {"param_rounding": "stochastic"},
+    "to nearest": {"state_format": "bf16", "state_rounding": "nearest"},
+}
+
+
+def rounded(placements, **settings):
+    """What all ranks together have after four steps of gradients that do not depend on them."""
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def divided(values, at):
+        return values if placements is None else distribute_tensor(values, mesh, [placements[at]])
+
+    torch.manual_seed(1)
+    params = [
+        torch.nn.Parameter(divided(torch.randn(shape).bfloat16(), at))
+        for at, shape in enumerate(SHAPES)
+    ]
+    if placements is None:
+        settings["group"] = dist.group.WORLD
+    named = [(f"w{at}", param) for at, param in enumerate(params)]
+    optimizer = ziggurat.torch.AdamW(named, lr=1e-3, **settings)
+    for _ in range(4):
+        for at, param in enumerate(params):
+            param.grad = divided(torch.randn(SHAPES[at]).bfloat16(), at)
+        optimizer.step()
+        optimizer.zero_grad()
+    states = [optimizer.state_of(param) for param in params]
+    found = [*params, *(state[name] for state in states for name in ("exp_avg", "exp_avg_sq"))]
+    found = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+    found = [one.detach().clone() for one in found]
+    optimizer.close()
+    return found
+
+
+ROWS = [Shard(0), Shard(1), Shard(0), Shard(0)]  # of one row, what a rank has follows one another
+
+
+@pytest.mark.parametrize("placements", [None, ROWS], ids=["slices", "shards"])
+def test_stochastic_rounding_has_the_same_bits_on_any_number_of_ranks(placements):
+    def run(rank):
+        return {how: rounded(placements, **settings) for how, settings in ROUNDED.items()}
+
+    alone, *others = (on_ranks(world, run)[0] for world in (1, 2, 3))
+    for other in others:
+        for how in ROUNDED:
+            assert all(map(torch.equal, alone[how], other[how])), how
+    assert not all(map(torch.equal, alone["bf16"], alone["to nearest"]))
+
+
+COLUMNS = [Shard(0), Shard(1), Shard(0), Shard(2)]
+
+
+def test_what_is_sharded_in_columns_is_rounded_to_nearest_or_refused_by_name():
+    def run(rank):
+        words = []
+        for how in ROUNDED.keys() - {"to nearest"}:
+            with pytest.raises(ziggurat.Unimplemented) as refused:
+                rounded(COLUMNS, **ROUNDED[how])
+            words.append(str(refused.value))
+        return words, rounded(COLUMNS, **ROUNDED["to nearest"])
+
+    (expected,) = on_ranks(1, lambda rank: rounded(COLUMNS, **ROUNDED["to nearest"]))
+    for words, found in on_ranks(2, run):
+        assert all(map(torch.equal, expected, found))
+        for said in words:
+            assert "parameter 'w3' is placed as (Shard(dim=2),)" in said
+            assert 'state_rounding="nearest" and param_rounding="nearest"' in said
 
 
 if __name__ == "__main__":

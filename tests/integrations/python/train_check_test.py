@@ -58,7 +58,32 @@ def test_other_bits_on_nvme_are_found(tmp_path, capsys, monkeypatch):
 def test_a_device_that_raises_is_said_and_the_next_one_tried(tmp_path, capsys):
     assert _train_check.check([torch.device("meta"), CPU], tmp_path) == 1
     said = capsys.readouterr().out
-    assert "wrong: meta, torch.float32: it did not train" in said and said.count("same bits") == 6
+    assert "wrong: meta, float32: it did not train" in said and said.count("same bits") == 6
+
+
+def test_every_path_that_is_given_is_trained_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / "one").mkdir(), (tmp_path / "other").mkdir()
+    used = []
+    right = ziggurat.torch.AdamW
+
+    def noted(*args, **kwargs):
+        used.append(kwargs["placement"])
+        return right(*args, **kwargs)
+
+    monkeypatch.setattr(ziggurat.torch, "AdamW", noted)
+    given = [f"--path={tmp_path}/one", "--path", f"{tmp_path}/other"]
+    assert _train_check.main(["--train", *given]) == 0
+    said = capsys.readouterr().out
+    assert said.count("ziggurat, nvme 1") == 4 and said.count("ziggurat, nvme 2") == 4
+    assert f"nvme 2: {tmp_path}/other" in said and said.count("same bits") == 10
+    for folder in ("one", "other"):
+        assert sum(f"{tmp_path}/{folder}/" in place for place in used) == 4
+
+
+def test_a_path_that_cannot_be_written_is_said(tmp_path, capsys):
+    assert _train_check.main(["--train", "--path", f"{tmp_path}/nothing"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"ziggurat: error: cannot write in {tmp_path}/nothing: No such file")
 
 
 def test_the_command_runs_it(tmp_path):

@@ -61,8 +61,23 @@ def load_foreign_checkpoint(
     and unless ``strict=False`` where a master is not what the weight beside it was rounded from.
     Nothing is changed then, but where a ``.distcp`` file turns out so: those are read last.
     """
+    plan, content = optimizer._sharing.together(
+        "load_foreign_checkpoint()", lambda: _planned(optimizer, model, Path(path), rename, strict)
+    )
+    _write(optimizer, plan)
+    return ForeignCheckpoint(content.layout, plan.missing, plan.unexpected, content.groups)
+
+
+def _planned(
+    optimizer: EngineOptimizer,
+    model: torch.nn.Module,
+    path: Path,
+    rename: Rename | None,
+    strict: bool,
+) -> tuple[Plan, Content]:
+    """What goes where. Errors: what does not fit."""
     try:
-        content = _content_of(Path(path))
+        content = _content_of(path)
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise DataLoss(
             f"{path}: is not as its trainer writes it ({type(error).__name__}: {error}): it is "
@@ -84,8 +99,7 @@ def load_foreign_checkpoint(
         )
     if strict:
         _look_at_masters(plan)
-    _write(optimizer, plan)
-    return ForeignCheckpoint(content.layout, plan.missing, plan.unexpected, content.groups)
+    return plan, content
 
 
 def _content_of(path: Path) -> Content:
@@ -137,7 +151,7 @@ def without_wrappers(content: Content, places: Places, *, wrapper: bool = True) 
     if names <= places.targets.keys():
         return
     short = names_alone(sorted(names | content.aliases), wrapper=wrapper)
-    rename_content(content, lambda name: name if name in places.targets else short[name])
+    rename_content(content, lambda name: places.name_here(name, short[name]))
 
 
 def _look_at_masters(plan: Plan) -> None:
@@ -159,19 +173,26 @@ def _look_at_masters(plan: Plan) -> None:
 
 @torch.no_grad()
 def _write(optimizer: EngineOptimizer, plan: Plan) -> None:
+    what, sharing = "load_foreign_checkpoint()", optimizer._sharing
+
+    def fill() -> None:
+        for target, saved in plan.values.items():
+            _copy(saved.read(), target)
+
+    def write_states() -> None:
+        for opened in optimizer._opened:
+            opened.params_written()
+            for param in opened.members:
+                optimizer._to_load.pop(param, None)
+                opened.masters.pop(param, None)
+                _write_state(optimizer, opened, param, plan)
+
     optimizer.synchronize()
-    for target, saved in plan.values.items():
-        _copy(saved.read(), target)
+    sharing.together(what, fill)
     optimizer.open()
-    for opened in optimizer._opened:
-        opened.params_written()
-        for param in opened.members:
-            optimizer._to_load.pop(param, None)
-            opened.masters.pop(param, None)
-            _write_state(optimizer, opened, param, plan)
     # A rank reads what others have of a parameter's state without their doing: not before they
     # have loaded it.
-    optimizer._sharing.all_of(True)
+    sharing.together(what, write_states)
 
 
 def _copy(values: torch.Tensor, target: torch.Tensor) -> None:

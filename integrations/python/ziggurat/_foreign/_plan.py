@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat._foreign._content import Content, Saved, State
-from ziggurat._names import names_in
+from ziggurat._names import names_alone, names_in
 from ziggurat._native import InvalidArgument
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._state import MOMENTS
@@ -23,6 +26,22 @@ def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in every if name not in left_out}
 
 
+def _older_names(model: torch.nn.Module, names: Mapping[str, str]) -> dict[str, str]:
+    """By what state dicts of the model as it is wrapped, and checkpoints of earlier versions, call
+    them: those had the ``module.`` of DataParallel and AveragedModel."""
+    prefix, inner = "", model
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            prefix, inner = f"{prefix}module.", inner.module
+        elif isinstance(its := getattr(inner, "_orig_mod", None), torch.nn.Module):
+            prefix, inner = f"{prefix}_orig_mod.", its
+        else:
+            break
+    inside = {name.removeprefix(prefix): short for name, short in names.items()}
+    alone = names_alone(list(inside), wrapper=False)
+    return {alone[name]: short for name, short in inside.items()} | inside | dict(names)
+
+
 class Places:
     """What a checkpoint may fill: the model's parameters and buffers, and the optimizer's state."""
 
@@ -31,6 +50,7 @@ class Places:
         spelled = {**_saved_buffers(model), **params}
         names = names_in(model, spelled)
         self.targets: dict[str, torch.Tensor] = {names[its]: spelled[its] for its in spelled}
+        self._older = _older_names(model, names)
         self._names: dict[torch.Tensor, str] = {}
         for name, target in self.targets.items():
             self._names.setdefault(target, name)
@@ -44,6 +64,16 @@ class Places:
                     f"parameter '{name}' of the optimizer is not in the model: give the model that "
                     "the optimizer trains"
                 )
+
+    def name_here(self, name: str, short: str) -> str:
+        """What a checkpoint's `name`, which is `short` without what is known to be a wrapper's, is
+        called here."""
+        for its in (name, short):
+            if its in self.targets:
+                return its
+            if its in self._older:
+                return self._older[its]
+        return short
 
     def name_of(self, target: torch.Tensor) -> str:
         """The first, of those that a tied one has."""
