@@ -79,6 +79,21 @@ EmbeddedSave::Param param_of(const json& its) {
   return param;
 }
 
+EmbeddedSave::Other other_of(const json& its, const EmbeddedSave& save) {
+  const auto engine = its.at("engine").get<std::size_t>();
+  if (engine >= save.engines.size())
+    throw wrong(
+        fmt::format("content: a part of engine {}: there are {}", engine, save.engines.size()));
+  EmbeddedSave::Other other{
+      .engine = engine,
+      .rank = its.at("rank").get<int>(),
+      .name = its.at("name").get<std::string>(),
+      .part = saved_part(its, save.params, its.at("count").get<std::uint64_t>())};
+  if (!save.params[other.part.param].trained)
+    throw wrong(fmt::format("content: '{}' is an engine's, and not trained", other.name));
+  return other;
+}
+
 StateContent content_of(const json& its) {
   StateContent content;
   content.model = its.at("model").get<std::string>();
@@ -128,6 +143,10 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
                                 part.part.name));
       save.values.push_back({.part = part, .memory = {memory[v].dtype, memory[v].bytes}});
     }
+    save.widened = its.value("widened", false);
+    save.alone = its.value("alone", false);
+    if (!save.alone) return save;
+    for (const json& other : its.at("others")) save.others.push_back(other_of(other, save));
     return save;
   });
 }

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -17,6 +19,7 @@
 #include "aio/blocking_calls.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "collectives/self_communicator.h"
 #include "core/checkpoint/tensor_values.h"
 #include "integrations/c/wrong.h"
 #include "optimizer/state_arrays.h"
@@ -39,6 +42,7 @@ class Tensors {
   std::size_t arrays(std::size_t param) const { return of_[param].size(); }
   std::uint32_t of(std::size_t param, std::size_t array) const { return of_[param].at(array); }
   bool is_scale(std::size_t array) const { return arrays_[array].is_scale(); }
+  const std::string& array(std::size_t index) const { return arrays_[index].name; }
 
  private:
   void add(std::size_t p, const EmbeddedSave::Param& param) {
@@ -73,6 +77,16 @@ class Tensors {
   std::vector<std::vector<std::uint32_t>> of_;
 };
 
+/// `values` of an array of `type`, which came as fp32, as that type has them: at their beginning.
+void narrow_exactly(TensorType type, std::span<float> values) {
+  if (type != TensorType::kBF16) return;
+  const std::span<std::byte> bytes = std::as_writable_bytes(values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto high = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(values[i]) >> 16);
+    std::memcpy(&bytes[i * sizeof(high)], &high, sizeof(high));
+  }
+}
+
 /// An engine's parameter is a part of one.
 bool has_parts(const EmbeddedSave& save) {
   return std::ranges::any_of(save.engines, [](const EmbeddedSave::Engine& engine) {
@@ -93,7 +107,7 @@ class Saving {
   Saving(Runtime& runtime, EmbeddedSave save)
       : runtime_(runtime),
         save_(std::move(save)),
-        widens_(runtime.ranks->world_size() > 1 || has_parts(save_)),
+        widens_(save_.widened || runtime.ranks->world_size() > 1 || has_parts(save_)),
         kind_(save_.engines.at(0).engine->copied_state(widens_)),
         tensors_(save_.params, kind_) {}
   ~Saving() {
@@ -112,8 +126,9 @@ class Saving {
     std::exception_ptr failure;
     try {
       for (const EmbeddedSave::Engine& engine : save_.engines) copy_engine(engine);
+      for (const EmbeddedSave::Other& other : save_.others) copy_other(other);
       for (const EmbeddedSave::Values& values : save_.values)
-        runtime_.reactor.block_on(copy_values(values));
+        runtime_.reactor.block_on(copy_array(values.part, 0, values.memory.bytes));
     } catch (...) {
       failure = std::current_exception();
     }
@@ -134,7 +149,7 @@ class Saving {
     its.tensors = tensors_.all();
     for (const EmbeddedSave::Param& param : save_.params)
       if (param.trained) its.units.push_back({.name = param.name, .params = {param.name}});
-    its.layout.ranks = its.layout.shard_group = runtime_.ranks->world_size();
+    its.layout.ranks = its.layout.shard_group = save_.alone ? 1 : runtime_.ranks->world_size();
     its.versions = {{"manifest", fmt::format("{}", Manifest::kSchema)}};
     its.line = save_.engines.front().engine->line();
     return its;
@@ -153,8 +168,10 @@ class Saving {
     };
     for (const EmbeddedSave::Engine& engine : save_.engines)
       for (const EmbeddedSave::Part& part : engine.parts) add(part, tensors_.arrays(part.param));
+    for (const EmbeddedSave::Other& other : save_.others)
+      add(other.part, tensors_.arrays(other.part.param));
     for (const EmbeddedSave::Values& values : save_.values) add(values.part, 1);
-    const Communicator& ranks = *runtime_.ranks;
+    const Communicator& ranks = *ranks_;
     return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
   }
 
@@ -183,7 +200,11 @@ class Saving {
   Task<> begin() {
     std::vector<int> everyone(static_cast<std::size_t>(runtime_.ranks->world_size()));
     std::iota(everyone.begin(), everyone.end(), 0);
-    ranks_ = runtime_.ranks->split(everyone);
+    if (save_.alone) {
+      ranks_ = std::make_unique<SelfCommunicator>();
+    } else {
+      ranks_ = runtime_.ranks->split(everyone);
+    }
     std::exception_ptr error;
     CheckpointSave::Request request;
     try {
@@ -238,12 +259,25 @@ class Saving {
     co_await checkpoint_->sink().write(tensor, runs, values);
   }
 
-  Task<> copy_values(const EmbeddedSave::Values& values) {
-    const std::size_t element = size_bytes(values.memory.dtype);
-    for (std::uint64_t first = 0; first < values.memory.count(); first += kElementsAtOnce) {
-      const std::uint64_t count = std::min(kElementsAtOnce, values.memory.count() - first);
-      co_await write(values.part, 0, first,
-                     values.memory.bytes.subspan(first * element, count * element));
+  /// One array of the part is in memory at a time.
+  void copy_other(const EmbeddedSave::Other& its) {
+    EmbeddedEngine& engine = *save_.engines[its.engine].engine;
+    std::vector<float> values(its.part.part.count());
+    for (std::size_t a = 0; a < tensors_.arrays(its.part.param); ++a) {
+      engine.read_state_of(its.rank, its.name, tensors_.array(a), values);
+      const std::uint32_t tensor = tensors_.of(its.part.param, a);
+      narrow_exactly(tensors_.all()[tensor].type, values);
+      runtime_.reactor.block_on(copy_array(its.part, a, std::as_bytes(std::span(values))));
+    }
+  }
+
+  Task<> copy_array(const EmbeddedSave::Part& part, std::size_t array,
+                    std::span<const std::byte> values) {
+    const std::size_t element = size_bytes(tensors_.all()[tensors_.of(part.param, array)].type);
+    const std::uint64_t all = part.part.count();
+    for (std::uint64_t first = 0; first < all; first += kElementsAtOnce) {
+      const std::uint64_t count = std::min(kElementsAtOnce, all - first);
+      co_await write(part, array, first, values.subspan(first * element, count * element));
     }
   }
 

@@ -43,6 +43,13 @@ struct EmbeddedSave {
     Part part;
     TypedSpan<const std::byte> memory;
   };
+  /// What the engine of another rank has, which this one reads there.
+  struct Other {
+    std::size_t engine;  ///< of `engines`
+    int rank;
+    std::string name;  ///< as the parameter is called there
+    Part part;
+  };
 
   std::string folder;
   Retention retention;
@@ -50,6 +57,9 @@ struct EmbeddedSave {
   std::vector<Param> params;  ///< all of the model, alike on every rank
   std::vector<Engine> engines;
   std::vector<Values> values;
+  bool widened = false;  ///< codes of 8 bits as the values that they stand for
+  bool alone = false;    ///< this rank calls, and no other: it saves `others` too
+  std::vector<Other> others;
 
   /// Errors: kInvalidArgument naming what is wrong with `text`, or does not fit `engines`,
   /// `memory`.
@@ -58,8 +68,8 @@ struct EmbeddedSave {
 };
 
 /// Every rank of `runtime` calls it, at the same place among its engines and exchanges, between
-/// steps. Returns when the checkpoint is durable under its name. Errors: CheckpointSave's; those of
-/// copying the state, and then there is no checkpoint.
+/// steps; or one alone. Returns when the checkpoint is durable under its name. Errors:
+/// CheckpointSave's; those of copying the state, and then there is no checkpoint.
 void save_checkpoint(Runtime& runtime, EmbeddedSave save);
 
 /// The parts of an engine's parameters, and the steps that each has made.

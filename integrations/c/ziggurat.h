@@ -352,6 +352,13 @@ typedef struct ziggurat_save_options {
 ///                          or {"param": INDEX, "offsets": [..], "box": [..]}; null: another rank
 ///                          saves it
 ///   "values"               the same of each of options.values
+///   "widened"              moments of 8 bits are saved as the fp32 values that they stand for, as
+///                          several ranks' always are; absent: false
+///   "alone"                this rank calls, and the others do whatever they do between two steps;
+///                          absent: false
+///   "others"               of a rank that is alone, a list of what the others' engines have:
+///                          {"engine", "rank", "name", "param", "first", "count"}, as
+///                          ziggurat_read_state_of() reads it: an array of one is in memory
 ///
 /// Together the ranks have all of each parameter, and none of it twice. Errors:
 /// ZIGGURAT_INVALID_ARGUMENT where this step's checkpoint is there already;

@@ -88,7 +88,7 @@ class CCheckpoint : public ::testing::Test {
 
   /// A checkpoint of `parts`, as FOLDER/step-000000001.
   ziggurat_status save(const std::vector<const PartEngine*>& parts,
-                       const std::vector<char>& blob = {}) {
+                       const std::vector<char>& blob = {}, const std::string& more = "") {
     std::vector<ziggurat_engine> engines;
     std::string pieces;
     for (const PartEngine* part : parts) {
@@ -106,7 +106,7 @@ class CCheckpoint : public ::testing::Test {
         R"(", "step": 1, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
             "placement": "host", "resume": {}, "params": [{"name": "w", "shape": [10000],
             "trained": true}], "engines": [)" +
-        pieces + R"(], "values": []})";
+        pieces + R"(], "values": [])" + more + "}";
     return ziggurat_save_checkpoint(runtime_, &options, content.c_str());
   }
   ziggurat_checkpoint opened() {
@@ -147,6 +147,18 @@ TEST_P(CCheckpointFormats, OfAParameterInPartsIsThatOfTheWhole) {
         << ziggurat_last_error();
     EXPECT_EQ(read, expected) << kNames[tensor];
   }
+  ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
+}
+
+TEST_F(CCheckpoint, ThatIsWidenedHasTheValuesOfCodes) {
+  PartEngine whole(runtime_, "8bit", 0, kCount);
+  whole.step();
+  ASSERT_DONE(save({&whole}, {}, R"(, "widened": true)"));
+  const ziggurat_checkpoint checkpoint = opened();
+  std::vector<float> read(kCount);
+  const ziggurat_memory memory = memory_of(read);
+  ASSERT_DONE(ziggurat_checkpoint_read(checkpoint, 1, 0, &memory));
+  EXPECT_EQ(read, whole.state("exp_avg"));
   ASSERT_DONE(ziggurat_checkpoint_close(checkpoint));
 }
 

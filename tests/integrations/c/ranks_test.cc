@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -351,6 +352,63 @@ TEST(CRanks, ReadTheStateOfEachOther) {
         engine.read_state_of(0, "half", "master", ziggurat::memory_of(whole));
       });
       EXPECT_THAT(words, HasSubstr("read_state_of(rank 0, 'half')"));
+    }
+    exchange.barrier();
+  });
+}
+
+// The other rank calls nothing for it.
+TEST(CRanks, SaveAloneWhatAllHave) {
+  const ziggurat::testing::ScratchDirectory directory;
+  on_ranks(2, [&](int rank, const ziggurat::Runtime& runtime) {
+    Pieces pieces(rank);
+    ziggurat::Engine engine(runtime, pieces.params(rank),
+                            R"({"placement": "optimizer=host", "optimizer": "sgd"})");
+    ziggurat::Exchange exchange(runtime, "meet");
+    auto sgd = ZIGGURAT_INIT(ziggurat_group);
+    sgd.learning_rate = 1.0F;
+    pieces.lend(engine, rank);
+    engine.step({sgd});
+    const auto save = [&](const std::string& name, const std::string& other) {
+      const ziggurat_engine handle = engine.handle();
+      auto options = ZIGGURAT_INIT(ziggurat_save_options);
+      options.engine_count = 1;
+      options.engines = &handle;
+      const std::string content =
+          R"({"folder": ")" + directory.path() + "/" + name +
+          R"(", "step": 1, "keep_last": 0, "keep_every": 0, "model": "m", "dtype": "fp32",
+              "placement": "host", "resume": {}, "values": [], "alone": true,
+              "params": [{"name": "part", "shape": [137], "trained": true},
+                         {"name": "whole", "shape": [300], "trained": true}],
+              "engines": [[{"param": 0, "first": 0}, {"param": 1, "first": 0}]],
+              "others": [)" +
+          other + "]}";
+      ziggurat::check(ziggurat_save_checkpoint(runtime.handle(), &options, content.c_str()));
+    };
+    const std::string rest = R"("name": "part", "param": 0, "first": 100, "count": 37})";
+    if (rank == 0) {
+      const std::string path = directory.path() + "/saved";
+      save("saved", R"({"engine": 0, "rank": 1, )" + rest);
+      ziggurat_checkpoint checkpoint = 0;
+      ziggurat::check(ziggurat_checkpoint_open(runtime.handle(), path.c_str(), &checkpoint));
+      std::vector<float> expected(100), part(37), read(137);
+      engine.read_state_of(0, "part", "master", ziggurat::memory_of(expected));
+      engine.read_state_of(1, "part", "master", ziggurat::memory_of(part));
+      expected.insert(expected.end(), part.begin(), part.end());
+      const ziggurat_memory memory = ziggurat::memory_of(read);
+      ziggurat::check(ziggurat_checkpoint_read(checkpoint, 0, 0, &memory));
+      EXPECT_EQ(read, expected);
+      ziggurat::check(ziggurat_checkpoint_close(checkpoint));
+
+      const auto refused = [&](const std::string& other) {
+        return refusal(ZIGGURAT_INVALID_ARGUMENT, [&] { save("refused", other); });
+      };
+      EXPECT_THAT(refused(R"({"engine": 1, "rank": 1, )" + rest), HasSubstr("a part of engine 1"));
+      EXPECT_THAT(refused(""), HasSubstr("its pieces have 100 of 137 elements"));
+      EXPECT_THAT(refused(R"({"engine": 0, "rank": 1, "name": "none", "param": 0, "first": 100,
+                              "count": 37})"),
+                  HasSubstr("read_state_of(rank 1, 'none')"));
+      EXPECT_FALSE(std::filesystem::exists(directory.path() + "/refused/step-000000001"));
     }
     exchange.barrier();
   });
