@@ -67,12 +67,11 @@ class CFailure : public Embedder {
     lend_both(2);
     const FailingDrive drive;
     ASSERT_DONE(step());
-    ASSERT_DONE(ziggurat_wait(engine_, ZIGGURAT_ALL_PARAMS));
     ziggurat_memory memory = ZIGGURAT_INIT(ziggurat_memory);
     memory.dtype = ZIGGURAT_FP32;
     memory.address = gradient_.address();
     memory.size_bytes = kCounts[1] * sizeof(float);
-    ASSERT_DONE(ziggurat_lend_gradient(engine_, 1, &memory, 1));
+    ziggurat_lend_gradient(engine_, 1, &memory, 1);  // which may say so already
     ASSERT_NE(ziggurat_make_durable(engine_), ZIGGURAT_OK);
     why_ = ziggurat_last_error();
     gradient_.take_away();

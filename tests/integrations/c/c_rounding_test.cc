@@ -115,7 +115,9 @@ TEST_F(CRounding, OfParametersCountsTheStepsThatTheTrainerSet) {
   memory.size_bytes = master.size() * sizeof(float);
   for (const bool written : {true, false}) {
     SCOPED_TRACE(written);
-    if (written) ASSERT_DONE(ziggurat_write_state(engine_, 1, "master", &memory));
+    if (written) {
+      ASSERT_DONE(ziggurat_write_state(engine_, 1, "master", &memory));
+    }
     ASSERT_DONE(ziggurat_set_param_steps(engine_, 1, written ? 70 : 80));
     ASSERT_DONE(lend(0, gradient_of(0, 2)));  // and none of the other
     ASSERT_DONE(step());
