@@ -43,10 +43,10 @@ class GradientHooks:
         self._count = 0
 
     def attach(
-        self, named_params: Iterable[tuple[str | Callable[[], str], torch.Tensor]]
+        self, named_params: Iterable[tuple[str | Callable[[int], str], torch.Tensor]]
     ) -> list[Slot]:
         """Again is harmless: new parameters get the next indices, unfrozen ones their hook. A name
-        may be what gives it, once it is known."""
+        may be what gives it by the index, once it is known."""
         slots = []
         for name, param in named_params:
             slot = self._slots.get(param)

@@ -39,7 +39,7 @@ def count_writes(written: Sequence[torch.Tensor]) -> None:
 class Slot:
     """A parameter as the hooks know it. Does not keep the parameter alive."""
 
-    def __init__(self, name: str | Callable[[], str], index: int) -> None:
+    def __init__(self, name: str | Callable[[int], str], index: int) -> None:
         self._name = name
         self.index = index
         self.handle: Any = None
@@ -48,7 +48,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        return self._name if isinstance(self._name, str) else self._name()
+        return self._name if isinstance(self._name, str) else self._name(self.index)
 
 
 class Content:

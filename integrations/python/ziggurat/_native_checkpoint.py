@@ -7,7 +7,7 @@ import ctypes
 import json
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ziggurat._abi import HANDLE, Memory, SaveOptions, call, memory, sized
@@ -28,9 +28,11 @@ def save_checkpoint(
     engines: Sequence[Engine],
     values: Sequence[Values],
     blob: bytes,
-    content: str,
+    content: Mapping[str, Any] | str,
 ) -> None:
-    """ziggurat_save_checkpoint(): a call of all ranks. `content` is described there: JSON."""
+    """ziggurat_save_checkpoint(): a call of all ranks. `content` is described there; as its JSON,
+    nothing of it can fail here on one rank alone."""
+    text = content if isinstance(content, str) else json.dumps(content)
     handles = (HANDLE * len(engines))(*(engine.handle for engine in engines))
     given = (Memory * len(values))(*(memory(*one) for one in values))
     options = sized(
@@ -42,7 +44,7 @@ def save_checkpoint(
         blob=blob or None,
         blob_bytes=len(blob),
     )
-    call("ziggurat_save_checkpoint", runtime.handle, options, content.encode(), words=in_arguments)
+    call("ziggurat_save_checkpoint", runtime.handle, options, text.encode(), words=in_arguments)
 
 
 class SavedTensor(NamedTuple):

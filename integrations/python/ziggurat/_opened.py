@@ -23,7 +23,7 @@ from ziggurat._native import (
     Unimplemented,
     ZigguratError,
 )
-from ziggurat._parts import Nothing, Part, layout_of
+from ziggurat._parts import Nothing, Part
 from ziggurat._words import in_arguments
 
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -76,6 +76,14 @@ def rounds_to(master: torch.Tensor, param: torch.Tensor, stochastic: bool = Fals
     return torch.equal(made.view(torch.int16), param.view(torch.int16))
 
 
+_Laid = tuple[torch.Size, tuple[int, ...]]
+
+
+def _laid(param: torch.Tensor) -> _Laid:
+    """Shape and strides: ``p.data = x`` counts no write of `p`, and may leave its address."""
+    return param.shape, param.stride()
+
+
 class _Kind(NamedTuple):
     """What a parameter stays."""
 
@@ -96,8 +104,9 @@ def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
         raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
     if not param.is_contiguous():
         check_layout(param, name)
-    whole = tuple(part.param.shape)
-    return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device, whole)
+    shape = tuple(param.shape)
+    whole = shape if part.param is param else tuple(part.param.shape)
+    return _Kind(DTYPES[param.dtype], shape, param.device, whole)
 
 
 _runtimes: weakref.WeakValueDictionary[tuple[int, int], Runtime] = weakref.WeakValueDictionary()
@@ -191,7 +200,10 @@ class Opened:
                 self._places[index].write(index, param)
                 torch.autograd.graph.increment_version(param)
         self._versions = [param._version for param in held]
-        self._layouts = [layout_of(param) for param in held]
+        self._addresses = [param.data_ptr() for param in held]
+        # Many alike share one object, since the garbage collector walks each.
+        known: dict[_Laid, _Laid] = {}
+        self._laid = [known.setdefault(laid, laid) for laid in map(_laid, held)]
         self._memory = [param.detach() for param in held]  # which stays as long as it is lent
         self._lent_at = [lent.data_ptr() for lent in memory]  # what the engine has
 
@@ -361,8 +373,10 @@ class Opened:
 
     def _moved(self, index: int, param: torch.Tensor) -> bool:
         """Whether it lies otherwise than before."""
-        address, shape, strides = self._layouts[index]
-        return param.data_ptr() != address or param.shape != shape or param.stride() != strides
+        if param.data_ptr() != self._addresses[index]:
+            return True
+        shape, strides = self._laid[index]
+        return param.shape != shape or param.stride() != strides
 
     def _look_at_params(self) -> list[int]:
         """Those that were written since: their masters are taken anew at the step."""
@@ -380,7 +394,7 @@ class Opened:
                         f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
                         "what changes the model, as model.to(dtype or device) does"
                     )
-                self._layouts[index] = layout_of(param)
+                self._addresses[index], self._laid[index] = param.data_ptr(), _laid(param)
                 self._memory[index] = param.detach()
             memory = self._places[index].read(index, param)
             if memory.data_ptr() != self._lent_at[index]:

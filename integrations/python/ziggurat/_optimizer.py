@@ -215,17 +215,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
             del self.param_groups[-1]
             raise InvalidArgument("a parameter is twice in its group: give each once")
         self._called_by = None
-        first = len(self._order)
         self._order.extend(added)
-        self._attach(added, first)
+        self._attach(added)
 
-    def _attach(self, params: Sequence[torch.Tensor], first: int = 0) -> None:
-        """`first`: the place of the first of new ones."""
-        this = weakref.ref(self)
-        slots = self._hooks.attach(
-            (functools.partial(_name_of, this, place), param)
-            for place, param in enumerate(params, first)
-        )
+    def _attach(self, params: Sequence[torch.Tensor]) -> None:
+        name_of = functools.partial(_name_of, weakref.ref(self))
+        slots = self._hooks.attach((name_of, param) for param in params)
         self._slot_of.update(zip(params, slots, strict=True))
         if self._sharing.feeder is not None:
             self._sharing.attach(slots)

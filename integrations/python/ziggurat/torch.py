@@ -20,7 +20,8 @@ All of them take, beside what PyTorch's have:
 ``state_rounding``, ``param_rounding``
     "nearest" or "stochastic", for a store's life: how state that is kept in bf16 is rounded (formats
     "bf16-moments" and "bf16"; if not given, a new store's is stochastic, so that small updates are
-    kept on average), and bf16 parameters that are made of fp32 masters (nearest).
+    kept on average), and bf16 parameters that are made of fp32 masters (nearest). What FSDP2 shards in
+    another dimension than the first is rounded to nearest only.
 ``threads``
     Workers; 0: as many as PyTorch computes with, and with parameters on an accelerator all cores of
     this process's share but one: give fewer where ``DataLoader`` has workers.
