@@ -105,6 +105,7 @@ class Opened:
     ) -> None:
         """`load`: of these parts, what Engine takes of a checkpoint."""
         self.members = [part.param for part in parts]  #: of some, nothing may be on this rank
+        self.store: str | None = settings.get("store")  #: the directory of a state on a drive
         here = [i for i, part in enumerate(parts) if part.memory().numel() > 0]
         self.parts = [parts[i] for i in here] or [Nothing()]
         self.params = [part.param for part in self.parts]
@@ -332,6 +333,16 @@ class Opened:
             given = _as_fp32(self._places[index].values(index, self.parts[index].memory()))
             self.engine.write_state(index, "master", given.data_ptr(), given.numel())
         self._give_masters()
+
+    def is_rounded(self, part: Part, first: int, master: torch.Tensor) -> bool:
+        """Whether elements of a part, from `first` on, are what the engine rounds `master` to."""
+        index = self._indices[part.param]
+        values = self._places[index].values(index, part.memory()).detach().reshape(-1)
+        return rounds_to(master, values[first : first + master.numel()], self._params_drawn)
+
+    def take_master(self, part: Part) -> None:
+        """From the parameter as it is, at the next step."""
+        self.engine.param_written(self._indices[part.param])
 
     def steps_of(self, param: torch.Tensor) -> int:
         """Steps that it has made, wherever its state is."""

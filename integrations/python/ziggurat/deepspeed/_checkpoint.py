@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints with DeepSpeed's calls and folders, in a format of our own.
+"""Checkpoints with DeepSpeed's calls and folders; the optimizer's state is in the engine's format.
 
     save_dir/latest                           the newest tag
     save_dir/TAG/mp_rank_00_model_states.pt   module, scheduler, counters, client_state, optimizer's
-                                              groups, and the names of its state's files
-    save_dir/TAG/ziggurat_state_...pt         the state of some parameters, as torch.optim has it
+                                              groups, and the name of its state's folder
+    save_dir/TAG/ziggurat_state_3_1a2b3c4d/   that folder (_state_folder.py); none before a step
 
-Ranks divide the state's files among them; no file belongs to a rank. That of the module is written
-when all others are there, so it is what makes a checkpoint.
+The file of the module is what makes a checkpoint: it gets its name when all that it speaks of is
+durable, and what the tag had before is removed then. A save that is cut off leaves what nothing
+names; the next one of that tag removes it.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,14 @@ import torch
 
 from ziggurat._native import InvalidArgument
 from ziggurat._state import Groups
-from ziggurat.deepspeed import _files, _optimizers
+from ziggurat.deepspeed import _files, _optimizers, _state_folder
 from ziggurat.deepspeed._log import say
 from ziggurat.deepspeed._meeting import Meeting
+from ziggurat.deepspeed._state_folder import Kept
 
 _MODULE = "mp_rank_00_model_states.pt"
 _STATE = "ziggurat_state"
-_FORMAT = 1
+_FORMAT = 2
 _FOREIGN = (
     "for a run that DeepSpeed began, call ziggurat.torch.load_foreign_checkpoint(engine.optimizer, "
     "engine.module, path) in place of it"
@@ -43,25 +46,26 @@ def save(
     exclude_frozen_parameters: bool,
 ) -> None:
     tag = _tag(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
-    folder = Path(save_dir) / tag
     step = engine.global_steps
     engine.saves[step] += 1
     with Meeting(f"save {engine.saves[step]} at step {step}", "save_checkpoint()", tag) as meeting:
-        folder.mkdir(parents=True, exist_ok=True)
         # With storage of its own, the first rank of every host has all.
-        if engine._config.use_node_local_storage:
-            is_writer = engine.local_rank == 0
-            files = _write_share(engine, folder, 0, 1) if is_writer else []
-        else:
-            is_writer = engine.global_rank == 0
-            files = _write_shares(engine, folder, tag, meeting)
+        of_hosts = engine._config.use_node_local_storage
+        is_writer = (engine.local_rank if of_hosts else engine.global_rank) == 0
+        chosen = {"tag": tag, "state": _new_name(step), "together": False}
+        if not of_hosts:
+            chosen = _chosen(engine, chosen, meeting)
+        folder = Path(save_dir) / chosen["tag"]
+        if is_writer:
+            _files.make_folder(folder)
+        kept = None
+        if is_writer or chosen["together"]:
+            kept = _write_state(engine, folder / chosen["state"], alone=not chosen["together"])
         if is_writer:
             state = _module_state(engine, client_state, exclude_frozen_parameters)
-            state["ziggurat"]["files"] = files
+            state["ziggurat"] |= _as_saved(kept, chosen["state"])
             _files.write(folder / _MODULE, state)
-            for file in folder.glob(f"{_STATE}_*.pt"):  # of what had this tag before
-                if file.name not in files:
-                    file.unlink()
+            _remove_what_was(folder, chosen["state"])
             if save_latest:
                 _files.write(Path(save_dir) / "latest", tag)
         if engine.global_rank == 0:
@@ -71,30 +75,43 @@ def save(
     say(f"saved {folder}")
 
 
-def _write_shares(engine: Any, folder: Path, tag: str, meeting: Meeting) -> list[str]:
-    """Every rank its own; on rank 0 the files of all, and those of a rank that does not come."""
-    ranks, own = engine.world_size, engine.global_rank
-    files = _write_share(engine, folder, own, ranks) if meeting.claim(own) else []
-    if own != 0:
-        meeting.end(json.dumps(files))
-        return []
-    tags: dict[int, str] = {}
-    for rank in meeting.others:
-        word = meeting.word_of(rank)
-        if word is not None or not meeting.claim(rank):
-            tags[rank] = tag if word is None else word
-            files += json.loads(meeting.result_of(rank))
-        else:
-            files += _write_share(engine, folder, rank, ranks)
-    _look_at_tags(engine._config.tag_validation, tag, tags)
-    return files
+def _new_name(step: int) -> str:
+    return f"{_STATE}_{step}_{secrets.token_hex(4)}"
 
 
-def _write_share(engine: Any, folder: Path, share: int, shares: int) -> list[str]:
+def _chosen(engine: Any, own: dict[str, Any], meeting: Meeting) -> dict[str, Any]:
+    """Rank 0's tag, the name of the state's folder, and whether all ranks write it together."""
+    if engine.global_rank != 0:
+        its: dict[str, Any] = json.loads(meeting.decision())
+        return its
+    if meeting.others:
+        words = meeting.words()
+        _look_at_tags(engine._config.tag_validation, own["tag"], words)
+        divided = engine.optimizer is not None and engine.optimizer._sharing.ranks is not None
+        everyone = divided and engine.optimizer._sharing.ranks.size == engine.world_size
+        own = own | {"together": everyone and len(words) == len(meeting.others)}
+    meeting.decide(json.dumps(own))
+    return own
+
+
+def _write_state(engine: Any, folder: Path, alone: bool) -> Kept | None:
     if engine.optimizer is None:
-        return []
-    stem = f"{_STATE}_{engine.global_steps}"
-    return _files.write_share(folder, stem, engine.optimizer, share, shares)
+        return None
+    resume = {"consumed_samples": engine.global_samples}
+    return _state_folder.write(engine.optimizer, folder, resume, alone)
+
+
+def _as_saved(kept: Kept | None, folder: str) -> dict[str, Any]:
+    if kept is None:
+        return {"state": None}
+    return {"state": {"folder": folder, "names": kept.names, "steps": kept.steps}}
+
+
+def _remove_what_was(folder: Path, state: str) -> None:
+    """What had this tag before, and what saves that were cut off have left."""
+    for there in (*folder.glob(f"{_STATE}_*"), *folder.glob(f".{_MODULE}.*.new")):
+        if there.name != state:
+            _files.remove(there)
 
 
 def _tag(save_dir: str | Path, tag: str) -> str:
@@ -108,13 +125,10 @@ def _look_at_tags(validation: str, tag: str, words: dict[int, str]) -> None:
     others = [f'"{word}" on rank {rank}' for rank, word in sorted(words.items()) if word != tag]
     if not others or validation == "IGNORE":
         return
-    message = (
-        f'save_checkpoint(): tag="{tag}" on rank 0, {", ".join(others)}: the parts lie in several '
-        "folders, and none can be loaded: give the same tag on all ranks"
-    )
+    message = f'save_checkpoint(): tag="{tag}" on rank 0, {", ".join(others)}'
     if validation == "FAIL":
-        raise InvalidArgument(message)
-    say(message)
+        raise InvalidArgument(f"{message}: give the same tag on all ranks")
+    say(f"{message}: all is saved under that of rank 0")
 
 
 def _module_state(
@@ -173,8 +187,7 @@ def load(
         raise InvalidArgument(
             f"load_checkpoint(): {path} is not there: give the tag of one that is"
         )
-    # A client_state may hold any object: load only checkpoints that you trust.
-    state = torch.load(path, map_location="cpu", weights_only=False)
+    state = _files.read(path)
     if custom_load_fn is None:
         engine.module.load_state_dict(state["module"], strict=load_module_strict)
     else:
@@ -196,8 +209,7 @@ def _load_the_rest(
 ) -> None:
     own = state["ziggurat"]
     if optimizer_states and engine.optimizer is not None:
-        state_of = _files.read_state(folder, own["files"])
-        engine.optimizer.load_state_dict({"state": state_of, "param_groups": own["param_groups"]})
+        _load_state(engine.optimizer, folder, own)
         if engine.client_optimizer is not None and engine.client_optimizer is not engine.optimizer:
             _optimizers.share_groups(engine.optimizer, engine.client_optimizer)
         engine._scale.load_state_dict(state["loss_scale"])
@@ -206,6 +218,21 @@ def _load_the_rest(
     engine.global_steps = own["global_steps"]
     engine.global_samples = own["global_samples"]
     engine.skipped_steps = own["skipped_steps"]
+
+
+def _load_state(optimizer: Any, folder: Path, own: dict[str, Any]) -> None:
+    if own["format"] == 1:
+        state_of = _files.read_state(folder, own["files"])
+        optimizer.load_state_dict({"state": state_of, "param_groups": own["param_groups"]})
+        _state_folder.take_over(optimizer)
+    elif own["state"] is None:
+        _state_folder.let_go(optimizer)
+        groups = {"state": {}, "param_groups": own["param_groups"]}
+        optimizer._load_groups(optimizer.in_order(groups))
+    else:
+        its = own["state"]
+        kept = Kept(its["names"], its["steps"])
+        _state_folder.read(optimizer, folder / its["folder"], kept, own["param_groups"])
 
 
 def save_16bit(engine: Any, path: Path, exclude_frozen_parameters: bool) -> None:

@@ -329,8 +329,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     ) -> bool:
         """Writes what ``load_checkpoint()`` goes on from; `client_state` is the script's own.
 
-        Ranks that call it, with the same tag, divide the work; rank 0 does that of those which do
-        not. As many or other ranks go on from it. Errors: Unavailable where a rank failed in it.
+        All ranks that call it, with the same tag, write what they have; where one does not, rank 0
+        writes what all have. As many or other ranks go on from it. A tag that is there stays whole
+        until the new one is. Errors: Unavailable where a rank failed in it.
         """
         _checkpoint.save(
             self, save_dir, tag, client_state or {}, save_latest, exclude_frozen_parameters
@@ -349,7 +350,9 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
     ) -> tuple[str | None, dict[str, Any] | None]:
         """The path that was loaded and its ``client_state``; (None, None) without a ``latest``.
 
-        Load only what you trust: a ``client_state`` may run code as it is read.
+        Load only what you trust: a ``client_state`` may run code as it is read. Errors: DataLoss
+        naming a file with a byte that is not what was written; InvalidArgument for what is not
+        there, or does not fit.
         """
         return _checkpoint.load(
             self,

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ziggurat._optimizer import EngineOptimizer
-
-_CHUNK_BYTES = 1 << 30  # of state in memory at a time; the whole may be larger than memory
+from ziggurat._native import DataLoss
 
 
 def write(path: Path, content: Any) -> None:
@@ -22,48 +23,85 @@ def write(path: Path, content: Any) -> None:
         if isinstance(content, str):
             file.write(content.encode())
         else:
-            torch.save(content, file)
+            _save(content, file)
         file.flush()
         os.fsync(file.fileno())
+    _sync(path.parent)  # what the file speaks of has its name before it
     new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path.parent)
+
+
+def _save(content: Any, file: Any) -> None:
+    """With the checksums that read() compares, which a script may have turned off."""
+    options = getattr(torch.serialization, "get_crc32_options", None)  # since PyTorch 2.6
+    if options is None or options():
+        torch.save(content, file)
+        return
+    torch.serialization.set_crc32_options(True)
     try:
-        os.fsync(folder)
+        torch.save(content, file)
     finally:
-        os.close(folder)
+        torch.serialization.set_crc32_options(False)
 
 
-def write_share(
-    folder: Path, stem: str, optimizer: EngineOptimizer, share: int, shares: int
-) -> list[str]:
-    """The whole state of every `shares`-th parameter, from the one with number `share` on, some to
-    a file, whose names are returned. They hold {number: state}."""
-    written: list[str] = []
-    chunk: dict[int, Any] = {}
-    size_bytes = 0
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
-    def flush() -> None:
-        name = f"{stem}_{share}_of_{shares}_{len(written)}.pt"
-        write(folder / name, chunk)
-        written.append(name)
 
-    for index, (_, param, _) in enumerate(optimizer._named()):
-        state = optimizer.state_of(param) if index % shares == share else {}
-        if state:
-            chunk[index] = state
-            size_bytes += sum(value.nbytes for value in state.values())
-        if size_bytes >= _CHUNK_BYTES:
-            flush()
-            chunk, size_bytes = {}, 0
-    if chunk:
-        flush()
-    return written
+def make_folder(folder: Path) -> None:
+    """And those that it is in: durable."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def remove(there: Path) -> None:
+    """A file, or a folder with all that is in it."""
+    if there.is_dir():
+        shutil.rmtree(there)
+    else:
+        there.unlink()
+
+
+def read(path: Path) -> Any:
+    """What ``torch.save`` wrote; tensors are the file's pages, read when they are used.
+
+    It may hold any object: open only checkpoints that you trust. Errors: DataLoss where a byte is
+    another one than was written.
+    """
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if is_archive:
+        _check(path)
+        return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    try:  # as PyTorch before 1.6 wrote, and others still do
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise DataLoss(f"{path}: is not what was written: {error}") from error
+
+
+def _check(path: Path) -> None:
+    try:
+        with zipfile.ZipFile(path) as file:
+            damaged = file.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise DataLoss(f"{path}: is not what was written: {error}") from error
+    if damaged is not None:
+        raise DataLoss(f"{path}: its record {damaged} is not what was written")
 
 
 def read_state(folder: Path, names: Sequence[str]) -> dict[int, Any]:
-    """What files hold together. Tensors are the files' pages, read when they are used."""
+    """What files hold together that the first format kept states in. Tensors are the files' pages,
+    read when they are used."""
     state: dict[int, Any] = {}
     for name in names:
+        _check(folder / name)
         # Plain data and tensors only: these files run no code.
         state |= torch.load(folder / name, weights_only=True, mmap=True)
     return state

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that share the work of a call, which the script may have made on rank 0 alone.
+"""Ranks in a call that the script may have made on rank 0 alone.
 
 A barrier would wait for ever then. In the job's store each rank says when it begins and how it has
-ended, and claims its share of the work. Rank 0 does the share of a rank that does not begin. One
-that has begun is waited for as long as it takes; where one fails, all that wait for it raise.
+ended. Rank 0 looks who begins, and decides what all that do are to do. One that has begun is waited
+for as long as it takes; where one fails, all that wait for it raise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from ziggurat._native import Unavailable
 
-_PATIENCE = datetime.timedelta(seconds=10)  # for a rank to begin what rank 0 has begun
+_PATIENCE = datetime.timedelta(seconds=10)  # for ranks to begin what rank 0 has begun
 _WORK = datetime.timedelta(hours=6)  # for one that has begun: a large state on a slow disk
 _PAUSE = 0.02  # seconds between two looks: the store's own wait prints a warning when it ends
 _FAILED = "failed: "
@@ -41,14 +41,23 @@ class Meeting:
         if error is not None:
             self.end(f"{_FAILED}{type(error).__name__}: {error}")
 
-    def claim(self, rank: int) -> bool:
-        """Whether the share of `rank` is the caller's to do."""
-        return not self.others or bool(self._store().add(self._key("claimed", rank), 1) == 1)
+    def words(self) -> dict[int, str]:
+        """Of the other ranks that begin now."""
+        until = time.monotonic() + _PATIENCE.total_seconds()
+        there = [rank for rank in self.others if self._waited(until, ("began", rank))]
+        return {rank: self._heard("began", rank) for rank in there}
 
-    def word_of(self, rank: int) -> str | None:
-        """None for one that does not begin."""
-        there = self._waited("began", rank, _PATIENCE)
-        return self._heard("began", rank) if there else None
+    def decide(self, what: str) -> None:
+        """Rank 0's."""
+        self._say("decided", self._rank, what)
+
+    def decision(self) -> str:
+        """What rank 0 decides, once it has. Errors: Unavailable where it fails before."""
+        until = time.monotonic() + _WORK.total_seconds()
+        self._waited(until, ("decided", 0), ("ended", 0))
+        if not self._store().check([self._key("decided", 0)]):
+            self.result_of(0)
+        return self._heard("decided", 0)
 
     def end(self, result: str) -> None:
         """This rank's work is done."""
@@ -56,16 +65,17 @@ class Meeting:
 
     def result_of(self, rank: int) -> str:
         """Once its work is done. Errors: Unavailable where it has failed, in its words."""
-        ended = self._waited("ended", rank, _WORK)
+        until = time.monotonic() + _WORK.total_seconds()
+        ended = self._waited(until, ("ended", rank))
         result = self._heard("ended", rank) if ended else f"{_FAILED}it has not ended"
         if result.startswith(_FAILED):
             why = result.removeprefix(_FAILED)
             raise Unavailable(f"{self._call} failed on rank {rank}: {why}")
         return result
 
-    def _waited(self, what: str, rank: int, patience: datetime.timedelta) -> bool:
-        until = time.monotonic() + patience.total_seconds()
-        while not self._store().check([self._key(what, rank)]):
+    def _waited(self, until: float, *any_of: tuple[str, int]) -> bool:
+        keys = [self._key(*one) for one in any_of]
+        while not any(self._store().check([key]) for key in keys):
             if time.monotonic() > until:
                 return False
             time.sleep(_PAUSE)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ziggurat._native import InvalidArgument
-from ziggurat.deepspeed import _files
+from ziggurat.deepspeed import _files, _state_folder
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
@@ -26,25 +26,36 @@ def get_fp32_state_dict_from_zero_checkpoint(
 ) -> dict[str, torch.Tensor]:
     """The module's ``state_dict()`` in fp32: the optimizer's masters, and what has none.
 
-    Values are the files' own memory, read when they are used, so `lazy_mode` changes nothing.
-    Errors: InvalidArgument where there is no checkpoint of ours.
+    All masters are in memory, so `lazy_mode` changes nothing. Errors: InvalidArgument where there
+    is no checkpoint of ours; DataLoss where a byte is another one than was written.
     """
     folder = Path(checkpoint_dir) / (_newest(checkpoint_dir) if tag is None else str(tag))
     path = folder / "mp_rank_00_model_states.pt"
     if not path.is_file():
         raise InvalidArgument(f"{path} is not there: give the folder that holds `latest`, or a tag")
-    # A client_state may hold any object: open only checkpoints that you trust.
-    saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    saved = _files.read(path)
     own = saved["ziggurat"]
-    state = _files.read_state(folder, own["files"])
-    masters = {own["names"][i]: one["master"] for i, one in state.items() if "master" in one}
+    masters = _masters(folder, own)
     weights: dict[str, torch.Tensor] = {}
     for name, value in saved["module"].items():
-        if name in masters:
+        if name in masters and value.dtype != torch.float32:
             weights[name] = masters[name]
         elif not exclude_frozen_parameters or name not in own["frozen"]:
             weights[name] = value.float() if value.is_floating_point() else value
     return weights
+
+
+def _masters(folder: Path, own: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """By the names that the module has."""
+    if own["format"] == 1:
+        state = _files.read_state(folder, own["files"])
+        return {own["names"][i]: one["master"] for i, one in state.items() if "master" in one}
+    if own["state"] is None:
+        return {}
+    names = {its: own["names"][number] for number, its in own["state"]["names"].items()}
+    return {
+        names[owner]: values for owner, values in _state_folder.masters(folder / own["state"]["folder"])
+    }
 
 
 def load_state_dict_from_zero_checkpoint(
