@@ -572,7 +572,7 @@ TEST(CliCommand, DoctorSaysARanksShareOfTheCores) {
     return ziggurat(folder.path(), {"doctor"}, {{"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "999"}});
   };
   EXPECT_THAT(doctor("7").out, HasSubstr("rank 7 of 999 on this host"));
-  EXPECT_THAT(doctor("999").out, HasSubstr("whole numbers from 0, smaller than their count"));
+  EXPECT_THAT(doctor("999").out, HasSubstr("whole numbers from 0 to one less than their count"));
 }
 
 TEST(CliCommand, DoctorSaysOnWhichNodesMemoryCanBeHad) {
