@@ -74,7 +74,8 @@ class GradientHooks:
         params: Iterable[torch.Tensor],
         moved: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
-        """What gradients are multiplied by is what `moved` makes of it: take() reads each."""
+        """Replaces the scales of lent gradients by what `moved` makes of them; take() reads the new
+        ones."""
         grads = [_here(param.grad) for param in params]
         contents = [grad._content for grad in grads if isinstance(grad, LentGradient)]
         scaled = [(content, content.scale) for content in contents if content.scale is not None]
@@ -149,7 +150,10 @@ def _dense(grad: torch.Tensor, name: str) -> torch.Tensor:
             f"parameter '{name}' has a sparse gradient: make its layer with sparse=False"
         )
     if type(grad) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unimplemented(f"parameter '{name}' has a gradient of type {type(grad).__name__}")
+        raise Unimplemented(
+            f"parameter '{name}' has a gradient of type {type(grad).__name__}, "
+            "which is not known: only plain tensors are"
+        )
     return grad
 
 

@@ -62,7 +62,7 @@ def _kind_of(param: torch.Tensor, name: str) -> _Kind:
     """Errors: what the engine cannot take, naming the parameter."""
     check_device(param, name)
     if param.dtype not in DTYPES:
-        raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
+        raise InvalidArgument(f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16")
     if not param.is_contiguous():
         check_layout(param, name)
     return _Kind(DTYPES[param.dtype], tuple(param.shape), param.device)
@@ -294,8 +294,8 @@ class Opened:
                 kind = _kind_of(param, name)
                 if kind != was:
                     raise InvalidArgument(
-                        f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
-                        "what changes the model, as model.to(dtype or device) does"
+                        f"parameter '{name}' is {kind} now, but was {was}: make the optimizer "
+                        "after what changes the model, such as model.to(dtype or device)"
                     )
                 self._addresses[index] = param.data_ptr()
                 self._memory[index] = param.detach()

@@ -334,7 +334,7 @@ def test_files_that_are_missing_or_of_another_checkpoint_are_named(copied):
     groups = found["optimizer_state_dict"]["fp32_flat_groups"]
     found["optimizer_state_dict"]["fp32_flat_groups"] = [group[:-9].clone() for group in groups]
     torch.save(found, path)
-    with pytest.raises(ziggurat.DataLoss, match=r"elements here, and \d+ in its shape"):
+    with pytest.raises(ziggurat.DataLoss, match=r"elements here, but \d+ by its shape"):
         load(folder)
     found["optimizer_state_dict"]["fp32_flat_groups"] = [torch.zeros(0) for _ in groups]
     torch.save(found, path)
