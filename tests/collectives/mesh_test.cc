@@ -121,7 +121,7 @@ TEST(Mesh, PartsByNodeAndTheirCounterparts) {
 TEST(Mesh, PartsByNodeNeedAsManyRanksOnEveryNode) {
   const Mesh mesh({.dp = 6}, {.ranks = 6, .ranks_per_node = 4});
   EXPECT_THAT(refusal([&] { mesh.by_node(0, mesh.group(0, Axis::kData)); }).what(),
-              HasSubstr("node 0 has 4 ranks of a group of 6, node 1 has 2"));
+              HasSubstr("node 0 has 4 ranks of a group of 6, but node 1 has 2"));
 }
 
 TEST(Mesh, WarnsWhenTensorParallelGroupsSpanNodes) {

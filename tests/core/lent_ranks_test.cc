@@ -323,7 +323,8 @@ TEST(LentRanksDurable, StoreStateInMemoryAsOftenOnEveryRank) {
     LentTrainer& trainer = world.trainers[static_cast<std::size_t>(rank)];
     const auto engine = LentEngine::open(trainer.own_model(), config,
                                          *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
-    EXPECT_THAT(engine->description(), Contains(HasSubstr(fmt::format("rank {} of 2: 0.", rank))));
+    EXPECT_THAT(engine->description(),
+                Contains(HasSubstr(fmt::format("rank {} of 2 has 0.", rank))));
     for (int i = 0; i < 5; ++i) trainer.step(*engine);
     EXPECT_GE(engine->durable_generation() + 2, engine->generation());
     all_done.arrive_and_wait();

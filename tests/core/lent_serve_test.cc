@@ -190,7 +190,8 @@ TEST(LentServeRanks, RefuseWhatIsNotThere) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       return std::string(error.what());
     };
-    EXPECT_THAT(refused(2, "unit1", "master"), HasSubstr("rank 2 of 2 ranks: give 0 to 1"));
+    EXPECT_THAT(refused(2, "unit1", "master"),
+                HasSubstr("there is no rank 2 among 2 ranks: give 0 to 1"));
     EXPECT_THAT(refused(-1, "unit1", "master"), HasSubstr("rank -1"));
     EXPECT_THAT(refused(1, "unit1", "master"), HasSubstr("it has nothing of that name"));
     EXPECT_THAT(refused(1, "unit2", "master"),

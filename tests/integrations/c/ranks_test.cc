@@ -329,7 +329,7 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
     const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] {
       ziggurat::Engine(runtime, pieces.params(rank), settings("model=b"));
     });
-    EXPECT_THAT(words, HasSubstr("the store has model=a, this run model=b"));
+    EXPECT_THAT(words, HasSubstr("the store has model=a, but this run has model=b"));
   });
 }
 
