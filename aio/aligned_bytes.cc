@@ -41,8 +41,10 @@ AlignedBytes::Memory AlignedBytes::allocate(std::uint64_t size_bytes) {
       mapped ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
              : std::aligned_alloc(kAlignment, size);
   if (memory == nullptr || memory == MAP_FAILED) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("no memory for {} to be moved", format_bytes(size_bytes)), errno);
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("cannot allocate memory for a transfer of {}", format_bytes(size_bytes)),
+        errno);
   }
   Memory its(static_cast<std::byte*>(memory), {.mapped_bytes = mapped ? size : 0, .pool = {}});
   if (mapped) keep_out_of_children({its.get(), size}, "transfers");

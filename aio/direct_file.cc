@@ -188,11 +188,11 @@ Error DirectFile::Transfer::no_progress(const Block& block) {
   std::string why;
   try {
     const std::uint64_t size = file.size_bytes();
-    why = size <= reached
-              ? fmt::format("the file ends at {}: it was cut short", size)
-              : fmt::format("no bytes from offset {} on, though the file has {}", reached, size);
+    why = size <= reached ? fmt::format("the file ends at {}: it was cut short", size)
+                          : fmt::format("no bytes came from offset {} on, although the file has {}",
+                                        reached, size);
   } catch (const Error& size_error) {
-    why = fmt::format("no bytes from offset {} on ({})", reached, size_error.what());
+    why = fmt::format("no bytes came from offset {} on ({})", reached, size_error.what());
   }
   return {ErrorCode::kDataLoss, fmt::format("{}: {}", describe(block.op), why)};
 }

@@ -39,8 +39,8 @@ class DriveQueue final : public IoEngine {
   /// -ECANCELED; what the drive has been given ends as the engine inside ends it.
   ~DriveQueue() override;
 
-  /// What waits goes on behind those of `priority` that are there; what the drive has been given
-  /// already stays as it is.
+  /// Transfers of `memory` that wait go behind those of `priority` that wait already; those that
+  /// the drive was given do not change.
   void raise(std::span<const std::byte> memory, IoPriority priority) override;
   /// Given to the drive and not yet back.
   std::uint64_t outstanding_bytes() const noexcept { return outstanding_bytes_; }

@@ -55,7 +55,8 @@ constexpr std::size_t kDioOffsetAlignOffset = 0x9c;
   }
   if (error == EEXIST) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("create {}: {}; it is not overwritten", path, errno_text(error)),
+                fmt::format("cannot create {}: {}; a file that exists is not overwritten", path,
+                            errno_text(error)),
                 error);
   }
   throw system_error(error, "open " + path);
@@ -110,9 +111,8 @@ void lock_file(const UniqueFd& fd, const std::string& path, const OpenOptions& o
     }
     if (!said) {
       log().warn(
-          "{}: locked by another process; waiting up to {} ms, since the last writes of a process "
-          "that was "
-          "killed hold it for a moment",
+          "{} is locked by another process: waiting up to {} ms, because the last writes of a "
+          "killed process can hold the lock for a moment",
           path, options.lock_wait.count());
       said = true;
     }
@@ -143,7 +143,8 @@ void require_regular(const UniqueFd& fd, const std::string& path, bool writable)
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) throw system_error(errno, "fstat " + path);
   if (!S_ISREG(status.st_mode) && (writable || !S_ISBLK(status.st_mode))) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("open {}: not a regular file", path));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("open {}: it is not a regular file", path));
   }
 }
 
@@ -201,7 +202,9 @@ FileHandle PosixFiles::open(const std::string& path, const OpenOptions& options)
     if (options.unnamed || still_named(fd, path)) break;
     if (opens == kReopensMax || options.create) {
       throw Error(ErrorCode::kUnavailable,
-                  fmt::format("{}: another process replaces it again and again", path));
+                  fmt::format("{}: another process replaces it again and again; stop that process, "
+                              "or name another file",
+                              path));
     }
   }
   const bool direct = options.direct && make_direct(fd, path);
@@ -257,8 +260,8 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) throw system_error(errno, "getrlimit(RLIMIT_FSIZE)");
   if (limit.rlim_cur != RLIM_INFINITY && size_bytes > limit.rlim_cur) {
     throw DiskFull(path,
-                   fmt::format("{}: a file of {}: {}: this process may write files of at most {}; "
-                               "raise RLIMIT_FSIZE (ulimit -f unlimited)",
+                   fmt::format("{}: cannot make a file of {}: {}: this process may write files of "
+                               "at most {}; raise RLIMIT_FSIZE (ulimit -f unlimited)",
                                path, format_bytes(size_bytes), errno_text(EFBIG),
                                format_bytes(limit.rlim_cur)),
                    EFBIG);
@@ -290,7 +293,7 @@ void PosixFiles::allocate(FileHandle file, std::uint64_t size_bytes) {
   if (error == ENOSPC || error == EDQUOT) {
     throw no_space(error, path, size_bytes, missing_bytes, free_bytes_at(fd, path));
   }
-  throw system_error(error, fmt::format("fallocate of {} bytes for {}{}", size_bytes, path,
+  throw system_error(error, fmt::format("cannot reserve {} bytes for {}{}", size_bytes, path,
                                         restored ? "" : " (and truncating it back failed too)"));
 }
 

@@ -107,7 +107,7 @@ Task<> write_and_read_back(DirectFile& file) {
   const std::size_t size = round_up(kProbeBytes, grain);
   const std::unique_ptr<std::byte, FreeDeleter> memory(
       static_cast<std::byte*>(std::aligned_alloc(grain, round_up(2 * size, grain))));
-  if (memory == nullptr) throw system_error(ENOMEM, "memory for a probe");
+  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory for a probe");
   const std::span<std::byte> out(memory.get(), size);
   const std::span<std::byte> in(memory.get() + size, size);
   for (std::size_t i = 0; i < size; ++i) out[i] = static_cast<std::byte>(i * 37 + i / 256 + 1);
@@ -164,7 +164,7 @@ Task<> read_first_block(DirectFile& file, std::uint64_t size_bytes) {
   const std::size_t grain = std::max(file.alignment().offset_bytes, file.alignment().memory_bytes);
   const std::unique_ptr<std::byte, FreeDeleter> memory(
       static_cast<std::byte*>(std::aligned_alloc(grain, round_up(size_bytes, grain))));
-  if (memory == nullptr) throw system_error(ENOMEM, "memory for a probe");
+  if (memory == nullptr) throw system_error(ENOMEM, "cannot allocate memory for a probe");
   co_await file.read(0, {memory.get(), size_bytes});
 }
 
@@ -225,7 +225,8 @@ MakeIoEngine chosen_io_engine(const std::string& directory, IoProbe* probe) {
                                  [&](const Candidate& each) { return each.name == forced; });
   if (!forced.empty() && !known) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("ZIGGURAT_IO={}: it may be io_uring, libaio or threads", forced));
+                fmt::format("ZIGGURAT_IO={} is not an I/O engine: use io_uring, libaio or threads",
+                            forced));
   }
 
   IoProbe report;

@@ -336,8 +336,8 @@ void SimulatedEngine::allocate(FileHandle file, std::uint64_t size_bytes) {
   const std::uint64_t used = disk_.used_bytes() - bytes.size();
   if (used + size_bytes > disk_.capacity_bytes_)
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("simulated disk: {} needed, {} free", format_bytes(size_bytes),
-                            format_bytes(disk_.capacity_bytes_ - used)));
+                fmt::format("simulated disk: {} are needed, but only {} are free",
+                            format_bytes(size_bytes), format_bytes(disk_.capacity_bytes_ - used)));
   bytes.resize(std::max<std::uint64_t>(bytes.size(), size_bytes));
   disk_.count_event();
 }

@@ -48,8 +48,8 @@ class SimulatedDisk {
   void crash(std::uint64_t seed);
   /// How many operations were not synced: crash() keeps each or loses it. A file's new size is one.
   std::size_t unsynced() const;
-  /// As crash(), with each one's fate given: the i-th is kept if kept[i]; of a write all is, or
-  /// nothing. In the order in which they were made, which matters where unsynced_overlap().
+  /// As crash(), but of the operations that were not synced the i-th is kept if kept[i], a write as
+  /// a whole. They count in the order in which they were made: it matters if unsynced_overlap().
   void crash_keeping(const std::vector<bool>& kept);
   /// Two writes that were not synced are to the same bytes.
   bool unsynced_overlap() const;
@@ -72,7 +72,7 @@ class SimulatedDisk {
                    std::uint64_t size_bytes) const;
   /// A copy under another name, durable, as `cp` and sync make it.
   void copy_file(const std::string& from, const std::string& to);
-  /// That the simulation takes for the bytes of its files.
+  /// Memory that the simulation takes for the bytes of its files.
   std::uint64_t memory_bytes() const;
 
  private:

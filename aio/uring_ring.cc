@@ -49,12 +49,12 @@ std::string memlock_limit() {
 }
 
 void note_unregistered(std::span<std::byte> memory, const std::string& why) {
-  note_degraded("io_uring buffers", fmt::format("{} not registered with io_uring, transfers cost "
-                                                "more CPU: {} (RLIMIT_MEMLOCK is {}, shared by "
-                                                "all processes of the user; raise it: ulimit -l "
-                                                "unlimited, LimitMEMLOCK=infinity, or docker "
-                                                "--ulimit memlock=-1)",
-                                                format_bytes(memory.size()), why, memlock_limit()));
+  note_degraded(
+      "io_uring buffers",
+      fmt::format("{} are not registered with io_uring, so transfers cost more CPU: {} "
+                  "(RLIMIT_MEMLOCK is {}, shared by all processes of the user; raise it: ulimit -l "
+                  "unlimited, LimitMEMLOCK=infinity, or docker --ulimit memlock=-1)",
+                  format_bytes(memory.size()), why, memlock_limit()));
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ void JsonField::refuse(const std::string& why) const {
 }
 
 JsonField JsonField::at(const char* key) const {
-  if (!value_.is_object()) refuse("it is no object");
+  if (!value_.is_object()) refuse("it is not an object");
   const auto found = value_.find(key);
   if (found == value_.end()) refuse(fmt::format("'{}' is missing", key));
   return {*found, fmt::format("{}.{}", path_, key)};
@@ -109,7 +109,7 @@ JsonField JsonField::at(std::size_t index) const {
 }
 
 std::size_t JsonField::size() const {
-  if (!value_.is_array()) refuse("it is no array");
+  if (!value_.is_array()) refuse("it is not an array");
   return value_.size();
 }
 
@@ -122,7 +122,7 @@ void JsonField::require_keys(std::initializer_list<const char*> keys) const {
 }
 
 std::uint64_t JsonField::number(std::uint64_t max) const {
-  if (!value_.is_number_unsigned()) refuse("it is no whole number");
+  if (!value_.is_number_unsigned()) refuse("it is not a whole number");
   const auto number = value_.get<std::uint64_t>();
   if (number > max) refuse(fmt::format("{} is more than {}", number, max));
   return number;
@@ -134,7 +134,7 @@ bool JsonField::truth() const {
 }
 
 std::string JsonField::text() const {
-  if (!value_.is_string()) refuse("it is no text");
+  if (!value_.is_string()) refuse("it is not a string");
   return value_.get<std::string>();
 }
 

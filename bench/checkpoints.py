@@ -175,12 +175,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ziggurat", default="build/release/bin/ziggurat")
     parser.add_argument("--data", default="README.md", help="any text of some length")
-    parser.add_argument("--folder", help="on the drive that is measured (default: the working directory's)")
-    parser.add_argument("--target", help="for stalls: where saves go, if not to the folder's drive, which steps need too")
+    parser.add_argument("--folder", help="a directory on the drive that is measured (default: the working directory)")
+    parser.add_argument(
+        "--target", help="for stalls: where saves go (default: the folder's drive, which steps use too)"
+    )
     parser.add_argument("--model", default="12x768x12")
     parser.add_argument("--context", default=32, type=int)
     parser.add_argument("--device-memory", default="1GiB")
-    parser.add_argument("--host-memory", default="3GiB", help="for all of the state")
+    parser.add_argument("--host-memory", default="3GiB", help="enough for all of the state")
     parser.add_argument("--small-host-memory", default="768MiB")
     parser.add_argument("--stall-tier", default="nvme", help="where optimizer state is while stalls are measured")
     parser.add_argument("--rounds", default=3, type=int)

@@ -144,7 +144,7 @@ std::size_t tiles_in_all() {
 }
 
 void against_ceiling(benchmark::State& state, const std::function<void(Work&)>& action) {
-  if (!verified()) return state.SkipWithError("differs from the scalar specification");
+  if (!verified()) return state.SkipWithError("it differs from the scalar specification");
   const auto threads = static_cast<std::size_t>(state.range(0));
   const std::size_t tiles = tiles_in_all() / threads;
   std::vector<std::unique_ptr<Work>> owned;

@@ -107,7 +107,8 @@ void measure(benchmark::State& state, bool all_at_once) {
   for (auto _ : state) {
     step.begin_again();
     const double seconds = step.run(all_at_once ? chunks : kItems + kBegunAhead);
-    if (!step.good()) return state.SkipWithError("a chunk without memory, or memory not back");
+    if (!step.good())
+      return state.SkipWithError("a chunk got no memory, or memory did not come back");
     without += step.run_without_pool();
     with += seconds;
     state.SetIterationTime(seconds);

@@ -81,7 +81,8 @@ double median(std::vector<double> values) {
 
 void against_ceiling(benchmark::State& state, const Kernel& kernel) {
   const auto bits = static_cast<QuantizedBits>(state.range(0));
-  if (!verified(kernel, bits)) return state.SkipWithError("differs from the scalar specification");
+  if (!verified(kernel, bits))
+    return state.SkipWithError("it differs from the scalar specification");
   Arrays arrays(bits, elements());
   const std::size_t bytes = (arrays.*kernel.bytes)();
   std::vector<std::byte> from(bytes / 2);

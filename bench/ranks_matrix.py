@@ -89,11 +89,13 @@ def main():
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--host-memory", default="2GiB", help="of each rank")
-    parser.add_argument("--device-memory", default="3GiB", help="of each rank, where there are one or two")
-    parser.add_argument("--device-memory-of-four", default="1GiB", help="of each of four, none of whose state is there")
-    parser.add_argument("--tolerance", type=float, default=0.005, help="between layouts, of the loss at each step")
-    parser.add_argument("--only", default="", help="layouts whose name has this")
+    parser.add_argument("--host-memory", default="2GiB", help="budget of each rank")
+    parser.add_argument("--device-memory", default="3GiB", help="budget of each rank where there are one or two")
+    parser.add_argument(
+        "--device-memory-of-four", default="1GiB", help="budget of each of four ranks, whose state is elsewhere"
+    )
+    parser.add_argument("--tolerance", type=float, default=0.005, help="by how much a step's losses may differ")
+    parser.add_argument("--only", default="", help="only layouts whose name contains this")
     arguments = parser.parse_args()
     wrong = 0
     reference = None

@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--mbit", type=int, default=400)
     parser.add_argument("--model", default="12x256x8")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--device-memory", default="24MiB", help="so that units do not stay from forward to backward")
+    parser.add_argument("--device-memory", default="24MiB", help="too small to keep units from forward to backward")
     args = parser.parse_args()
     args.program = str(pathlib.Path(args.program).resolve())
     args.text = str(pathlib.Path(args.text).resolve())

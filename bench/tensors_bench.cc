@@ -106,7 +106,7 @@ class Bench {
     std::filesystem::remove_all(folder_ + "/loaded");
     if (what == "load") return timed([&] { load(folder_ + "/saved", {}); });
     if (what == "foreign") return timed([&] { load(folder_ + "/hf", {.weights_only = true}); });
-    throw std::runtime_error("new, open, save, load or foreign");
+    throw std::runtime_error("give one of new, open, save, load and foreign");
   }
 
  private:
@@ -150,7 +150,7 @@ int main(int argc, char** argv) {
   try {
     if (argc < 4) throw std::runtime_error("new|open|save|load|foreign PARAMETERS FOLDER [FORMAT]");
     const auto format = parse_state_format(argc > 4 ? argv[4] : "fp32");
-    if (!format) throw std::runtime_error("no such state format");
+    if (!format) throw std::runtime_error("there is no such state format");
     std::filesystem::create_directories(argv[3]);
     fmt::print("{:.6f}\n", Bench(std::stoul(argv[2]), argv[3], *format).run(argv[1]));
   } catch (const std::exception& error) {

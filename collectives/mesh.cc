@@ -108,7 +108,7 @@ Mesh::Mesh(const MeshShape& shape, const WorldSize& world) : shape_(shape), worl
   }
   if (shape.pp > 1 || shape.cp > 1) {
     throw Error(ErrorCode::kUnimplemented,
-                fmt::format("{}: {} parallelism is not built yet; give {} 1", to_string(shape),
+                fmt::format("{}: {} parallelism is not built yet; set {} to 1", to_string(shape),
                             shape.pp > 1 ? "pipeline" : "context", shape.pp > 1 ? "pp" : "cp"));
   }
 }
@@ -153,8 +153,8 @@ SubGroups Mesh::by_node(int rank, std::span<const int> members) const {
   for (const auto& [number, on_node] : nodes) {
     if (on_node.size() != inner.size()) {
       refuse(
-          fmt::format("node {} has {} ranks of a group of {}, node {} has {}: a group is cut by "
-                      "node only where every node has as many of its ranks",
+          fmt::format("node {} has {} ranks of a group of {}, but node {} has {}: a group can be "
+                      "divided by node only if every node has the same number of its ranks",
                       node(rank), inner.size(), members.size(), number, on_node.size()));
     }
     groups.outer.push_back(on_node[place]);

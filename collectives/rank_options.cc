@@ -33,7 +33,7 @@ int number(const char* name, const std::string& text, int most) {
   if (result.ec != std::errc{} || result.ptr != text.data() + text.size() || value < 1 ||
       value > most) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}={}: must be a whole number from 1 to {}", name, text, most));
+                fmt::format("{}={} must be a whole number from 1 to {}", name, text, most));
   }
   return value;
 }
@@ -110,8 +110,8 @@ std::size_t place_of_name(std::span<const std::string_view> names, std::string_v
                           std::string_view source) {
   const auto found = std::ranges::find(names, name);
   if (found == names.end()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} {}: must be one of {}", source, name, fmt::join(names, ", ")));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("{} {} is not known: give one of {}",
+                                                         source, name, fmt::join(names, ", ")));
   }
   return static_cast<std::size_t>(found - names.begin());
 }

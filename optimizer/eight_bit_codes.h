@@ -120,7 +120,7 @@ constexpr EightBitCodes make_eight_bit_codes(EightBitCode code) {
   return {make_eight_bit_values(code), EightBitRanks(make_eight_bit_thresholds(code))};
 }
 
-/// The tables of the machine that asks.
+/// The tables in memory that the caller can read: the device's in a kernel, else the host's.
 ZIGGURAT_HOST_DEVICE inline const EightBitCodes& eight_bit_codes(EightBitCode code) noexcept {
   static constexpr EightBitCodes kSigned = make_eight_bit_codes(EightBitCode::kSigned);
   static constexpr EightBitCodes kUnsigned = make_eight_bit_codes(EightBitCode::kUnsigned);

@@ -45,7 +45,7 @@ class Runs {
     std::size_t begin, end;
     const OptimizerStep& step;
     float decay;
-    /// Its first element's; its key is of no use where it lies under several.
+    /// The place of its first element. Its key cannot be used where the part lies under several.
     std::optional<ParamPlace> place;
   };
   /// From where the last one ended up to `end`, or to the end of the run if that is nearer.

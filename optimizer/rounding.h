@@ -49,12 +49,12 @@ constexpr NoiseKey tile_noise(std::uint64_t rounding_key, std::uint64_t tile) no
   return noise_key(rounding_key, tile);
 }
 
-/// In all others noise is a parameter's own: of its name and of the element in the whole of it,
-/// wherever that lies. An element's place for some that follow each other in a record.
+/// In all others noise depends on a parameter's name and on the element's number in the whole of
+/// it, wherever that lies. This is the place of elements that follow each other in a record.
 struct ParamPlace {
   std::uint64_t name = 0;   ///< hash of the parameter's name
   std::uint64_t first = 0;  ///< the first one's number in what this rank has of the parameter
-  /// That is all of it, or of each `ranks` blocks of `block` elements the one number `rank`.
+  /// They are all of it, or of each `ranks` blocks of `block` elements the one number `rank`.
   std::uint64_t block = 0;
   std::uint32_t rank = 0, ranks = 1;
 
@@ -75,7 +75,7 @@ struct ParamPlace {
 
   static constexpr std::uint64_t kOfKey = std::uint64_t{1} << 32;
 };
-/// What the keys of a parameter are made of, in one of its steps.
+/// The key of a parameter in one of its steps, for param_noise().
 constexpr std::uint64_t param_key(std::uint64_t rounding_key, std::uint64_t name) noexcept {
   return internal::xxh3::hash_word(rounding_key, name);
 }

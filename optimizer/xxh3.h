@@ -49,7 +49,7 @@ inline const std::uint8_t* secret(std::size_t offset) noexcept {
   return reinterpret_cast<const std::uint8_t*>(kConstants.secret_words) + offset;
 }
 
-/// Those of the machine that asks.
+/// The constants in memory that the caller can read: the device's in a kernel, else the host's.
 ZIGGURAT_HOST_DEVICE inline const Constants& constants() noexcept {
 #if defined(__CUDA_ARCH__)
   static constexpr Constants kOfDevice = kConstants;

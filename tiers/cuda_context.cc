@@ -140,7 +140,7 @@ void CudaContext::require_present() const {
 }
 
 void CudaContext::warn(const Error& error) noexcept {
-  log().warn("at the end of a device: {}", error.what());
+  log().warn("a device reported an error at its end: {}", error.what());
 }
 
 cudaEvent_t CudaContext::take_event() {

@@ -143,13 +143,14 @@ void require_index(int index) {
   if (result != cudaSuccess || count == 0) {
     static_cast<void>(cudaGetLastError());
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("no CUDA device: {}",
+                fmt::format("there is no CUDA device: {}",
                             result != cudaSuccess ? cuda_text(result) : "the driver lists no GPU"),
                 static_cast<int>(result));
   }
   if (index < 0 || index >= count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("CUDA device {}: there are {}, counted from 0", index, count));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("there is no CUDA device {}: there are {}, counted from 0", index, count));
   }
 }
 

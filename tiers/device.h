@@ -42,11 +42,11 @@ class DeviceBuffer {
     return {reinterpret_cast<T*>(data_), size_bytes_ / sizeof(T)};
   }
 
-  /// Who works on the buffer until `event` says so, and may give it back before: nobody who gets
-  /// its memory next touches it sooner. Copies of the device's streams say so by themselves.
+  /// Says that the buffer is in use until `event`, even if it is given back before: who gets its
+  /// memory next waits for that. Copies of the device's streams say so by themselves.
   void used_until(const Event& event);
-  /// What those who had this memory before still do with it. A kernel's stream waits for these
-  /// before it touches the buffer; copies do so by themselves.
+  /// Events of earlier users of this memory that are still to happen. A kernel's stream waits for
+  /// them before it touches the buffer; copies do so by themselves.
   std::vector<Event> before_use() const;
 
  private:

@@ -40,8 +40,8 @@ class DeviceMemory {
   bool contains(const std::byte* address, std::uint64_t size_bytes) const;
   /// The buffer that `address` lies in is in use until `event`, also if it is given back before.
   void used_until(const std::byte* address, const Event& event);
-  /// What those who had the memory of that buffer before still do with it; whoever touches the
-  /// buffer waits for these first. Empties as they happen.
+  /// Events of earlier users of that buffer's memory that are still to happen: whoever touches the
+  /// buffer waits for them first. Those that happen are forgotten.
   std::vector<Event> before_use(const std::byte* address);
   /// All events that somebody would have to wait for: before the piece itself goes away.
   std::vector<Event> pending();

@@ -233,8 +233,8 @@ HostMapping::HostMapping(const HostMappingOptions& options) {
   if (wants_huge && !(advised && mostly_huge)) {
     note_degraded(
         "huge pages",
-        fmt::format("{}: {} of {} are huge pages: more TLB misses and smaller disk "
-                    "requests. Fix: echo madvise > "
+        fmt::format("{}: only {} of {} are huge pages, which means more TLB misses and smaller "
+                    "disk requests. Fix: echo madvise > "
                     "/sys/kernel/mm/transparent_hugepage/enabled, or free memory",
                     options.owner,
                     format_bytes(static_cast<std::uint64_t>(std::max<std::int64_t>(huge, 0))),

@@ -89,17 +89,19 @@ constexpr std::uint64_t kSmallPage = 4 * kKiB;
 
 std::unique_ptr<PinnedPool> PinnedPool::create(Reactor& reactor, PinnedPoolOptions options) {
   if (!std::has_single_bit(options.alignment_bytes) || options.alignment_bytes > kHugePage) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("pinned pool: alignment of {} bytes: it must be a "
-                            "power of two up to 2 MiB",
-                            options.alignment_bytes));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "pinned pool: the alignment is {} bytes, but must be a power of two up to 2 MiB",
+            options.alignment_bytes));
   }
   std::string parts;
   for (const auto& reserve : options.reserves) {
     const auto same = [&](const auto& other) { return other.purpose == reserve.purpose; };
     if (std::count_if(options.reserves.begin(), options.reserves.end(), same) > 1) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("pinned pool: two reserves for {}", to_string(reserve.purpose)));
+                  fmt::format("pinned pool: there are two reserves for {}: give one",
+                              to_string(reserve.purpose)));
     }
     parts += fmt::format(
         "{}{} {}", parts.empty() ? "" : " + ", to_string(reserve.purpose),
@@ -208,8 +210,8 @@ void PinnedPool::check_possible(const LeaseRequest& request) const {
                   format_bytes(options_.budget_bytes), format_bytes(longest)));
 }
 
-/// Its own reserve first: nobody else can use that, and what one class leaves of the general region
-/// another may be waiting for.
+/// Takes from the class's own reserve first, which no other class can use; others may be waiting
+/// for the general region.
 Lease PinnedPool::carve(const LeaseRequest& request, RegionSet regions) {
   for (std::size_t region = regions_.size(); region-- > 0;) {
     if ((regions >> region & 1) == 0) continue;

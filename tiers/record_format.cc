@@ -17,14 +17,15 @@ RecordFormat::RecordFormat(std::vector<Segment> segments) : segments_(std::move(
     const bool divides = segment.tile_bytes > 0 && kTileBytes % segment.tile_bytes == 0;
     if (!divides || tile_bytes_ % segment.tile_bytes != 0)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("record segment '{}' of {} bytes a tile after {}: each must divide "
-                              "{} and what is before it; put large ones first",
+                  fmt::format("record segment '{}' has {} bytes a tile, after {} bytes of others: "
+                              "it must divide {} and what is before it; put large segments first",
                               segment.name, segment.tile_bytes, tile_bytes_, kTileBytes));
     tile_bytes_ += segment.tile_bytes;
   }
   if (tile_bytes_ < kTileBytes)  // or tiles() could not tell a tile from padding
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("records of {} bytes a tile: at least {}", tile_bytes_, kTileBytes));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("records have {} bytes a tile, but need at least {}", tile_bytes_, kTileBytes));
 }
 
 std::uint64_t RecordFormat::record_bytes(std::uint64_t tiles) const noexcept {

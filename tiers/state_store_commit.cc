@@ -25,10 +25,10 @@ Task<> StateStore::commit(std::uint64_t generation, std::span<const std::byte> b
                    table[chunk].generation, table[chunk].complete ? "whole" : "being written");
   }
   if (blob.size() > impl_->spec.blob_capacity_bytes)
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("blob: {} bytes, this store holds {} (blob_capacity_bytes when created)",
-                    blob.size(), impl_->spec.blob_capacity_bytes));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the blob has {} bytes, but this store holds at most {} "
+                            "(blob_capacity_bytes when it was created)",
+                            blob.size(), impl_->spec.blob_capacity_bytes));
   impl_->committing = true;
   impl_->vouching = false;
   std::exception_ptr error;
@@ -72,7 +72,7 @@ Task<> StateStore::Impl::write_superblock(const Superblock& superblock) {
   if (layout.slots == 2) co_await sync();
 }
 
-/// What one that fails has lost, nobody can say: nothing is written after it.
+/// Nobody can say what a sync that failed has lost: nothing is written after it.
 Task<> StateStore::Impl::sync() {
   std::exception_ptr error;
   try {

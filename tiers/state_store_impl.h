@@ -86,7 +86,7 @@ struct StateStore::Impl {
   /// superblocks fold `attempt` into the lineage, which all ranks share.
   std::uint64_t discarded = 0;
   std::uint64_t record_attempt(std::uint64_t generation) const noexcept;
-  /// In which the chunk's record of `generation` was made: a constant one's in 0.
+  /// The generation in which the chunk's record of `generation` was made; 0 for a constant one.
   std::uint64_t made_in(ChunkId chunk, std::uint64_t generation) const noexcept {
     return spec.is_constant(chunk) ? 0 : generation;
   }

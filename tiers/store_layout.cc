@@ -21,10 +21,12 @@ constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60;
 
 void check_spec(const StoreSpec& spec) {
   if (spec.slots != 1 && spec.slots != 2)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("slots: {} (a store has 1 or 2 slots per record)", spec.slots));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("slots is {}, but a store has 1 or 2 slots for each record", spec.slots));
   if (spec.record_bytes.empty())
-    throw Error(ErrorCode::kInvalidArgument, "record_bytes: a store without chunks");
+    throw Error(ErrorCode::kInvalidArgument,
+                "record_bytes is empty: a store needs at least one chunk");
   for (std::size_t chunk = 0; chunk < spec.record_bytes.size(); ++chunk) {
     if (spec.record_bytes[chunk] == 0 || spec.record_bytes[chunk] % kTileBytes != 0 ||
         spec.record_bytes[chunk] > kFileBytesMax / 2)
@@ -38,13 +40,13 @@ void check_spec(const StoreSpec& spec) {
                 fmt::format("blob_capacity_bytes: {} are more than any file has",
                             spec.blob_capacity_bytes));
   if (!spec.constant.empty() && spec.constant.size() != spec.record_bytes.size())
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("constant: {} chunks of {}", spec.constant.size(), spec.record_bytes.size()));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("constant has {} values, but the store has {} chunks",
+                            spec.constant.size(), spec.record_bytes.size()));
   if (!spec.chunks.empty() && spec.chunks.size() != spec.record_bytes.size())
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("chunks: {} numbers for {} chunks", spec.chunks.size(),
-                            spec.record_bytes.size()));
+                fmt::format("chunks has {} numbers, but the store has {} chunks",
+                            spec.chunks.size(), spec.record_bytes.size()));
 }
 
 }  // namespace
@@ -58,9 +60,9 @@ StoreLayout StoreLayout::of(const StoreSpec& spec, std::uint64_t text_bytes) {
   const auto take = [&offset](std::uint64_t size_bytes) {
     const std::uint64_t begin = offset;
     if (size_bytes > kFileBytesMax - offset)
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("a store of more than {}: no file is as long", format_bytes(kFileBytesMax)));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("the store would have more than {}, and no file is as long",
+                              format_bytes(kFileBytesMax)));
     offset += size_bytes;
     return begin;
   };

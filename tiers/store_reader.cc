@@ -278,8 +278,8 @@ std::vector<std::string> StoreReader::notes() const {
   std::vector<std::string> all;
   if (decided_) {
     all.push_back(
-        fmt::format("{}: it was being cut anew when that was cut off: the new store is "
-                    "read, and the next start puts the last of it in its place",
+        fmt::format("{}: resharding it was interrupted: the new store is read, and the next start "
+                    "finishes putting it in the old one's place",
                     text_of(places_)));
   }
   for (const auto& file : files_) {

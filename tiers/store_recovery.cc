@@ -109,8 +109,8 @@ Task<> StoreRecovery::begin_epoch() {
   store_.state.epoch = epoch;
   if (newest > generation)
     notes_.push_back(
-        fmt::format("fell back from generation {} to {}, the newest whole on every rank; all its "
-                    "records verified",
+        fmt::format("the store fell back from generation {} to {}, the newest that is whole on "
+                    "every rank; all its records were verified",
                     newest, generation));
   report();
 }
@@ -146,7 +146,7 @@ void StoreRecovery::throw_nothing_left() const {
       "Restore "
       "the store from a copy or a checkpoint, or start anew with `resume=never`",
       survey_->path(), found, one_slot);
-  // Who has nothing to say of its own file stops because of another's.
+  // A rank that finds nothing wrong with its own file stops because of another rank's.
   if (elsewhere) throw PeerFailed(ErrorCode::kDataLoss, message, native_);
   throw Error(ErrorCode::kDataLoss, message, native_);
 }

@@ -36,11 +36,12 @@ std::vector<std::string> parse_note(const std::string& text, const std::string& 
     names.push_back(line);
   }
   if (good && !names.empty()) return names;
-  throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: it is no note of a store that was resharded: neither store is "
-                          "touched; see which files are whole (`ziggurat ckpt verify`), and remove "
-                          "the folder {} or move its files up",
-                          path, StoreSuccession::kFolder));
+  throw Error(
+      ErrorCode::kDataLoss,
+      fmt::format(
+          "{}: it is not the note of a resharded store, so neither store is touched: see which "
+          "files are whole (`ziggurat ckpt verify`), and remove the folder {} or move its files up",
+          path, StoreSuccession::kFolder));
 }
 
 }  // namespace
@@ -184,8 +185,8 @@ void StoreSuccession::require_all(const Names& names) const {
     });
     if (there) continue;
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: a store was to take its place, and {} of it is nowhere: give all "
-                            "directories of the store",
+                fmt::format("{}: a resharded store was to take its place, but its file {} is "
+                            "missing: give all directories of the store",
                             places_.front().directory, name));
   }
 }

@@ -68,10 +68,9 @@ Task<> StoreSurvey::read_contents() {
   if (s.file_bytes != size_bytes_)
     throw Error(
         ErrorCode::kDataLoss,
-        fmt::format(
-            "{}: {} bytes long, its superblock says {}; the file was cut or extended by something "
-            "else. Restore it from a copy, or start anew with `resume=never`",
-            path(), size_bytes_, s.file_bytes));
+        fmt::format("{}: it is {} bytes long, but its superblock says {}: something else cut or "
+                    "extended the file. Restore it from a copy, or start anew with `resume=never`",
+                    path(), size_bytes_, s.file_bytes));
   co_await read_text();
   for (const unsigned parity : {0u, 1u}) co_await read_generation(parity);
   for (const unsigned parity : {0u, 1u}) judge_generation(parity);
@@ -111,9 +110,8 @@ Task<> StoreSurvey::read_text() {
   try {
     layout_ = StoreLayout::of(spec_, text_.size());
   } catch (const Error& error) {
-    throw Error(
-        ErrorCode::kDataLoss,
-        fmt::format("{}: its layout text is none that a store has: {}", path(), error.what()));
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: its layout text is not that of a store: {}",
+                                                  path(), error.what()));
   }
   if (layout_.file_bytes != size_bytes_ || layout_.slots != s.slots ||
       spec_.record_bytes.size() != s.chunk_count)

@@ -28,7 +28,7 @@ Task<StoreSurvey::Copy> StoreSurvey::read_copy(unsigned parity, int copy) {
     result.verdict = decode_superblock(block, result.superblock);
     if (result.is_whole() && parity_of(result.superblock.generation) != parity) {
       // Whole, and not here: a drive put it 64 KiB from where it was told to.
-      result.fault = fmt::format("it is generation {}'s, whose place is another",
+      result.fault = fmt::format("it belongs to generation {}, which has another place",
                                  result.superblock.generation);
       result.verdict = SuperblockVerdict::kForeign;
     }
@@ -49,9 +49,10 @@ Task<> StoreSurvey::read_superblocks() {
   file_->drop_cache();
   size_bytes_ = file_->size_bytes();
   if (size_bytes_ < 4 * kRegionBytes)
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: {} bytes is less than any store has; nothing of it remains",
-                            path(), size_bytes_));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("{}: it has {} bytes, which is less than any store has: nothing of it remains",
+                    path(), size_bytes_));
   for (const unsigned parity : {0u, 1u}) {
     for (int copy = 0; copy < kSuperblockCopies; ++copy)
       sides_[parity].copies[copy] = co_await read_copy(parity, copy);
@@ -61,8 +62,9 @@ Task<> StoreSurvey::read_superblocks() {
   require_superblock();
 }
 
-/// What all superblocks of one file say alike is believed of those that fit this rank and stripe,
-/// or else of most. A drive that misdirects a write may put another file's superblock here, whole.
+/// Superblocks of one file have some facts in common: those that fit this rank and stripe are
+/// believed, or else what most of them say. A drive that misdirects a write may put another file's
+/// superblock here, whole.
 void StoreSurvey::reject_foreign_copies() {
   const auto same_file = [](const Superblock& a, const Superblock& b) {
     return a.uuid == b.uuid && a.rank == b.rank && a.world_size == b.world_size &&
@@ -128,7 +130,7 @@ void StoreSurvey::collect(unsigned parity) {
     notes_.push_back(fmt::format("superblock {}, {}: {}; {}", parity_name(parity), copy_name(i),
                                  copy.fault.empty() ? to_string(copy.verdict) : copy.fault,
                                  side.newest() ? fmt::format("{} used", copy_name(1 - i))
-                                               : "no whole copy: a generation is lost"));
+                                               : "no copy is whole, so a generation is lost"));
   }
 }
 
@@ -155,10 +157,11 @@ void StoreSurvey::require_superblock() const {
   for (const Side& side : sides_) {
     for (const Copy& copy : side.copies) {
       if (copy.verdict == SuperblockVerdict::kWrongVersion)
-        throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("{}: store format version {}, this program reads {}; use the "
-                                "version of ziggurat that wrote it, or export it there",
-                                path(), copy.superblock.version, kStoreFormatVersion));
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            fmt::format("{}: its store format has version {}, but this program reads version {}: "
+                        "use the version of ziggurat that wrote it, or export it there",
+                        path(), copy.superblock.version, kStoreFormatVersion));
     }
   }
   throw Error(ErrorCode::kDataLoss,
@@ -175,13 +178,14 @@ void StoreSurvey::check_shape() const {
   if (s.world_size != static_cast<std::uint32_t>(ranks.world_size()))
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: a store of {} rank{}, opened by {}; run with the world size it was made "
-                    "for, cut it anew (`resume=reshard`), or choose another store directory",
+        fmt::format("{}: the store was made by {} rank{}, but is opened by {}: run with the world "
+                    "size that it was made for, cut it anew (`resume=reshard`), or choose another "
+                    "store directory",
                     path(), s.world_size, s.world_size == 1 ? "" : "s", ranks.world_size()));
   if (s.stripe_count != environment_.stripe_count)
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: one of {} stripe{} of a store, opened with {} director{}; give the "
+        fmt::format("{}: the store has {} stripe{}, but was opened with {} director{}: give the "
                     "directories that it was made with, all of them and no other",
                     path(), s.stripe_count, s.stripe_count == 1 ? "" : "s",
                     environment_.stripe_count, environment_.stripe_count == 1 ? "y" : "ies"));

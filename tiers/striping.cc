@@ -12,11 +12,12 @@ std::vector<std::uint32_t> assign_stripes(std::span<const std::uint64_t> item_by
                                           std::span<const StripePlace> places) {
   if (places.empty() || places.size() > kStripesMax)
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{} directories: 1 to {} can be striped", places.size(), kStripesMax));
+                fmt::format("{} directories were given: a store can be striped over 1 to {}",
+                            places.size(), kStripesMax));
   for (const StripePlace& place : places) {
     if (place.weight == 0)
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: a stripe of weight 0; leave it out", place.directory));
+                  fmt::format("{}: this stripe has weight 0: leave it out", place.directory));
   }
   // Products of bytes and bandwidths pass 64 bits.
   __extension__ using Wide = unsigned __int128;

@@ -13,8 +13,8 @@ namespace ziggurat {
 void require_aligned(const char* what, const void* address, std::size_t alignment) {
   if (reinterpret_cast<std::uintptr_t>(address) % alignment == 0) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} at {}: a GPU loads from multiples of {} bytes only; begin the array "
-                          "at one",
+              fmt::format("{} begins at {}, but a GPU loads only from multiples of {} bytes: begin "
+                          "the array at one of them",
                           what, address, alignment));
 }
 
@@ -23,8 +23,8 @@ namespace internal {
 void require_launchable(const char* name, std::uint64_t blocks) {
   if (blocks <= kBlocksMax) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("kernel \"{}\": {} blocks, and one launch takes {} at most: call it for "
-                          "parts of the array",
+              fmt::format("kernel \"{}\" needs {} blocks, but one launch takes at most {}: call it "
+                          "for parts of the array",
                           name, blocks, kBlocksMax));
 }
 

@@ -40,8 +40,8 @@ class CancelScope {
   CancelScope(const CancelScope&) = delete;
   CancelScope& operator=(const CancelScope&) = delete;
 
-  /// Who waits for a signal of this scope, now and later, set or not, gets `error`. Once more: a
-  /// fuller reason, for who comes later.
+  /// Everybody who waits for a signal of this scope, now or later, set or not, gets `error`. A
+  /// second call gives those who come later a fuller reason.
   void cancel(const std::exception_ptr& error) {
     error_ = error;
     while (!waiters_.empty()) {

@@ -51,8 +51,8 @@ Trace::~Trace() {
 
 /// Right after the first call that failed: the errno of a later one says something else.
 void Trace::say_lost(int error_number) const {
-  log().error("the trace {}: {}: it is not whole, and no more is written to it", path_,
-              errno_text(error_number));
+  log().error("cannot write the trace {}: {}: it is incomplete, and nothing more is written to it",
+              path_, errno_text(error_number));
 }
 
 bool Trace::flush() {

@@ -67,11 +67,11 @@ std::optional<std::pair<std::size_t, std::size_t>> read_place(const char* rank_n
   const auto rank = parse_count(*rank_text);
   const auto count = parse_count(own_entry(*count_text, environment));
   if (!rank || !count || *rank >= *count) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}={} does not fit {}={}: the ranks {} are whole numbers from 0, smaller than "
-                    "their count. Give each process its own, or unset both to run alone",
-                    rank_name, *rank_text, count_name, *count_text, where));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}={} does not fit {}={}: the ranks {} must be whole numbers from 0 "
+                            "to one less than their count. Give each process a number of its own, "
+                            "or unset both variables to run alone",
+                            rank_name, *rank_text, count_name, *count_text, where));
   }
   return std::pair(*rank, *count);
 }

@@ -20,15 +20,17 @@ ThreadPlace::ThreadPlace(std::span<const int> cpus, const std::string& what) {
            ::sched_setaffinity(0, sizeof(wanted), &wanted) == 0;
   if (moved_) return;
   note_degraded("numa threads",
-                fmt::format("{}: cannot run on the CPUs of its NUMA node: {}; it lies where the "
-                            "thread happens to run",
+                fmt::format("{}: its thread cannot run on the CPUs of its NUMA node: {}; the "
+                            "memory lies on the node where the thread happens to run",
                             what, errno_text(errno)));
 }
 
 ThreadPlace::~ThreadPlace() {
   if (!moved_ || ::sched_setaffinity(0, sizeof(before_), &before_) == 0) return;
-  note_degraded("numa threads",
-                fmt::format("a thread stays on the CPUs of one NUMA node: {}", errno_text(errno)));
+  note_degraded(
+      "numa threads",
+      fmt::format("cannot give a thread back all its CPUs: {}; it stays on those of one NUMA node",
+                  errno_text(errno)));
 }
 
 }  // namespace ziggurat

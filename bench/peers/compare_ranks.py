@@ -78,7 +78,7 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--stage", type=int, action="append", choices=STRATEGIES, help="default: all")
     parser.add_argument("--device-memory", default="1GiB")
-    parser.add_argument("--host-memory", default="3GiB", help="of each rank")
+    parser.add_argument("--host-memory", default="3GiB", help="budget of each rank")
     parser.add_argument("--loss-limit", type=float, help="fail if a step's loss differs by more than this part of it")
     parser.add_argument("--json")
     options = parser.parse_args()

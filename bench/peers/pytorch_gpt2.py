@@ -150,10 +150,14 @@ def add_job_options(parser):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_job_options(parser)
-    parser.add_argument("--tokens-per-step", type=int, default=2048, help="one batch: this / context sequences")
+    parser.add_argument(
+        "--tokens-per-step", type=int, default=2048, help="tokens of a batch, whose sequences have --context each"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile, whose own time is in the first steps")
+    parser.add_argument(
+        "--compile", action="store_true", help="run under torch.compile, which takes time in the first steps"
+    )
     arguments = parser.parse_args()
     if arguments.tokens_per_step % arguments.context != 0:
         parser.error("--tokens-per-step must be a multiple of --context")
@@ -171,7 +175,7 @@ def read_text(path, context):
         sys.exit(f"data {path}: {error}")
     training = text[: len(text) - max(context + 1, len(text) // 20)]
     if len(training) <= context:
-        sys.exit(f"data {path}: too short for context {context}")
+        sys.exit(f"data {path}: it is too short for context {context}")
     return training
 
 

@@ -166,18 +166,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--store", required=True, help="a directory on the drive to train over")
     parser.add_argument("--model", default="gpt2-small")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=512, help="of a rank in a step")
+    parser.add_argument("--tokens", type=int, default=512, help="number of tokens of a rank in a step")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=8, help="of a row in a round")
+    parser.add_argument("--steps", type=int, default=8, help="number of steps of a row in a round")
     parser.add_argument("--contest", action="append", choices=list(CONTESTS), help="default: all")
     rows = sorted({name for names in CONTESTS.values() for name in names})
     parser.add_argument(
-        "--row", action="append", choices=rows, help="of the contests, default: all"
+        "--row", action="append", choices=rows, help="rows of the contests to run (default: all)"
     )
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     if not 1 <= options.ranks <= cores:
-        parser.error(f"--ranks {options.ranks}: each takes a core, and {cores} are here")
+        parser.error(f"--ranks {options.ranks}: each rank takes a core, but this machine has {cores}")
     return options
 
 

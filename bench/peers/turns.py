@@ -72,7 +72,7 @@ class Row:
                 while len(said) < len(self._processes):
                     ready = waiting.select(until - time.monotonic())
                     if not ready:
-                        raise CannotRun(f"no answer within {TURN_LIMIT_S} s")
+                        raise CannotRun(f"a process did not answer within {TURN_LIMIT_S} s")
                     for key, _ in ready:
                         said[key.data] = json.loads(key.fileobj.readline())
                         waiting.unregister(key.fileobj)

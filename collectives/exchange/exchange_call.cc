@@ -260,7 +260,7 @@ void ExchangeCall::work_failed(const Error& error) {
   error_ = std::make_exception_ptr(error);
 }
 
-/// Who stops has given what it had to give to a call that is finishing: that one ends well.
+/// A call that is finishing ends well: a rank that stops has sent all that it had to send for it.
 void ExchangeCall::fail(std::exception_ptr error) {
   if (state_ != State::kExchanging) return;
   state_ = State::kFailing;

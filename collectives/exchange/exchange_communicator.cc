@@ -44,7 +44,7 @@ Task<> ExchangeCommunicator::issue(const Call& call) {
 }
 
 Task<> ExchangeCommunicator::refuse(const Error& error) {
-  transport_->fail(error.code(), fmt::format("rank {} made a call that cannot be: {}",
+  transport_->fail(error.code(), fmt::format("rank {} made a call that is not valid: {}",
                                              transport_->rank(), error.what()));
   return failing(std::make_exception_ptr(error));
 }

@@ -214,8 +214,7 @@ Task<> ExchangeTransport::issue(std::uint64_t communicator, std::uint64_t lane,
   for (const int member : *members) {
     if (!failed() && peer(member).left && !outlasts(communicator)) {
       fail(ErrorCode::kUnavailable,
-           fmt::format("rank {} has left: it closed its communicators, and "
-                       "rank {} calls {}",
+           fmt::format("rank {} has left: it closed its communicators, but rank {} still calls {}",
                        member, rank_, describe(spec)));
     }
   }

@@ -20,7 +20,8 @@ constexpr std::size_t kEarlyMax = 65'536;  // announcements of calls that this r
 
 std::span<std::byte> ExchangeTransport::landing(int from, const FrameHeader& header) {
   if (header.from != static_cast<std::uint32_t>(from)) {
-    throw Error(ErrorCode::kUnavailable, fmt::format("sent a frame of rank {}", header.from));
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("sent a frame that names rank {} as its sender", header.from));
   }
   if (header.kind == FrameKind::kChunk) {
     const auto call = calls_.find(header.key());

@@ -37,7 +37,8 @@ FrameHeader make_header(FrameKind kind, int from, const CallKey& key, const Call
 void check_version(const FrameHeader& header) {
   if (header.magic == kMagic && header.version == kVersion) return;
   throw Error(ErrorCode::kUnavailable,
-              fmt::format("sent {:#x} of version {} where a frame of version {} begins",
+              fmt::format("sent {:#x} of version {} where a frame of version {} should begin: "
+                          "start all ranks from one build",
                           header.magic, header.version, kVersion));
 }
 

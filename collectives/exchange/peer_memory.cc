@@ -56,7 +56,8 @@ std::shared_ptr<const void> allow_reading() {
     if (scope != 1) return;
     const unsigned long whom = allowed ? PR_SET_PTRACER_ANY : 0;
     if (::prctl(PR_SET_PTRACER, whom, 0, 0, 0) != 0 && allowed)
-      throw system_error(errno, "prctl(PR_SET_PTRACER): lets ranks of this host read each other");
+      throw system_error(
+          errno, "cannot let ranks of this host read each other's memory: prctl(PR_SET_PTRACER)");
   });
   return of_this_process.take();
 }
@@ -69,7 +70,9 @@ std::string why_not_readable(const MemoryProbe& probe) {
   } catch (const Error& error) {
     return error.what();
   }
-  return found == probe.value ? "" : "another process has its number (another PID namespace)";
+  return found == probe.value ? ""
+                              : "another process has its process number here: the ranks are in "
+                                "different PID namespaces";
 }
 
 void read_memory(std::int64_t process, std::uint64_t address, std::span<std::byte> into) {

@@ -185,8 +185,8 @@ struct Greeting {
 void require_agreement(const MpiLink& link, const RankOptions& options) {
   if (link.rank() == options.rank && link.world_size() == options.world_size) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} says that this is rank {} of {}, and MPI ({}) that it is rank {} of "
-                          "{}: start the ranks with the launcher of that MPI",
+              fmt::format("{} says that this is rank {} of {}, but MPI ({}) says that it is rank "
+                          "{} of {}: start the ranks with the launcher of that MPI",
                           options.source, options.rank, options.world_size, link.description(),
                           link.rank(), link.world_size()));
 }

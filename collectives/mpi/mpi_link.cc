@@ -34,10 +34,9 @@ void require_launcher() {
 }
 
 SharedLibrary open_library() {
-  return SharedLibrary::open(
-      own_library_names("libziggurat_mpi.so"),
-      "the build makes it where it finds an MPI (Debian: libopenmpi-dev), and it needs that MPI at "
-      "run time; or use `collectives=auto`");
+  return SharedLibrary::open(own_library_names("libziggurat_mpi.so"),
+                             "build ziggurat where an MPI is installed (Debian: libopenmpi-dev), "
+                             "and keep that MPI at run time; or use `collectives=auto`");
 }
 
 }  // namespace
@@ -61,9 +60,10 @@ std::shared_ptr<MpiLink> MpiLink::open() {
   const SharedLibrary library = open_library();
   const MpiFunctions& functions = *library.function<GetMpiFunctions>(kMpiFunctionsSymbol)();
   if (functions.version != MpiFunctions::kVersion) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{} is of version {}, this program wants {}: build both together",
-                            library.path(), functions.version, MpiFunctions::kVersion));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format("{} has version {}, but this program needs version {}: build both together",
+                    library.path(), functions.version, MpiFunctions::kVersion));
   }
   if (std::exchange(was_open, true)) {
     throw Error(ErrorCode::kUnavailable,

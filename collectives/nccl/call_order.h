@@ -30,7 +30,7 @@ namespace ziggurat {
 class AnnouncedBytes {
  public:
   explicit AnnouncedBytes(const ExchangeTransport& transport) : transport_(&transport) {}
-  /// What `issue()` returns. It sends so little that all is on its way when it returns.
+  /// Counts what `issue()` sends: so little that all is on its way when it returns.
   template <class Issue>
   Task<> of(const Issue& issue) {
     const Traffic before = transport_->traffic();

@@ -18,7 +18,7 @@ class NcclCommunicator final : public CheckedCommunicator {
                    Reduce reduce)
       : ranks_(std::move(ranks)), caller_(ranks_->caller(std::move(sockets))), reduce_(reduce) {}
   ~NcclCommunicator() override {
-    // Nobody may wait for what it left under way.
+    // Other ranks must not wait for calls that this communicator leaves under way.
     if (caller_->under_way == 0) return;
     ranks_->transport().fail(ErrorCode::kCancelled,
                              "a communicator was closed while its calls were under way");
@@ -64,7 +64,7 @@ class NcclCommunicator final : public CheckedCommunicator {
  private:
   Task<> refuse(const Error& error) override {
     ExchangeTransport& transport = ranks_->transport();
-    transport.fail(error.code(), fmt::format("rank {} made a call that cannot be: {}",
+    transport.fail(error.code(), fmt::format("rank {} made a call that is not valid: {}",
                                              transport.rank(), error.what()));
     return failing(std::make_exception_ptr(error));
   }

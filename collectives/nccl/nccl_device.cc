@@ -306,12 +306,11 @@ class GpuDevice final : public NcclDevice {
 int gpu_of(const LocalRank& local, int visible) {
   if (visible == 1) return 0;
   if (local.count > static_cast<std::size_t>(visible)) {
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format("{} ranks are on this host ({}), and {} GPUs are visible: NCCL needs a GPU for "
-                    "each rank; start fewer ranks, show each its own (CUDA_VISIBLE_DEVICES), or "
-                    "use `collectives=auto`",
-                    local.count, local.source, visible));
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("{} ranks are on this host ({}), but {} GPUs are visible: NCCL needs a "
+                            "GPU for each rank; start fewer ranks, show each its own "
+                            "(CUDA_VISIBLE_DEVICES), or use `collectives=auto`",
+                            local.count, local.source, visible));
   }
   return static_cast<int>(local.rank);
 }

@@ -28,7 +28,8 @@ double seconds(Nanoseconds time) { return std::chrono::duration<double>(time).co
 }  // namespace
 
 void NcclStream::open() {
-  if (given_up_) throw Error(ErrorCode::kUnavailable, "given up, since a rank failed");
+  if (given_up_)
+    throw Error(ErrorCode::kUnavailable, "the stream was given up, because a rank failed");
   check_cuda(cudaSetDevice(gpu_), "cudaSetDevice");
   if (stream_ == nullptr) {
     check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),

@@ -51,7 +51,8 @@ Acceptor::Acceptor(Reactor& reactor, const Endpoint& at, std::string secret)
     if (!error) return;
     std::ostringstream where;
     where << at;
-    throw system_error(error.value(), fmt::format("{} at {}, where ranks join", what, where.str()));
+    throw system_error(error.value(),
+                       fmt::format("{} failed at {}, where ranks join", what, where.str()));
   };
   error_code error;
   acceptor_.open(at.protocol(), error);
@@ -91,7 +92,8 @@ Task<> Acceptor::accept(std::shared_ptr<Acceptor> self) {
                                           asio::redirect_error(asio::use_awaitable, error));
     if (!self->acceptor_.is_open()) co_return;
     if (out_of_descriptors(error.value())) {
-      if (self->failed_) self->failed_(descriptor_error(error.value(), "accept for a rank"));
+      if (self->failed_)
+        self->failed_(descriptor_error(error.value(), "cannot accept the connection of a rank"));
       co_return;
     }
     if (error) {  // a caller that is gone already, or the kernel is short of memory

@@ -48,11 +48,11 @@ void require_descriptors(int rank, int world_size) {
   rlimit now = limit();
   if (now.rlim_cur >= needed) return;
   if (now.rlim_max < needed) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("rank {} of {} needs {} descriptors, two sockets to each other rank "
-                            "among them, and the hard limit of this process is {} (RLIMIT_NOFILE): "
-                            "{}",
-                            rank, world_size, needed, now.rlim_max, kFix));
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("rank {} of {} needs {} descriptors, among them two sockets to each other "
+                    "rank, but the hard limit of this process is {} (RLIMIT_NOFILE): {}",
+                    rank, world_size, needed, now.rlim_max, kFix));
   }
   // No further: some programs that this one may start close every number below the limit.
   now.rlim_cur = needed;

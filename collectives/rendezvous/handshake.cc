@@ -174,7 +174,7 @@ Task<std::string> read_message(Socket& socket, Session& session, std::size_t mos
   std::uint32_t length = 0;
   co_await read_exactly(socket, place_of(length));
   if (length > most_bytes)
-    refuse(fmt::format("a message of {} bytes came, and the limit is {}", length, most_bytes));
+    refuse(fmt::format("a message of {} bytes came, but the limit is {}", length, most_bytes));
   std::string text(length, '\0');
   co_await read_exactly(socket, std::as_writable_bytes(std::span(text)));
   Digest digest;

@@ -38,7 +38,8 @@ uid_t user_of(Local::socket& socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (::getsockopt(socket.native_handle(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0)
-    throw system_error(errno, "getsockopt(SO_PEERCRED) of a process that joins");
+    throw system_error(errno,
+                       "cannot find out the user of a process that joins: getsockopt(SO_PEERCRED)");
   return credentials.uid;
 }
 
@@ -91,7 +92,7 @@ Task<> LocalSecret::serve(std::shared_ptr<LocalSecret> self) {
       log().warn("user {} asked for the secret of this user's job and was refused", user);
       continue;
     }
-    // As little as this goes into the socket's buffer at once, whoever is slow to read it.
+    // So few bytes fit into the socket's buffer at once, however slowly the other side reads.
     co_await asio::async_write(socket, asio::buffer(self->secret_),
                                asio::redirect_error(asio::use_awaitable, error));
   }

@@ -36,7 +36,7 @@ void RendezvousProtocol::parse() {
   const auto parsed = std::from_chars(port, end, port_);
   if (colon == 0 || parsed.ec != std::errc{} || parsed.ptr != end || port_ == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("rendezvous '{}' ({}): must be HOST:PORT, with a port from 1 to 65535",
+                fmt::format("rendezvous '{}' ({}) must be HOST:PORT, with a port from 1 to 65535",
                             text, options_.rendezvous_source));
   }
   host_ = text.substr(0, colon);
@@ -57,11 +57,10 @@ void RendezvousProtocol::require_secret() const {
   throw Error(
       ErrorCode::kInvalidArgument,
       fmt::format(
-          "rendezvous {} can be reached from other machines, and there is no secret: "
-          "whoever connects could join the job. Set ZIGGURAT_SECRET or "
-          "ZIGGURAT_SECRET_FILE alike on all ranks (an embedder gives its runtime's setting "
-          "\"secret\"; openssl rand -hex 32 makes one), or "
-          "ZIGGURAT_WITHOUT_SECRET=1 on a network that you trust",
+          "rendezvous {} can be reached from other machines, but there is no secret, so whoever "
+          "connects could join the job. Set ZIGGURAT_SECRET or ZIGGURAT_SECRET_FILE alike on all "
+          "ranks (an embedder gives its runtime's setting \"secret\"; openssl rand -hex 32 makes "
+          "one), or ZIGGURAT_WITHOUT_SECRET=1 on a network that you trust",
           options_.rendezvous));
 }
 
@@ -125,7 +124,7 @@ Task<bool> RendezvousProtocol::call_once(SocketPtr socket, Endpoint at, Caller c
   error_code error;
   co_await socket->async_connect(at, asio::redirect_error(asio::use_awaitable, error));
   if (out_of_descriptors(error.value()))
-    throw descriptor_error(error.value(), "connect to another rank");
+    throw descriptor_error(error.value(), "cannot connect to another rank");
   if (error) {
     *why_not = error.message();
     co_return false;

@@ -140,8 +140,10 @@ Task<> RendezvousProtocol::lead() {
 /// Why `caller` may not join; empty: it may.
 std::string RendezvousProtocol::refusal(const Caller& caller) const {
   if (caller.purpose != ConnectionKind::kJoin || caller.world_size != options_.world_size) {
-    return fmt::format("rank {} says there are {} ranks, rank 0 says {}", caller.rank,
-                       caller.world_size, options_.world_size);
+    return fmt::format(
+        "rank {} says that there are {} ranks, but rank 0 says {}: start all ranks with the same "
+        "count",
+        caller.rank, caller.world_size, options_.world_size);
   }
   if (caller.rank == 0 || members_[static_cast<std::size_t>(caller.rank)]) {
     return fmt::format("there is a rank {} already: every process needs a number of its own",

@@ -170,7 +170,7 @@ SimulatedCommunicator::SimulatedCommunicator(std::shared_ptr<SimulatedWorld> wor
 
 Task<> SimulatedCommunicator::refuse(const Error& error) {
   world_->fail_all(Error(error.code(),
-                         fmt::format("rank {} made a call that cannot be: {}",
+                         fmt::format("rank {} made a call that is not valid: {}",
                                      (*members_)[static_cast<std::size_t>(place_)], error.what())));
   return failing(std::make_exception_ptr(error));
 }

@@ -14,8 +14,8 @@ SimulatedNetwork::SimulatedNetwork(const NetworkShape& shape) : shape_(shape) {
   if (shape.ranks < 1 || shape.ranks_per_node < 1 || !(shape.within_node.bytes_per_s > 0) ||
       !(shape.between_nodes.bytes_per_s > 0)) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("a network of {} ranks, {} on a node, with links of {:g} and {:g} "
-                            "bytes/s: each must be above 0",
+                fmt::format("a network cannot have {} ranks, {} on a node, and links of {:g} and "
+                            "{:g} bytes/s: each must be above 0",
                             shape.ranks, shape.ranks_per_node, shape.within_node.bytes_per_s,
                             shape.between_nodes.bytes_per_s));
   }

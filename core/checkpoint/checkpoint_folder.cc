@@ -93,7 +93,7 @@ void take_facts(IoEngine& io, const std::string& directory, const std::string& t
   for (const StateFile& file : its.files) {
     const std::uint64_t found = file_bytes(io, path_of(directory, file.name));
     if (found == file.size_bytes) continue;
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it has {} bytes, and {} were written",
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it has {} bytes, but {} were written",
                                                   directory, file.name, found, file.size_bytes));
   }
   if (io.exists(path_of(directory, kMark))) {
@@ -217,8 +217,8 @@ Task<std::string> find_checkpoint(TextPlace place, std::string path) {
   if (entries.empty()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: there is no checkpoint: neither a {}, nor a directory {}.. with one", path,
-                    Manifest::kFileName, kNameBegin),
+        fmt::format("{}: there is no checkpoint: it has neither a {} nor a directory {}.. with one",
+                    path, Manifest::kFileName, kNameBegin),
         ENOENT);
   }
   if (entries.size() == 1) co_return path_of(path, entries.front().name);
@@ -292,8 +292,8 @@ std::string remove_checkpoint(IoEngine& io, const std::string& directory) {
     }
     const std::size_t count = others.size();
     others.resize(std::min<std::size_t>(count, 3));
-    return fmt::format("{}: it has what no save made ({}{}), and stays with that", directory,
-                       fmt::join(others, ", "), count > others.size() ? ", .." : "");
+    return fmt::format("{}: the folder stays, because it has files that no save made ({}{})",
+                       directory, fmt::join(others, ", "), count > others.size() ? ", .." : "");
   } catch (const Error& error) {
     return fmt::format("{}: not all of it can be removed: {}", directory, error.what());
   }

@@ -67,7 +67,7 @@ Task<bool> is_newest_of_line(TextPlace place, std::string directory);
 
 /// The mark of damage: `why`, for people. Durable when it returns.
 Task<> mark_damaged(TextPlace place, std::string directory, std::string why);
-/// It was put back, or could not be read for a while.
+/// Removes the mark: the checkpoint was put back, or had only been unreadable for a while.
 void unmark_damaged(IoEngine& io, const std::string& directory);
 
 /// `path`, or if that is a folder of checkpoints, the newest of its newest line; a newer one that

@@ -40,13 +40,13 @@ Task<> CheckpointReader::read_manifest() {
     const std::string shard = directory_ + "/" + its.name;
     if (!environment_.io.exists(shard)) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: it is missing, and the manifest names it", shard), ENOENT);
+                  fmt::format("{}: it is missing, although the manifest names it", shard), ENOENT);
     }
     files_.push_back(
         RangeFile::open(environment_.reactor, environment_.io, shard, {}, environment_.observers));
     if (const std::uint64_t found = files_.back()->size_bytes(); found != its.size_bytes) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: it has {} bytes, and {} were written{}", shard, found,
+                  fmt::format("{}: it has {} bytes, but {} were written{}", shard, found,
                               its.size_bytes, cut_off(files_.size() - 1, found)));
     }
   }
@@ -172,8 +172,8 @@ Task<> CheckpointReader::prove_header(std::size_t index) {
   co_await files_[index]->read(0, header);
   if (hash64(header, 0) == file.header_hash) co_return;
   throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: its header is not what was written: other tools misread it; what "
-                          "the manifest says still loads",
+              fmt::format("{}: its header is not what was written, so other tools misread it; "
+                          "ziggurat still loads the file, by the manifest",
                           files_[index]->path()));
 }
 

@@ -125,8 +125,8 @@ Task<> CheckpointSave::make_directory() {
     co_return;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: the name is taken by what is no checkpoint of this line of history: "
-                          "move that away",
+              fmt::format("{}: something that is not a checkpoint of this line of history has this "
+                          "name: move it away",
                           directory_),
               EEXIST);
 }
@@ -335,7 +335,7 @@ Task<> CheckpointSave::retain() noexcept {
     if (request_.retention.keep_last > 0) co_await let_go();
   } catch (const std::exception& error) {
     notes_.push_back(
-        fmt::format("{}: what is old could not be removed: {}", request_.folder, error.what()));
+        fmt::format("{}: old checkpoints could not be removed: {}", request_.folder, error.what()));
   }
 }
 

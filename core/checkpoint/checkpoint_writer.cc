@@ -141,8 +141,8 @@ void CheckpointWriter::finish_piece(std::size_t index) {
   const std::uint64_t bytes = piece.box.count() * ziggurat::size_bytes(tensor.type);
   const auto refuse = [&](std::uint64_t begin, std::uint64_t end, const char* what) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: bytes {} to {} of {} of '{}' were {}: what is saved of it does "
-                            "not make up the part that it was said to be",
+                fmt::format("{}: bytes {} to {} of {} of '{}' were {}: the saved pieces do not "
+                            "make up the part that was announced",
                             directory_, begin, end, bytes, tensor.name, what));
   };
   std::uint64_t end = 0;

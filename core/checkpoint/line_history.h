@@ -31,7 +31,7 @@ class LineHistory {
 
   const std::vector<LineOfCheckpoints>& lines() const noexcept { return lines_; }
   const LineOfCheckpoints* find(const std::optional<LineId>& id) const;
-  /// Those that no other line was made from. What has no line came before all that has one.
+  /// Lines that no other came from. Checkpoints without a line are older than all that have one.
   std::vector<const LineOfCheckpoints*> newest() const;
   /// What a state of `line` can go back to, newest first: its own checkpoints; its parent's up
   /// to the step at which it left that, and so on; last what has no line. Those with a flaw too,

@@ -38,8 +38,8 @@ std::vector<LoadRename> parse_load_renames(std::string_view text) {
     if (from.empty() || to.empty() || to.find('=') != std::string_view::npos || stars > 1 ||
         stars != std::ranges::count(to, '*')) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' is no rule: give OLD=NEW, both with one * or both without, and "
-                              "';' between rules",
+                  fmt::format("'{}' is not a rule: give OLD=NEW, with one * on both sides or on "
+                              "neither, and ';' between rules",
                               rule));
     }
     renames.push_back({.from = std::string(from), .to = std::string(to)});

@@ -42,8 +42,8 @@ struct LoadOptions {
   /// + values.size()) of `unit`'s flat parameters, and those that the model lacks are left out;
   /// notes list both. Not given: either is an error.
   std::function<void(UnitId unit, std::uint64_t first, std::span<float> values)> initialize = {};
-  /// It is the store that the new one takes the place of: what it does not say of its rounding, the
-  /// new one does not either.
+  /// The source is the store whose place the new one takes: a rounding that it does not record, the
+  /// new one does not record either.
   bool in_place = false;
 };
 

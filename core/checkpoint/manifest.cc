@@ -40,7 +40,7 @@ std::vector<std::byte> bytes_of(const JsonField& field) {
     std::from_chars(text.data() + 2 * i, text.data() + 2 * i + 2, value, 16);
     bytes[i] = static_cast<std::byte>(value);
   }
-  if (bytes_text(bytes) != text) field.refuse("it is no bytes in hexadecimal digits");
+  if (bytes_text(bytes) != text) field.refuse("it is not bytes in hexadecimal digits");
   return bytes;
 }
 
@@ -132,7 +132,7 @@ ordered_json line_json(const StateLine& line) {
 
 LineId line_id_of(const JsonField& field) {
   const std::optional<LineId> id = parse_line_id(field.text());
-  if (!id) field.refuse("it is no line's id: 32 hexadecimal digits");
+  if (!id) field.refuse("it is not a line's id, which has 32 hexadecimal digits");
   return *id;
 }
 
@@ -152,7 +152,7 @@ StateContent content_of(const JsonField& field) {
   StateContent content;
   content.model = field.at("model").text();
   const JsonField dtype = field.at("dtype");
-  if (!parse_dtype(dtype.text())) dtype.refuse("it is no type of parameters");
+  if (!parse_dtype(dtype.text())) dtype.refuse("it is not a type that parameters can have");
   content.dtype = *parse_dtype(dtype.text());
   content.state = state_of(field.at("state"));
   content.rounding = rounding_of(field.at("state"));
@@ -176,7 +176,7 @@ StateContent content_of(const JsonField& field) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const JsonField its = tensors.at(t);
     const auto type = parse_tensor_type(its.at(3).text());
-    if (!type) its.refuse("it has no type that is known");
+    if (!type) its.refuse("its type is not known");
     content.tensors.push_back({.name = its.at(std::size_t{0}).text(),
                                .owner = its.at(1).text(),
                                .array = its.at(2).text(),
@@ -281,7 +281,7 @@ std::optional<nlohmann::json> row_of(std::string_view text, std::string_view nam
   return parse_strict(fmt::format("{{{}}}", row), place).at(std::string(name));
 }
 
-/// There is none: said, not forgotten.
+/// null says that the run has none, and that it was not forgotten.
 bool may_be_null(std::string_view name) { return name == "loss_scale" || name == "best_metric"; }
 
 }  // namespace
@@ -329,8 +329,9 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
   const nlohmann::json json = parse_strict(text, place);
   const JsonField top(json, place);
   if (const std::uint64_t schema = top.at("schema").number(); schema != Manifest::kSchema) {
-    top.refuse(fmt::format("schema {}: this program reads {}; a newer one may", schema,
-                           Manifest::kSchema));
+    top.refuse(
+        fmt::format("its schema is {}, but this program reads {}: a newer version may read it",
+                    schema, Manifest::kSchema));
   }
   const bool has_line = top.has("line");
   if (has_line) {

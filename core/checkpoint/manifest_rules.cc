@@ -28,12 +28,12 @@ void require_file_names(const Manifest& manifest) {
     const bool leaves = name.empty() || name.front() == '.' || name.size() > kNameBytesMax ||
                         name == Manifest::kFileName ||
                         name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos;
-    if (leaves) refuse(fmt::format("file '{}': that is no name of a shard", name));
+    if (leaves) refuse(fmt::format("file '{}': a shard cannot have that name", name));
     if (!names.insert(name).second) refuse(fmt::format("file '{}' is named twice", name));
     if (file.header_bytes < 8 || file.header_bytes > file.size_bytes ||
         file.size_bytes > kFileBytesMax) {
-      refuse(fmt::format("file '{}': a header of {} bytes in a file of {}", name, file.header_bytes,
-                         file.size_bytes));
+      refuse(fmt::format("file '{}': its header has {} bytes, which do not fit in a file of {}",
+                         name, file.header_bytes, file.size_bytes));
     }
   }
 }
@@ -46,8 +46,9 @@ void require_tensors(const StateContent& content) {
     if (!names.insert(tensor.name).second)
       refuse(fmt::format("tensor '{}' is there twice", tensor.name));
     if ((tensor.array == "master") != (tensor.name == tensor.owner))
-      refuse(fmt::format("tensor '{}': a master has its parameter's name, and it is '{}' of '{}'",
-                         tensor.name, tensor.array, tensor.owner));
+      refuse(fmt::format(
+          "tensor '{}': a master, and nothing else, has its parameter's name; this is '{}' of '{}'",
+          tensor.name, tensor.array, tensor.owner));
     if (tensor.shape.size() > kDimensionsMax)
       refuse(fmt::format("tensor '{}' has {} dimensions", tensor.name, tensor.shape.size()));
     std::uint64_t count = 1;
@@ -62,7 +63,7 @@ void require_tensors(const StateContent& content) {
 void require_inside(const StateTensor& tensor, const StatePiece& piece) {
   const TensorBox& box = piece.box;
   if (box.offsets.size() != tensor.shape.size() || box.shape.size() != tensor.shape.size())
-    refuse(fmt::format("tensor '{}': a piece of other dimensions", tensor.name));
+    refuse(fmt::format("tensor '{}': a piece has another number of dimensions", tensor.name));
   for (std::size_t d = 0; d < tensor.shape.size(); ++d) {
     if (box.offsets[d] < 0 || box.shape[d] < 1 || box.offsets[d] > tensor.shape[d] ||
         box.shape[d] > tensor.shape[d] - box.offsets[d])
@@ -77,27 +78,28 @@ std::uint64_t bytes_of(const Manifest& manifest, const StatePiece& piece) {
 
 void require_piece(const Manifest& manifest, const StatePiece& piece) {
   if (piece.tensor >= manifest.content.tensors.size())
-    refuse(fmt::format("a piece is of tensor {}, and there are {}", piece.tensor,
+    refuse(fmt::format("a piece belongs to tensor {}, but there are only {}", piece.tensor,
                        manifest.content.tensors.size()));
   const StateTensor& tensor = manifest.content.tensors[piece.tensor];
   if (piece.file >= manifest.files.size())
-    refuse(fmt::format("tensor '{}': a piece is in file {}, and there are {}", tensor.name,
+    refuse(fmt::format("tensor '{}': a piece is in file {}, but there are only {}", tensor.name,
                        piece.file, manifest.files.size()));
   require_inside(tensor, piece);
   const StateFile& file = manifest.files[piece.file];
   const std::uint64_t bytes = bytes_of(manifest, piece);
   if (piece.offset_bytes < file.header_bytes || piece.offset_bytes > file.size_bytes ||
       bytes > file.size_bytes - piece.offset_bytes)
-    refuse(fmt::format("tensor '{}': a piece of {} bytes at {} leaves file '{}' of {}", tensor.name,
-                       bytes, piece.offset_bytes, file.name, file.size_bytes));
+    refuse(fmt::format("tensor '{}': a piece of {} bytes at {} does not fit in file '{}' of {}",
+                       tensor.name, bytes, piece.offset_bytes, file.name, file.size_bytes));
   std::uint64_t hashed = 0;
   for (const HashedBytes& its : piece.hashed) {
     if (its.size_bytes < 1 || its.size_bytes > kHashedBytesMax || its.size_bytes > bytes - hashed)
-      refuse(fmt::format("tensor '{}': {} bytes hashed together", tensor.name, its.size_bytes));
+      refuse(fmt::format("tensor '{}': {} bytes cannot be hashed together", tensor.name,
+                         its.size_bytes));
     hashed += its.size_bytes;
   }
   if (hashed != bytes)
-    refuse(fmt::format("tensor '{}': {} of a piece's {} bytes are hashed", tensor.name, hashed,
+    refuse(fmt::format("tensor '{}': only {} of a piece's {} bytes are hashed", tensor.name, hashed,
                        bytes));
 }
 
@@ -111,14 +113,14 @@ void require_files(const Manifest& manifest) {
       refuse(
           fmt::format("tensor '{}' is twice in file '{}'", name, manifest.files[piece.file].name));
     if (!by_file[piece.file].emplace(piece.offset_bytes, &piece).second)
-      refuse(fmt::format("tensor '{}' lies on another in file '{}'", name,
+      refuse(fmt::format("tensor '{}' overlaps another one in file '{}'", name,
                          manifest.files[piece.file].name));
   }
   for (std::size_t f = 0; f < by_file.size(); ++f) {
     std::uint64_t end = 0;
     for (const auto& [begin, piece] : by_file[f]) {
       if (begin < end)
-        refuse(fmt::format("tensor '{}' lies on another in file '{}'",
+        refuse(fmt::format("tensor '{}' overlaps another one in file '{}'",
                            manifest.content.tensors[piece->tensor].name, manifest.files[f].name));
       end = begin + bytes_of(manifest, *piece);
     }

@@ -66,10 +66,12 @@ void PieceSource::add_param(std::size_t index, std::span<const std::size_t> of_s
                       its.name, fmt::join(its.shape, ", "), fmt::join(param.part.shape, ", ")));
     }
     if (its.type == TensorType::kU8 && !param.part.is_whole()) {
-      throw Error(ErrorCode::kUnimplemented,
-                  fmt::format("{}: '{}' is in 8 bits, by blocks of the whole parameter, and this "
-                              "rank has a part of it: load it on one rank, or save it from several",
-                              whole_.place(), its.name));
+      throw Error(
+          ErrorCode::kUnimplemented,
+          fmt::format(
+              "{}: '{}' is in 8 bits, with scales for blocks of the whole parameter, but this rank "
+              "has only a part of it: load it on one rank, or save it from several",
+              whole_.place(), its.name));
     }
     const bool master = its.array == kMaster;
     has_master = has_master || master;

@@ -60,7 +60,7 @@ StoredTensor tensor_of(const std::string& name, const JsonField& field, std::uin
   if (shape.size() > kDimensionsMax)
     shape.refuse(fmt::format("it has {} dimensions", shape.size()));
   const JsonField offsets = field.at("data_offsets");
-  if (offsets.size() != 2) offsets.refuse("it has not two values");
+  if (offsets.size() != 2) offsets.refuse("it does not have two values");
   const std::uint64_t end = offsets.at(1).number(data_bytes);
   const std::uint64_t begin = offsets.at(std::size_t{0}).number(end);
   const std::uint64_t element_bytes = type_bytes(field.at("dtype"));
@@ -72,7 +72,7 @@ StoredTensor tensor_of(const std::string& name, const JsonField& field, std::uin
                       .size_bytes = end - begin};
   if (const std::uint64_t needed = bytes_of(shape, tensor.shape, element_bytes);
       needed != tensor.size_bytes)
-    field.refuse(fmt::format("{} bytes for a shape of {}", tensor.size_bytes, needed));
+    field.refuse(fmt::format("it has {} bytes, but its shape needs {}", tensor.size_bytes, needed));
   return tensor;
 }
 
@@ -82,15 +82,15 @@ void require_contiguous(const std::vector<StoredTensor>& tensors, std::uint64_t 
   for (const StoredTensor& tensor : tensors) {
     if (tensor.offset_bytes != end) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: '{}' begins at {}, and what is before it ends at {}", place,
+                  fmt::format("{}: '{}' begins at {}, but what is before it ends at {}", place,
                               tensor.name, tensor.offset_bytes, end));
     }
     end += tensor.size_bytes;
   }
   if (end != data_bytes) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: its tensors have {} bytes, and {} follow "
-                                                  "the header",
-                                                  place, end, data_bytes));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: its tensors have {} bytes, but {} follow the header", place, end,
+                            data_bytes));
   }
 }
 
@@ -100,14 +100,15 @@ std::uint64_t safetensors_json_bytes(std::string_view first, std::uint64_t file_
                                      const std::string& place) {
   std::uint64_t length = 0;
   if (first.size() < kSafetensorsLengthBytes || file_bytes < kSafetensorsLengthBytes) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: {} bytes are no safetensors file", place, file_bytes));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("{}: it has only {} bytes, too few for a safetensors file", place, file_bytes));
   }
   std::memcpy(&length, first.data(), sizeof(length));
   if (length > kSafetensorsHeaderBytesMax || length > file_bytes - kSafetensorsLengthBytes) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: it is no safetensors file, or was cut off: a header of {} bytes "
-                            "in a file of {}",
+                fmt::format("{}: it is not a safetensors file, or it was cut off: its header would "
+                            "have {} bytes in a file of {}",
                             place, length, file_bytes));
   }
   return length;
@@ -117,12 +118,12 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
                                            const std::string& place) {
   const nlohmann::json parsed = parse_strict(json, place);
   const JsonField root(parsed, place);
-  if (!parsed.is_object()) root.refuse("its header is no object");
+  if (!parsed.is_object()) root.refuse("its header is not an object");
   SafetensorsHeader header;
   for (const auto& [name, value] : parsed.items()) {
     const JsonField field(value, fmt::format("{}: '{}'", place, name));
     if (name == kMetadata) {
-      if (!value.is_object()) field.refuse("it is no object");
+      if (!value.is_object()) field.refuse("it is not an object");
       for (const auto& [key, text] : value.items())
         header.metadata[key] = JsonField(text, fmt::format("{}.{}", field.path(), key)).text();
       continue;

@@ -29,13 +29,13 @@ std::map<std::string, std::vector<std::string>> files_of(const std::string& text
                                                          const std::string& path) {
   const nlohmann::json parsed = parse_strict(text, path);
   const JsonField map = JsonField(parsed, path).at("weight_map");
-  if (!map.value().is_object()) map.refuse("it is no object");
+  if (!map.value().is_object()) map.refuse("it is not an object");
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, value] : map.value().items()) {
     const JsonField field(value, fmt::format("{}.{}", map.path(), name));
     const std::string file = field.text();
     if (file.empty() || file.front() == '.' || file.find('/') != std::string::npos)
-      field.refuse(fmt::format("'{}' is no file in this directory", file));
+      field.refuse(fmt::format("'{}' is not a file in this directory", file));
     files[file].push_back(name);
   }
   if (files.empty()) map.refuse("it names no tensor");
@@ -79,7 +79,7 @@ Task<> SafetensorsSource::open_all() {
   }
   if (content_.tensors.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: it has no tensor of a type that a parameter has", path_));
+                fmt::format("{}: it has no tensor of a type that a parameter can have", path_));
   }
   content_.dtype = dtype_of(content_.tensors.front().type).value_or(DType::kFloat32);
 }
@@ -100,8 +100,8 @@ Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::stri
   const SafetensorsHeader header = parse_safetensors_header(json, size - begin, path);
   if (header.metadata.contains("DCP_SHARDING_INFO")) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its tensors are parts of a checkpoint's: give the directory, with "
-                            "its manifest",
+                fmt::format("{}: its tensors are parts of those of a checkpoint: give the "
+                            "directory that has the manifest",
                             path));
   }
   std::set<std::string> left;
@@ -112,7 +112,8 @@ Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::stri
   }
   if (left.empty()) co_return;
   throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: '{}' is not in it, and the index says so", path, *left.begin()));
+              fmt::format("{}: '{}' is not in it, although the index says that it is", path,
+                          *left.begin()));
 }
 
 void SafetensorsSource::add_tensor(const StoredTensor& tensor, Place place) {

@@ -101,8 +101,8 @@ std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > kSafetensorsHeaderBytesMax) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("safetensors: a header of {} bytes; readers accept {}", json.size(),
-                            kSafetensorsHeaderBytesMax));
+                fmt::format("safetensors: the header has {} bytes, but readers accept at most {}",
+                            json.size(), kSafetensorsHeaderBytesMax));
   }
   const std::uint64_t length = json.size();
   std::string text(sizeof(length), '\0');
@@ -170,8 +170,8 @@ void SafetensorsWriter::append_bits(std::span<const std::byte> bytes) {
   const std::size_t size = ziggurat::size_bytes(tensors_[tensor_].type);
   if (bytes.size() % size != 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} bytes are no whole values of '{}'", path_, bytes.size(),
-                            tensors_[tensor_].name));
+                fmt::format("{}: {} bytes are not a whole number of values of '{}'", path_,
+                            bytes.size(), tensors_[tensor_].name));
   }
   write(bytes);
   element_ += bytes.size() / size;
@@ -181,9 +181,9 @@ void SafetensorsWriter::append(std::span<const float> values) {
   while (!values.empty()) {
     pass_whole_tensors();
     if (tensor_ == tensors_.size()) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: {} values after the last tensor's last one", path_, values.size()));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{}: {} values were given after the last value of the last tensor",
+                              path_, values.size()));
     }
     const SafetensorsTensor& tensor = tensors_[tensor_];
     const std::uint64_t room = std::min<std::uint64_t>(tensor.count() - element_, kBufferBytes / 4);
@@ -193,9 +193,9 @@ void SafetensorsWriter::append(std::span<const float> values) {
       case TensorType::kBF16: write(rounded(part, float_to_bf16)); break;
       case TensorType::kF16: write(rounded(part, float_to_fp16)); break;
       case TensorType::kU8:
-        throw Error(
-            ErrorCode::kInvalidArgument,
-            fmt::format("{}: '{}' is of codes, which no value is rounded to", path_, tensor.name));
+        throw Error(ErrorCode::kInvalidArgument,
+                    fmt::format("{}: '{}' has codes, to which no value can be rounded", path_,
+                                tensor.name));
     }
     element_ += part.size();
     values = values.subspan(part.size());

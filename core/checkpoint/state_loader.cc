@@ -67,7 +67,7 @@ void StateLoader::require_optimizer() const {
   const OptimizerKind wanted = table_.state().optimizer;
   if (state_names(saved) == state_names(wanted)) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: its state is {}'s, and this run's optimizer is {}: give "
+              fmt::format("{}: its state is {}'s, but this run's optimizer is {}: give "
                           "`optimizer={}`, or load its weights alone",
                           source_.place(), to_string(saved), to_string(wanted), to_string(saved)));
 }
@@ -99,7 +99,7 @@ StateLoader::ByName StateLoader::source_tensors() const {
   for (std::size_t r = 0; r < used.size(); ++r) {
     if (used[r]) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: nothing there is called '{}', which is to be renamed",
+                fmt::format("{}: it has nothing called '{}', which a rule of `load_rename` names",
                             source_.place(), options_.renames[r].from));
   }
   return found;
@@ -152,10 +152,12 @@ void StateLoader::match_tensors() {
     return;
   }
   wrong.insert(wrong.end(), misshapen.begin(), misshapen.end());
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: its parameters are not this model's: {}. `load_rename` says what is "
-                          "called otherwise; `load_partial` takes what fits, but no other shapes",
-                          source_.place(), fmt::join(wrong, "; ")));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "{}: its parameters are not this model's: {}. Use `load_rename` for parameters that have "
+          "other names, or `load_partial` to load those that fit; other shapes cannot be loaded",
+          source_.place(), fmt::join(wrong, "; ")));
 }
 
 /// By which way an array comes.
@@ -196,8 +198,8 @@ void StateLoader::note_fresh_arrays() {
   }
   if (fresh > 0)
     notes_.push_back(
-        fmt::format("{} arrays of the optimizer are not there and begin anew, '{}' "
-                    "first: their parameters were frozen",
+        fmt::format("{} arrays of the optimizer, '{}' first, were not saved and begin anew, "
+                    "because their parameters were frozen",
                     fresh, first));
 }
 
@@ -368,7 +370,7 @@ Task<> StateLoader::decode(std::size_t codes, const ChunkRuns::OfTensor& of,
   const StateTensor& tensor = source_.content().tensors[codes];
   const auto found = scales_.find(codes);
   if (found == scales_.end()) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, and has no scales",
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, but has no scales",
                                                   source_.place(), tensor.name));
   }
   const auto [scales, before] = found->second;

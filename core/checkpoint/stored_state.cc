@@ -107,7 +107,7 @@ void StoredState::read_tables() {
     if (!same) {
       throw Error(
           ErrorCode::kDataLoss,
-          fmt::format("{}: rank {} has {} records, which are not the {} of its layout", place_,
+          fmt::format("{}: rank {} has {} records that do not match the {} of its layout", place_,
                       rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
     }
   }
@@ -169,12 +169,11 @@ void StoredState::add_stretches(int rank) {
 
 void StoredState::require_whole(const char* what) const {
   if (!of_pieces_) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{}: {} is refused, and nothing was changed: the store's trainer lends its "
-                  "parameters, as PyTorch's does, and alone knows what the pieces of its {} are "
-                  "of: save a checkpoint with the trainer, and begin with it on other ranks",
-                  place_, what, ranks_text(reader_->ranks())));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, "
+                          "such as PyTorch, knows which parameters the pieces of its {} belong to: "
+                          "save a checkpoint with the trainer, and begin with that on other ranks",
+                          place_, what, ranks_text(reader_->ranks())));
 }
 
 Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
@@ -215,11 +214,12 @@ Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> in
   co_await workers_.run(reactor_, "verify record", job);
   if (hash == expected.hash) co_return;
   if (co_await reader_->overtaken(rank, chunk)) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("{} was written over: the store's owner has gone on beyond step {} "
-                            "while it was read: try again, save a checkpoint of the run instead, "
-                            "or stop it first",
-                            reader_->record_name(rank, chunk), content_.step));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format(
+            "{} was overwritten, because the store's owner went on beyond step {} while it was "
+            "read: try again, save a checkpoint of the run instead, or stop the run first",
+            reader_->record_name(rank, chunk), content_.step));
   }
   throw reader_->corrupt_record(rank, chunk);
 }

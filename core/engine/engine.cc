@@ -69,8 +69,9 @@ EngineImpl::~EngineImpl() { runtime_.reactor.block_on(close()); }
 Task<> EngineImpl::close() {
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
-  // What make_durable() has waited for ends by itself, and others may still be in the last of its
-  // calls; anything else has peers that would wait for it, and so has a step that never ends.
+  // After make_durable() this rank owes the others nothing, and they may still be in the last of
+  // its calls. In every other state they would wait for this rank, as in a step that never ends:
+  // they are told.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (service_) co_await service_->close(agreements_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
@@ -130,8 +131,8 @@ Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::rethrow_exception(error);
 }
 
-/// What the host waits for it waits for as the engine's calls do: behind what the engine makes of
-/// the event, and where a device that is lost ends the run.
+/// The host waits for an event as the engine's calls do: behind what the engine makes of the event,
+/// and a device that is lost ends the run.
 void EngineImpl::wait_on(StreamRef& stream, const Event& event) {
   if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
   runtime_.reactor.block_on(ending_the_run(event.wait()));

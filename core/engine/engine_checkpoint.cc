@@ -28,7 +28,7 @@ void EngineImpl::open_saves() {
 void EngineImpl::require_saves(const char* call) const {
   if (saves_) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: a checkpoint is asked for, and the engine was opened without "
+              fmt::format("{}: a checkpoint is asked for, but the engine was opened without "
                           "EngineConfig::Checkpoint::saves, so no memory is set aside for it",
                           call));
 }
@@ -175,7 +175,7 @@ void EngineImpl::begin_load() {
   const std::vector<std::byte>& blob = source_->content().blob;
   if (blob.size() > blob_bytes_max()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its blob has {} bytes, and the store holds at most {}",
+                fmt::format("{}: its blob has {} bytes, but the store holds at most {}",
                             source_->place(), blob.size(), blob_bytes_max()));
   }
   resumed_blob_ = blob;

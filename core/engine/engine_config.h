@@ -142,7 +142,7 @@ struct EngineConfig {
   std::uint64_t durable_every_steps = 1;
   /// Checkpoints that leave (StepOptions::checkpoint).
   struct Checkpoint {
-    /// They may be asked for: host memory of four records is set aside for them.
+    /// Checkpoints may be asked for; host memory for four records is set aside for them.
     bool saves = false;
     std::uint64_t bandwidth_bytes_per_s = 0;  ///< that a rank writes at most; 0: no limit
     /// The longest that training waits for all of a save; then it is given up.
@@ -153,9 +153,9 @@ struct EngineConfig {
     kAuto,
     kNever,  ///< a store that is there is replaced
     kNew,    ///< a store that is there is an error
-    /// As kAuto; and a store of other ranks, another stage, tensor-parallel degree or state format
-    /// is cut anew in its place first. Its directories hold both until then. All its files are in
-    /// reach of every rank. Its run_identity becomes this config's.
+    /// As kAuto, but a store of other ranks, another stage, tensor-parallel degree or state format
+    /// is first cut anew in its place. Its directories hold both until then, and every rank must
+    /// reach all its files. Its run_identity becomes this config's.
     kReshard,
   };
   Resume resume = Resume::kAuto;

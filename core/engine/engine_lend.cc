@@ -64,27 +64,29 @@ void EngineImpl::validate_lent() {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
   require(config_.resume != EngineConfig::Resume::kReshard,
-          "`resume=reshard` beside lent parameters: their pieces are the trainer's; open the store "
-          "with the ranks that made it, and load their state dicts with others");
-  require(config_.clip_norm == 0,
-          fmt::format("`clip={}`: a trainer that lends its gradients clips them itself",
-                      config_.clip_norm));
+          "`resume=reshard` cannot be used with lent parameters, because only the trainer knows "
+          "their pieces: open the store with the ranks that made it, and load their state dicts "
+          "with other ranks");
+  require(config_.clip_norm == 0, fmt::format("`clip={}` cannot be used with lent gradients, whose "
+                                              "trainer clips them itself: leave it out",
+                                              config_.clip_norm));
   require(config_.param_groups.empty(),
-          "`param_groups` beside lent parameters: give each step its "
-          "groups instead");
+          "`param_groups` cannot be used with lent parameters: give each step its groups instead");
   require(!config_.placement.automatic && config_.placement.optimizer != Tier::kDevice &&
               config_.placement.device_record_bytes == 0,
-          fmt::format("`placement={}` beside lent parameters: optimizer state is on host or nvme",
+          fmt::format("`placement={}` cannot be used with lent parameters: keep optimizer state on "
+                      "host or nvme",
                       to_string(config_.placement)));
   require(!config_.store.empty() || config_.placement.optimizer == Tier::kHost,
-          "`store`: a directory is needed where optimizer state is not on the host");
-  require(
-      lent_params_.size() == model_.units.size(),
-      fmt::format("{} parameters are lent for {} units", lent_params_.size(), model_.units.size()));
+          "`store` is missing: give a directory, because optimizer state is not on the host");
+  require(lent_params_.size() == model_.units.size(),
+          fmt::format("{} parameters are lent, but the model has {} units: lend one for each",
+                      lent_params_.size(), model_.units.size()));
   const std::vector<std::uint64_t>& firsts = config_.first_elements;
   require(firsts.empty() || firsts.size() == model_.units.size(),
-          fmt::format("`first_elements` has {} numbers, and the model {} parameters", firsts.size(),
-                      model_.units.size()));
+          fmt::format(
+              "`first_elements` has {} numbers, but the model has {} parameters: give one for each",
+              firsts.size(), model_.units.size()));
   for (std::size_t u = 0; u < firsts.size(); ++u)
     model_.units[u].params[0].first_element = firsts[u];
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
@@ -92,7 +94,7 @@ void EngineImpl::validate_lent() {
     const DType dtype = unit.dtype.value_or(model_.dtype);
     const TypedSpan<std::byte>& lent = lent_params_[u];
     require(lent.dtype == dtype && lent.count() == unit.count(),
-            fmt::format("unit '{}': {} elements of {} are lent, and it has {} of {}", unit.name,
+            fmt::format("unit '{}': {} elements of {} are lent, but it has {} of {}", unit.name,
                         lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
     require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        dtype == DType::kBFloat16);
@@ -113,8 +115,9 @@ void EngineImpl::require_lent(UnitId unit, const char* call, std::uint64_t count
   calls_->require_unit(call, unit);
   const UnitSpec& its = model_.units[unit];
   if (count == its.count()) return;
-  throw Error(ErrorCode::kInvalidArgument, fmt::format("{}('{}'): {} elements, and it has {}", call,
-                                                       its.name, count, its.count()));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}('{}'): {} elements were given, but it has {}", call, its.name, count,
+                          its.count()));
 }
 
 /// What a new store's masters of the chunk are made from.
@@ -130,7 +133,7 @@ void EngineImpl::lend_params(UnitId unit, TypedSpan<std::byte> params) {
   require_lent(unit, "lend_params", params.count());
   if (const DType dtype = table_->dtype(unit); params.dtype != dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("lend_params('{}'): it is {}, and the memory {}",
+                fmt::format("lend_params('{}'): the parameter is {}, but the memory is {}",
                             model_.units[unit].name, to_string(dtype), to_string(params.dtype)));
   }
   run_lent([](EngineImpl& self, UnitId of, auto lent) -> Task<> {
@@ -193,8 +196,8 @@ void EngineImpl::refuse_step(const Error& why) {
 std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
                                               const StepOptions& options) const {
   if (gradients.size() != model_.units.size()) {
-    return Error(ErrorCode::kInvalidArgument,
-                 fmt::format("{} gradients for {} units", gradients.size(), model_.units.size()));
+    return Error(ErrorCode::kInvalidArgument, fmt::format("{} gradients were given for {} units",
+                                                          gradients.size(), model_.units.size()));
   }
   try {
     require_blob_given("step()");
@@ -212,11 +215,10 @@ std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const st
   const bool drawn = drawn_by(table_->state().format, rounding_).param;
   if (!some_left_out || !drawn || counted || holds_param(table_->state().format))
     return std::nullopt;
-  return Error(
-      ErrorCode::kUnimplemented,
-      "a step that leaves parameters out, with stochastic rounding of parameters that "
-      "nobody counts the steps of: the store would round them anew when it is opened; make "
-      "a new store, or choose `param_rounding=nearest`");
+  return Error(ErrorCode::kUnimplemented,
+               "a step leaves parameters out while parameters are rounded stochastically and "
+               "nobody counts their steps, so the store would round them differently when it is "
+               "opened again: make a new store, or choose `param_rounding=nearest`");
 }
 
 /// All ranks make the step, or none does, and each throws. Whether it is to be stored, too, is rank
@@ -247,7 +249,8 @@ Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
   co_return all[0].checkpoint != 0;
 }
 
-/// Nothing is made before the trainers of all ranks know that they want it, so nothing is undone.
+/// No update starts before the trainers of all ranks have agreed to the step, so none is ever
+/// undone.
 Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                               const StepOptions& options) {
   cancel_.check();
@@ -306,11 +309,10 @@ Task<> EngineImpl::updated_from_memory() {
 
 void EngineImpl::require_blob_given(const char* call) const {
   if (!blob_awaited_) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("{} before the blob of generation {} was given, which it was made to wait "
-                  "for: give_blob() comes first",
-                  call, generation_));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} was called before generation {} was given the blob that it waits "
+                          "for: call give_blob() first",
+                          call, generation_));
 }
 
 void EngineImpl::give_blob(std::span<const std::byte> blob) {
@@ -318,7 +320,9 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
   if (!blob_awaited_) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("give_blob(): generation {} awaits none: say so in its step", generation_));
+        fmt::format(
+            "give_blob(): generation {} does not wait for a blob: say in its step that one follows",
+            generation_));
   }
   if (blob.size() > blob_bytes_max()) {
     throw Error(ErrorCode::kInvalidArgument, refusal_text(StepRefusal::kBlob, {.blob = blob}));

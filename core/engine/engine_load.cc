@@ -26,7 +26,7 @@ void EngineImpl::read_blob(const StoreState& state) {
   const std::optional<UnwrappedBlob> its = unwrap_blob(state.blob);
   if (!its) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("store {}: the blob of generation {} is not an engine's",
+                fmt::format("store {}: the blob of generation {} was not written by an engine",
                             storage_->paths(), state.generation));
   }
   generation_ = its->generation;

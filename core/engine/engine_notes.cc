@@ -19,11 +19,11 @@ void EngineImpl::describe() {
       notes_.push_back(
           fmt::format("{} of records in {}", format_bytes(share.record_bytes), share.directory));
   }
-  notes_.push_back(fmt::format(
-      "{} units, {} chunks of at most {} of record; host memory in {}; {} chunks fit beside all "
-      "gradients",
-      table_->unit_count(), table_->chunks().size(), format_bytes(table_->largest_record_bytes()),
-      pool_->page_kind(), plan_.items));
+  notes_.push_back(
+      fmt::format("the model has {} units and {} chunks, whose records have at most {}; host "
+                  "memory is in {}; {} chunks fit beside all gradients",
+                  table_->unit_count(), table_->chunks().size(),
+                  format_bytes(table_->largest_record_bytes()), pool_->page_kind(), plan_.items));
   describe_nodes();
   describe_ranks();
   const bool swept = config_.placement.optimizer == Tier::kNvme;
@@ -70,7 +70,7 @@ void EngineImpl::describe_nodes() {
   std::string chunks;
   for (const PoolNode& node : node_plan_.pool) {
     chunks += fmt::format(
-        "{}{} of {} chunks and {} of {} workers on NUMA node {}", chunks.empty() ? "" : ", ",
+        "{}{} of {} chunks and {} of {} workers are on NUMA node {}", chunks.empty() ? "" : ", ",
         std::ranges::count(node_plan_.chunk_nodes, node.numa_node), node_plan_.chunk_nodes.size(),
         std::ranges::count(runtime_.worker_nodes, node.numa_node), runtime_.workers->threads(),
         node.numa_node);
@@ -79,14 +79,14 @@ void EngineImpl::describe_nodes() {
   notes_.push_back(chunks);
   for (const auto& [directory, node] : storage_->drive_nodes) {
     notes_.push_back(node < 0 ? fmt::format("drive of {}: its NUMA node is not known", directory)
-                              : fmt::format("drive of {}: on NUMA node {}", directory, node));
+                              : fmt::format("the drive of {} is on NUMA node {}", directory, node));
   }
 }
 
 /// What a kill loses, and what it costs that it does not lose more.
 std::string EngineImpl::durability() const {
   if (!storage_->store)
-    return "there is no store: nothing is durable, and the end of the process ends it";
+    return "there is no store: nothing is durable, and the state is lost when the process ends";
   const bool one_slot = storage_->store->state().slots == 1;
   if (config_.placement.optimizer == Tier::kNvme) {
     if (config_.durable_every_steps > 1) {
@@ -95,8 +95,8 @@ std::string EngineImpl::durability() const {
           "the last one",
           config_.durable_every_steps);
     }
-    return one_slot ? "slots 1: half the space; a kill while a sweep writes loses the run"
-                    : "every finished step becomes durable, at no extra written bytes";
+    return one_slot ? "slots 1 takes half the space, but a kill while a sweep writes loses the run"
+                    : "every finished step becomes durable, and no more bytes are written for it";
   }
   const std::string where = std::string(to_string(config_.placement.optimizer));
   if (config_.durable_every_s == 0) {
@@ -120,28 +120,30 @@ void EngineImpl::describe_quantization() {
   };
   const Quantization& quantization = config_.quantization;
   if (quantization.weights) {
-    notes_.push_back(fmt::format("parameters between ranks in 8 bits: {}, on every rank alike",
-                                 within(QuantizedBits::k8)));
+    notes_.push_back(
+        fmt::format("parameters travel between ranks in 8 bits: {}, the same on every rank",
+                    within(QuantizedBits::k8)));
   }
   if (!quantization.gradients()) return;
   const NodeGrid nodes = table_->sharding().nodes();
   const std::string way =
       nodes.within > 1 && nodes.nodes > 1
-          ? fmt::format("those of the {} ranks of a node, and again the sums of {} nodes",
+          ? fmt::format("between the {} ranks of a node, and their sums again between {} nodes",
                         nodes.within, nodes.nodes)
           : "once";
-  notes_.push_back(
-      fmt::format("gradients between ranks in {} bits: {}; {}", quantization.gradient_bits,
-                  within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
+  notes_.push_back(fmt::format(
+      "gradients travel between ranks in {} bits: {}; rounded {}", quantization.gradient_bits,
+      within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
 }
 
 /// Among how many ranks the state is divided, and what making slices equal costs.
 void EngineImpl::describe_ranks() {
   if (is_lent() && runtime_.ranks->world_size() > 1) {
-    notes_.push_back(fmt::format(
-        "rank {} of {}: {:.1f} M elements of its own; a step, and what is durable, is that of all",
-        runtime_.ranks->rank(), runtime_.ranks->world_size(),
-        static_cast<double>(model_.count()) * 1e-6));
+    notes_.push_back(
+        fmt::format("rank {} of {} has {:.1f} M elements of its own; a step, and what is durable, "
+                    "is common to all ranks",
+                    runtime_.ranks->rank(), runtime_.ranks->world_size(),
+                    static_cast<double>(model_.count()) * 1e-6));
   }
   const Sharding& ranks = table_->sharding();
   if (ranks.ranks() == 1) return;

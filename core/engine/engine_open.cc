@@ -27,9 +27,9 @@ Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& p
   const std::uint64_t newest = co_await ranks.max(step);
   if (oldest == newest) co_return;
   throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: ranks found steps {} to {} to be its newest; start again, and if a "
-                          "rank finds an older one every time, check the store (`ziggurat ckpt "
-                          "verify`) and the drive as that rank sees it",
+              fmt::format("{}: the ranks do not agree on its newest step (they found {} to {}): "
+                          "start again, and if a rank finds an older one every time, check the "
+                          "store (`ziggurat ckpt verify`) and the drive as that rank sees it",
                           place, oldest, newest));
 }
 
@@ -135,8 +135,8 @@ Task<> EngineImpl::open_store() {
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     if (!is_lent() && is_of_pieces(state.layout)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("`store={}`: its trainer lends its parameters, and goes on from it "
-                              "alone: give another directory",
+                  fmt::format("`store={}`: only the trainer that made it, which lends its "
+                              "parameters, can go on from it: give another directory",
                               storage_->paths()));
     }
     rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
@@ -309,7 +309,7 @@ Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
   records_->set_holds(id, generation_);
 }
 
-/// As the blob says that the engine was opened with.
+/// Takes the number of steps of each parameter from the blob that the engine was opened with.
 void EngineImpl::count_steps() {
   if (!table_->rounding() || !config_.param_steps) return;
   own_steps_ = config_.param_steps(resumed_blob_);
@@ -317,8 +317,8 @@ void EngineImpl::count_steps() {
                  own_steps_.size(), table_->unit_count());
 }
 
-/// What keys the rounding of the unit's parameters in `generation`, the one that is made or the
-/// newest.
+/// The number of steps that keys the rounding of the unit's parameters in `generation`, which is
+/// the newest or the one being made.
 std::uint64_t EngineImpl::steps_of(UnitId unit, std::uint64_t generation) const {
   return own_steps_.empty() ? generation : own_steps_[unit];
 }

@@ -123,10 +123,11 @@ void EngineImpl::validate_quantization(const Strategy& strategy) const {
   const int per_node = config_.ranks_per_node;
   require_quantizable(quantization, strategy, per_node == 0 ? strategy.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`reduce_dtype={}` and `quantized_gradients={}`: gradients travel as "
-                            "one or the other; give one of them",
-                            to_string(*config_.reduce_dtype), quantization.gradient_bits));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "`reduce_dtype={}` and `quantized_gradients={}` exclude each other: give one of them",
+            to_string(*config_.reduce_dtype), quantization.gradient_bits));
   }
 }
 

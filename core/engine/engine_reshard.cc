@@ -127,7 +127,7 @@ std::unique_ptr<EngineImpl> Resharding::build() {
   const int ranks = stored_->content().layout.ranks;
   engine->notes_.insert(
       engine->notes_.begin(),
-      fmt::format("the store was cut anew from one of {} rank{}", ranks, ranks == 1 ? "" : "s"));
+      fmt::format("the store was resharded from one of {} rank{}", ranks, ranks == 1 ? "" : "s"));
   return engine;
 }
 

@@ -37,7 +37,8 @@ std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
 const EngineImpl::Pieces& EngineImpl::known_pieces(int rank) const {
   if (const auto known = pieces_.find(rank); known != pieces_.end()) return known->second;
   if (!service_ && rank != 0)
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of 1 rank: give 0", rank));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} does not exist, because there is 1 rank: give 0", rank));
   std::vector<Piece> all = service_ ? service_->pieces_of(rank) : own_pieces();
   Pieces& its = pieces_[rank];
   its.all = std::move(all);
@@ -58,9 +59,10 @@ void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_vie
   const std::size_t index = found->second;
   const std::uint64_t count = pieces.all[index].count;
   if (values.size() != count) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("read_state_of(rank {}, '{}'): {} elements, and it has {} there", rank,
-                            piece, values.size(), count));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("read_state_of(rank {}, '{}'): {} elements were asked for, but it has {} there",
+                    rank, piece, values.size(), count));
   }
   if (rank == runtime_.ranks->rank()) return read_state(static_cast<UnitId>(index), name, values);
   const std::size_t state = state_index("read_state_of", piece, name);
@@ -91,7 +93,7 @@ void EngineImpl::rank_closed(int rank, std::uint64_t steps) {
   if (!agreeing_ || agreements_ <= steps) return;
   fail(std::make_exception_ptr(
       Error(ErrorCode::kUnavailable,
-            fmt::format("rank {} has closed its engine, and rank {} makes step {}", rank,
+            fmt::format("rank {} has closed its engine, but rank {} makes step {}", rank,
                         runtime_.ranks->rank(), generation_ + 1))));
 }
 

@@ -45,7 +45,8 @@ SettingOf<EngineConfig> betas() {
         config.optimizer.beta1 = static_cast<float>(numbers[0]);
         config.optimizer.beta2 = static_cast<float>(numbers[1]);
       },
-      {.values = "B1,B2", .help = "the optimizer's moving averages; the first is sgd's momentum"});
+      {.values = "B1,B2",
+       .help = "the decays of the optimizer's moving averages; the first is sgd's momentum"});
 }
 
 /// What commands said before there were two.
@@ -78,25 +79,27 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
                 .help = "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), "
                         "split (fp32's bits, fewer bytes read) or bf16",
                 .at_resume = AtResume::kFixed}),
-      In::word("state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
-               rounding_names(),
-               {.values = "nearest|stochastic",
-                .help = "of moments and masters that are kept in bf16 (state formats bf16-moments "
-                        "and bf16), for a store's life; default: stochastic in a new store"}),
+      In::word(
+          "state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
+          rounding_names(),
+          {.values = "nearest|stochastic",
+           .help =
+               "rounding of moments and masters that are kept in bf16 (state formats bf16-moments "
+               "and bf16), for a store's life; default: stochastic in a new store"}),
       In::word("param_rounding", [](auto& c) -> auto& { return c.optimizer.param_rounding; },
                rounding_names(),
                {.values = "nearest|stochastic",
-                .help = "of bf16 parameters that are made of fp32 masters, for a store's life; "
+                .help = "rounding of bf16 parameters from fp32 masters, for a store's life; "
                         "default: nearest; not stochastic with split"}),
       both_roundings(),
       betas(),
       In::number("eps", [](auto& c) -> auto& { return c.optimizer.eps; }, {.min = 0, .max = 1},
-                 {.values = "X", .help = "added to what the optimizer divides by"}),
+                 {.values = "X", .help = "number added to what the optimizer divides by"}),
       In::number("weight_decay", [](auto& c) -> auto& { return c.optimizer.weight_decay; },
                  {.min = 0, .max = 100},
                  {.values = "X",
-                  .help = "on matrices only; decoupled in adamw and lion, else added to the "
-                          "gradient"}),
+                  .help = "decay of the weights, for matrices only; decoupled in adamw and lion, "
+                          "else added to the gradient"}),
       // The store's records have it: at a resume nothing depends on it any more.
       In::number("initial_accumulator",
                  [](auto& c) -> auto& { return c.optimizer.initial_accumulator; },
@@ -115,16 +118,16 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
             }
           },
           {.values = "PATTERN:KEY=X,..;..",
-           .help = "parameters with their own lr-scale, weight-decay, beta1, beta2, eps, or "
-                   "frozen: the first group whose pattern (* and ?) is a parameter's name has it; "
-                   "names as in the exported file"}),
+           .help = "parameters with an lr-scale, weight-decay, beta1, beta2 or eps of their own, "
+                   "or frozen; a parameter is in the first group whose pattern (* and ?) matches "
+                   "its name; names are those of the exported file"}),
       In::number("clip", &EngineConfig::clip_norm, {.min = 0, .max = 1e30},
                  {.values = "NORM",
                   .help = "largest global 2-norm of the gradient; 0 turns clipping off"}),
       In::word("speculate", &EngineConfig::speculation, kSpeculations,
                {.values = "auto|never|always",
-                .help = "start updates before the gradient's norm is known: while that mostly was "
-                        "right, never, or always"}),
+                .help = "whether updates start before the gradient's norm is known: always, never, "
+                        "or while that was mostly right"}),
   };
 }
 
@@ -148,21 +151,21 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                       }}),
       In::integer("prefetch_bucket_size", &EngineConfig::prefetch_elements_max, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "of parameters loaded, or in stage 3 gathered, ahead of their use, at "
-                           "most two units"}),
+                   .help = "parameters that are loaded, or in stage 3 gathered, ahead of their "
+                           "use; at most two units"}),
       In::integer("max_live_parameters", &EngineConfig::max_live_parameters, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "of parameters on the device, those ahead of their use included; units "
+                   .help = "parameters that may be on the device, with those loaded ahead; units "
                            "in use always are"}),
       In::integer("max_reuse_distance", &EngineConfig::max_reuse_distance, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "a released unit stays on the device if it is used again within so "
-                           "many elements of others"}),
+                   .help = "a released unit stays on the device if at most this many elements of "
+                           "others are used before it is used again"}),
       In::integer("param_persistence_threshold", &EngineConfig::param_persistence_threshold,
                   kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "units of at most so many stay on the device between their uses in a "
-                           "step"}),
+                   .help = "units of at most this many elements stay on the device between their "
+                           "uses in a step"}),
   };
 }
 
@@ -179,7 +182,7 @@ SettingOf<EngineConfig> zero_stage() {
             static_cast<int>(require_in(std::get<std::int64_t>(value), {.min = 0, .max = 3}));
       },
       {.values = "0|1|2|3",
-       .help = "what a rank has a slice of: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
+       .help = "what is divided among ranks: 0 nothing, 1 and 2 gradients and optimizer state, 3 "
                "parameters too"});
 }
 
@@ -194,11 +197,11 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
       zero_stage(),
       In::word("strategy", [](auto& c) -> auto& { return c.strategy.name; }, kStrategyNames,
                {.values = "full|grad-op|none|hybrid",
-                .help = "FSDP's names: stage 3; stage 3 with units kept from forward to backward; "
-                        "stage 0; stage 3 (or 1 or 2) in groups that each have a copy of the "
-                        "state"}),
+                .help = "FSDP's names. full: stage 3; grad-op: stage 3 with units kept from "
+                        "forward to backward; none: stage 0; hybrid: stage 3 (or 1 or 2) in groups "
+                        "that each have a copy of the state"}),
       In::integer("shard_group", [](auto& c) -> auto& { return c.strategy.shard_group; }, kRanks,
-                  {.values = "G", .help = "ranks of a group, with strategy hybrid"}),
+                  {.values = "G", .help = "number of ranks in a group, with strategy hybrid"}),
       In::integer("hpz", [](auto& c) -> auto& { return c.strategy.hpz; }, kRanks,
                   {.values = "P",
                    .help = "stage 3: each P ranks (of a machine) keep parts of the parameters they "
@@ -207,13 +210,13 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
       In::truth("quantized_weights", kSwitch,
                 [](auto& c) -> auto& { return c.quantization.weights; },
                 {.help = "stage 3: parameters travel between ranks in 8 bits, each within 0.4 % of "
-                         "its block of 256's largest"}),
+                         "the largest in its block of 256"}),
       In::integer("quantized_gradients",
                   [](auto& c) -> auto& { return c.quantization.gradient_bits; },
                   {.min = 4, .max = 16},
                   {.values = "4|8",
-                   .help = "stage 3: gradients travel in as many bits, within 7.2 or 0.4 %: summed "
-                           "among the ranks of a node, and then the nodes' sums"}),
+                   .help = "stage 3: gradients travel in this many bits, within 7.2 or 0.4 %: "
+                           "first the ranks of a node sum theirs, then the nodes sum those"}),
       // What a rank's launcher says matters only where something goes node by node.
       In::integer("ranks_per_node", &EngineConfig::ranks_per_node, kRanks,
                   {.values = "P",
@@ -224,11 +227,11 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
                        }}),
       In::parsed("reduce_dtype", &EngineConfig::reduce_dtype, dtype_of, dtype_text,
                  {.values = "bf16|fp16|fp32",
-                  .help = "of gradients between ranks (default: the parameters')"}),
+                  .help = "type of gradients between ranks (default: the parameters')"}),
       In::integer("reduce_bucket_size", &EngineConfig::reduce_bucket_elements, kElements,
                   {.values = "ELEMENTS",
-                   .help = "of a gradient that ranks sum at once; three buckets are set aside in "
-                           "host memory"}),
+                   .help = "elements of a gradient that ranks sum at once; three such buckets are "
+                           "set aside in host memory"}),
   };
 }
 
@@ -236,25 +239,24 @@ std::vector<SettingOf<EngineConfig>> store_table() {
   return {
       In::integer("slots", &EngineConfig::slots, {.min = 1, .max = 2},
                   {.values = "1|2",
-                   .help = "2: every finished step is durable; 1: half the space, and a kill "
+                   .help = "2: every finished step is durable; 1: takes half the space, but a kill "
                            "within a step loses the run",
                    .at_resume = AtResume::kFixed}),
-      In::number("durable_every", &EngineConfig::durable_every_s, {.min = 0, .max = 1e9},
-                 {.values = "SECONDS",
-                  .help = "optimizer state that is not on NVMe is stored so often, beside the "
-                          "training; a kill loses what came after the last time; 0: at the end "
-                          "only"}),
-      In::integer("durable_every_steps", &EngineConfig::durable_every_steps,
-                  {.min = 1, .max = 1'000'000},
-                  {.values = "STEPS",
-                   .help = "with optimizer state on NVMe: every so many steps one becomes durable; "
-                           "more than 1 writes less, and a kill loses what came after the last "
-                           "one"}),
+      In::number(
+          "durable_every", &EngineConfig::durable_every_s, {.min = 0, .max = 1e9},
+          {.values = "SECONDS",
+           .help = "how often optimizer state that is not on NVMe is stored, beside the training; "
+                   "a kill loses what came after the last time; 0: only at the end"}),
+      In::integer(
+          "durable_every_steps", &EngineConfig::durable_every_steps, {.min = 1, .max = 1'000'000},
+          {.values = "STEPS",
+           .help = "with optimizer state on NVMe: one step in this many becomes durable; more than "
+                   "1 writes less, but a kill loses what came after the last durable one"}),
       In::word("resume", &EngineConfig::resume, kResumes,
                {.values = "auto|never|new|reshard",
-                .help = "go on from the store's last durable step, replace the store, refuse one "
-                        "that is there, or go on with other ranks, another stage or format: the "
-                        "store is cut anew in its place",
+                .help = "auto: go on from the store's last durable step; never: replace the store; "
+                        "new: refuse one that is there; reshard: go on with other ranks, another "
+                        "stage or format, and cut the store anew in its place",
                 .at_resume = AtResume::kSilent}),
   };
 }

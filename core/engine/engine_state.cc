@@ -34,7 +34,7 @@ std::vector<std::string> EngineImpl::state_names() const {
 void EngineImpl::require_updated(const char* call, UnitId unit) const {
   if (table_->unit(unit).updated_count == table_->unit(unit).chunk_count) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): some of it is frozen, and has no state", call,
+              fmt::format("{}('{}'): a part of it is frozen, so that part has no state", call,
                           model_.units[unit].name));
 }
 
@@ -43,9 +43,10 @@ std::size_t EngineImpl::state_index(const char* call, std::string_view piece,
                                     std::string_view name) const {
   const OptimizerKind kind = table_->state().optimizer;
   if (const std::optional<std::size_t> index = find_state(kind, name)) return *index;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}', '{}'): the state of {} is {}", call, piece, name,
-                          to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}('{}', '{}'): there is no such array: the state of {} is {}", call, piece,
+                  name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
 }
 
 std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string_view name,

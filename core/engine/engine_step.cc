@@ -201,8 +201,8 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
 }
 
 /// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
-/// in the same order. With them goes what must be alike, and whether a rank refuses the step.
-/// What a rank has against it goes to `verdict`: every rank finds something, or none does.
+/// in the same order. What must be alike on all ranks goes with them, and whether a rank refuses
+/// the step. An objection goes to `verdict`: every rank finds one, or none does.
 Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal,
                                  StepVerdict& verdict) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
@@ -275,11 +275,14 @@ bool EngineImpl::groups_fit(const StepOptions& options) const {
 }
 
 std::string EngineImpl::groups_text(const StepOptions& options) const {
-  if (!config_.param_groups.empty() || options.groups.size() != group_count_) {
+  if (!config_.param_groups.empty()) {
     return fmt::format(
-        "{} groups of settings for a model of {}{}: give one for each", options.groups.size(),
-        group_count_,
-        config_.param_groups.empty() ? "" : " by `param_groups`, beside which there are none");
+        "{} groups of settings were given, but `param_groups` makes them: give a step none",
+        options.groups.size());
+  }
+  if (options.groups.size() != group_count_) {
+    return fmt::format("{} groups of settings were given, but the model has {}: give one for each",
+                       options.groups.size(), group_count_);
   }
   const auto bad =
       std::ranges::find_if(options.groups, [&](const GroupStep& g) { return !makes_step(g); });
@@ -287,10 +290,9 @@ std::string EngineImpl::groups_text(const StepOptions& options) const {
   const std::string whose =
       is_lent() ? fmt::format("'{}'", model_.units[index].name) : fmt::format("group {}", index);
   return fmt::format(
-      "the settings of {} make no step: learning rate {:g}, betas {:g} and {:g}, eps {:g}, decay "
-      "{:g}, gradient scale {:g}, dampening {:g}{}: give finite ones, betas in [0, 1) and an eps "
-      "of at least 0; "
-      "dampening and nesterov are sgd's alone",
+      "no step can be made with the settings of {}: learning rate {:g}, betas {:g} and {:g}, eps "
+      "{:g}, decay {:g}, gradient scale {:g}, dampening {:g}{}: give finite ones, betas in [0, 1) "
+      "and an eps of at least 0; only sgd has dampening and nesterov",
       whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
       bad->grad_scale, bad->dampening, bad->nesterov ? ", nesterov" : "");
 }
@@ -351,11 +353,10 @@ Error EngineImpl::undo_failed(const std::exception_ptr& cause) const {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  return {code,
-          fmt::format("step {} was begun and could not be undone: {}. What is in memory is of "
-                      "two generations, and the engine gives none of it out; generation {} "
-                      "is whole in {}: close this engine and open the store again",
-                      generation_ + 1, why, durable_generation(), storage_->paths())};
+  return {code, fmt::format("step {} was begun and could not be undone: {}. Memory now holds parts "
+                            "of two generations, so the engine gives none of it out; generation {} "
+                            "is whole in {}: close this engine and open the store again",
+                            generation_ + 1, why, durable_generation(), storage_->paths())};
 }
 
 /// The next step makes generation_ + 1.

@@ -19,41 +19,44 @@ void EngineImpl::validate() {
     if (!good) throw Error(ErrorCode::kInvalidArgument, message);
   };
   require(config_.slots == 1 || config_.slots == 2,
-          fmt::format("`slots={}`: 1 or 2", config_.slots));
-  require(config_.tensor_parallel >= 1, fmt::format("`tp={}`: 1 or more", config_.tensor_parallel));
+          fmt::format("`slots={}` must be 1 or 2", config_.slots));
+  require(config_.tensor_parallel >= 1,
+          fmt::format("`tp={}` must be 1 or more", config_.tensor_parallel));
   find_place();
   validate_quantization(*strategy_);
   require(config_.clip_norm >= 0,
-          fmt::format("`clip={}`: 0 (off) or a positive norm", config_.clip_norm));
-  require(config_.durable_every_s >= 0, "durable_every: 0 (never) or a positive number of seconds");
-  require(config_.durable_every_steps >= 1, "durable_every_steps: 1 (every step) or more");
+          fmt::format("`clip={}` must be 0 (off) or a positive norm", config_.clip_norm));
+  require(config_.durable_every_s >= 0,
+          "`durable_every` must be 0 (never) or a positive number of seconds");
+  require(config_.durable_every_steps >= 1, "`durable_every_steps` must be 1 (every step) or more");
   require(config_.durable_every_steps == 1 ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
-          fmt::format("`durable_every_steps={}`: between two durable steps the other slot of each "
-                      "record is written over: it needs `placement=optimizer=nvme` and "
-                      "`slots=2`; state in memory has `durable_every`, in seconds",
+          fmt::format("`durable_every_steps={}` needs `placement=optimizer=nvme` and `slots=2`, "
+                      "because the other slot of each record is overwritten between two durable "
+                      "steps; for state in memory give `durable_every` (seconds)",
                       config_.durable_every_steps));
   require(config_.speculation != EngineConfig::Speculation::kAlways ||
               (config_.placement.optimizer == Tier::kNvme && config_.slots == 2),
-          "speculation always: an update that starts before the step's end can be undone only with "
-          "placement optimizer=nvme and slots 2");
+          "`speculate=always` needs `placement=optimizer=nvme` and `slots=2`: only there can an "
+          "update be undone that started before the step's end");
   if (is_lent()) {
     validate_lent();
     require(!config_.checkpoint.saves,
-            "checkpoint saves: parameters are in the trainer's memory, and such an engine saves no "
-            "checkpoints yet");
+            "this engine cannot save checkpoints yet, because its parameters are in the trainer's "
+            "memory: leave EngineConfig::Checkpoint::saves off");
   } else {
     require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        model_.dtype == DType::kBFloat16);
   }
   require_undivided_scales(config_.optimizer.state.format, config_.tensor_parallel);
   require(config_.checkpoint.stall_max_s > 0,
-          fmt::format("checkpoint_stall_max={:g}: a positive number of seconds",
+          fmt::format("`checkpoint_stall_max={:g}` must be a positive number of seconds",
                       config_.checkpoint.stall_max_s));
   require_initial_accumulator(config_.optimizer.state.optimizer,
                               config_.optimizer.initial_accumulator);
   require(config_.store.size() <= kStripesMax,
-          fmt::format("`store`: {} directories, at most {}", config_.store.size(), kStripesMax));
+          fmt::format("`store` has {} directories: give at most {}", config_.store.size(),
+                      kStripesMax));
 }
 
 /// Without a store parameters can be looked at, and no more: what is frozen has no state in memory.
@@ -65,10 +68,9 @@ void EngineImpl::validate_storeless() const {
   if (frozen && placement.params != Tier::kNvme && placement.grads != Tier::kNvme &&
       placement.optimizer != Tier::kNvme)
     return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      "`store`: a directory is needed, unless every parameter is frozen, nothing is on NVMe "
-      "and no checkpoint is saved");
+  throw Error(ErrorCode::kInvalidArgument,
+              "`store` is missing: give a directory, unless every parameter is frozen, nothing is "
+              "on NVMe and no checkpoint is saved");
 }
 
 /// A store keeps the slots that it was made with.
@@ -88,16 +90,15 @@ void EngineImpl::check_identity(const StoreState& state) {
     std::string differences;
     for (std::string a, b; (stored >> a) && (wanted >> b);) {
       if (a != b)
-        differences +=
-            fmt::format("{}the store has {}, this run {}", differences.empty() ? "" : "; ", a, b);
+        differences += fmt::format("{}the store has {}, but this run has {}",
+                                   differences.empty() ? "" : "; ", a, b);
     }
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("`store={}`: another run's: {}. Give the same settings, another "
-                    "`store`, or `resume=never` to "
-                    "replace it",
+        fmt::format("`store={}` belongs to another run: {}. Give the same settings, another "
+                    "`store`, or `resume=never` to replace it",
                     storage_->paths(),
-                    differences.empty() ? fmt::format("the store has '{}', this run '{}'",
+                    differences.empty() ? fmt::format("the store has '{}', but this run has '{}'",
                                                       state.run_identity, config_.run_identity)
                                         : differences));
   }
@@ -107,7 +108,7 @@ void EngineImpl::check_identity(const StoreState& state) {
   }
   if (state.numerics_fingerprint != config_.numerics_fingerprint) {
     notes_.push_back(
-        fmt::format("numerics changed since the store was made: '{}' then, '{}' now; the loss may "
+        fmt::format("the numerics were '{}' when the store was made and are '{}' now: the loss may "
                     "differ in its bits",
                     state.numerics_fingerprint, config_.numerics_fingerprint));
   }

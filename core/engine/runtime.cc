@@ -41,9 +41,11 @@ std::unique_ptr<Runtime> Runtime::create(const RuntimeOptions& options) {
   const std::size_t cores = runtime->topology.physical_cores.size();
   const std::size_t logical = std::max(1U, std::thread::hardware_concurrency());
   if (threads > std::max<std::size_t>(logical, 4)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`threads={}`: this machine has {} logical CPUs and {} physical cores",
-                            threads, logical, cores));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "`threads={}` is too many: this machine has {} logical CPUs and {} physical cores",
+            threads, logical, cores));
   }
   if (!options.trace_path.empty()) runtime->trace = Trace::open(options.trace_path);
   WorkerPoolOptions pool{

@@ -99,8 +99,9 @@ Task<> StateService::open() {
 
 const std::vector<LentEngine::Piece>& StateService::pieces_of(int rank) const {
   if (rank < 0 || static_cast<std::size_t>(rank) >= peers_.size()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("rank {} of {} ranks: give 0 to {}", rank,
-                                                         peers_.size(), peers_.size() - 1));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("there is no rank {} among {} ranks: give 0 to {}", rank, peers_.size(),
+                            peers_.size() - 1));
   }
   return peers_[static_cast<std::size_t>(rank)]->pieces;
 }
@@ -109,10 +110,11 @@ Task<> StateService::read(int rank, std::uint64_t piece, std::uint64_t state,
                           std::uint64_t generation, std::span<float> values) {
   co_await until_heard(peer(rank));
   if (peer(rank).closed) {
-    throw Error(ErrorCode::kUnavailable,
-                fmt::format("rank {} has closed its engine, and with it its pieces: read them "
-                            "before",
-                            rank));
+    throw Error(
+        ErrorCode::kUnavailable,
+        fmt::format(
+            "rank {} has closed its engine, so its pieces are gone: read them before it does",
+            rank));
   }
   Request request{.piece = piece, .state = state, .number = generation};
   co_await requests_->send(bytes_of(request), rank);
@@ -185,7 +187,7 @@ Task<> StateService::give(int from, const Request& request) {
     co_await made_.wait();
   }
   if (closing_)
-    throw Error(ErrorCode::kUnavailable, "it closes its engine, and with it its pieces");
+    throw Error(ErrorCode::kUnavailable, "it is closing its engine, so its pieces are gone");
   const Give send = [this, from](std::span<const float> values) -> Task<> {
     Answer head{.count = values.size()};
     co_await answers_->send(bytes_of(head), from);

@@ -16,12 +16,11 @@ namespace ziggurat {
 
 void require_undivided_scales(StateFormat format, int tensor_parallel) {
   if (format != StateFormat::k8Bit || tensor_parallel == 1) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("`state_format=8bit` with `tp={}`: a block's scale is of divided and undivided "
-                  "parameters, so those that every rank has whole would drift apart; choose "
-                  "another state_format",
-                  tensor_parallel));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("`state_format=8bit` cannot be used with `tp={}`: a block's scale covers "
+                          "divided and undivided parameters together, so those that every rank has "
+                          "whole would drift apart; choose another `state_format`",
+                          tensor_parallel));
 }
 
 StoreBuilder::StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable table, Request request)
@@ -34,7 +33,7 @@ StoreBuilder::StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable tab
   const std::size_t size_bytes = source.content().blob.size();
   if (size_bytes <= request_.blob_bytes_max) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: its blob has {} bytes, and the store holds at most {}",
+              fmt::format("{}: its blob has {} bytes, but the store holds at most {}",
                           source.place(), size_bytes, request_.blob_bytes_max));
 }
 

@@ -150,7 +150,9 @@ bool StoreReshard::Impl::is_so_already(const ChunkTable& first) const {
 
 Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   const std::vector<Sharding> cut = shardings(target);
-  if (!content().state) throw Error(ErrorCode::kDataLoss, "a store without optimizer state");
+  if (!content().state)
+    throw Error(ErrorCode::kDataLoss,
+                "the store has no optimizer state, so it cannot be resharded");
   const StateKind state{content().state->optimizer, target.format};
   require_compatible(state.format, Rounding::kNearest, target.model.dtype == DType::kBFloat16);
   require_undivided_scales(state.format, target.tensor_parallel);
@@ -216,8 +218,8 @@ void StoreReshard::Impl::require_space() const {
   }
   if (needed <= available) return;
   throw Error(ErrorCode::kResourceExhausted,
-              fmt::format("{}: the new store is built beside the old one, and needs {}; free are "
-                          "{}: make room, or load the store into a new one elsewhere",
+              fmt::format("{}: the new store is built beside the old one and needs {}, but only {} "
+                          "are free: make room, or load the store into a new one elsewhere",
                           stored_->place(), format_bytes(needed), format_bytes(available)));
 }
 

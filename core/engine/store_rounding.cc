@@ -12,8 +12,8 @@ namespace {
 void require_same(const char* setting, const std::optional<Rounding>& asked, Rounding stored) {
   if (!asked || *asked == stored) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the store was made with `{0}={1}`, this run asks for {2}: leave `{0}` "
-                          "out, give another `store`, or `resume=never` to replace it",
+              fmt::format("the store was made with `{0}={1}`, but this run asks for {2}: leave "
+                          "`{0}` out, give another `store`, or `resume=never` to replace it",
                           setting, to_string(stored), to_string(*asked)));
 }
 

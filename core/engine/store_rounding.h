@@ -19,17 +19,17 @@ inline Rounding param_rounding(const OptimizerConfig& config) {
   return config.param_rounding.value_or(Rounding::kNearest);
 }
 
-/// What a new store names.
+/// The roundings that a new store records.
 std::optional<Roundings> rounding_of_new_store(const OptimizerConfig& config);
 
-/// What a new store names whose state is a copy: as it was, unless the config says otherwise; but
-/// arrays that were not in bf16 and now are begin as in a new store, and so does what was not
-/// named, except `in_place`, in the store's own directories.
+/// The roundings that a new store records whose state is a copy: the source's, unless the config
+/// says otherwise. Arrays that come to bf16, and what the source did not record, begin as in a new
+/// store; but `in_place`, in the store's own directories, what was not recorded stays so.
 std::optional<Roundings> rounding_of_copy(const OptimizerConfig& config, const StateContent& of,
                                           bool in_place);
 
-/// What steps on a store do that names `named`. Errors: kInvalidArgument if the config asks for
-/// another rounding than is named, of what the format rounds.
+/// The roundings that steps use on a store that records `named`. Errors: kInvalidArgument if the
+/// config asks for another rounding than is named, of what the format rounds.
 Roundings rounding_of_store(const OptimizerConfig& config, const std::optional<Roundings>& named);
 
 }  // namespace ziggurat

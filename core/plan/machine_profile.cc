@@ -143,7 +143,8 @@ void visit_machine(Profile& profile, Visit&& visit) {
 json parse_strictly(std::string_view text, const std::string& name) {
   std::vector<std::set<std::string>> seen;
   const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kDepthMax) refuse(name, fmt::format("nested deeper than {} levels", kDepthMax));
+    if (depth > kDepthMax)
+      refuse(name, fmt::format("it is nested deeper than {} levels", kDepthMax));
     if (event == json::parse_event_t::object_start) {
       seen.emplace_back();
     } else if (event == json::parse_event_t::object_end) {
@@ -157,15 +158,15 @@ json parse_strictly(std::string_view text, const std::string& name) {
   try {
     return json::parse(text.begin(), text.end(), callback);
   } catch (const json::parse_error& error) {
-    refuse(name, fmt::format("not JSON: wrong at byte {}", error.byte));
+    refuse(name, fmt::format("it is not JSON: byte {} is wrong", error.byte));
   }
 }
 
 void require_version(const json* version, const std::string& name) {
   if (version == nullptr || !version->is_number_integer())
-    refuse(name, "\"ziggurat_profile\" (the version) is missing: this is no machine profile");
+    refuse(name, "\"ziggurat_profile\" (the version) is missing, so this is not a machine profile");
   if (*version == MachineProfile::kVersion) return;
-  refuse(name, fmt::format("version {} of the profile; this program reads version {}: run "
+  refuse(name, fmt::format("the profile has version {}, but this program reads version {}: run "
                            "`ziggurat bench io` to write it anew",
                            version->dump(), MachineProfile::kVersion));
 }
@@ -238,7 +239,8 @@ MachineProfile parse_profile(std::string_view text, const std::string& name) {
   machine_reader.finish();
   const json* const drives = whole.find("drives");
   if (drives == nullptr || !drives->is_array()) refuse(name, "\"drives\" must be a list");
-  if (drives->size() > kDrivesMax) refuse(name, fmt::format("more than {} drives", kDrivesMax));
+  if (drives->size() > kDrivesMax)
+    refuse(name, fmt::format("it has more than {} drives", kDrivesMax));
   for (std::size_t i = 0; i < drives->size(); ++i) {
     ObjectReader reader((*drives)[i], name, fmt::format("drives[{}]", i));
     visit_drive(profile.drives.emplace_back(), reader);
@@ -267,7 +269,8 @@ std::optional<MachineProfile> read_profile(const std::string& path) {
     if (count < 0) throw system_error(errno, "read the machine profile " + path);
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
-    if (size > kFileBytesMax) refuse(path, fmt::format("longer than {} bytes", kFileBytesMax));
+    if (size > kFileBytesMax)
+      refuse(path, fmt::format("it is longer than {} bytes", kFileBytesMax));
   }
   text.resize(size);
   return parse_profile(text, path);

@@ -30,7 +30,7 @@ std::vector<Used> nodes_with_workers(const NodeRequest& request) {
   return used;
 }
 
-/// Where the bytes so far, for the workers, are fewest.
+/// The node with the fewest bytes for each of its workers so far.
 Used& least_loaded(std::vector<Used>& nodes) {
   return *std::ranges::min_element(nodes, [](const Used& a, const Used& b) {
     return a.spread_bytes * b.workers < b.spread_bytes * a.workers;
@@ -61,7 +61,7 @@ NodePlan plan_nodes(const ChunkTable& table, const HostPlan& plan, const NodeReq
   if (!request.topology.has_several_nodes()) return result;
   std::vector<Used> nodes = nodes_with_workers(request);
   if (nodes.empty()) {
-    result.why_not = "the workers are on no NUMA node that is known";
+    result.why_not = "it is not known on which NUMA nodes the workers are";
     return result;
   }
   if (!has_room_for_parts(nodes.size(), table, plan, request)) {

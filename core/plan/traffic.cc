@@ -24,8 +24,8 @@ SentBytes direct(std::uint64_t slice_bytes, Group group) noexcept {
           .other_nodes = slice_bytes * wide(group.ranks - group.on_node)};
 }
 
-/// To one rank of each other node; then what has come, one slice of each node, to all of this one.
-/// A reduction goes the same way backwards.
+/// A rank sends its slice to one rank of each other node, then what came (one slice from each node)
+/// to all ranks of its own. A reduction goes the same way backwards.
 SentBytes by_node(std::uint64_t slice_bytes, Group group) noexcept {
   const int nodes = group.ranks / group.on_node;
   return {.same_node = slice_bytes * wide(nodes) * wide(group.on_node - 1),

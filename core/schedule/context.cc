@@ -49,7 +49,7 @@ Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const 
         {.budget = MemoryBudget::kHost,
          .had_bytes = account.capacity_bytes(),
          .needed_bytes = account.used_bytes() + size_bytes},
-        fmt::format("`host_memory`: no room for {} of {}: {}", format_bytes(size_bytes),
+        fmt::format("`host_memory` has no room for {} of {}: {}", format_bytes(size_bytes),
                     to_string(purpose), account.text()));
   }
   return lease;

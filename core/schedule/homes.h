@@ -40,7 +40,7 @@ class ParamHome {
   /// Where the device's update writes them: at home, or in `staging`, memory of the device.
   TypedDeviceSpan<std::byte> destination_on_device(ChunkId chunk,
                                                    DeviceSpan<std::byte> staging) const noexcept;
-  /// That is written: brings it home, through the item's memory where they live on NVMe.
+  /// Brings home what was written there, through the item's memory where they live on NVMe.
   Task<> publish_from_device(ChunkId chunk, TypedDeviceSpan<const std::byte> values,
                              std::span<std::byte> item);
 

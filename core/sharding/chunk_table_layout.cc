@@ -120,8 +120,8 @@ Sharding sharding_in(const nlohmann::json& layout) {
   if (data < 1 || ranks % parts != 0 || group < 1 || data % group != 0 ||
       (held != 1 && held != group)) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store says that of {} ranks each {} divide the layers, {} of a "
-                            "part share the state, and each has {} slices of it",
+                fmt::format("the store's layout is impossible: of {} ranks each {} divide the "
+                            "layers, {} of a part share the state, and each has {} slices of it",
                             ranks, parts, group, held));
   }
   Sharding sharding = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
@@ -139,32 +139,31 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
     };
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made by {} rank{}{}, this run has {}{}: give {}, "
-                    "`resume=reshard` to cut it anew in its place, another `store`, or "
-                    "`resume=never` to replace it",
-                    ranks, ranks == 1 ? "" : "s",
-                    parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
-                    flags(sharding.ranks(), sharding.tensor.ranks),
-                    parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "",
-                    flags(ranks, parts)));
+        fmt::format(
+            "the store was made by {} rank{}{}, but this run has {}{}: give {}, `resume=reshard` "
+            "to cut it anew in its place, another `store`, or `resume=never` to replace it",
+            ranks, ranks == 1 ? "" : "s",
+            parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
+            flags(sharding.ranks(), sharding.tensor.ranks),
+            parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "", flags(ranks, parts)));
   }
   if (const int group = layout.value("shard_group", ranks / parts); group != sharding.world_size) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made with {0} ranks to a copy of the state, this run has "
-                    "{1}: give `strategy=hybrid` `shard_group={0}`, or the strategy without "
-                    "groups where that is all of them, or `resume=reshard` to cut it anew",
+        fmt::format("the store was made with {0} ranks for each copy of the state, but this run "
+                    "has {1}: give `strategy=hybrid` `shard_group={0}`, or a strategy without "
+                    "groups where {0} are all ranks, or `resume=reshard` to cut it anew",
                     group, sharding.world_size));
   }
   const bool whole = layout.value("slices_held", 1) > 1;
   if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made with `zero_stage={}`, this run has {}: the one has "
-                    "the whole state on every rank, the other a slice; give a stage of that "
-                    "kind, `resume=reshard` to cut it anew, another `store`, or `resume=never` to "
-                    "replace it",
-                    whole ? "0" : "1, 2 or 3", sharding.stage));
+        fmt::format(
+            "the store was made with `zero_stage={}`, but this run has {}. With stage 0 every rank "
+            "has the whole state, with the others a slice: give a stage of the store's kind, "
+            "`resume=reshard` to cut it anew, another `store`, or `resume=never` to replace it",
+            whole ? "0" : "1, 2 or 3", sharding.stage));
   }
 }
 
@@ -259,14 +258,14 @@ std::string differences(const ModelSpec& stored, const ModelSpec& own) {
       missing_there.push_back(name);
     } else if (found->second != shape) {
       other_shapes.push_back(
-          fmt::format("{} is {} here, and {} there", name, shape, found->second));
+          fmt::format("{} is {} here, but {} there", name, shape, found->second));
     }
   }
   for (const auto& its : there)
     if (!here.contains(its.first)) missing_here.push_back(its.first);
   std::string text = listed("missing there", missing_there) + listed("missing here", missing_here) +
                      listed("other shapes", other_shapes);
-  if (text.empty()) return "their order, their types or what decays is another";
+  if (text.empty()) return "they differ in their order, in their types or in which of them decay";
   text.pop_back();
   return text.substr(1);
 }
@@ -329,14 +328,14 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   }
   if (const DType stored_dtype = param_dtype(layout); stored_dtype != model.dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's parameters are {0}, this run's {1}: give `dtype={0}`, "
-                            "another `store`, or `resume=never` to replace it",
+                fmt::format("the store's parameters are {0}, but this run's are {1}: give "
+                            "`dtype={0}`, another `store`, or `resume=never` to replace it",
                             to_string(stored_dtype), to_string(model.dtype)));
   }
   const StateKind stored = state_of(layout);
   if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's state is {}, this run's {}: give `optimizer={}` "
+                fmt::format("the store's state is {}, but this run's is {}: give `optimizer={}` "
                             "`state_format={}`, `resume=reshard` to convert it (the same "
                             "optimizer's), another `store`, or `resume=never` to replace it",
                             to_string(stored), to_string(state), to_string(stored.optimizer),
@@ -400,8 +399,8 @@ void require_records(const std::string& layout, StoredRecords records) {
     // A record has at least kTileBytes for a tile of elements.
     if (chunks <= records.count && tiles <= records.size_bytes / kTileBytes) continue;
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: it is of more than the store's {} records, which have {}", kPlace,
-                            records.count, format_bytes(records.size_bytes)));
+                fmt::format("{}: it describes more than the store's {} records, which have {}",
+                            kPlace, records.count, format_bytes(records.size_bytes)));
   }
 }
 

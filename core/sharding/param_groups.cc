@@ -77,15 +77,15 @@ ParamGroup parse_group(std::string_view text) {
   group.params = take(text, ':');
   if (group.params.empty() || text.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                "a group is PATTERN:KEY=VALUE[,KEY=VALUE..] or PATTERN:frozen, groups have ';' "
-                "between them");
+                "a group is PATTERN:KEY=VALUE[,KEY=VALUE..] or PATTERN:frozen: write groups so, "
+                "with ';' between them");
   }
   while (!text.empty()) {
     const std::string_view entry = take(text, ',');
     if (read_entry(entry, group)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' is none of lr-scale, weight-decay, beta1, beta2 or eps with = "
-                            "and a number, and not frozen",
+                fmt::format("'{}' is not a setting of a group: give lr-scale, weight-decay, beta1, "
+                            "beta2 or eps with = and a number, or frozen",
                             entry));
   }
   return group;
@@ -160,11 +160,11 @@ void assign_groups(ModelSpec& model, std::span<const ParamGroup> groups) {
   }
   for (std::size_t i = 0; i < groups.size(); ++i) {
     if (used[i]) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("parameter group '{}': no parameter of model '{}' falls to it (a "
-                            "parameter goes to the first group that has its name; names are like "
-                            "'{}')",
-                            groups[i].params, model.name, first));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("parameter group '{}': it gets no parameter of model '{}' (a parameter goes to "
+                    "the first group whose pattern matches its name; names are like '{}')",
+                    groups[i].params, model.name, first));
   }
 }
 

@@ -46,7 +46,8 @@ void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
     const Share& share = shares[i];
     const bool last = i + 1 == shares.size();
     if (i > 0 && share.tier <= shares[i - 1].tier) {
-      refuse(fmt::format("'{}' after '{}'", to_string(share.tier), to_string(shares[i - 1].tier)));
+      refuse(fmt::format("'{}' cannot come after '{}'", to_string(share.tier),
+                         to_string(shares[i - 1].tier)));
     }
     if (last && share.size_bytes)
       refuse(

@@ -59,7 +59,7 @@ ziggurat_status status_of_thrown() noexcept {
   } catch (const std::exception& error) {
     return failed(ZIGGURAT_INTERNAL, error.what());
   } catch (...) {
-    return failed(ZIGGURAT_INTERNAL, "an error of no known kind");
+    return failed(ZIGGURAT_INTERNAL, "an error of an unknown kind was thrown");
   }
 }
 

@@ -49,7 +49,8 @@ ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
     std::vector<ziggurat::EmbeddedEngine*> saved;
     for (std::uint32_t e = 0; e < its.engine_count; ++e) {
       kept.push_back(engines().find(required(its.engines, "options.engines")[e]));
-      if (kept.back()->runtime != on) throw wrong("options.engines: an engine of another runtime");
+      if (kept.back()->runtime != on)
+        throw wrong("options.engines: one of them is an engine of another runtime");
       saved.push_back(kept.back()->engine.get());
     }
     std::vector<ziggurat::TypedSpan<std::byte>> values;
@@ -114,7 +115,7 @@ ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime, const ziggurat_pa
     const std::shared_ptr<OpenCheckpoint> from = checkpoints().find(checkpoint);
     auto open = std::make_shared<OpenEngine>();
     open->runtime = runtimes().find(runtime);
-    if (from->runtime != open->runtime) throw wrong("the checkpoint is of another runtime");
+    if (from->runtime != open->runtime) throw wrong("the checkpoint belongs to another runtime");
     const std::vector<ziggurat::EmbeddedParam> all = ziggurat::params_of(params, count);
     std::vector<std::uint64_t> counts;
     for (const ziggurat::EmbeddedParam& param : all) counts.push_back(param.values.count());

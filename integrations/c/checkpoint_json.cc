@@ -33,13 +33,13 @@ bool is_shape(const Shape& shape) {
 /// `count` elements of a tensor of `shape`, as `its` says where they are.
 TensorPiece part_of(const json& its, std::string name, Shape shape, std::uint64_t count) {
   TensorPiece part{.name = std::move(name), .shape = std::move(shape), .boxes = {}};
-  if (!is_shape(part.shape)) throw wrong(fmt::format("'{}': a dimension below 1", part.name));
+  if (!is_shape(part.shape)) throw wrong(fmt::format("'{}' has a dimension below 1", part.name));
   const std::uint64_t whole = whole_box(part.shape).count();
   if (its.contains("first")) {
     const auto first = its.at("first").get<std::uint64_t>();
     if (first > whole || count > whole - first) {
-      throw wrong(
-          fmt::format("'{}': elements {} to {} of {}", part.name, first, first + count, whole));
+      throw wrong(fmt::format("'{}': elements {} to {} were named, but it has {}", part.name, first,
+                              first + count, whole));
     }
     part.boxes = boxes_of(part.shape, first, count);
     return part;
@@ -52,8 +52,8 @@ TensorPiece part_of(const json& its, std::string name, Shape shape, std::uint64_
              box.shape[d] <= part.shape[d] - box.offsets[d];
   }
   if (!inside || box.count() != count)
-    throw wrong(
-        fmt::format("'{}': a box that is not in it, or not of {} elements", part.name, count));
+    throw wrong(fmt::format("'{}': a box lies outside of it, or does not have {} elements",
+                            part.name, count));
   part.boxes.push_back(std::move(box));
   return part;
 }
@@ -63,7 +63,8 @@ EmbeddedSave::Part saved_part(const json& its, const std::vector<EmbeddedSave::P
   if (its.is_null()) return {};
   const auto index = its.at("param").get<std::size_t>();
   if (index >= params.size())
-    throw wrong(fmt::format("a part of parameter {}: there are {}", index, params.size()));
+    throw wrong(
+        fmt::format("a part names parameter {}, but there are only {}", index, params.size()));
   return {.param = index, .part = part_of(its, params[index].name, params[index].shape, count)};
 }
 
@@ -71,10 +72,10 @@ EmbeddedSave::Param param_of(const json& its) {
   EmbeddedSave::Param param{.name = its.at("name").get<std::string>(),
                             .shape = its.at("shape").get<Shape>(),
                             .trained = its.at("trained").get<bool>()};
-  if (!is_shape(param.shape)) throw wrong(fmt::format("'{}': a dimension below 1", param.name));
+  if (!is_shape(param.shape)) throw wrong(fmt::format("'{}' has a dimension below 1", param.name));
   if (param.trained) return param;
   const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
-  if (!dtype) throw wrong(fmt::format("'{}': a type that is not known", param.name));
+  if (!dtype) throw wrong(fmt::format("'{}': its type is not known", param.name));
   param.type = tensor_type(*dtype);
   return param;
 }
@@ -98,7 +99,7 @@ StateContent content_of(const json& its) {
   StateContent content;
   content.model = its.at("model").get<std::string>();
   const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
-  if (!dtype) throw wrong("content: a type of parameters that is not known");
+  if (!dtype) throw wrong("content: the type of the parameters is not known");
   content.dtype = *dtype;
   content.step = its.at("step").get<std::uint64_t>();
   content.layout.placement = its.at("placement").get<std::string>();
@@ -125,13 +126,14 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
       if (parts[e].size() != engines[e]->param_count())
-        throw wrong(fmt::format("content: {} parts for an engine of {} parameters", parts[e].size(),
-                                engines[e]->param_count()));
+        throw wrong(fmt::format("content: {} parts were given for an engine of {} parameters",
+                                parts[e].size(), engines[e]->param_count()));
       for (std::size_t p = 0; p < parts[e].size(); ++p) {
         engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
         const Part& part = engine.parts.back();
         if (!part.part.boxes.empty() && !save.params[part.param].trained)
-          throw wrong(fmt::format("content: '{}' is an engine's, and not trained", part.part.name));
+          throw wrong(fmt::format("content: '{}' belongs to an engine, but is not trained",
+                                  part.part.name));
       }
     }
     for (std::size_t v = 0; v < memory.size(); ++v) {
@@ -139,8 +141,9 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
       if (!part.part.boxes.empty() &&
           (save.params[part.param].trained ||
            save.params[part.param].type != tensor_type(memory[v].dtype)))
-        throw wrong(fmt::format("content: the values of '{}' are of another type, or an engine's",
-                                part.part.name));
+        throw wrong(
+            fmt::format("content: the values of '{}' have another type, or belong to an engine",
+                        part.part.name));
       save.values.push_back({.part = part, .memory = {memory[v].dtype, memory[v].bytes}});
     }
     save.widened = its.value("widened", false);
@@ -158,7 +161,7 @@ EmbeddedParts EmbeddedParts::parse(std::string_view text, std::span<const std::u
                       .weights_only = its.at("weights_only").get<bool>()};
     const json& parts = its.at("parts");
     if (parts.size() != counts.size() || all.steps.size() != counts.size()) {
-      throw wrong(fmt::format("load: {} parts and {} counts of steps for {} parameters",
+      throw wrong(fmt::format("load: {} parts and {} counts of steps were given for {} parameters",
                               parts.size(), all.steps.size(), counts.size()));
     }
     for (std::size_t p = 0; p < counts.size(); ++p) {

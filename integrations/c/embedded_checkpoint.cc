@@ -175,16 +175,15 @@ class Saving {
     return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
   }
 
-  /// What is of several engines is one checkpoint's.
+  /// The engines of one checkpoint have one kind of state.
   void require_one_kind() const {
     for (std::size_t e = 1; e < save_.engines.size(); ++e) {
       const StateKind its = save_.engines[e].engine->copied_state(widens_);
       if (its != kind_) {
-        throw wrong(
-            fmt::format("options.engines: the state of engine {} is {}, and that of engine 0 is "
-                        "{}: a checkpoint has one `optimizer` and one `state_format`: save them "
-                        "apart",
-                        e, to_string(its), to_string(kind_)));
+        throw wrong(fmt::format(
+            "options.engines: the state of engine {} is {}, but that of engine 0 is {}; a "
+            "checkpoint has one `optimizer` and one `state_format`: save them apart",
+            e, to_string(its), to_string(kind_)));
       }
       const std::optional<Roundings> rounding = save_.engines[e].engine->rounding();
       const std::optional<Roundings> first = save_.engines[0].engine->rounding();
@@ -359,16 +358,17 @@ void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
                               TypedSpan<std::byte> values) {
   const std::vector<StateTensor>& tensors = reader_->content().tensors;
   if (tensor >= tensors.size())
-    throw wrong(fmt::format("tensor {}: {} has {}", tensor, reader_->place(), tensors.size()));
+    throw wrong(
+        fmt::format("there is no tensor {}: {} has {}", tensor, reader_->place(), tensors.size()));
   const StateTensor& its = tensors[tensor];
   if (first > its.count() || values.count() > its.count() - first) {
-    throw wrong(fmt::format("elements {} to {} of '{}', which has {}", first,
+    throw wrong(fmt::format("elements {} to {} were asked for of '{}', which has {}", first,
                             first + values.count(), its.name, its.count()));
   }
   const bool same = dtype_of(its.type) == values.dtype;
   if (its.type == TensorType::kU8 || (!same && values.dtype != DType::kFloat32)) {
-    throw wrong(fmt::format("'{}' is {}: it is read as that, or as fp32 if it is no code", its.name,
-                            to_string(its.type)));
+    throw wrong(fmt::format("'{}' is {}: read it as that type, or as fp32 unless it holds codes",
+                            its.name, to_string(its.type)));
   }
   runtime_.reactor.block_on([](CheckpointReader& reader, std::size_t index, const StateTensor& of,
                                std::uint64_t from, TypedSpan<std::byte> into,

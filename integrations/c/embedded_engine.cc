@@ -37,23 +37,24 @@ struct StepsHeader {
 };
 
 ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
-  if (params.empty()) throw wrong("a model without parameters");
+  if (params.empty()) throw wrong("the model has no parameters: give one or more");
   ModelSpec model{.name = "embedded", .units = {}, .dtype = params[0].values.dtype};
   std::set<std::string> names;
   for (const EmbeddedParam& param : params) {
-    if (param.name.empty()) throw wrong("a parameter without a name");
+    if (param.name.empty()) throw wrong("a parameter has no name: give each one");
     if (!names.insert(param.name).second)
       throw wrong(fmt::format("two parameters have the name '{}'", param.name));
     for (const std::int64_t size : param.shape) {
       if (size <= 0)
-        throw wrong(fmt::format("parameter '{}': a dimension of {}", param.name, size));
+        throw wrong(
+            fmt::format("parameter '{}' has a dimension of {}: give 1 or more", param.name, size));
     }
     // Settings differ from parameter to parameter, if only by its count of steps.
     const ParamSpec spec{.name = param.name,
                          .shape = param.shape,
                          .group = static_cast<std::uint32_t>(model.units.size())};
     if (param.values.count() != spec.count()) {
-      throw wrong(fmt::format("parameter '{}' has {} elements by its shape, and {} in memory",
+      throw wrong(fmt::format("parameter '{}' has {} elements by its shape, but {} in memory",
                               param.name, spec.count(), param.values.count()));
     }
     model.units.push_back({.name = param.name, .params = {spec}, .dtype = param.values.dtype});
@@ -166,13 +167,13 @@ std::vector<std::byte> EmbeddedEngine::with_steps(std::span<const std::byte> blo
 
 void EmbeddedEngine::require_count(const char* call, std::size_t param, std::size_t count) const {
   if (param >= model_.units.size()) {
-    throw wrong(fmt::format("{}(parameter {}): the model has {}: give 0 to {}", call, param,
-                            model_.units.size(), model_.units.size() - 1));
+    throw wrong(fmt::format("{}(parameter {}): the model has {} parameters: give 0 to {}", call,
+                            param, model_.units.size(), model_.units.size() - 1));
   }
   const UnitSpec& unit = model_.units[param];
   if (count == unit.count()) return;
-  throw wrong(fmt::format("{}(parameter {} '{}'): {} elements, and it has {}", call, param,
-                          unit.name, count, unit.count()));
+  throw wrong(fmt::format("{}(parameter {} '{}'): {} elements were given, but it has {}", call,
+                          param, unit.name, count, unit.count()));
 }
 
 void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,

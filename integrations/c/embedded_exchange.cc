@@ -37,8 +37,8 @@ Task<> require_same_name(Communicator& ranks, const std::string& name) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == own) continue;
     throw wrong(
-        fmt::format("exchange '{}': rank {} opened one of another name here: every rank opens its "
-                    "engines and exchanges in the same order",
+        fmt::format("exchange '{}': rank {} opened an exchange of another name here: every rank "
+                    "must open its engines and exchanges in the same order",
                     name, rank));
   }
 }
@@ -93,10 +93,9 @@ std::uint64_t EmbeddedExchange::begin_barrier() {
 std::uint64_t EmbeddedExchange::begin(Make make) {
   const std::lock_guard lock(mutex_);
   if (under_way_.size() == kUnderWayMax) {
-    throw wrong(
-        fmt::format("exchange '{}': {} calls are begun and not finished, the most that are "
-                    "kept: finish them",
-                    name_, kUnderWayMax));
+    throw wrong(fmt::format(
+        "exchange '{}': {} calls are not finished, which is the limit: finish some of them first",
+        name_, kUnderWayMax));
   }
   const auto ended = std::make_shared<std::promise<void>>();
   under_way_.emplace(++last_ticket_, ended->get_future());
@@ -113,7 +112,7 @@ void EmbeddedExchange::finish(std::uint64_t ticket) {
     const std::lock_guard lock(mutex_);
     const auto found = under_way_.find(ticket);
     if (found == under_way_.end()) {
-      throw wrong(fmt::format("exchange '{}': no call {} is under way: each is finished once",
+      throw wrong(fmt::format("exchange '{}': call {} is not under way: finish each call once",
                               name_, ticket));
     }
     ended = std::move(found->second);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_load.cc: an embedded engine's state from a copy of it, and a copy of it.
+// integrations/c/embedded_load.cc: opens an embedded engine with a copy of its state, and gives
+// such a copy.
 #include <fmt/format.h>
 
 #include <utility>
@@ -24,8 +25,8 @@ std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
     const ParamSpec& spec = model_.units[p].params[0];
     const TensorPiece& part = load.parts[p];
     if (!part.name.empty() && part.count() != spec.count()) {
-      throw wrong(fmt::format("parameter '{}' has {} elements, and its part of '{}' {}", spec.name,
-                              spec.count(), part.name, part.count()));
+      throw wrong(fmt::format("parameter '{}' has {} elements, but its part of '{}' has {}",
+                              spec.name, spec.count(), part.name, part.count()));
     }
     params.push_back({.name = spec.name, .shape = spec.shape, .part = part});
   }

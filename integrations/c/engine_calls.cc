@@ -42,7 +42,7 @@ TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what) {
   const DType dtype = dtype_of(memory.dtype, what);
   const std::size_t element = size_bytes(dtype);
   if (memory.size_bytes % element != 0) {
-    throw wrong(fmt::format("{} has {} bytes: no whole number of {} elements", what,
+    throw wrong(fmt::format("{} has {} bytes, which is not a whole number of {} elements", what,
                             memory.size_bytes, to_string(dtype)));
   }
   return elements_at(memory.address, memory.dtype, memory.size_bytes / element, what);
@@ -83,7 +83,7 @@ std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t
 void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes) {
   if (capacity_bytes < its.size()) {
     throw wrong(
-        fmt::format("the blob has {} bytes, and there is room for {}", its.size(), capacity_bytes));
+        fmt::format("the blob has {} bytes, but there is room for {}", its.size(), capacity_bytes));
   }
   if (!its.empty()) std::memcpy(required(blob, "blob"), its.data(), its.size());
 }

@@ -30,10 +30,9 @@ template <class Struct>
 Struct copied(const Struct* given, const char* what) {
   const std::uint32_t size = required(given, what)->struct_size;
   if (size < sizeof(std::uint32_t) || size > sizeof(Struct)) {
-    throw wrong(
-        fmt::format("{}.struct_size is {}, and this library knows {} bytes: set it with "
-                    "ZIGGURAT_INIT",
-                    what, size, sizeof(Struct)));
+    throw wrong(fmt::format(
+        "{}.struct_size is {}, but this library knows {} bytes: set it with ZIGGURAT_INIT", what,
+        size, sizeof(Struct)));
   }
   Struct own{};
   std::memcpy(&own, given, size);

@@ -39,7 +39,8 @@ std::uint64_t bytes_of_all(const EmbeddedExchange& exchange, std::uint64_t slice
                            const char* what) {
   const std::uint64_t ranks = exchange.world_size();
   if (slice_bytes > std::numeric_limits<std::uint64_t>::max() / ranks)
-    throw wrong(fmt::format("{}: {} for each of {} ranks", what, slice_bytes, ranks));
+    throw wrong(
+        fmt::format("{}: {} bytes for each of {} ranks are too many", what, slice_bytes, ranks));
   return slice_bytes * ranks;
 }
 

@@ -123,37 +123,40 @@ RuntimeSettings runtime_settings_of(std::string_view text) {
   using In = SettingsIn<Given>;
   constexpr NumberRange kSeconds{.min = 0.1, .max = 1e6};
   const std::vector<SettingOf<Given>> table{
-      In::integer("threads", &Given::threads, {.min = 0, .max = 4096},
-                  {.values = "N", .help = "workers; 0: this process's share of the machine"}),
+      In::integer(
+          "threads", &Given::threads, {.min = 0, .max = 4096},
+          {.values = "N", .help = "number of workers; 0: this process's share of the machine"}),
       In::integer("rank", &Given::rank, {.min = 0, .max = kRanksMax - 1},
-                  {.values = "R", .help = "of world_size ranks, counted from 0"}),
+                  {.values = "R", .help = "this process's number among world_size ranks, from 0"}),
       In::integer("world_size", &Given::world_size, {.min = 1, .max = kRanksMax},
-                  {.values = "N", .help = "ranks that find each other"}),
+                  {.values = "N", .help = "number of ranks that join"}),
       In::text("rendezvous", &Given::rendezvous,
                {.values = "HOST:PORT", .help = "an address of rank 0's machine"}),
       In::text("secret", &Given::secret,
-               {.values = "TEXT", .help = "that all ranks know; on one host none is needed"}),
+               {.values = "TEXT", .help = "text that all ranks know; on one host none is needed"}),
       In::number("connect_timeout_s", &Given::connect_timeout_s, kSeconds,
-                 {.values = "SECONDS", .help = "for all ranks to come"}),
-      In::number("call_timeout_s", &Given::call_timeout_s, kSeconds,
-                 {.values = "SECONDS", .help = "in which no rank finishes any work"})};
+                 {.values = "SECONDS", .help = "how long ranks are waited for when they join"}),
+      In::number(
+          "call_timeout_s", &Given::call_timeout_s, kSeconds,
+          {.values = "SECONDS", .help = "how long all ranks may do no work before a call fails"})};
   Given given;
   apply(text, given, table);
   RuntimeSettings settings{.threads = given.threads, .ranks = {}};
   if (!given.rank && !given.world_size) {
     if (given.rendezvous.empty()) return settings;
-    throw wrong("settings: \"rendezvous\" without \"rank\" and \"world_size\": give all three");
+    throw wrong(
+        "settings: \"rendezvous\" was given without \"rank\" and \"world_size\": give all three");
   }
   if (!given.rank || !given.world_size)
     throw wrong("settings: \"rank\" and \"world_size\" belong together: give both, or neither");
   if (*given.rank >= *given.world_size) {
-    throw wrong(fmt::format("setting \"rank\": {} of {} ranks: give 0 to {}", *given.rank,
-                            *given.world_size, *given.world_size - 1));
+    throw wrong(fmt::format("setting \"rank\": there is no rank {} among {} ranks: give 0 to {}",
+                            *given.rank, *given.world_size, *given.world_size - 1));
   }
   if (*given.world_size > 1 && given.rendezvous.empty()) {
     throw wrong(
-        "settings: several ranks without \"rendezvous\": give \"HOST:PORT\", an address of rank "
-        "0's machine that the others reach");
+        "settings: several ranks need \"rendezvous\": give \"HOST:PORT\", an address of rank 0's "
+        "machine that the others reach");
   }
   settings.ranks = {.rank = *given.rank,
                     .world_size = *given.world_size,

@@ -163,8 +163,8 @@ typedef struct ziggurat_state {
 ZIGGURAT_API int32_t ziggurat_abi_version(void);
 ZIGGURAT_API const char* ziggurat_version(void);
 
-/// What this thread's last failed call had against it; "" if none has failed. Until the next that
-/// fails.
+/// The message of this thread's last call that failed; "" if none has. It stays until the next one
+/// that fails.
 ZIGGURAT_API const char* ziggurat_last_error(void);
 /// The same for a binding that has words of its own: settings have the engine's names, in backticks
 /// (`resume=auto`), and what this interface has nothing for is advised too.
@@ -206,7 +206,7 @@ ZIGGURAT_API ziggurat_status ziggurat_engine_open(ziggurat_runtime runtime,
 ZIGGURAT_API ziggurat_status ziggurat_stored_params(ziggurat_runtime runtime, const char* settings,
                                                     char* text, uint64_t capacity_bytes,
                                                     uint64_t* needed_bytes);
-/// What is not durable is lost: ziggurat_make_durable() comes before.
+/// State that is not durable is lost: call ziggurat_make_durable() before.
 ZIGGURAT_API ziggurat_status ziggurat_engine_close(ziggurat_engine engine);
 
 /// What ranks exchange among themselves, from host memory to host memory, beside what their engines
@@ -229,8 +229,8 @@ ZIGGURAT_API ziggurat_status ziggurat_begin_all_to_all(ziggurat_exchange exchang
 ZIGGURAT_API ziggurat_status ziggurat_begin_all_gather(ziggurat_exchange exchange,
                                                        const void* input, void* output,
                                                        uint64_t input_bytes, uint64_t* ticket);
-/// In place: their sums over the ranks, taken in the order of ranks, so of the same bits on all.
-/// For a few values.
+/// Replaces `values` by their sums over the ranks, added in the order of ranks, so that all ranks
+/// get the same bits. For a few values.
 ZIGGURAT_API ziggurat_status ziggurat_begin_all_reduce_doubles(ziggurat_exchange exchange,
                                                                double* values, uint64_t count,
                                                                uint64_t* ticket);
@@ -265,7 +265,7 @@ ZIGGURAT_API ziggurat_status ziggurat_gradient_norm(ziggurat_engine engine, doub
 /// Gradients of the step to come are being computed: the engine may read records meanwhile.
 ZIGGURAT_API ziggurat_status ziggurat_expect_gradients(ziggurat_engine engine);
 
-/// The caller has moved the parameter: it is at `values` now, which has what it had. Waits for an
+/// The caller has moved the parameter: it is at `values` now, with the same content. Waits for an
 /// update that is under way.
 ZIGGURAT_API ziggurat_status ziggurat_lend_param(ziggurat_engine engine, uint64_t param,
                                                  const ziggurat_memory* values);
@@ -304,22 +304,22 @@ ZIGGURAT_API ziggurat_status ziggurat_read_state(ziggurat_engine engine, uint64_
 /// The array is what `values` has, fp32, copied and rounded to nearest as the state's format has
 /// it; the next step goes on from it, and gives the caller's parameter the value of a master that
 /// was written. What is written between two steps becomes durable with the second one, as a whole;
-/// until then it takes memory. A master that is written counts in place of a parameter that was
-/// (ziggurat_param_written()), and the other way: the later call does.
+/// until then it takes memory. Of a master and a parameter that were both written
+/// (ziggurat_param_written()) the later one counts.
 ZIGGURAT_API ziggurat_status ziggurat_write_state(ziggurat_engine engine, uint64_t param,
                                                   const char* name, const ziggurat_memory* values);
-/// What a rank has of the parameters, itself included: a line each, its elements' number, a tab and
-/// its name. `text` and `needed_bytes` as in ziggurat_describe().
+/// The parameters, or parts of them, that `rank` has, which may be this rank: one a line, its
+/// number of elements, a tab and its name. `text` and `needed_bytes` as in ziggurat_describe().
 ZIGGURAT_API ziggurat_status ziggurat_pieces_of(ziggurat_engine engine, int32_t rank, char* text,
                                                 uint64_t capacity_bytes, uint64_t* needed_bytes);
-/// ziggurat_read_state() of the parameter of that name which `rank` has, of this rank's newest
-/// step, with what was written there since. Nothing is called there: that rank's program may
+/// As ziggurat_read_state(), for the parameter of that name that `rank` has, as of this rank's
+/// newest step, with what was written there since. Nothing is called there: that rank's program may
 /// compute, sleep, or wait in ziggurat_step(). It cannot make another step meanwhile, since every
 /// step is made by all ranks. Errors: ZIGGURAT_UNAVAILABLE where it has closed its engine.
 ZIGGURAT_API ziggurat_status ziggurat_read_state_of(ziggurat_engine engine, int32_t rank,
                                                     const char* param, const char* name,
                                                     const ziggurat_memory* values);
-/// The parameter has made as many steps, instead of those that it counted; durable with the next.
+/// Sets the number of steps that the parameter has made; durable with the next step.
 ZIGGURAT_API ziggurat_status ziggurat_set_param_steps(ziggurat_engine engine, uint64_t param,
                                                       uint64_t steps);
 

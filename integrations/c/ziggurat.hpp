@@ -145,7 +145,9 @@ class Engine {
   void lend_gradients(const std::vector<std::uint64_t>& params, const std::vector<void*>& addresses,
                       ziggurat_dtype dtype, const std::vector<float>& scales = {}) {
     if (addresses.size() != params.size() || (!scales.empty() && scales.size() != params.size()))
-      throw Error(ZIGGURAT_INVALID_ARGUMENT, "lend_gradients: give each parameter one of all");
+      throw Error(ZIGGURAT_INVALID_ARGUMENT,
+                  "lend_gradients: give an address for each parameter, and a scale for each or "
+                  "for none");
     const std::vector<ziggurat_dtype> dtypes(params.size(), dtype);
     check(ziggurat_lend_gradients(handle_, params.size(), params.data(), addresses.data(),
                                   dtypes.data(), scales.empty() ? nullptr : scales.data()));

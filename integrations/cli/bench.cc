@@ -32,26 +32,28 @@ std::span<const Setting> bench_io_settings() {
   static const std::vector<Setting> table{
       {"file", kText, "", "FILE", "read this file instead: it is never written"},
       {"size", kSize, "", "SIZE",
-       "of the file made in each folder, 4GiB if not given; of --file: the first SIZE, or all"},
-      {"seconds", kNumber, "5", "S", "for each row; 5 are the fewest that can show a steady state"},
-      {"rounds", kInteger, "1", "N", "of all rows; figures are medians: 5 for a claim"},
+       "size of the file made in each folder, 4GiB if not given; with --file: read the first SIZE, "
+       "or all"},
+      {"seconds", kNumber, "5", "S",
+       "seconds for each row; fewer than 5 cannot show a steady state"},
+      {"rounds", kInteger, "1", "N", "rounds of all rows; figures are medians; a claim needs 5"},
       {"rows", kText, "", "LIST",
-       "only these, with commas between: read, write, mix, sweep, sweep_adam, prefetch (needs "
-       "read), "
-       "read_beside_adam, ...; the machine profile is then left alone"},
+       "measure only these rows, with commas between: read, write, mix, sweep, sweep_adam, "
+       "prefetch (needs read), read_beside_adam, ...; the machine profile is then left alone"},
       {"depth", kInteger, "0", "N",
-       "transfers in flight; 0: the cheapest of the fastest of a few tried first, for reads, "
+       "transfers in flight; 0: try a few first, and take the cheapest of the fastest for reads, "
        "writes and their mix"},
-      {"block", kSize, "4MiB", "SIZE", "of a transfer, at most 4MiB"},
+      {"block", kSize, "4MiB", "SIZE", "size of a transfer, at most 4MiB"},
       {"model", kText, "1.5B", "NAME|PARAMS",
-       "whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
+       "model whose units are prefetched and whose step is predicted: gpt2-small, 7B, 350M, ..."},
       {"tune", kSwitch, "false", "", "search for the best block and depth, too"},
       {"tune-seconds", kNumber, "30", "S", "for that search"},
-      {"json", kText, "", "FILE", "write everything: series, histograms, every round"},
-      {"report", kText, "", "FILE.html", "write one page with plots, for any browser, offline"},
+      {"json", kText, "", "FILE", "write all figures: series, histograms, every round"},
+      {"report", kText, "", "FILE.html",
+       "write one page with plots, which any browser shows offline"},
       {"profile", kText, "", "FILE", "the machine profile to update (see ziggurat profile)"},
       {"no-profile", kSwitch, "false", "", "leave the machine profile alone"},
-      {"no-fio", kSwitch, "false", "", "do not run fio beside, even if it is installed"},
+      {"no-fio", kSwitch, "false", "", "do not run fio for comparison, even if it is installed"},
       {"allow-raw-device", kSwitch, "false", "", "--file may be a block device (read only)"},
   };
   return table;
@@ -68,7 +70,7 @@ measure::ModelShape read_model(const Settings& settings) {
   const std::string text = settings.text("model");
   if (const std::optional<double> params = parse_count(text)) {
     if (!(*params >= 1e6) || *params > kParamsMax)
-      throw UsageError(fmt::format("{}: from 1M to 1000T parameters", settings.described("model")));
+      throw UsageError(fmt::format("{}: give 1M to 1000T parameters", settings.described("model")));
     const double layers = std::cbrt(*params / (12 * kAspect * kAspect));
     return {text, *params, static_cast<std::uint32_t>(std::max(1.0, std::round(layers)))};
   }
@@ -79,7 +81,7 @@ measure::ModelShape read_model(const Settings& settings) {
     for (const UnitSpec& unit : spec.units) params += static_cast<double>(unit.count());
     return {text, params, static_cast<std::uint32_t>(config.layers)};
   } catch (const Error& error) {
-    throw UsageError(fmt::format("{}: neither a count (7B, 350M) nor a model: {}",
+    throw UsageError(fmt::format("{}: it is neither a count (7B, 350M) nor a model: {}",
                                  settings.described("model"), error.what()));
   }
 }
@@ -93,7 +95,7 @@ std::vector<measure::Workload> read_rows(const Settings& settings) {
   for (std::string word; std::getline(words, word, ',');) {
     const auto found = std::find(keys.begin(), keys.end(), word);
     if (found == keys.end())
-      throw UsageError(fmt::format("{}: \"{}\" is no row; the rows are {}",
+      throw UsageError(fmt::format("{}: \"{}\" is not a row; the rows are {}",
                                    settings.described("rows"), word, fmt::join(keys, ", ")));
     rows.push_back(static_cast<measure::Workload>(found - keys.begin()));
   }
@@ -127,8 +129,8 @@ BenchIoCommand read_bench_io(const Settings& settings, std::vector<std::string> 
   if (options.block_bytes > DirectFile::kBlockBytes ||
       options.block_bytes % measure::kPageBytes != 0) {
     throw UsageError(fmt::format(
-        "{}: a multiple of {} bytes, at most {}: larger transfers are "
-        "sent in such blocks",
+        "{}: give a multiple of {} bytes, at most {}, because larger transfers are sent in such "
+        "blocks",
         settings.described("block"), measure::kPageBytes, format_bytes(DirectFile::kBlockBytes)));
   }
   options.rows = read_rows(settings);

@@ -24,7 +24,8 @@ std::span<const Setting> bench_collectives_settings() {
       {"largest", kSize, "64MiB", "SIZE", "sizes go from 4 KiB by 16 up to this one"},
       {"rounds", kInteger, "7", "N", "figures are medians"},
       {"back-end", kText, "auto,tcp", "LIST",
-       "of auto (within a machine, each other's memory), tcp, mpi (under mpirun), nccl"},
+       "back ends to measure: auto (within a machine, each other's memory), tcp, mpi (under "
+       "mpirun), nccl"},
       {"json", kText, "", "FILE", "write every figure"},
   };
   return table;

@@ -16,7 +16,7 @@ std::span<const Setting> bench_optimizer_settings() {
   using enum SettingKind;
   static const std::vector<Setting> table{
       {"params", kText, "", "N", "100M if not given, less if memory is short; 1B, 350M, ..."},
-      {"threads", kInteger, "0", "N", "measure with 1 to N; 0: one per physical core"},
+      {"threads", kInteger, "0", "N", "measure with 1 to N threads; 0: one per physical core"},
       {"format", kText, "all", "NAME", "all, or fp32, bf16-moments, 8bit, split, bf16"},
       {"optimizer", kText, "adamw", "NAME", "adamw, adam, lion, adagrad, sgd"},
       {"isa", kText, "best", "NAME", "best, all, or one that `ziggurat doctor` lists"},
@@ -45,7 +45,7 @@ BenchOptimizerCommand read_bench_optimizer(const Settings& settings) {
   if (!settings.text("params").empty()) {
     const std::optional<double> params = parse_count(settings.text("params"));
     if (!params || !(*params >= 1) || *params > kParamsMax)
-      throw UsageError(fmt::format("{}: a count of parameters from 1 to 1000B, like 100M",
+      throw UsageError(fmt::format("{}: give a count of parameters from 1 to 1000B, like 100M",
                                    settings.described("params")));
     options.params = static_cast<std::uint64_t>(*params);
   }

@@ -211,7 +211,7 @@ int ckpt_diff(const CkptCommand& command) {
   for (std::size_t i = 0; i < std::min(lines.size(), kNamesShown); ++i) console.line(lines[i]);
   if (lines.size() > kNamesShown)
     console.line(fmt::format(".. and {} more", lines.size() - kNamesShown));
-  console.line(differing == 0 ? fmt::format("{} tensors, the same bits", ours.size())
+  console.line(differing == 0 ? fmt::format("{} tensors have the same bits", ours.size())
                               : fmt::format("{} tensors differ", differing));
   return differing == 0 ? 0 : 1;
 }

@@ -39,7 +39,7 @@ Task<> save_weights(Runtime& runtime, SafetensorsSource& from, const std::string
   if (!from.config().empty()) {
     const nlohmann::json config = nlohmann::json::parse(from.config(), nullptr, false);
     if (!config.is_object()) {
-      throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it is no JSON object", from.place(),
+      throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it is not a JSON object", from.place(),
                                                     SafetensorsSource::kConfigName));
     }
     content.run_identity = config.dump();

@@ -34,7 +34,7 @@ ModelSpec divisible(const ModelSpec& own, const StateContent& content, int tenso
     });
     if (tensor_parallel == 1 || divided) return own;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`tp={}`: the store is of a trainer that alone knows how its layers "
+                fmt::format("`tp={}`: only the trainer that made the store knows how its layers "
                             "divide: let it open the store with `resume=reshard`",
                             tensor_parallel));
   }
@@ -93,9 +93,9 @@ std::string train_flags(const ReshardCommand& command, StateFormat format,
 std::span<const SettingOf<ReshardCommand>> reshard_settings() {
   using In = SettingsIn<ReshardCommand>;
   static const std::vector<SettingOf<ReshardCommand>> table = [] {
-    std::vector<SettingOf<ReshardCommand>> all{
-        In::integer("nproc", &ReshardCommand::ranks, {.min = 1, .max = 1024},
-                    {.values = "N", .help = "ranks that shall go on from the store (required)"})};
+    std::vector<SettingOf<ReshardCommand>> all{In::integer(
+        "nproc", &ReshardCommand::ranks, {.min = 1, .max = 1024},
+        {.values = "N", .help = "number of ranks that will go on from the store (required)"})};
     all.front().default_text.clear();
     std::vector<SettingOf<EngineConfig>> cut;
     for (const SettingOf<EngineConfig>& setting : engine_settings()) {
@@ -104,7 +104,7 @@ std::span<const SettingOf<ReshardCommand>> reshard_settings() {
     for (SettingOf<ReshardCommand>& setting : settings_within(cut, &ReshardCommand::engine)) {
       if (setting.name == "state_format") {
         setting.default_text.clear();
-        setting.help = "how it is kept; not given: as it is";
+        setting.help = "format in which the optimizer's state is kept; not given: as it is";
       }
       all.push_back(std::move(setting));
     }
@@ -156,7 +156,7 @@ int ckpt_reshard(const ReshardCommand& command) {
   const StoreReshard::Result result = reshard.run(target);
   if (!result.changed) {
     console.line(
-        fmt::format("{}: it is cut so already: `ziggurat train {} ..` goes on from step {}",
+        fmt::format("{}: it is already cut like that: `ziggurat train {} ..` goes on from step {}",
                     command.store, flags, content.step));
     return 0;
   }
@@ -164,7 +164,8 @@ int ckpt_reshard(const ReshardCommand& command) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (const std::string& note : result.notes) console.line("  " + note);
   console.line(
-      fmt::format("{}: of {} rank{} now, of {} before: {} of records in {:.1f} s, {}/s",
+      fmt::format("{}: it is for {} rank{} now and was for {} before: {} of records were written "
+                  "in {:.1f} s, {}/s",
                   command.store, command.ranks, command.ranks == 1 ? "" : "s", before,
                   format_bytes(result.record_bytes), seconds,
                   gigabytes(static_cast<std::uint64_t>(static_cast<double>(result.record_bytes) /

@@ -50,10 +50,9 @@ int ckpt_save(const CkptCommand& command) {
   const auto runtime = Runtime::create({.threads = 0, .trace_path = ""});
   CheckpointFiles files(*runtime, command.paths.at(0));
   if (files.store() == nullptr) {
-    throw UsageError(
-        fmt::format("ckpt save: {} is no store: give the folder that `ziggurat train "
-                    "--store` made",
-                    command.paths.at(0)));
+    throw UsageError(fmt::format(
+        "ckpt save: {} is not a store: give the folder that `ziggurat train --store` made",
+        command.paths.at(0)));
   }
   std::filesystem::create_directories(command.paths.at(1));
   runtime->reactor.block_on(save(*runtime, *files.store(), command.paths.at(1), console));

@@ -44,14 +44,14 @@ void require_hf_config(const std::string& text, const gpt::ModelConfig& model,
                        const std::string& place) {
   const nlohmann::json theirs = nlohmann::json::parse(text, nullptr, false);
   if (!theirs.is_object())
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it is no JSON object", place));
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it is not a JSON object", place));
   const nlohmann::json needed = model_of(model);
   for (const auto& [key, ours] : needed.items()) {
     const auto found = theirs.find(key);
     // A key that is not there, or null, has transformers' default, which is what we compute.
     if (found == theirs.end() || found->is_null() || *found == ours) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its {} is {}, and this run's model has {}", place, key,
+                fmt::format("{}: its {} is {}, but this run's model has {}", place, key,
                             found->dump(), ours.dump()));
   }
 }

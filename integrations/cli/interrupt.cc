@@ -15,7 +15,8 @@
 namespace ziggurat::cli {
 namespace {
 
-/// What comes sooner after the first signal is no second thought of anybody's.
+/// A signal that comes sooner after the first one is not yet a wish to abort: a terminal and a
+/// launcher may both send one.
 constexpr std::int64_t kMomentNs = 1'000'000'000;
 
 // A handler has no other way to find its state than globals. Times are of a monotonic clock; 0: not
@@ -54,15 +55,13 @@ void on_end(int, siginfo_t* info, void*) {
   const std::int64_t ago = since(first_ns, now);
   const bool passed_on = info->si_code <= 0 && info->si_pid == ::getppid();
   if ((passed_on ? since(first_of_parent_ns, now) : ago) >= kMomentNs) {
-    say("\nziggurat: aborted; the same command goes on from the newest durable step, and what "
-        "there "
-        "is of a checkpoint is taken for none\n");
+    say("\nziggurat: aborted; the same command goes on from the newest durable step, and ignores a "
+        "checkpoint that was not finished\n");
     ::_exit(kExitInterrupted);
   }
   if (ago == 0) {
-    say("\nziggurat: the step is made durable, and then its checkpoint, where one is asked for; "
-        "once "
-        "more, after a second, to abort\n");
+    say("\nziggurat: making the step durable, then its checkpoint if one is asked for; interrupt "
+        "again, after a second, to abort\n");
   }
   errno = saved;
 }

@@ -15,13 +15,14 @@ std::span<const SettingOf<LossScaleConfig>> loss_scale_settings() {
   using C = LossScaleConfig;
   static const std::vector<SettingOf<LossScaleConfig>> table{
       In::number("loss_scale", &C::loss_scale, {},
-                 {.values = "X", .help = "fp16: the loss times X for backward; 0: dynamic"}),
+                 {.values = "X", .help = "fp16: multiply the loss by X for backward; 0: dynamic"}),
       In::integer("initial_scale_power", &C::initial_scale_power, {.min = 0, .max = 126},
-                  {.values = "N", .help = "fp16: a dynamic loss scale begins at 2^N"}),
+                  {.values = "N", .help = "fp16: the dynamic loss scale begins at 2^N"}),
       In::integer("loss_scale_window", &C::loss_scale_window, {.min = 1},
-                  {.values = "N", .help = "fp16: steps without overflow until it doubles"}),
-      In::integer("hysteresis", &C::hysteresis, {.min = 1},
-                  {.values = "N", .help = "fp16: which overflow halves it; those before do not"}),
+                  {.values = "N", .help = "fp16: steps without overflow until the scale doubles"}),
+      In::integer(
+          "hysteresis", &C::hysteresis, {.min = 1},
+          {.values = "N", .help = "fp16: the N-th overflow halves the scale; those before do not"}),
       In::truth("consecutive_hysteresis", SettingKind::kSwitch, &C::consecutive_hysteresis,
                 {.help = "fp16: count overflows anew after each step without one"}),
       In::number("min_loss_scale", &C::min_loss_scale, {},

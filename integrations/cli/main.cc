@@ -152,7 +152,7 @@ std::vector<Command> commands() {
        "say what each rank would hold on device, host and NVMe, and send, before anything "
        "runs",
        names_of(plan_settings()), true, run_plan, names_of(train_table())},
-      {"sample", "let a stored model write", names_of(sample_settings()), false, run_sample},
+      {"sample", "let a stored model write text", names_of(sample_settings()), false, run_sample},
       {"export", "write a stored model's weights as a safetensors file",
        names_of(export_settings()), false, run_export}};
 }
@@ -323,16 +323,19 @@ class CommandLine {
     add_reshard(*ckpt);
     CLI::App* prune = add_ckpt(*ckpt, "prune", "remove old checkpoints of a folder", ckpt_prune,
                                {{"folder", "the folder of checkpoints"}});
-    prune->add_option("--keep-last", ckpt_.keep_last, "checkpoints that stay, the newest")
+    prune->add_option("--keep-last", ckpt_.keep_last, "keep the newest N checkpoints")
         ->type_name("N");
-    prune->add_option("--keep-every", ckpt_.keep_every, "those of steps that N divides stay too")
+    prune
+        ->add_option("--keep-every", ckpt_.keep_every,
+                     "keep the checkpoints of steps that N divides too")
         ->type_name("N");
     prune->add_flag("--keep-best", ckpt_.keep_best,
-                    "the one that the newest calls the best stays too");
+                    "keep the checkpoint that the newest one calls the best too");
     prune
         ->add_option("--line", ckpt_.line,
-                     "of this line of history alone (`ckpt inspect` says a checkpoint's), or of "
-                     "none: those made before lines were kept; with --keep-last 0 all of it")
+                     "remove checkpoints of this line of history only (`ckpt inspect` says a "
+                     "checkpoint's line), or of \"none\": those made before lines were kept; with "
+                     "--keep-last 0 the whole line goes")
         ->type_name("ID");
   }
 
@@ -357,9 +360,9 @@ class CommandLine {
     app->add_option("--nproc", launch_.ranks, "ranks on this machine")
         ->check(CLI::Range(1, 1024))
         ->required();
-    app->add_option("--nnodes", launch_.nodes, "machines with as many ranks each")
+    app->add_option("--nnodes", launch_.nodes, "number of machines, each with as many ranks")
         ->check(CLI::Range(1, 10'000));
-    app->add_option("--node-rank", launch_.node, "which of them this is, from 0");
+    app->add_option("--node-rank", launch_.node, "which of the machines this is, from 0");
     app->add_option("--rendezvous", launch_.rendezvous,
                     "where rank 0 listens until all have come (default: loopback, one machine)")
         ->type_name("HOST:PORT");
@@ -370,7 +373,8 @@ class CommandLine {
   void add_profile() {
     CLI::App* app =
         app_.add_subcommand("profile", "show what `bench io` wrote down of this machine");
-    app->add_option("--path", profile_.path, "that folder's drive only")->type_name("DIR");
+    app->add_option("--path", profile_.path, "show only the drive of this folder")
+        ->type_name("DIR");
     app->add_option("--file", profile_.file, "the profile")
         ->type_name("FILE")
         ->default_str("~/.config/ziggurat/profile.json");

@@ -134,7 +134,8 @@ std::vector<std::string> space_advice(const TrainOptions& options) {
   std::vector<std::string> lines;
   if (options.engine.slots == 2)
     lines.emplace_back(
-        "--slots 1 with a new --store: half the space; a kill within a step loses the run");
+        "--slots 1 with a new --store takes half the space, but a kill within a step loses the "
+        "run");
   lines.emplace_back("a --store on a filesystem with more space");
   return lines;
 }

@@ -16,8 +16,8 @@
 namespace ziggurat::cli {
 namespace {
 
-/// That ranks read before they hear of each other again: one that finds damage stops all, and none
-/// is taken for dead.
+/// Bytes that ranks read before they hear of each other again: one that finds damage stops all, and
+/// none is taken for dead.
 constexpr std::uint64_t kRankBytesAtOnce = std::uint64_t{1} << 30;
 constexpr std::size_t kTextMax = 1024;
 

@@ -239,16 +239,16 @@ void print_traffic(const PlanCommand& command) {
             each(columns, [](const StepTraffic& column) { return column.sent().other_nodes; }));
   if (command.mesh.tp > 1 && !command.model.config) {
     fmt::print(
-        "Not in it: what tensor-parallel ranks exchange in every layer (a mere count has no "
-        "layers: give LAYERSxWIDTHxHEADS).\n");
+        "The sum leaves out what tensor-parallel ranks exchange in every layer (a mere count has "
+        "no layers: give LAYERSxWIDTHxHEADS).\n");
   }
   if (command.accumulate == 1 || command.mesh.dp == 1) return;
   table.row(fmt::format("sum, {} passes over the model", command.accumulate), "",
             each(traffics(command, command.accumulate),
                  [](const StepTraffic& column) { return column.sent().total(); }));
   fmt::print(
-      "The {} micro-batches of a unit run one after the other, then the next unit's: {} "
-      "passes are what a loop that runs each through the whole model would make.\n",
+      "The {} micro-batches of a unit run one after the other before those of the next unit; a "
+      "loop that runs each micro-batch through the whole model would make {} passes.\n",
       command.accumulate, command.accumulate);
 }
 
@@ -262,7 +262,7 @@ void print_limits(const PlanCommand& command) {
   }
   if (command.model.config) return;
   fmt::print(
-      "\nNot in it: activations and the trainer's workspace, what a step has in use beside the "
+      "\nThe table leaves out activations and the trainer's workspace, what a step uses beside the "
       "state at rest, and padding (a mere count has no units: give LAYERSxWIDTHxHEADS).\n");
 }
 

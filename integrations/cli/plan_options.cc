@@ -198,8 +198,8 @@ std::span<const Setting> plan_settings() {
                              {"ranks", kInteger, "1", "N", "ranks of the whole job"},
                              {"ranks_per_node", kInteger, "8", "P", "ranks on one machine"}};
     for (const Setting& setting : shared_table()) all.push_back(setting);
-    all.push_back({"memory", kSwitch, "false", "", "only bytes that are held"});
-    all.push_back({"traffic", kSwitch, "false", "", "only bytes that are sent"});
+    all.push_back({"memory", kSwitch, "false", "", "show only bytes that are held"});
+    all.push_back({"traffic", kSwitch, "false", "", "show only bytes that are sent"});
     all.push_back({"json", kText, "", "FILE", "write everything to a file, in bytes"});
     return all;
   }();

@@ -51,7 +51,7 @@ RunIdentity RunIdentity::parse(const std::string& text) {
     return identity;
   } catch (const std::exception&) {  // a word missing, or not what it should be
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the state is of another trainer: its identity is '{}'", text));
+                fmt::format("the state belongs to another trainer: its identity is '{}'", text));
   }
 }
 

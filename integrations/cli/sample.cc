@@ -60,7 +60,8 @@ std::span<const SettingOf<SampleCommand>> sample_settings() {
                 .help = "folder of the training state, of any number of ranks, at rest or in use; "
                         "or a checkpoint, or a folder of them, of which the newest is meant "
                         "(required)"}),
-      In::text("prompt", &C::prompt, {.values = "TEXT", .help = "what the model goes on from"}),
+      In::text("prompt", &C::prompt,
+               {.values = "TEXT", .help = "text that the model goes on from"}),
       In::integer("bytes", &C::bytes, {.min = 1, .max = 1'000'000},
                   {.values = "N", .help = "bytes to add"}),
       In::number("temperature", &C::temperature, {.min = 0, .max = 100},

@@ -29,11 +29,12 @@ std::vector<StoreDirectory> parse_store(const std::string& text) {
       throw UsageError(
           fmt::format("--store {}: {}; give one directory, or several with commas "
                       "between them, each on a drive of its own",
-                      text, again ? path + " is named twice" : "an empty name"));
+                      text, again ? path + " is named twice" : "a name is empty"));
     store.push_back({.path = path});
   }
   if (store.size() > kStripesMax)
-    throw UsageError(fmt::format("--store: {} directories, at most {}", store.size(), kStripesMax));
+    throw UsageError(
+        fmt::format("--store has {} directories: give at most {}", store.size(), kStripesMax));
   return store;
 }
 

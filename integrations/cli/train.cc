@@ -42,7 +42,7 @@ TrainRanks::Shared TrainRun::share(double loss, std::uint64_t step) {
   take_save_request();  // the same wish, where it reached one rank before another
   save_waits_ = !options_.checkpoint.directory.empty();
   if (!save_waits_)
-    console_.line("SIGUSR1 asks for a checkpoint, and there is no --checkpoint-dir to put it into");
+    console_.line("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir to put it into");
   return shared;
 }
 
@@ -275,8 +275,8 @@ void TrainRun::finish_done() {
   if (options_.per_rank && ranks_->count() > 1)
     for (const std::string& line : rank_table(report)) console_.line(line);
   console_.line(
-      fmt::format("generation {0} is durable in {1}; more --steps go on from there, "
-                  "`ziggurat sample --store {1}` speaks",
+      fmt::format("generation {0} is durable in {1}: more --steps go on from there, and `ziggurat "
+                  "sample --store {1}` lets the model write",
                   report.durable_generation, options_.store));
   finish_json(report);
   ranks_->part();

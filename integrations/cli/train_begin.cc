@@ -242,7 +242,7 @@ void TrainRun::require_same_run(const StateContent& content, const std::string& 
 std::string TrainRun::run_difference(const std::string& identity, int all_ranks,
                                      int tensor_parallel) const {
   if (!RunIdentity::is_one(identity))
-    return fmt::format("the state is of another trainer: its identity is '{}'", identity);
+    return fmt::format("the state belongs to another trainer: its identity is '{}'", identity);
   const RunIdentity saved = RunIdentity::parse(identity);
   const auto sequences = [](std::int64_t batch, std::int64_t accumulate, int ranks) {
     return batch * accumulate * ranks;
@@ -254,13 +254,14 @@ std::string TrainRun::run_difference(const std::string& identity, int all_ranks,
   if (saved.data_hash != text_->hash())
     return fmt::format("it was trained on other data than {}", options_.data);
   if (saved.seed != options_.seed)
-    return fmt::format("its seed is {}, this run's {}", saved.seed, options_.seed);
+    return fmt::format("its seed is {}, but this run's is {}", saved.seed, options_.seed);
   if (saved.context != options_.shape.context)
-    return fmt::format("its context is {}, this run's {}", saved.context, options_.shape.context);
+    return fmt::format("its context is {}, but this run's is {}", saved.context,
+                       options_.shape.context);
   if (saved.batch != options_.shape.batch || before != now)
     return fmt::format(
-        "a step of it had {} sequences (batch {} x accumulate {} x {} ranks), one "
-        "of this run has {} (batch {})",
+        "a step of it had {} sequences (batch {} x accumulate {} x {} ranks), but one of this run "
+        "has {} (batch {})",
         before, saved.batch, saved.accumulate, ranks, now, options_.shape.batch);
   return {};
 }

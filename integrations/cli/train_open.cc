@@ -45,8 +45,8 @@ void TrainRun::connect() {
   if (options_.collectives != Collectives::kAuto) world.collectives = options_.collectives;
   if (options_.nproc > 1 && world.world_size != options_.nproc) {
     throw UsageError(
-        fmt::format("--nproc {}: {} says that there are {} ranks: give that, or no "
-                    "--nproc under a launcher",
+        fmt::format("--nproc {}: {} says that there are {} ranks: give the same number, or leave "
+                    "--nproc out under a launcher",
                     options_.nproc, world.source, world.world_size));
   }
   std::string trace_path = options_.trace_path;
@@ -147,9 +147,12 @@ void TrainRun::resume() {
   if (!engine_->resumed_blob().empty()) {
     const RunState before = RunState::decode(engine_->resumed_blob());
     if (before.steps_done != generation) {
-      throw Error(ErrorCode::kDataLoss,
-                  fmt::format("--store {}: generation {} carries the trainer's state of step {}",
-                              options_.store, generation, before.steps_done));
+      throw Error(
+          ErrorCode::kDataLoss,
+          fmt::format(
+              "--store {}: generation {} carries the trainer's state of another step, {}: restore "
+              "the store from a copy or a checkpoint, or start anew with --resume never",
+              options_.store, generation, before.steps_done));
     }
     attempts_ = before.attempts;
     if (before.best && (!best_ || before.best->value < best_->value)) best_ = before.best;

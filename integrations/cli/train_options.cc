@@ -52,8 +52,8 @@ Table run_table() {
           "dtype", [](auto& o) -> auto& { return o.model.dtype; }, named_dtype,
           [](DType dtype) { return to_string(dtype); },
           {.values = "bf16|fp16|fp32",
-           .help = "of parameters, gradients and activations; masters and sums are fp32. "
-                   "fp16 comes with a loss scale",
+           .help = "type of parameters, gradients and activations; masters and sums are fp32. fp16 "
+                   "comes with a loss scale",
            .at_resume = AtResume::kFixed}),
       In::text("data", &T::data,
                {.values = "PATH",
@@ -65,7 +65,7 @@ Table run_table() {
                         "share it",
                 .at_resume = AtResume::kSilent}),
       In::integer("steps", &T::steps, {.min = 1, .max = 1'000'000'000},
-                  {.values = "N", .help = "steps in total; a resumed run does the rest"}),
+                  {.values = "N", .help = "steps in total; a resumed run makes the rest"}),
       In::integer(
           "batch", [](auto& o) -> auto& { return o.shape.batch; }, kPieces,
           {.values = "B", .help = "sequences in a micro-batch", .at_resume = AtResume::kFixed}),
@@ -75,23 +75,27 @@ Table run_table() {
       In::integer("context", [](auto& o) -> auto& { return o.shape.context; },
                   {.min = 1, .max = 1 << 20},
                   {.values = "T", .help = "bytes in a sequence", .at_resume = AtResume::kFixed}),
+      In::integer("seed", &T::seed, {},
+                  {.values = "S",
+                   .help = "seed of the initial values and the batches",
+                   .at_resume = AtResume::kFixed}),
       In::integer(
-          "seed", &T::seed, {},
-          {.values = "S", .help = "of initial values and batches", .at_resume = AtResume::kFixed}),
-      In::integer("eval_every", &T::eval_every, {},
-                  {.values = "N", .help = "held-out loss every N steps; 0: at the end only"}),
+          "eval_every", &T::eval_every, {},
+          {.values = "N", .help = "measure held-out loss every N steps; 0: only at the end"}),
       In::word("activation_checkpointing", [](auto& o) -> auto& { return o.shape.checkpointing; },
                kCheckpointings,
-               {.values = "block|off", .help = "keep each block's input only, or everything"}),
+               {.values = "block|off",
+                .help = "block: keep each block's input only; off: keep everything"}),
   };
 }
 
 Table machine_table() {
   return {
-      In::size("device_memory", &T::device_bytes, kMiB,
-               {.values = "SIZE", .help = "budget of the device", .among_ranks = AmongRanks::kOwn}),
+      In::size(
+          "device_memory", &T::device_bytes, kMiB,
+          {.values = "SIZE", .help = "budget of device memory", .among_ranks = AmongRanks::kOwn}),
       In::integer("threads", &T::threads, {.min = 0, .max = 1024},
-                  {.values = "N", .help = "workers; 0: one for each physical core"}),
+                  {.values = "N", .help = "number of workers; 0: one for each physical core"}),
       In::integer("nproc", &T::nproc, {.min = 1, .max = 1024},
                   {.values = "N",
                    .help = "ranks on this machine, each with these budgets, a slice of the state "
@@ -103,9 +107,9 @@ Table machine_table() {
                          "layers"}),
       In::word("collectives", &T::collectives, kCollectives,
                {.values = "auto|tcp|mpi|nccl",
-                .help = "what carries what ranks say: each other's memory within a machine and "
-                        "sockets; sockets; the MPI whose mpirun or srun started them; GPUs, by "
-                        "NCCL"}),
+                .help = "how ranks exchange data. auto: each other's memory within a machine, else "
+                        "sockets; tcp: sockets; mpi: the MPI whose mpirun or srun started them; "
+                        "nccl: GPUs, by NCCL"}),
   };
 }
 
@@ -119,9 +123,9 @@ Table output_table() {
                {.values = "FILE",
                 .help = "write the figures of every step and of the whole run",
                 .at_resume = AtResume::kSilent}),
-      In::truth(
-          "per_rank", kSwitch, &T::per_rank,
-          {.help = "a line for each rank in the table at the end", .at_resume = AtResume::kSilent}),
+      In::truth("per_rank", kSwitch, &T::per_rank,
+                {.help = "print a line for each rank in the table at the end",
+                 .at_resume = AtResume::kSilent}),
       In::truth(
           "print_loss_bits", kSwitch, &T::print_loss_bits,
           {.help = "print the bits of every step's fp32 loss", .at_resume = AtResume::kSilent}),

@@ -93,7 +93,7 @@ class Reader {
     if (DeepSpeedKeys::is_lenient(section))
       return translation_.note(
           path, "changes nothing, here or in DeepSpeed: it knows no such key" + hint);
-    refuse(fmt::format("{}: \"{}\" is no key that DeepSpeed knows{}", file_, path, hint));
+    refuse(fmt::format("{}: \"{}\" is not a key that DeepSpeed knows{}", file_, path, hint));
   }
 
   const std::string& file_;

@@ -10,7 +10,7 @@ namespace {
 
 using enum DeepSpeedKey::Use;
 
-constexpr std::string_view kOwnWay = "changes nothing: it is done so always";
+constexpr std::string_view kOwnWay = "changes nothing: it is always done so";
 constexpr std::string_view kBudgets =
     "changes nothing: buffers come out of `host_memory` and `device_memory`";
 constexpr std::string_view kReports =

@@ -12,8 +12,8 @@ constexpr std::string_view kWholeParams =
     "changes nothing: parameters stay whole on the device for now";
 constexpr std::string_view kBudgets = "changes nothing: buffers come out of `host_memory`";
 constexpr std::string_view kNotMeasured = "changes nothing: it is not measured here";
-constexpr std::string_view kScripts = "changes nothing: it is the script's own to do";
-constexpr std::string_view kAlways = "changes nothing: it is done so always";
+constexpr std::string_view kScripts = "changes nothing: the script does it itself";
+constexpr std::string_view kAlways = "changes nothing: it is always done so";
 constexpr std::string_view kExact =
     "changes nothing: gradients are not quantized, which is more exact than asked";
 constexpr std::string_view kRecomputed =
@@ -57,9 +57,9 @@ constexpr DeepSpeedKey kScript[] = {
     {"optimizer.params.lr_decay", kNumber, "0"},
     {"optimizer.params.initial_accumulator_value", kNumber, "0"},
     {"zero_optimization.offload_param.pin_memory", kSwitch, "true",
-     "changes nothing: copies of what is on an accelerator are pinned always"},
+     "changes nothing: copies of what is on an accelerator are always pinned"},
     {"zero_optimization.offload_optimizer.pin_memory", kSwitch, "true",
-     "changes nothing: copies of what is on an accelerator are pinned always"},
+     "changes nothing: copies of what is on an accelerator are always pinned"},
     {"aio.block_size", kWhole, "1048576", kOwnIo},
     {"aio.queue_depth", kWhole, "8", kOwnIo},
     {"aio.intra_op_parallelism", kWhole, "1", kOwnIo},
@@ -121,9 +121,9 @@ constexpr DeepSpeedKey kScript[] = {
     {"zero_optimization.memory_efficient_linear", kNoted, "", kWholeParams},
     {"zero_optimization.log_trace_cache_warnings", kNoted, "", kWholeParams},
     {"zero_optimization.gather_16bit_weights_on_model_save", kNoted, "",
-     "changes nothing: weights are saved whole always"},
+     "changes nothing: weights are always saved whole"},
     {"zero_optimization.gather_fp16_weights_on_model_save", kNoted, "",
-     "changes nothing: weights are saved whole always"},
+     "changes nothing: weights are always saved whole"},
     {"zero_optimization.sub_group_size", kNoted, "",
      "changes nothing: the engine moves each parameter's state in chunks of its own"},
     {"zero_optimization.offload_param.buffer_count", kNoted, "", kWholeParams},

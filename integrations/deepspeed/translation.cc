@@ -125,7 +125,7 @@ void Translation::hand(const DeepSpeedKey& key, const std::string& path, const j
 
 void Translation::take(const DeepSpeedKey& key, const std::string& path, const json& value) {
   using enum DeepSpeedKey::Use;
-  if (key.use == kRemoved) refuse(path, fmt::format("is not for us: {}", key.text));
+  if (key.use == kRemoved) refuse(path, fmt::format("cannot be used here: {}", key.text));
   if (value.is_null()) return;
   if (key.use == kOnlyAs && allows(json::parse(key.ours), as_whole(value))) return;
   if (value == "auto") {

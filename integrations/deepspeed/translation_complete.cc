@@ -286,7 +286,7 @@ void Translation::check_param_type() {
   const std::string model = dtype != nullptr ? dtype->value.get<std::string>() : in_force("dtype");
   if (type_name(lowered(wanted->second.value)) != model) {
     refuse(wanted->second.path,
-           fmt::format("is {}, and the model is in {}: enable fp16 or bf16, or leave it out",
+           fmt::format("is {}, but the model is in {}: enable fp16 or bf16, or leave it out",
                        wanted->second.value.dump(), model));
   }
 }

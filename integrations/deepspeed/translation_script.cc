@@ -98,7 +98,7 @@ void Translation::set_script_placement() {
   const auto path = kept_.find("zero_optimization.offload_optimizer.nvme_path");
   if (path == kept_.end() || path->second.value == "")
     refuse("zero_optimization.offload_optimizer.nvme_path",
-           "is missing: the device is nvme: give a directory on it");
+           "is missing, although the device is nvme: give a directory on it");
   add("placement", "nvme:" + path->second.value.get<std::string>(), device->second.path);
 }
 
@@ -130,14 +130,14 @@ void Translation::set_state_format() {
   const bool moments = asked(kMoments);
   if (masters != moments) {
     refuse(masters ? kMasters : kMoments,
-           fmt::format("is true, and \"{}\" is not: give both, or neither and `state_format`",
+           fmt::format("is true, but \"{}\" is not: give both, or neither and `state_format`",
                        masters ? kMoments : kMasters));
   }
   if (!masters) return;
   const ConfigSetting* dtype = given("dtype");
   const ConfigSetting* stage = given("zero_stage");
   if (dtype->value != "bf16" || stage == nullptr || stage->value == 0)
-    refuse(kMasters, "is true: it is for \"bf16.enabled\" and a stage from 1, as in DeepSpeed");
+    refuse(kMasters, "is true, but needs \"bf16.enabled\" and a stage from 1, as in DeepSpeed");
   add("state_format", "bf16", kMasters);
   note(kMasters, "is true: state is in bf16; gradients are summed, and state updated, in fp32");
 }

@@ -36,12 +36,13 @@ int main(int argc, char** argv) {
                  "tier of each class: device, host or nvme; all=TIER; or auto");
   add_size(app, "--device-memory", options.device_memory_bytes, "budget of device memory");
   add_size(app, "--host-memory", options.host_memory_bytes, "budget of host memory");
-  app.add_option("--steps", options.steps, "in all, with those of the runs before");
+  app.add_option("--steps", options.steps, "number of steps, with those of the runs before");
   app.add_option("--learning-rate", options.learning_rate, "of every step");
-  app.add_option("--rows", options.shape.rows, "guesses of a step")->check(CLI::PositiveNumber);
-  app.add_option("--context", options.shape.context, "bytes that a guess is made from")
+  app.add_option("--rows", options.shape.rows, "number of guesses in a step")
       ->check(CLI::PositiveNumber);
-  app.add_option("--width", options.shape.width, "numbers that a byte becomes")
+  app.add_option("--context", options.shape.context, "number of bytes that a guess is made from")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--width", options.shape.width, "number of values that stand for a byte")
       ->check(CLI::PositiveNumber);
   app.add_option("--hidden", options.shape.hidden, "width of the hidden layer")
       ->check(CLI::PositiveNumber);

@@ -23,8 +23,8 @@ std::vector<std::uint8_t> read_text(const ProgramOptions& options) {
   const std::vector<char> read{std::istreambuf_iterator<char>(file), {}};
   if (read.size() <= options.shape.context) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--text {}: {} bytes could be read, and a guess is made from {}: give "
-                            "a file with more text",
+                fmt::format("--text {}: only {} bytes could be read, but a guess is made from {}: "
+                            "give a file with more text",
                             options.text_path, read.size(), options.shape.context));
   }
   return {read.begin(), read.end()};
@@ -42,8 +42,9 @@ std::optional<int> gpu_of(const std::string& device) {
     if (rest != end || error != std::errc()) index = -1;
   }
   if (index < 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("--device {}: auto, host, or cuda:N with the number of a GPU", device));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("--device {}: give auto, host, or cuda:N with the number of a GPU", device));
   }
   return index;
 }

@@ -139,7 +139,8 @@ void force_simd_target(std::string_view name) {
       return;
     }
   }
-  throw Error(ErrorCode::kInvalidArgument, "no SIMD target \"" + std::string(name) + "\" here");
+  throw Error(ErrorCode::kInvalidArgument,
+              "there is no SIMD target \"" + std::string(name) + "\" here");
 }
 
 }  // namespace ziggurat::gpt::kernels

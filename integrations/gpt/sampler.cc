@@ -105,7 +105,8 @@ std::string sample(Engine& engine, std::size_t threads, const ModelConfig& model
   if (prompt.empty())
     throw Error(ErrorCode::kInvalidArgument, "the prompt is empty: give at least one byte");
   if (options.count < 0)
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("count {}: at least 0", options.count));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("count {} must be at least 0", options.count));
   if (!(options.temperature >= 0)) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("temperature {} must be 0 or more", options.temperature));

@@ -2,8 +2,8 @@
 // integrations/gpt/tensor_traffic.h: the bytes that a rank sends to those with which it divides
 // every layer, in a step, before anything runs.
 //
-// V being the bytes of rows x width activations of a micro-batch, of T ranks a rank sends for each
-// micro-batch (what it is for: tensor_passes.h)
+// V is the bytes of rows x width activations of a micro-batch. Each of T ranks sends for each
+// micro-batch (tensor_passes.h says what for):
 //
 //   forward         (1 + 2 layers) 2 V (T-1)/T,   of the loss 12 bytes a row to each other rank
 //   made again           layers 2 V (T-1)/T       where blocks keep their inputs only

@@ -35,8 +35,10 @@ void append_file(const fs::path& path, std::vector<std::uint8_t>& bytes) {
   bytes.resize(before + size);
   in.read(reinterpret_cast<char*>(bytes.data() + before), static_cast<std::streamsize>(size));
   if (static_cast<std::uintmax_t>(in.gcount()) != size) {
-    throw bad_data(path.string(), fmt::format("{} bytes read of {}: it changed, or the disk failed",
-                                              in.gcount(), size));
+    throw bad_data(
+        path.string(),
+        fmt::format("only {} of {} bytes could be read: the file changed, or the disk failed",
+                    in.gcount(), size));
   }
 }
 
@@ -57,7 +59,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
 Text Text::load(const std::string& path, std::int64_t context) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (!fs::exists(status)) throw bad_data(path, "no such file or folder");
+  if (!fs::exists(status)) throw bad_data(path, "there is no such file or folder");
   std::vector<std::uint8_t> bytes;
   if (fs::is_directory(status)) {
     for (const fs::path& file : files_below(path)) append_file(file, bytes);
@@ -72,8 +74,8 @@ Text Text::load(const std::string& path, std::int64_t context) {
 Text Text::from_bytes(std::vector<std::uint8_t> bytes, const std::string& name,
                       std::int64_t context) {
   if (context < 1)
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("context {}: at least 1", context));
-  if (bytes.empty()) throw bad_data(name, "no text in it (0 bytes)");
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("context {} must be at least 1", context));
+  if (bytes.empty()) throw bad_data(name, "it has no text (0 bytes)");
   const auto sequence = static_cast<std::uint64_t>(context) + 1;  // a target follows each input
   if (bytes.size() < 2 * sequence) {
     throw bad_data(

@@ -45,9 +45,9 @@ class AcquiredUnit {
 void check_shape(const ModelConfig& model, const RunShape& shape) {
   const auto refuse = [](const std::string& why) { throw Error(ErrorCode::kInvalidArgument, why); };
   if (shape.batch < 1 || shape.batch > 4096)
-    refuse(fmt::format("batch {}: 1 to 4096", shape.batch));
+    refuse(fmt::format("batch {} must be from 1 to 4096", shape.batch));
   if (shape.accumulate < 1 || shape.accumulate > 4096)
-    refuse(fmt::format("accumulate {}: 1 to 4096", shape.accumulate));
+    refuse(fmt::format("accumulate {} must be from 1 to 4096", shape.accumulate));
   if (shape.context < 1 || shape.context > model.context_max) {
     refuse(
         fmt::format("context {} must be from 1 to {}, the number of positions that the model has",
@@ -271,11 +271,11 @@ void Trainer::Impl::check(std::span<const Batch> batches) const {
   const auto rows = static_cast<std::size_t>(shape_.rows());
   for (const Batch& batch : batches) {
     if (batch.inputs.size() != rows || batch.targets.size() != rows) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format(
-              "a micro-batch of {} inputs and {} targets: expected {} (batch {} x context {})",
-              batch.inputs.size(), batch.targets.size(), rows, shape_.batch, shape_.context));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("a micro-batch has {} inputs and {} targets, but needs {} of each "
+                              "(batch {} x context {})",
+                              batch.inputs.size(), batch.targets.size(), rows, shape_.batch,
+                              shape_.context));
     }
   }
 }

@@ -114,8 +114,9 @@ class Suite {
     const double gb =
         static_cast<double>(options_.size_bytes) / 1e9 + planned_write_gb(options_, kGuess);
     progress_.line(fmt::format(
-        "{}: {} on {}, {} free. Fills an unnamed file of {}, and will write about {:.0f} GB in all "
-        "at {} GB/s: {:.0f} % of a day's endurance, were it rated for 1 drive write a day",
+        "{}: {} on {}, {} free. The benchmark fills an unnamed file of {} and will write about "
+        "{:.0f} GB in all at {} GB/s, which is {:.0f} % of a day's endurance if the drive is rated "
+        "for 1 drive write a day",
         target.label(), drive.filesystem, drive.device, format_bytes(drive.free_bytes),
         format_bytes(options_.size_bytes), gb, kGuess,
         drive.size_bytes > 0 ? 100 * gb * 1e9 / static_cast<double>(drive.size_bytes) : 0.0));

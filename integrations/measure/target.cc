@@ -59,7 +59,7 @@ std::unique_ptr<Target> Target::create(Reactor& reactor, const std::string& path
   }
   if (!S_ISDIR(status.st_mode)) {
     refuse(
-        fmt::format("`path={}` is no folder: the benchmark makes a file of its own in one; to "
+        fmt::format("`path={}` is not a folder: the benchmark makes a file of its own in one; to "
                     "read this very file, give `file={}`",
                     path, path));
   }

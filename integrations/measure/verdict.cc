@@ -115,7 +115,8 @@ void judge_size(const Evidence& e, std::vector<Flag>& flags) {
       {Doubt::kSmall, false,
        fmt::format("the file's {} are less than {}: a cache may hold them; give `size={}`",
                    format_bytes(e.file_bytes),
-                   cache > second ? "a drive of this size has DRAM" : "a second at this speed",
+                   cache > second ? "the DRAM that a drive of this size has"
+                                  : "what one second at this speed moves",
                    format_bytes(round_up(std::max(cache, second), kGiB)))});
 }
 

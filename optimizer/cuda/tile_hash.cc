@@ -14,9 +14,11 @@ void hash_pieces(StreamHandle stream, std::span<const std::byte> bytes, std::siz
                  std::span<std::uint64_t> hashes) {
   using namespace internal::xxh3;
   if (piece_bytes < kLongBytes || piece_bytes > kTileBytes || piece_bytes % kStripeBytes != 0) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("hash_pieces of {} bytes each: give multiples of {} from {} to {}",
-                            piece_bytes, kStripeBytes, 256, kTileBytes));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "hash_pieces cannot hash pieces of {} bytes: give multiples of {} from {} to {}",
+            piece_bytes, kStripeBytes, 256, kTileBytes));
   }
   ZIGGURAT_CHECK(bytes.size() == hashes.size() * piece_bytes, "{} bytes for {} hashes of {} each",
                  bytes.size(), hashes.size(), piece_bytes);

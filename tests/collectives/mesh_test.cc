@@ -98,11 +98,11 @@ TEST(Mesh, WhatIsNotBuiltIsRefusedByNameNotIgnored) {
   const Error pipeline =
       refusal([] { Mesh({.dp = 2, .pp = 2}, {.ranks = 4, .ranks_per_node = 4}); });
   EXPECT_EQ(pipeline.code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(pipeline.what(), HasSubstr("pipeline parallelism is not built yet; give pp 1"));
+  EXPECT_THAT(pipeline.what(), HasSubstr("pipeline parallelism is not built yet; set pp to 1"));
   const Error context =
       refusal([] { Mesh({.dp = 2, .cp = 2}, {.ranks = 4, .ranks_per_node = 4}); });
   EXPECT_EQ(context.code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(context.what(), HasSubstr("context parallelism is not built yet; give cp 1"));
+  EXPECT_THAT(context.what(), HasSubstr("context parallelism is not built yet; set cp to 1"));
 }
 
 TEST(Mesh, DataParallelismIsWhatTheOtherAxesLeave) {
@@ -121,7 +121,7 @@ TEST(Mesh, PartsByNodeAndTheirCounterparts) {
 TEST(Mesh, PartsByNodeNeedAsManyRanksOnEveryNode) {
   const Mesh mesh({.dp = 6}, {.ranks = 6, .ranks_per_node = 4});
   EXPECT_THAT(refusal([&] { mesh.by_node(0, mesh.group(0, Axis::kData)); }).what(),
-              HasSubstr("node 0 has 4 ranks of a group of 6, node 1 has 2"));
+              HasSubstr("node 0 has 4 ranks of a group of 6, but node 1 has 2"));
 }
 
 TEST(Mesh, WarnsWhenTensorParallelGroupsSpanNodes) {

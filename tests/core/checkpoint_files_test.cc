@@ -151,7 +151,8 @@ TEST_F(SavedCheckpoint, IsNotLoadedBesideAnotherStepsByOtherRanks) {
     CheckpointRank its(*runtimes[static_cast<std::size_t>(rank)], two, config_of(two, store), from);
   });
   for (const std::exception_ptr& error : errors)
-    EXPECT_THAT(error_in(error).what(), HasSubstr("ranks found steps 1 to 2 to be its newest"));
+    EXPECT_THAT(error_in(error).what(),
+                HasSubstr("the ranks do not agree on its newest step (they found 1 to 2)"));
   EXPECT_FALSE(std::filesystem::exists(store + "/rank00000.ziggurat"));
 }
 

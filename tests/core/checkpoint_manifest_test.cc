@@ -157,11 +157,12 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"no_name", [](Manifest& m) { m.files[0].name = ""; }, "''"},
         Broken{"itself", [](Manifest& m) { m.files[0].name = "manifest.json"; }, "manifest.json"},
         Broken{"twice", [](Manifest& m) { m.files[0].name = "b.safetensors"; }, "named twice"},
-        Broken{"header", [](Manifest& m) { m.files[0].header_bytes = 301; }, "a header of 301"},
+        Broken{"header", [](Manifest& m) { m.files[0].header_bytes = 301; },
+               "its header has 301 bytes"},
         Broken{"tensor_twice", [](Manifest& m) { m.content.tensors[1].name = "w"; },
                "'w' is there twice"},
         Broken{"array", [](Manifest& m) { m.content.tensors[0].array = "exp_avg"; },
-               "a master has its parameter's name"},
+               "a master, and nothing else, has its parameter's name"},
         Broken{"dimension", [](Manifest& m) { m.content.tensors[1].shape = {0}; },
                "a dimension of 0"},
         Broken{"product",
@@ -171,16 +172,18 @@ INSTANTIATE_TEST_SUITE_P(
                "'optimizer.exp_avg.b' has a dimension"},
         Broken{"outside", [](Manifest& m) { m.pieces[1].box.offsets[0] = 3; }, "outside of it"},
         Broken{"dimensions", [](Manifest& m) { m.pieces[2].box.shape.push_back(1); },
-               "other dimensions"},
-        Broken{"leaves", [](Manifest& m) { m.pieces[1].offset_bytes = 290; }, "leaves file"},
-        Broken{"in_header", [](Manifest& m) { m.pieces[1].offset_bytes = 79; }, "leaves file"},
-        Broken{"no_tensor", [](Manifest& m) { m.pieces[1].tensor = 2; }, "of tensor 2"},
+               "another number of dimensions"},
+        Broken{"leaves", [](Manifest& m) { m.pieces[1].offset_bytes = 290; },
+               "does not fit in file"},
+        Broken{"in_header", [](Manifest& m) { m.pieces[1].offset_bytes = 79; },
+               "does not fit in file"},
+        Broken{"no_tensor", [](Manifest& m) { m.pieces[1].tensor = 2; }, "belongs to tensor 2"},
         Broken{"no_file", [](Manifest& m) { m.pieces[1].file = 2; }, "in file 2"},
         Broken{"hashed_less", [](Manifest& m) { m.pieces[0].hashed.pop_back(); }, "are hashed"},
         Broken{"hashed_much", [](Manifest& m) { m.pieces[0].hashed[0].size_bytes = 1 << 30; },
                "hashed together"},
         Broken{"on_another", [](Manifest& m) { m.pieces[2].offset_bytes = 138; },
-               "lies on another in file 'a.safetensors'"},
+               "overlaps another one in file 'a.safetensors'"},
         Broken{"overlap", [](Manifest& m) { m.pieces[1].box.offsets[0] = 1; }, "pieces overlap"},
         Broken{"missing", [](Manifest& m) { m.pieces.pop_back(); }, "0 of 7 elements"},
         Broken{"once_a_file",
@@ -204,8 +207,8 @@ TEST(ManifestText, IsRefusedWhereItIsNotWhatWasWritten) {
     changed.replace(changed.find(from), from.size(), to);
     return refusal(with_checksum(changed));
   };
-  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":2"), HasSubstr("a newer one may"));
-  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":-1"), HasSubstr("no whole number"));
+  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":2"), HasSubstr("a newer version may read it"));
+  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":-1"), HasSubstr("not a whole number"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"step\":13"), HasSubstr("there twice"));
   EXPECT_THAT(replaced("\"step\":12", "\"stop\":12"), HasSubstr("'step' is missing"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"more\":1"), HasSubstr("'more' is not known"));

@@ -83,7 +83,7 @@ TEST(SafetensorsHeader, RefusesWhatIsNotOneAndNamesTheTensor) {
   EXPECT_THAT(header_refusal(one(R"("dtype":"F32","shape":[6],"data_offsets":[24,0])")),
               HasSubstr("24 is more than 0"));
   EXPECT_THAT(header_refusal(one(R"("dtype":"F32","shape":[-6],"data_offsets":[0,24])")),
-              HasSubstr("no whole number"));
+              HasSubstr("not a whole number"));
   EXPECT_THAT(header_refusal(one(R"("dtype":"F32","shape":[4294967296,4294967296,4294967296],)"
                                  R"("data_offsets":[0,24])")),
               HasSubstr("as many values"));
@@ -96,8 +96,8 @@ TEST(SafetensorsHeader, RefusesWhatIsNotOneAndNamesTheTensor) {
   EXPECT_THAT(header_refusal(R"({"w":{)" + whole + R"(},"v":{)" + whole + "}}"),
               HasSubstr("begins at 0"));
   EXPECT_THAT(header_refusal(one(whole), 32), HasSubstr("32 follow"));
-  EXPECT_THAT(header_refusal(R"({"__metadata__":{"a":1}})", 0), HasSubstr("no text"));
-  EXPECT_THAT(header_refusal("[]", 0), HasSubstr("no object"));
+  EXPECT_THAT(header_refusal(R"({"__metadata__":{"a":1}})", 0), HasSubstr("not a string"));
+  EXPECT_THAT(header_refusal("[]", 0), HasSubstr("not an object"));
   EXPECT_THAT(header_refusal(std::string(100'000, '['), 0), HasSubstr("nested"));
   EXPECT_THAT(header_refusal(std::string("{}\0{}", 5), 0), HasSubstr("NUL"));
 }
@@ -229,11 +229,11 @@ TEST_F(SafetensorsSourceTest, RefusesFilesAndIndexesThatDoNotAgree) {
   write_model("w.safetensors", {{.name = "w", .type = TensorType::kF32, .shape = {1}}}, 1);
   EXPECT_EQ(index(R"({"w":"w.safetensors"})"), "it was taken");
   EXPECT_THAT(index(R"({"v":"w.safetensors"})"), HasSubstr("'v' is not in it"));
-  EXPECT_THAT(index(R"({"w":"../w.safetensors"})"), HasSubstr("no file in this directory"));
-  EXPECT_THAT(index(R"({"w":"/etc/passwd"})"), HasSubstr("no file in this directory"));
+  EXPECT_THAT(index(R"({"w":"../w.safetensors"})"), HasSubstr("not a file in this directory"));
+  EXPECT_THAT(index(R"({"w":"/etc/passwd"})"), HasSubstr("not a file in this directory"));
   EXPECT_THAT(index(R"({"w":"none.safetensors"})"), HasSubstr("no such file"));
   EXPECT_THAT(index("{}"), HasSubstr("names no tensor"));
-  EXPECT_THAT(index("[]"), HasSubstr("no object"));
+  EXPECT_THAT(index("[]"), HasSubstr("not an object"));
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ TEST(ChunkTable, ALayoutKnowsTheTypeOfParametersAndRefusesAnother) {
     FAIL() << "accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("parameters are bf16, this run's fp32"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("parameters are bf16, but this run's are fp32"));
   }
   EXPECT_THROW(ChunkTable::param_dtype(R"({"param": "int4, rounded"})"), Error);
 }
@@ -281,7 +281,7 @@ TEST(ChunkTable, AnotherOptimizerOrFormatThanTheStoresIsRefusedNamingBoth) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       EXPECT_THAT(error.what(), ::testing::HasSubstr("store's state is adam in split"));
-      EXPECT_THAT(error.what(), ::testing::HasSubstr("this run's " + to_string(state)));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("this run's is " + to_string(state)));
       EXPECT_THAT(error.what(), ::testing::HasSubstr("`optimizer=adam` `state_format=split`"));
     }
   }
@@ -333,8 +333,8 @@ TEST(Placement, SaysWhichShareIsWrong) {
   const std::pair<const char*, const char*> cases[] = {
       {"optimizer=device,nvme", "'device' has no size"},
       {"optimizer=device:1GiB", "no tier after it"},
-      {"optimizer=host:1GiB,device", "'device' after 'host'"},
-      {"optimizer=host:1GiB,host:1GiB,nvme", "'host' after 'host'"},
+      {"optimizer=host:1GiB,device", "'device' cannot come after 'host'"},
+      {"optimizer=host:1GiB,host:1GiB,nvme", "'host' cannot come after 'host'"},
       {"optimizer=device:much,nvme", "device:much"},
       {"params=device:1GiB,host", "only optimizer can be divided"},
       {"nvme", "'' is not a tier"}};
@@ -492,9 +492,9 @@ TEST_P(AmongRanks, ALayoutIsOfSoManyRanksAndOfStagesOneToThreeOrOfStageZero) {
   EXPECT_THAT(refusal(ChunkTable(model_, 2).layout(), 2, world_size_),
               ::testing::HasSubstr("made by 1 rank,"));
   EXPECT_THAT(refusal(sliced, 0, world_size_),
-              ::testing::HasSubstr("made with `zero_stage=1, 2 or 3`, this run has 0"));
+              ::testing::HasSubstr("made with `zero_stage=1, 2 or 3`, but this run has 0"));
   EXPECT_THAT(refusal(table(0, 0).layout(), 3, world_size_),
-              ::testing::HasSubstr("made with `zero_stage=0`, this run has 3"));
+              ::testing::HasSubstr("made with `zero_stage=0`, but this run has 3"));
 }
 
 INSTANTIATE_TEST_SUITE_P(ChunkTable, AmongRanks,

@@ -161,7 +161,7 @@ TEST(EngineFrozen, WithoutAStoreHasTheParametersOfAnyState) {
     }
     return std::string("opened");
   };
-  EXPECT_THAT(refusal(), HasSubstr("`store`: a directory is needed, unless"));
+  EXPECT_THAT(refusal(), HasSubstr("`store` is missing: give a directory, unless"));
   config.param_groups = {frozen("*")};
   const auto engine = open();
   EXPECT_TRUE(same_params(*engine, plain, model));

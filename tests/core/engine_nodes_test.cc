@@ -206,7 +206,7 @@ TEST(EngineOnTwoNodesNotes, SayWhereMemoryWorkersAndDrivesAreAndWhatWasRefused) 
       machine.engine->description(),
       AllOf(Contains(HasSubstr("host memory: ")), Contains(HasSubstr(" MiB on NUMA node 1")),
             Contains(HasSubstr("chunks and ")),
-            Contains(HasSubstr("drive of " + first.path() + ": on NUMA node 0")),
+            Contains(HasSubstr("the drive of " + first.path() + " is on NUMA node 0")),
             Contains(HasSubstr("drive of " + second.path() + ": its NUMA node is not known"))));
 }
 

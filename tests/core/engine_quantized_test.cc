@@ -229,13 +229,14 @@ TEST(EngineQuantizedOpen, SaysHowFarOffEachValueMayBe) {
   const auto errors = run_ranks(world.ranks, [&](int rank) {
     RankRig rig(*runtimes[static_cast<std::size_t>(rank)], small_model(),
                 config_of(world, directory));
-    EXPECT_THAT(rig.engine->description(),
-                ::testing::IsSupersetOf(
-                    {HasSubstr("parameters between ranks in 8 bits: each within 0.40 % of the "
-                               "largest of its block of 256"),
-                     HasSubstr("gradients between ranks in 4 bits: each within 7.15 % of the "
-                               "largest of its block of 256; those of the 2 ranks of a node, and "
-                               "again the sums of 2 nodes")}));
+    EXPECT_THAT(
+        rig.engine->description(),
+        ::testing::IsSupersetOf(
+            {HasSubstr("parameters travel between ranks in 8 bits: each within 0.40 % of the "
+                       "largest of its block of 256"),
+             HasSubstr("gradients travel between ranks in 4 bits: each within 7.15 % of the "
+                       "largest of its block of 256; rounded between the 2 ranks of a node, "
+                       "and their sums again between 2 nodes")}));
     rig.engine->make_durable();
   });
   expect_none(errors);

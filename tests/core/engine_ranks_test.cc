@@ -316,8 +316,9 @@ TEST(EngineRanksStore, RefusesAnotherNumberOfRanks) {
   for (const int world_size : {1, 3}) {
     for (const std::exception_ptr& thrown : open_with(world_size)) {
       const Error error = error_in(thrown);
-      EXPECT_THAT(error.what(),
-                  HasSubstr(fmt::format("a store of 2 ranks, opened by {}", world_size)))
+      EXPECT_THAT(
+          error.what(),
+          HasSubstr(fmt::format("the store was made by 2 ranks, but is opened by {}", world_size)))
           << "every rank names the first cause, also one that has no part in that store";
     }
   }

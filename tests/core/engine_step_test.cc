@@ -194,11 +194,12 @@ TEST_P(EngineStep, RefusesGroupsThatAreNotTheModels) {
       EXPECT_THAT(error.what(), HasSubstr(words));
     }
   };
-  refused(std::vector<GroupStep>(1), "1 groups of settings for a model of 2");
-  refused({}, "0 groups of settings for a model of 2");
-  refused(wild, "the settings of group 1 make no step: learning rate 0.03, betas 0.8 and 1");
+  refused(std::vector<GroupStep>(1), "1 groups of settings were given, but the model has 2");
+  refused({}, "0 groups of settings were given, but the model has 2");
+  refused(wild,
+          "no step can be made with the settings of group 1: learning rate 0.03, betas 0.8 and 1");
   refused(endless, "dampening inf");
-  refused(dampened, "the settings of group 0 make no step");
+  refused(dampened, "no step can be made with the settings of group 0");
   refused(nesterovs, ", nesterov: give");
   EXPECT_EQ(step_with(*rig.engine, grouped, 0, {.groups = good, .blob = {}}).generation, 1U);
 }

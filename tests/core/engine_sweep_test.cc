@@ -188,7 +188,7 @@ TEST(EngineSpeculation, NeedsAWayBack) {
   EXPECT_EQ(message(), "");
   config.resume = EngineConfig::Resume::kNever;
   config.slots = 1;
-  EXPECT_THAT(message(), HasSubstr("slots 2"));
+  EXPECT_THAT(message(), HasSubstr("`slots=2`"));
   config.slots = 2;
   config.placement = parse_placement("all=host");
   EXPECT_THAT(message(), HasSubstr("optimizer=nvme"));

@@ -165,7 +165,7 @@ TEST(EngineTensorStore, GoesOnInAnyStageAndRefusesAnotherDivision) {
       run_ranks(4, [&](int rank) { on_host(*runtimes[static_cast<std::size_t>(rank)], config); });
   for (const std::exception_ptr& thrown : errors) {
     EXPECT_THAT(error_in(thrown).what(),
-                HasSubstr("made by 4 ranks of which each 2 divide the layers, this run has "
+                HasSubstr("made by 4 ranks of which each 2 divide the layers, but this run has "
                           "`nproc=4` `tp=4`: give `nproc=4` `tp=2`"));
   }
 }

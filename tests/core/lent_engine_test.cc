@@ -228,7 +228,7 @@ TEST_F(LentCalls, RefuseSettingsThatATrainerOfThisKindHasItself) {
   EXPECT_THAT(open_refusal(config), HasSubstr("give each step its groups"));
   config = good;
   config.store.clear();
-  EXPECT_THAT(open_refusal(config), HasSubstr("`store`: a directory is needed"));
+  EXPECT_THAT(open_refusal(config), HasSubstr("`store` is missing: give a directory"));
   config = good;
   config.optimizer.state.format = kSplit;
   EXPECT_THAT(open_refusal(config), HasSubstr("keeps the parameter in bf16"));
@@ -242,13 +242,13 @@ TEST_F(LentCalls, RefuseParametersThatAreNotTheModels) {
   };
   std::vector<TypedSpan<std::byte>> params = trainer_.lent();
   params.pop_back();
-  EXPECT_THAT(with(params), HasSubstr("2 parameters are lent for 3 units"));
+  EXPECT_THAT(with(params), HasSubstr("2 parameters are lent, but the model has 3 units"));
   params = trainer_.lent();
   params[1] = params[1].subspan(0, 104);
-  EXPECT_THAT(with(params), HasSubstr("'unit1': 104 elements of fp32 are lent, and it has 105"));
+  EXPECT_THAT(with(params), HasSubstr("'unit1': 104 elements of fp32 are lent, but it has 105"));
   params = trainer_.lent();
   params[1] = {DType::kBFloat16, params[1].bytes.first(210)};
-  EXPECT_THAT(with(params), HasSubstr("105 elements of bf16 are lent, and it has 105 of fp32"));
+  EXPECT_THAT(with(params), HasSubstr("105 elements of bf16 are lent, but it has 105 of fp32"));
 }
 
 TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {
@@ -274,17 +274,17 @@ TEST_F(LentCalls, RefuseAStepThatIsNoneAndGoOn) {
     return refusal([&] { engine->step(gradients, options); });
   };
   std::vector<TypedSpan<const std::byte>> gradients(good.begin(), good.end() - 1);
-  EXPECT_THAT(step(gradients), HasSubstr("2 gradients for 3 units"));
+  EXPECT_THAT(step(gradients), HasSubstr("2 gradients were given for 3 units"));
   gradients = good;
   gradients[2] = gradients[2].subspan(0, 19'999);
-  EXPECT_THAT(step(gradients), HasSubstr("19999 elements, and it has 20000"));
+  EXPECT_THAT(step(gradients), HasSubstr("19999 elements were given, but it has 20000"));
   for (const float wrong :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     groups[1].grad_scale = wrong;
     EXPECT_THAT(step(good), HasSubstr("gradient scale"));
   }
   groups.pop_back();
-  EXPECT_THAT(step(good), HasSubstr("2 groups of settings for a model of 3"));
+  EXPECT_THAT(step(good), HasSubstr("2 groups of settings were given, but the model has 3"));
   EXPECT_EQ(engine->generation(), 0U);
   trainer_.step(*engine);
   engine->wait_all_updated();
@@ -347,7 +347,7 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
   TypedArray moved = trainer_.params[2];
   EXPECT_THAT(refusal([&] { engine->lend_params(2, moved.span().subspan(0, 9)); }),
-              HasSubstr("9 elements, and it has 20000"));
+              HasSubstr("9 elements were given, but it has 20000"));
   TypedArray narrow(DType::kBFloat16, moved.count());
   EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }), HasSubstr("it is fp32"));
   EXPECT_THAT(refusal([&] { engine->lend_params(3, moved.span()); }), HasSubstr("units 0 to 2"));
@@ -384,7 +384,7 @@ TEST_F(LentCalls, UpdateAtOnceDoesNotWaitForTheDrive) {
 
 TEST_F(LentCalls, TakeABlobThatNoStepAwaitsForAMistake) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
-  EXPECT_THAT(refusal([&] { engine->give_blob({}); }), HasSubstr("awaits none"));
+  EXPECT_THAT(refusal([&] { engine->give_blob({}); }), HasSubstr("does not wait for a blob"));
 }
 
 TEST_F(LentCalls, TakeNoStepWithoutEpsForDamage) {
@@ -410,7 +410,7 @@ TEST_F(LentCalls, TellATrainerThatWroteAParameterInSecret) {
     engine->make_durable();
   };
   EXPECT_THAT(refusal(step, ErrorCode::kInvalidArgument),
-              HasSubstr("was written since the last step, and the engine was not told"));
+              HasSubstr("was changed since the last step, but the engine was not told"));
 }
 
 }  // namespace

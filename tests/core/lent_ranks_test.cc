@@ -179,12 +179,13 @@ TEST(LentRanksRefusal, OfOneIsEveryRanksAndChangesNothing) {
     };
     const bool refuses = rank.number == 1;
     StepOptions options{.groups = groups, .blob = {}};
-    expect_refused("3 gradients for 4 units",
+    expect_refused("3 gradients were given for 4 units",
                    std::span(good).first(refuses ? good.size() - 1 : good.size()), options);
     std::vector<GroupStep> wrong = groups;
     wrong[2].learning_rate = std::numeric_limits<float>::quiet_NaN();
     options.groups = refuses ? wrong : groups;
-    expect_refused("the settings of 'unit5' make no step: learning rate nan", good, options);
+    expect_refused("no step can be made with the settings of 'unit5': learning rate nan", good,
+                   options);
     const std::vector<std::byte> blob(kBlobBytesMax + 1);
     options = {.groups = groups, .blob = {}};
     if (refuses) options.blob = blob;
@@ -322,7 +323,8 @@ TEST(LentRanksDurable, StoreStateInMemoryAsOftenOnEveryRank) {
     LentTrainer& trainer = world.trainers[static_cast<std::size_t>(rank)];
     const auto engine = LentEngine::open(trainer.own_model(), config,
                                          *runtimes[static_cast<std::size_t>(rank)], trainer.lent());
-    EXPECT_THAT(engine->description(), Contains(HasSubstr(fmt::format("rank {} of 2: 0.", rank))));
+    EXPECT_THAT(engine->description(),
+                Contains(HasSubstr(fmt::format("rank {} of 2 has 0.", rank))));
     for (int i = 0; i < 5; ++i) trainer.step(*engine);
     EXPECT_GE(engine->durable_generation() + 2, engine->generation());
     all_done.arrive_and_wait();

@@ -190,10 +190,12 @@ TEST(LentServeRanks, RefuseWhatIsNotThere) {
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
       return std::string(error.what());
     };
-    EXPECT_THAT(refused(2, "unit1", "master"), HasSubstr("rank 2 of 2 ranks: give 0 to 1"));
+    EXPECT_THAT(refused(2, "unit1", "master"),
+                HasSubstr("there is no rank 2 among 2 ranks: give 0 to 1"));
     EXPECT_THAT(refused(-1, "unit1", "master"), HasSubstr("rank -1"));
     EXPECT_THAT(refused(1, "unit1", "master"), HasSubstr("it has nothing of that name"));
-    EXPECT_THAT(refused(1, "unit2", "master"), HasSubstr("105 elements, and it has 16384 there"));
+    EXPECT_THAT(refused(1, "unit2", "master"),
+                HasSubstr("105 elements were asked for, but it has 16384 there"));
     values.resize(16'384);
     EXPECT_THAT(refused(1, "unit2", "sum"), HasSubstr("is master, exp_avg, exp_avg_sq"));
     values.resize(105);

@@ -166,7 +166,7 @@ TEST_F(PartialLoad, LeavesInitialValuesWhereTheStateHasNone) {
 
 TEST_F(PartialLoad, RefusesRulesThatMeanNothingOrTwoThings) {
   EXPECT_THAT(refusal(small_model(), {.renames = {{"unit9.weight", "x"}}}),
-              HasSubstr("nothing there is called 'unit9.weight'"));
+              HasSubstr("it has nothing called 'unit9.weight'"));
   EXPECT_THAT(refusal(small_model(), {.renames = {{"unit0.weight", "unit1.weight"}}}),
               AllOf(HasSubstr("'unit0.weight' and 'unit1.weight'"),
                     HasSubstr("both be loaded as 'unit1.weight'")));

@@ -102,7 +102,7 @@ TEST(MachineProfile, AnythingUnknownMissingOrImpossibleIsAnErrorThatNamesIt) {
   };
   EXPECT_THAT(changed("/ziggurat_profile", 2), HasSubstr("version 2"));
   EXPECT_THAT(changed("/ziggurat_profile", "1"), HasSubstr("ziggurat_profile"));
-  EXPECT_THAT(without("", "ziggurat_profile"), HasSubstr("no machine profile"));
+  EXPECT_THAT(without("", "ziggurat_profile"), HasSubstr("not a machine profile"));
   EXPECT_THAT(changed("/surprise", 1), HasSubstr("unknown key \"surprise\""));
   EXPECT_THAT(changed("/machine/surprise", 1), HasSubstr("unknown key machine \"surprise\""));
   EXPECT_THAT(changed("/drives/0/surprise", 1), HasSubstr("unknown key drives[0] \"surprise\""));

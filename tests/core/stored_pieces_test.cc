@@ -120,7 +120,7 @@ TEST_F(StoredPieces, AreNotCutAnew) {
   const auto before = files_in(directories(world));
   const Error error = reshard(directories(world));
   EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(error.what(), HasSubstr("nothing was changed: the store's trainer lends"));
+  EXPECT_THAT(error.what(), HasSubstr("nothing was changed. Only the store's trainer"));
   OpenStore store(*runtime_, directories(world));
   EXPECT_THAT(error_of([&] { store.state().whole_table(32); }).what(), HasSubstr("2 ranks"));
   EXPECT_EQ(files_in(directories(world)), before);
@@ -142,7 +142,7 @@ class StoredPiecesAlone : public StoredPieces {
 
 TEST_F(StoredPiecesAlone, AreNotCutAnew) {
   const auto before = files_in({scratch_.path()});
-  EXPECT_THAT(reshard({scratch_.path()}).what(), HasSubstr("the store's trainer lends"));
+  EXPECT_THAT(reshard({scratch_.path()}).what(), HasSubstr("Only the store's trainer"));
   EXPECT_EQ(files_in({scratch_.path()}), before);
   LentTrainer trainer(model_, {});
   const auto engine = LentEngine::open(model_, config_, *runtime_, trainer.lent());
@@ -160,7 +160,7 @@ TEST_F(StoredPiecesAlone, AreNoneOfATrainerWhoseParametersAreTheEngines) {
                    [](UnitId, std::uint64_t, std::span<float>) {});
     });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("trainer lends"));
+    EXPECT_THAT(error.what(), HasSubstr("Only the store's trainer"));
   }
   EXPECT_EQ(files_in({scratch_.path()}), before);
 }

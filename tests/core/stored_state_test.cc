@@ -163,7 +163,7 @@ TEST_F(LiveStore, ThatHasGoneOnTooFarSaysSoAndIsOpenedAnew) {
     rank.engine->make_durable();
     const Error error = error_of([&] { store.prove(); });
     EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
-    EXPECT_THAT(error.what(), HasSubstr("gone on beyond step 1"));
+    EXPECT_THAT(error.what(), HasSubstr("went on beyond step 1"));
     OpenStore again(*reading_, directory);
     EXPECT_EQ(again.state().content().step, 5U);
     again.prove();

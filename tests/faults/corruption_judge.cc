@@ -134,7 +134,7 @@ Verdict judge_store(const SavedState& state, const std::set<std::string>& change
     // Where no superblock is left that says so, nothing knows which generation it was.
     const bool loss_named = std::ranges::any_of(reading.notes, [&](const std::string& note) {
       return has(note, fmt::format("generation {}", state.newest)) ||
-             has(note, "no whole copy: a generation is lost");
+             has(note, "no copy is whole, so a generation is lost");
     });
     if (!said || !loss_named)
       return finding(why, fmt::format("generation {} is read, and nothing is said of {}",

@@ -135,7 +135,7 @@ TEST_F(StoreDamage, TheGenerationBeforeIsUsedWhenBothCopiesOfTheNewestAreDamaged
   damage_superblock(kOdd, 1);
   const LaunchResult result = resume();
   EXPECT_EQ(result.resumed_at, 2u);
-  EXPECT_THAT(result.notes[0], Contains(HasSubstr("no whole copy")));
+  EXPECT_THAT(result.notes[0], Contains(HasSubstr("no copy is whole")));
   const LaunchResult next = resume(2);
   EXPECT_EQ(describe(next), "finished") << "and training goes on from there";
   EXPECT_THAT(next.notes[0], IsEmpty());
@@ -227,14 +227,15 @@ TEST_F(StoreDamage, AnotherFormatVersion) {
           world_.path(0), StoreLayout::superblock_offset(parity, copy, layout_.file_bytes), block);
     }
   }
-  EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("format version 2"));
+  EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("format has version 2"));
 }
 
 TEST_F(StoreDamage, AnotherWorldSize) {
   CrashWorld pair{WorldOptions{.ranks = 2}};
   pair.launch({.start = Start::kCreate, .steps = 1});
   world_.disk() = pair.disk();
-  EXPECT_THAT(refused(ErrorCode::kInvalidArgument), HasSubstr("a store of 2 ranks, opened by 1"));
+  EXPECT_THAT(refused(ErrorCode::kInvalidArgument),
+              HasSubstr("the store was made by 2 ranks, but is opened by 1"));
 }
 
 TEST_F(StoreDamage, AStoreInUse) {

@@ -215,9 +215,9 @@ TEST(CliCommand, WhatMayNotChangeIsRefusedByNameAndNothingIsLost) {
                {{"--accumulate", "1"}, "accumulate"},
                {{"--context", "16"}, "context"},
                {{"--model", "3x64x2"}, "model"},
-               {{"--dtype", "fp32"}, "parameters are bf16, this run's fp32"},
-               {{"--optimizer", "adam"}, "adamw in fp32, this run's adam in fp32"},
-               {{"--state-format", "8bit"}, "adamw in fp32, this run's adamw in 8bit"}};
+               {{"--dtype", "fp32"}, "parameters are bf16, but this run's are fp32"},
+               {{"--optimizer", "adam"}, "adamw in fp32, but this run's is adam in fp32"},
+               {{"--state-format", "8bit"}, "adamw in fp32, but this run's is adamw in 8bit"}};
   for (const auto& [change, names] : cases) {
     SCOPED_TRACE(names);
     const Output output = ziggurat(folder.path(), tiny_train(folder, "store", 4) + change);
@@ -267,7 +267,7 @@ TEST(CliCommand, SeveralDirectoriesAreOneStoreInAnyOrder) {
 
   const Output alone = train(5, a);
   EXPECT_EQ(alone.exit_code, 1);
-  EXPECT_THAT(alone.err, HasSubstr("one of 2 stripes"));
+  EXPECT_THAT(alone.err, HasSubstr("the store has 2 stripes"));
   const Output twice = train(5, a + "," + a);
   EXPECT_EQ(twice.exit_code, 2);
   EXPECT_THAT(twice.err, HasSubstr("named twice"));
@@ -572,7 +572,7 @@ TEST(CliCommand, DoctorSaysARanksShareOfTheCores) {
     return ziggurat(folder.path(), {"doctor"}, {{"LOCAL_RANK", rank}, {"LOCAL_WORLD_SIZE", "999"}});
   };
   EXPECT_THAT(doctor("7").out, HasSubstr("rank 7 of 999 on this host"));
-  EXPECT_THAT(doctor("999").out, HasSubstr("whole numbers from 0, smaller than their count"));
+  EXPECT_THAT(doctor("999").out, HasSubstr("whole numbers from 0 to one less than their count"));
 }
 
 TEST(CliCommand, DoctorSaysOnWhichNodesMemoryCanBeHad) {

@@ -97,7 +97,7 @@ TEST_F(CliLoad, TakesTensorsByOtherNamesOnTwoRanksToo) {
   }
   const Output wrong = load("wrong", {"--load-rename", "block.*=h.*"});
   EXPECT_EQ(wrong.exit_code, 1);
-  EXPECT_THAT(wrong.err, HasSubstr("nothing there is called 'block.*'"));
+  EXPECT_THAT(wrong.err, HasSubstr("it has nothing called 'block.*'"));
   const Output unclear = load("wrong", {"--load-rename", "h.0.*=x"});
   EXPECT_EQ(unclear.exit_code, 2);
   EXPECT_THAT(unclear.err, AllOf(HasSubstr("--load-rename"), HasSubstr("OLD=NEW")));

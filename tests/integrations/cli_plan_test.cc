@@ -220,8 +220,8 @@ TEST_F(CliPlan, ShowsWhatDividedLayersSend) {
   EXPECT_EQ(sent({"--sp"}, "layers' sums, made again"), 36 * kV);
   EXPECT_EQ(sent({"--sp"}, "gradients not divided"), (1026 + 24 * 6) * 1024 * 4u);
   EXPECT_THAT(shown(two), HasSubstr("layers' sums, forward"));
-  EXPECT_THAT(shown({"--model", "7B", "--ranks", "2", "--tp", "2"}), HasSubstr("Not in it: what "
-                                                                               "tensor-parallel"));
+  EXPECT_THAT(shown({"--model", "7B", "--ranks", "2", "--tp", "2"}),
+              HasSubstr("The sum leaves out what tensor-parallel"));
 }
 
 // Two and three times the parameters' bytes, but for the part that a rank does not send itself.

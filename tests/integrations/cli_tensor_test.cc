@@ -171,7 +171,7 @@ TEST_F(CliTensor, RefusesTheStoreOfAnotherDivision) {
   EXPECT_THAT(data.err, HasSubstr("give --nproc 2 --tp 2, --resume reshard"));
   const Output one = train({});
   EXPECT_EQ(one.exit_code, 1);
-  EXPECT_THAT(one.err, HasSubstr("a store of 2 ranks, opened by 1"));
+  EXPECT_THAT(one.err, HasSubstr("the store was made by 2 ranks, but is opened by 1"));
   EXPECT_EQ(train({"--nproc", "2", "--tp", "2", "--sp"}).exit_code, 0);
 }
 

@@ -206,9 +206,10 @@ TEST_F(StoreSuccessionTest, RefusesANoteThatMakesNoSenseAndFilesThatAreNowhere) 
   make_old();
   make_new(3);
   write(0, "resharded/decided", "ziggurat store succession 1\n../../etc\n");
-  EXPECT_THAT(refusal(), HasSubstr("/drive0/resharded/decided: it is no note"));
+  EXPECT_THAT(refusal(),
+              HasSubstr("/drive0/resharded/decided: it is not the note of a resharded store"));
   write(0, "resharded/decided", "ziggurat store succession 1\nrank00009.ziggurat\n");
-  EXPECT_THAT(refusal(), HasSubstr("rank00009.ziggurat of it is nowhere"));
+  EXPECT_THAT(refusal(), HasSubstr("its file rank00009.ziggurat is missing"));
   write(1, "resharded/decided", "ziggurat store succession 1\nrank00000.ziggurat\n");
   EXPECT_THAT(refusal(), HasSubstr("different stores"));
   EXPECT_EQ(files_in(1).at("rank00000-stripe01.ziggurat"), "old 0.1");

@@ -199,7 +199,8 @@ TEST_F(Drives, SayWhichDirectoryIsMissingOrTooMuch) {
   std::vector<StripePlace> first(both.begin(), both.begin() + 1);
   places_.swap(first);
   EXPECT_TRUE(StripedStore::exists(places_, 0));
-  EXPECT_THAT(error_of_open(), HasSubstr("one of 2 stripes of a store, opened with 1 directory"));
+  EXPECT_THAT(error_of_open(),
+              HasSubstr("the store has 2 stripes, but was opened with 1 directory"));
 
   std::vector<StripePlace> second(both.begin() + 1, both.end());
   places_.swap(second);

@@ -226,11 +226,10 @@ Task<> GradientFlow::all_arrived() {
   context_.cancel.check();
   for (UnitId unit = 0; unit < stages_.size(); ++unit) {
     if (stages_[unit] == Stage::kFinished) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "step() before unit {} ('{}') had its gradient: call finish_gradient() for every unit",
-            unit, context_.table.model().units[unit].name));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("step() was called before unit {} ('{}') had its gradient: call "
+                            "finish_gradient() for every unit",
+                            unit, context_.table.model().units[unit].name));
   }
   co_await idle_.wait();
 }

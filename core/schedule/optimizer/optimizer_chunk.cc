@@ -237,12 +237,13 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
   const bool whole = co_await is_record_of(context_, *parts_.store, id, stored, record);
   if (!whole) co_return;
   const UnitId unit = context_.table.chunk(id).unit;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("'{}' was written since the last step, and the engine was not told: the "
-                          "store is whole, and what is in memory is another value. Say so before "
-                          "the step (in PyTorch: write it in place under torch.no_grad(); what is "
-                          "written through .data is not counted)",
-                          context_.table.model().units[unit].name));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "'{}' was changed since the last step, but the engine was not told: the store is whole, "
+          "and memory holds another value. Announce such a change before the step (in PyTorch: "
+          "write it in place under torch.no_grad(); what is written through .data is not noticed)",
+          context_.table.model().units[unit].name));
 }
 
 /// The item holds the record of the generation before, read again: so are the parameters at home.

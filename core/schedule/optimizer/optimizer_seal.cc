@@ -30,8 +30,8 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   const std::uint64_t everywhere = co_await parts_.ranks.min(stored);
   if (everywhere != stored) {
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("rank {} has sealed the store's generation {}, and another rank {}: "
-                            "every rank must make the same calls",
+                fmt::format("rank {} has sealed the store's generation {}, but another rank has "
+                            "sealed {}: every rank must make the same calls",
                             parts_.ranks.rank(), stored, everywhere));
   }
   parts_.store->set_durable_everywhere(stored);

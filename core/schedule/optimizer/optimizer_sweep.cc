@@ -253,8 +253,8 @@ Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made
   if (pass->under_way == 0) pass->idle.set();
 }
 
-/// It is updated. One with an item of its own takes none of the others', who need not wait until it
-/// is written.
+/// The chunk is updated. One with a work item of its own takes none from the others, which need not
+/// wait until it is written.
 void OptimizerSweep::make_way(Pass& pass, ChunkId id, Item& item) {
   if (parts_.homes.records.has_own_item(id)) leave(pass, item);
 }

@@ -282,7 +282,10 @@ def library() -> ctypes.CDLL:
         ) from error
     abi = loaded.ziggurat_abi_version()
     if abi != ABI_VERSION:
-        raise ImportError(f"{path} has ABI {abi}, and this package needs {ABI_VERSION}")
+        raise ImportError(
+            f"{path} has ABI {abi}, but this package needs {ABI_VERSION}: install "
+            "the library and the package of one version"
+        )
     loaded.ziggurat_last_error.restype = ctypes.c_char_p  # in C's words, which no caller here has
     loaded.ziggurat_last_error_in_settings.restype = ctypes.c_char_p
     loaded.ziggurat_version.restype = ctypes.c_char_p

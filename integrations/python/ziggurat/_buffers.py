@@ -9,7 +9,7 @@ import torch
 
 
 class Buffers:
-    """As many as were under way at once, and of the largest size asked for."""
+    """Keeps as many buffers as were under way at once, of the largest size asked for."""
 
     def __init__(self) -> None:
         self.held_bytes = 0

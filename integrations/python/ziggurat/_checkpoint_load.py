@@ -75,8 +75,8 @@ def load_checkpoint(
         )
     if os.path.isfile(path):
         raise InvalidArgument(
-            f"{path}: is a file, and a checkpoint a folder: what PyTorch or DeepSpeed saved is for "
-            "load_foreign_checkpoint()"
+            f"{path}: is a file, but a checkpoint is a folder: load what PyTorch or DeepSpeed "
+            "saved with load_foreign_checkpoint()"
         )
     optimizer.synchronize()
     runtime = optimizer._sharing.runtime(optimizer._workers(optimizer._order))
@@ -208,7 +208,10 @@ class _Loading:
         here = self._places.name_here
         if names == [[here(name, short[name]) for name in group["names"]] for group in saved]:
             return saved
-        self._notes.append("groups' settings stay: the checkpoint's have other parameters")
+        self._notes.append(
+            "the settings of the groups stay as they are, because the "
+            "checkpoint's groups have other parameters"
+        )
         return None
 
     def _objects(self, kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,8 +234,8 @@ class _Loading:
         every = ranks.gathered([zlib.crc32(name)])[:, 0].tolist()
         if len(set(every)) > 1:
             raise InvalidArgument(
-                f"load_checkpoint(): rank {ranks.rank} found {self._checkpoint.directory}, and "
-                "another rank another checkpoint: name the one that is meant"
+                f"load_checkpoint(): rank {ranks.rank} found {self._checkpoint.directory}, but "
+                "another rank found another checkpoint: name the one to load"
             )
 
     @torch.no_grad()
@@ -316,8 +319,8 @@ class _Loading:
             return
         if len(states) != size:
             self._notes.append(
-                f"random states stay: the checkpoint has those of {len(states)} ranks, and there "
-                f"are {size}"
+                f"random states stay as they are: the checkpoint has those of {len(states)} "
+                f"ranks, but there are {size}"
             )
             return
         set_random_states(states[rank])

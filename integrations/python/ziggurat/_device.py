@@ -277,8 +277,8 @@ def check_layout(param: torch.Tensor, name: str) -> None:
     if torch._debug_has_internal_overlap(param) != 1:
         return
     raise InvalidArgument(
-        f"parameter '{name}' is expanded, so that several elements are one in memory, which no "
-        "step can write: make it of its .clone()"
+        f"parameter '{name}' is expanded: several of its elements are one in memory, which no "
+        "step can write. Make it from its .clone()"
     )
 
 
@@ -288,7 +288,7 @@ def check_device(param: torch.Tensor, name: str) -> None:
         return
     if param.is_meta:
         raise InvalidArgument(
-            f"parameter '{name}' is on the meta device, and has no values: give it some, by "
+            f"parameter '{name}' is on the meta device, so it has no values: give it some, by "
             "model.to_empty(device=...) and load_state_dict(), before the first step"
         )
     if not hasattr(torch.get_device_module(param.device), "Stream"):

@@ -56,7 +56,10 @@ def local_box(whole: Any) -> tuple[list[int], list[int]]:
         if type(place) is kinds.Replicate:
             continue
         if type(place) is not kinds.Shard:
-            raise Unimplemented(f"a parameter that is placed as {place}: its part is no box")
+            raise Unimplemented(
+                f"a parameter is placed as {place}, so a rank's part of it is "
+                "not a box: place it as Shard or Replicate"
+            )
         slice_ = -(-box[place.dim] // ranks)
         begin = min(coordinate * slice_, box[place.dim])
         offsets[place.dim] += begin

@@ -152,7 +152,7 @@ class _Reduce(_Carrier):
         # set_gradient_divide_factor() makes one that scales, which gloo has not either.
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise Unimplemented(
-                f"FSDP2 asks for {op} of gradients on the CPU: sum or mean is known"
+                f"FSDP2 asks for {op} of gradients on the CPU, but only sum and mean are known"
             )
         count, dtype, device = input_tensor.numel(), input_tensor.dtype, input_tensor.device
         taken = self._buffers.take(count, dtype, device)

@@ -80,7 +80,8 @@ class GradientHooks:
         params: Iterable[torch.Tensor],
         moved: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
-        """What gradients are multiplied by is what `moved` makes of it: take() reads each."""
+        """Replaces the scales of lent gradients by what `moved` makes of them; take() reads the new
+        ones."""
         grads = [_here(param.grad) for param in params]
         contents = [grad._content for grad in grads if isinstance(grad, LentGradient)]
         scaled = [(content, content.scale) for content in contents if content.scale is not None]
@@ -167,8 +168,10 @@ def _dense(grad: torch.Tensor, slot: Slot) -> torch.Tensor:
             f"parameter '{slot.name}' has a sparse gradient: make its layer with sparse=False"
         )
     if type(grad) not in (torch.Tensor, torch.nn.Parameter):
-        kind = type(grad).__name__
-        raise Unimplemented(f"parameter '{slot.name}' has a gradient of type {kind}")
+        raise Unimplemented(
+            f"parameter '{slot.name}' has a gradient of type {type(grad).__name__}, "
+            "which is not known: only plain tensors are"
+        )
     return grad
 
 

@@ -22,8 +22,8 @@ class Taken(NamedTuple):
 
 
 def count_write(part: torch.Tensor) -> None:
-    """By its version a copy that was begun before is seen to be old. Below autograd, where
-    gradients are added and c10d reduces them, PyTorch counts none."""
+    """Raises the version, by which a copy that was begun before is seen to be old. Below autograd,
+    where gradients are added and c10d reduces them, PyTorch does not raise it."""
     torch.autograd.graph.increment_version(part)
 
 

@@ -86,7 +86,7 @@ def _check_schedule(scheduler: Any, args: Any) -> None:
     has = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if wanted is None:
         raise InvalidArgument(
-            f"scheduler.type={kind}: Trainer makes the schedule, and has none like it: leave the "
+            f"scheduler.type={kind}: Trainer makes the schedule, but has none like it: leave the "
             "section out, and choose one with lr_scheduler_type"
         )
     if kind == "WarmupLR" and (scheduler.get("params") or {}).get("warmup_type") != "linear":
@@ -96,6 +96,6 @@ def _check_schedule(scheduler: Any, args: Any) -> None:
         )
     if has != wanted:
         raise InvalidArgument(
-            f'scheduler.type={kind} and lr_scheduler_type="{has}": Trainer makes the schedule: '
-            f'give lr_scheduler_type="{wanted}", or leave the section out'
+            f'scheduler.type={kind} and lr_scheduler_type="{has}" differ, and Trainer makes the '
+            f'schedule: give lr_scheduler_type="{wanted}", or leave the section out'
         )

@@ -108,12 +108,12 @@ def made_up(names: Iterable[str]) -> bool:
 def _require_shapes(store: str, stored: Sequence[Named], ours: Sequence[Named]) -> None:
     if len(stored) != len(ours):
         raise InvalidArgument(
-            f"{store} has {len(stored)} parameters, this program trains {len(ours)}, and one of both "
-            "does not say their names: give the optimizer the parameters that the store was made "
-            "with, or another directory"
+            f"{store} has {len(stored)} parameters, but this program trains {len(ours)}, and one "
+            "of the two does not name them: give the optimizer the parameters that the store was "
+            "made with, or another directory"
         )
     other = [
-        f"{here.name} is {here.shape} here, and {there.name} there {there.shape}"
+        f"{here.name} is {here.shape} here, but {there.name} there is {there.shape}"
         for there, here in zip(stored, ours, strict=True)
         if there.shape != here.shape
     ]

@@ -150,7 +150,8 @@ def stored_params(
 
 
 def close(ended: weakref.finalize[..., Any]) -> None:
-    # Not by calling it: one that was called is dead, though the call was refused.
+    # Does not call the finalizer: once it was called it is dead, even if the engine refused to
+    # close.
     peeked = ended.peek()
     if peeked is not None:
         _, end, arguments, _ = peeked

@@ -101,7 +101,7 @@ def _kind_of(part: Part, param: torch.Tensor, name: str) -> _Kind:
     """`param`: the part's memory. Errors: what the engine cannot take, naming the parameter."""
     check_device(param, name)
     if param.dtype not in DTYPES:
-        raise InvalidArgument(f"parameter '{name}' is {param.dtype}: fp32, bf16 and fp16 are known")
+        raise InvalidArgument(f"parameter '{name}' is {param.dtype}, but must be fp32, bf16 or fp16")
     if not param.is_contiguous():
         check_layout(param, name)
     shape = tuple(param.shape)
@@ -391,8 +391,8 @@ class Opened:
                 kind = _kind_of(part, param, name)
                 if kind != was:
                     raise InvalidArgument(
-                        f"parameter '{name}' is {kind}, and was {was}: make the optimizer after "
-                        "what changes the model, as model.to(dtype or device) does"
+                        f"parameter '{name}' is {kind} now, but was {was}: make the optimizer "
+                        "after what changes the model, such as model.to(dtype or device)"
                     )
                 self._addresses[index], self._laid[index] = param.data_ptr(), _laid(param)
                 self._memory[index] = param.detach()

@@ -258,11 +258,12 @@ class EngineOptimizer(AmongRanks, StateDicts):
         named = {param: one for one in new for param in (one[1],)}
         new = [named[param] for param in self._in_order(named)]
         if self._closed:
-            raise InvalidArgument("the optimizer is closed, and its state gone: make a new one")
+            raise InvalidArgument("the optimizer is closed, and its state is gone: make a new one")
         if self._resume is not None:
             raise Unimplemented(
-                f"parameter '{new[0][0]}' comes after Resume, whose store has none of it: not built; "
-                "let all be trained from the beginning, or give it an optimizer of its own"
+                f"parameter '{new[0][0]}' was added after Resume, whose store has no state of "
+                "it, and that is not built yet: let all be trained from the beginning, or give "
+                "it an optimizer of its own"
             )
         self._attach([param for param in named if self._slot_of[param].handle is None])
         if self._sharing.feeder is not None:
@@ -340,8 +341,9 @@ class EngineOptimizer(AmongRanks, StateDicts):
             one.name for one in stored
         ):
             raise InvalidArgument(
-                f"the store {store} knows its parameters by name, this optimizer has several groups "
-                "and no names, and their order may be another: give it model=, or named parameters"
+                f"the store {store} knows its parameters by name, but this optimizer has several "
+                "groups without names, which may be in another order: give it model=, or named "
+                "parameters"
             )
         # In the order of the groups, which is that of made-up names.
         position = {param: i for i, param in enumerate(self._order)}

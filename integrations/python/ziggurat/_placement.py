@@ -26,7 +26,7 @@ _BYTES = {
     "split": (4.0, 4.0),
     "bf16": (2.0, 2.0),
 }
-# What memory keeps of a state on a drive is written each step and not read: as much as this share.
+# The share of a state on a drive that is kept in memory: it is written each step, but not read.
 _KEPT_SHARE = 1 / 8
 _WORK_BYTES = 128 << 20  # for what passes through memory between the drive and the update
 _TILE = 16 * 1024  # elements: a parameter's record holds whole ones,
@@ -74,8 +74,8 @@ def fits_host(needed_bytes: int, path: str | None) -> bool:
         return False
     free = free_bytes()
     why = (
-        f"the state takes {size_text(needed_bytes)}, and may take half of the {size_text(free)} of "
-        "memory that are free"
+        f"the state takes {size_text(needed_bytes)}, but may take only half of the "
+        f"{size_text(free)} of memory that are free"
     )
     fits = needed_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= free * _SHARE
     if not fits and path is None:

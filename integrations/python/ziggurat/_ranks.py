@@ -153,8 +153,8 @@ class _Ticket:
 def _address(tensor: torch.Tensor) -> int:
     if tensor.device.type != "cpu":
         raise Unimplemented(
-            f'exchange="ziggurat" with parameters on {tensor.device}: it carries host memory; give '
-            'exchange="torch"'
+            'exchange="ziggurat" carries only host memory, but parameters are on '
+            f'{tensor.device}: give exchange="torch"'
         )
     return tensor.data_ptr()
 
@@ -290,8 +290,8 @@ _known: weakref.WeakSet[Ranks] = weakref.WeakSet()
 
 
 def _explain_failures_of(ranks: Ranks) -> None:
-    """What ends the process because another rank has, in a call that is not ours (FSDP2's, or the
-    script's own), is followed by a line that names the rank."""
+    """If the process ends because another rank has, in a call that is not ours (FSDP2's, or the
+    script's own), adds a line that names the rank."""
     first = not _known
     _known.add(ranks)
     if not first:

@@ -42,7 +42,7 @@ class Alone:
         return runtime_of(threads) if self.ranks is None else self.ranks.runtime
 
     def run(self, names: Sequence[str], params: Sequence[torch.Tensor]) -> str:
-        """What all ranks must have alike, and a store with who resumes it."""
+        """What must be the same on all ranks, and for a store on those that resume it."""
         if self.ranks is None:
             return ""
         text = "".join(
@@ -70,7 +70,7 @@ class Alone:
                 self.feeder.attach(slot)
 
     def before_open(self, params: Iterable[torch.Tensor]) -> None:
-        """Errors: where what is trained is not what every rank must have."""
+        """Errors: InvalidArgument where DDP has reduced gradients that this optimizer had taken."""
         if several_ranks() and (wrapped := _ddp_of(set(params))) is not None:
             raise InvalidArgument(
                 f"{type(wrapped).__name__} has reduced gradients that this optimizer had taken: "

@@ -238,7 +238,8 @@ class StateDicts(torch.optim.Optimizer):
         names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict({**state_dict, "state": {}})
         for group, own in zip(self.param_groups, names, strict=True):
-            # PyTorch takes those that were saved, which may be another order's.
+            # PyTorch takes the names that were saved, which may be those of another order of
+            # parameters.
             if own is None:
                 group.pop("param_names", None)
             else:
@@ -281,7 +282,7 @@ class StateDicts(torch.optim.Optimizer):
             other = f"is at {found}" if found != wanted else "has other parameters"
             raise InvalidArgument(
                 f"load_state_dict(): the checkpoint goes with generation {wanted} of the store "
-                f"{store}, and this one ({self._path}) {other}: {self._other_store}"
+                f"{store}, but this one ({self._path}) {other}: {self._other_store}"
             )
 
     def _entries(self, state_dict: Mapping[str, Any]) -> dict[torch.Tensor, Entry]:
@@ -303,14 +304,14 @@ class StateDicts(torch.optim.Optimizer):
         wanted = MOMENTS[self._kind]
         if missing := [moment for moment in wanted if moment not in entry]:
             raise InvalidArgument(
-                f"load_state_dict(): parameter '{name}' has no {', '.join(missing)} but "
+                f"load_state_dict(): parameter '{name}' has no {', '.join(missing)}, but it has "
                 f"{', '.join(entry)}: it is the state of another optimizer than {self._kind}"
             )
         for key in (*wanted, "master"):
             if key in entry and entry[key].shape != param.shape:
                 raise InvalidArgument(
                     f"load_state_dict(): '{key}' of parameter '{name}' has the shape "
-                    f"{tuple(entry[key].shape)}, and the parameter {tuple(param.shape)}"
+                    f"{tuple(entry[key].shape)}, but the parameter has {tuple(param.shape)}"
                 )
 
     def _first_entry(self, param: torch.Tensor) -> Entry:

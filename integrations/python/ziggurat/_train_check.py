@@ -153,7 +153,7 @@ def _check(device, dtype, folders: Sequence[Path]) -> list[str]:
         else:
             verdict = f"OTHER BITS, losses within {_difference(first, run):.1e}"
             if repeats:
-                wrong.append(f"{name}: {title} has other bits than ziggurat, host")
+                wrong.append(f'{name}: the row "{title}" has other bits than the row "ziggurat, host"')
             else:
                 verdict += " (the device does not repeat its own)"
         _row(title, run, verdict)

@@ -4,9 +4,9 @@
 Not every use of a parameter is in the forward of the module that has it (``nn.MultiheadAttention``
 uses its ``out_proj`` without calling it), and hooks are no part of what ``torch.compile`` runs. So
 the first step, in which nothing is pending, shows which parameters no operation used before a hook
-had seen them; all others are waited for in ``step()``. What goes around the hooks from a later step
-on (a model that is compiled then) is found when the gradient comes, and raises. Not found is what
-only a later forward does: to use a parameter itself and then call its module.
+had seen them; all others are waited for in ``step()``. A model that goes around the hooks only from
+a later step on (because it is compiled then) is found when the gradient comes, and raises. One
+thing is not found: a later forward that first uses a parameter itself and then calls its module.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class ModuleWaits:
             seen = self._seen & self._at_entry if self._at_entry else self._seen
             self._learned = seen & set(with_gradient)
         else:
-            # One that a hook saw in the first step, and in this one did not, may be used without.
+            # A parameter that a hook saw in the first step but not in this one may be used without
+            # its hook.
             self._learned -= set(with_gradient) - self._seen
         self._learned -= self._outside
         self._seen = set()

@@ -16,7 +16,8 @@ TEST(PeerMemory, OfThisProcessCanBeRead) { EXPECT_EQ(why_not_readable(own_memory
 TEST(PeerMemory, ANumberThatAnotherProcessHasIsNotTakenForIt) {
   MemoryProbe probe = own_memory_probe();
   ++probe.value;
-  EXPECT_THAT(why_not_readable(probe), testing::HasSubstr("another process has its number"));
+  EXPECT_THAT(why_not_readable(probe),
+              testing::HasSubstr("another process has its process number here"));
 }
 
 TEST(Permission, IsGivenToTheFirstAndTakenBackAfterTheLast) {

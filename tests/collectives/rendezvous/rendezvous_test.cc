@@ -286,7 +286,8 @@ TEST(Rendezvous, RanksMustAgreeHowManyTheyAre) {
   std::vector<RankOptions> ranks{options_of(0, 2, port), options_of(1, 3, port)};
   ranks[0].connect_timeout = std::chrono::milliseconds(500);
   const Outcome outcome = meet(ranks);
-  EXPECT_THAT(outcome.errors[1], HasSubstr("rank 1 says there are 3 ranks, rank 0 says 2"));
+  EXPECT_THAT(outcome.errors[1],
+              HasSubstr("rank 1 says that there are 3 ranks, but rank 0 says 2"));
 }
 
 TEST(Rendezvous, WithoutASecretOnlyThisMachineIsServed) {

@@ -173,7 +173,8 @@ TEST_F(TcpFaults, ACallThatCannotBeEndsTheWaitOfTheOthers) {
                                      [&](Communicator& c) { return c.all_gather(five, ten); }});
   for (const Failure& failure : failures) {
     EXPECT_EQ(failure.code, ErrorCode::kInvalidArgument);
-    EXPECT_THAT(failure.text, HasSubstr("all_gather: 5 bytes in and 5 out on 2 ranks"));
+    EXPECT_THAT(failure.text,
+                HasSubstr("all_gather: the input has 5 bytes and the output 5 on 2 ranks"));
   }
 }
 

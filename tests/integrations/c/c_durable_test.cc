@@ -60,7 +60,8 @@ TEST_P(CDurable, ListsWhatDiffersFromAStoreOfOtherParameters) {
   EXPECT_REFUSED(open(here()), "missing there: third; missing here: second");
   std::swap(params_[0], params_[1]);
   params_[0].name = "second";
-  EXPECT_REFUSED(open(here()), "their order, their types or what decays is another");
+  EXPECT_REFUSED(open(here()),
+                 "they differ in their order, in their types or in which of them decay");
 }
 
 TEST_P(CDurable, ResumesWithParametersBlobAndCounts) {
@@ -122,18 +123,18 @@ TEST_P(CDurable, HoldsABlobOfAMegabyteAndRefusesALongerOne) {
 
 TEST_P(CDurable, AStepWhoseBlobFollowsIsDurableOnceItIsGiven) {
   ASSERT_DONE(open(here()));
-  EXPECT_REFUSED(give_blob("too early"), "awaits none");
+  EXPECT_REFUSED(give_blob("too early"), "does not wait for a blob");
   lend_both(1);
   ASSERT_DONE(step(blob_follows()));
   ASSERT_DONE(ziggurat_wait(engine_, ZIGGURAT_ALL_PARAMS));
   lend_both(2);
-  EXPECT_REFUSED(step(), "give_blob() comes first");
-  EXPECT_REFUSED(ziggurat_make_durable(engine_), "give_blob() comes first");
+  EXPECT_REFUSED(step(), "call give_blob() first");
+  EXPECT_REFUSED(ziggurat_make_durable(engine_), "call give_blob() first");
   EXPECT_REFUSED(give_blob(std::string(kMiB + 1, 'x')), "1048577 bytes");
   EXPECT_EQ(state().durable_generation, 0U);
   std::string blob(kMiB, 'b');
   ASSERT_DONE(give_blob(blob));
-  EXPECT_REFUSED(give_blob("again"), "awaits none");
+  EXPECT_REFUSED(give_blob("again"), "does not wait for a blob");
   blob.assign(kMiB, 'c');  // it was copied
   ASSERT_DONE(ziggurat_make_durable(engine_));
   EXPECT_EQ(state().durable_generation, 1U);

@@ -11,8 +11,9 @@ class CInterface : public Embedder {};
 
 TEST_F(CInterface, RefusesSettingsThatMakeNoRunByTheirName) {
   EXPECT_REFUSED(open("{"), "settings");
-  EXPECT_REFUSED(open("{}"),
-                 "\"store\": a directory is needed where optimizer state is not on the");
+  EXPECT_REFUSED(
+      open("{}"),
+      "\"store\" is missing: give a directory, because optimizer state is not on the host");
   EXPECT_REFUSED(open(R"({"store": 7})"), "setting \"store\": 7");
   EXPECT_REFUSED(open(settings(R"(, "slotz": 1)")), "did you mean \"slots\"?");
   EXPECT_REFUSED(open(settings(R"(, "slots": "two")")), "slots");
@@ -30,7 +31,7 @@ TEST_F(CInterface, RefusesParametersThatMakeNoModel) {
   EXPECT_REFUSED(open(settings()), "param.name is null");
   params_ = good;
   params_[0].dimensions = 2;
-  EXPECT_REFUSED(open(settings()), "'first' has 15 elements by its shape, and 105 in memory");
+  EXPECT_REFUSED(open(settings()), "'first' has 15 elements by its shape, but 105 in memory");
   params_ = good;
   params_[0].values.dtype = 9;
   EXPECT_REFUSED(open(settings()), "param.values.dtype is 9");
@@ -45,7 +46,7 @@ TEST_F(CInterface, RefusesParametersThatMakeNoModel) {
   EXPECT_REFUSED(open(settings()), "struct_size");
   params_ = good;
   EXPECT_REFUSED(ziggurat_engine_open(runtime_, nullptr, 0, settings().c_str(), &engine_),
-                 "a model without parameters");
+                 "the model has no parameters");
   EXPECT_REFUSED(ziggurat_engine_open(runtime_, nullptr, 2, settings().c_str(), &engine_),
                  "params is null");
 }
@@ -74,13 +75,14 @@ TEST_F(CInterface, RefusesCallsThatMakeNoSenseAndGoesOn) {
   TypedArray few(DType::kFloat32, 3);
   const ziggurat_memory memory = memory_of(few);
   EXPECT_REFUSED(lend(2, gradient_of(0, 1)), "lend_gradient(parameter 2): the model has 2");
-  EXPECT_REFUSED(lend(0, few), "3 elements, and it has 105");
-  EXPECT_REFUSED(add(0, few), "3 elements, and it has 105");
+  EXPECT_REFUSED(lend(0, few), "3 elements were given, but it has 105");
+  EXPECT_REFUSED(add(0, few), "3 elements were given, but it has 105");
   EXPECT_REFUSED(ziggurat_lend_gradient(engine_, 0, nullptr, 1), "gradient is null");
-  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &memory), "3 elements, and it has 105");
+  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &memory), "3 elements were given, but it has 105");
   TypedArray narrow = initial(0, DType::kBFloat16);
   const ziggurat_memory of_another_type = memory_of(narrow);
-  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &of_another_type), "it is fp32");
+  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &of_another_type),
+                 "the parameter is fp32, but the memory is bf16");
   EXPECT_REFUSED(ziggurat_param_written(engine_, 2), "the model has 2");
   EXPECT_REFUSED(ziggurat_wait(engine_, 2), "the model has 2");
   std::uint64_t steps = 0;

@@ -323,7 +323,7 @@ TEST_P(CStep, ThatIsRefusedLeavesGradientsAndCountsAsTheyWere) {
   std::vector<PlainParam> expected = plain();
   lend_both(1);
   groups_[1].learning_rate = kNaN;
-  EXPECT_REFUSED(step(), "the settings of 'second' make no step: learning rate nan");
+  EXPECT_REFUSED(step(), "no step can be made with the settings of 'second': learning rate nan");
   EXPECT_EQ(steps_of(1), 0U);
   EXPECT_EQ(state().generation, 0U);
   groups_[1].learning_rate = 0.02F;

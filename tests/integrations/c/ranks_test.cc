@@ -67,8 +67,9 @@ TEST(CRanks, AreRefusedWhereTheirSettingsMakeNone) {
   };
   EXPECT_THAT(refused(R"({"rank": 0})"), HasSubstr("\"rank\" and \"world_size\""));
   EXPECT_THAT(refused(R"({"rank": 2, "world_size": 2, "rendezvous": "localhost:1"})"),
-              HasSubstr("2 of 2 ranks: give 0 to 1"));
-  EXPECT_THAT(refused(R"({"rank": 1, "world_size": 2})"), HasSubstr("without \"rendezvous\""));
+              HasSubstr("there is no rank 2 among 2 ranks: give 0 to 1"));
+  EXPECT_THAT(refused(R"({"rank": 1, "world_size": 2})"),
+              HasSubstr("several ranks need \"rendezvous\""));
   EXPECT_THAT(refused(R"({"rendezvous": "localhost:29400"})"), HasSubstr("give all three"));
   EXPECT_THAT(refused(R"({"rank": 1, "world_size": 2, "rendezvous": "localhost"})"),
               AllOf(HasSubstr("setting \"rendezvous\""), HasSubstr("HOST:PORT")));
@@ -184,10 +185,10 @@ TEST(CExchange, RefusesWhatMakesNoCall) {
   EXPECT_THAT(refused([&] { exchange.begin_all_gather(values.data(), nullptr, 16); }),
               HasSubstr("output is null"));
   EXPECT_THAT(refused([&] { exchange.finish(7); }),
-              HasSubstr("exchange 'mine': no call 7 is under way"));
+              HasSubstr("exchange 'mine': call 7 is not under way"));
   const std::uint64_t ticket = exchange.begin_all_gather(values.data(), values.data(), 16);
   exchange.finish(ticket);
-  EXPECT_THAT(refused([&] { exchange.finish(ticket); }), HasSubstr("each is finished once"));
+  EXPECT_THAT(refused([&] { exchange.finish(ticket); }), HasSubstr("finish each call once"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_runtime_destroy(runtime.handle())); }),
               HasSubstr("has engines or exchanges"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_exchange_close(12345)); }),
@@ -199,7 +200,7 @@ TEST(CExchange, OfAnotherNameOrAnotherSizeIsFoundOutByAll) {
     const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] {
       ziggurat::Exchange(runtime, rank == 0 ? "gradients" : "parameters");
     });
-    EXPECT_THAT(words, HasSubstr("opened one of another name"));
+    EXPECT_THAT(words, HasSubstr("opened an exchange of another name"));
     // Both have heard the other's, so nothing is lost yet.
     ziggurat::Exchange exchange(runtime, "both");
     std::vector<char> input(200), output(400);
@@ -301,7 +302,8 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
     auto wrong = sgd;
     if (rank == 1) wrong.learning_rate = std::numeric_limits<float>::infinity();
     const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] { engine.step({wrong}); });
-    EXPECT_THAT(words, AllOf(HasSubstr("step 2"), HasSubstr("'part' make no step")));
+    EXPECT_THAT(words, AllOf(HasSubstr("step 2"),
+                             HasSubstr("no step can be made with the settings of 'part'")));
     EXPECT_THAT(words, HasSubstr(rank == 0 ? "rank 1 refused it" : "learning rate inf"));
     EXPECT_THAT(refusal(ZIGGURAT_INVALID_ARGUMENT,
                         [&] {
@@ -328,7 +330,7 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
     const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] {
       ziggurat::Engine(runtime, pieces.params(rank), settings("model=b"));
     });
-    EXPECT_THAT(words, HasSubstr("the store has model=a, this run model=b"));
+    EXPECT_THAT(words, HasSubstr("the store has model=a, but this run has model=b"));
   });
 }
 

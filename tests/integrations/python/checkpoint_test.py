@@ -309,7 +309,7 @@ def test_8_bits_of_several_ranks_are_saved_as_the_values_that_they_stand_for(tmp
 
     def run(rank):
         model, optimizer = made(torch.bfloat16, 5, "group")
-        with pytest.raises(ziggurat.Unimplemented, match="8 bits, by blocks of the whole"):
+        with pytest.raises(ziggurat.Unimplemented, match="8 bits, with scales for blocks of the whole"):
             load_checkpoint(alone, optimizer, model)
 
     on_ranks(2, run)
@@ -501,7 +501,7 @@ def test_what_does_not_fit_is_named_before_anything_is_written(tmp_path):
         load_checkpoint(tmp_path, second, other, strict=False)
     with pytest.raises(ziggurat.InvalidArgument, match="no such directory, so no checkpoint"):
         load_checkpoint(tmp_path / "step-000000001" / "none", second, other)
-    with pytest.raises(ziggurat.InvalidArgument, match="is for load_foreign_checkpoint"):
+    with pytest.raises(ziggurat.InvalidArgument, match="saved with load_foreign_checkpoint"):
         load_checkpoint(tmp_path / "latest", second, other)
     with pytest.raises(ziggurat.InvalidArgument, match="load_checkpoint.. reads it"):
         ziggurat.torch.load_foreign_checkpoint(second, other, tmp_path)

@@ -56,10 +56,10 @@ def test_a_config_may_be_a_dict_a_file_its_text_or_base64(tmp_path):
     for given in (*forms, None):
         config = Config(given, world_size=1, args=args)
         assert (config.train_batch_size, config.train_micro_batch_size_per_gpu) == (6, 2)
-    assert "no file that is there" in refusal(str(tmp_path / "other.json"))
+    assert "neither a file that exists" in refusal(str(tmp_path / "other.json"))
     assert str(file) in refusal_of_text(file, '{"train_batch_size": "six"}')
     assert "--deepspeed_config" in refusal(None)
-    assert "a value that JSON has not" in refusal({"train_batch_size": object()})
+    assert "a value that JSON does not have" in refusal({"train_batch_size": object()})
 
 
 def refusal_of_text(file, text):
@@ -86,7 +86,7 @@ REFUSED = [
     ({"zero_optimization": {"overlap_com": True}}, 'did you mean "overlap_comm"?'),
     ({"zero_optimization": {"offload_param": {"device": "gpu"}}}, "give none, cpu or nvme"),
     ({"zero_optimization": {"mics_shard_size": 2}}, "DeepSpeed has removed it"),
-    ({"tensorboard": {"enabled": True, "path": "x"}}, '"tensorboard.path" is no key'),
+    ({"tensorboard": {"enabled": True, "path": "x"}}, '"tensorboard.path" is not a key'),
     ({"csv_monitor": {"enabled": "often"}}, '"csv_monitor.enabled" must be true or false'),
     ({"checkpoint": {"tag_validation": "Loud"}}, "Warn, Ignore or Fail"),
     ({"communication_data_type": "int8"}, "give fp32, bf16 or fp16"),

@@ -45,7 +45,7 @@ BY_ACCELERATE = (5, 9, 16)
 # What DeepSpeed refuses, and the words of ours that say what is wrong.
 REFUSED_BY_BOTH = {
     "06_stage3_fp16_older": '"train_micro_batch_size_per_gpu" is missing',
-    "12_stage3_all_on_nvme_unknown_keys": '"zero_optimization.offload_optimizer.buffer_size" is no key',
+    "12_stage3_all_on_nvme_unknown_keys": '"zero_optimization.offload_optimizer.buffer_size" is not a key',
 }
 # What DeepSpeed takes and ours does not: it would change what is trained, and is not built.
 REFUSED_BY_OURS = {

@@ -411,7 +411,7 @@ def test_progress_and_times_are_said(capsys, monkeypatch):
     train(engine, 8)
     lines = capsys.readouterr().err
     assert lines.count("micro-step forward") == 8
-    assert lines.count("lr 0.01, 0 left out") == 2
+    assert lines.count("lr 0.01, 0 steps skipped") == 2
     assert "step 4: forward" in lines and "memory: " in lines
     assert '"steps_per_print": 2' in lines
 

@@ -322,11 +322,11 @@ def test_what_a_script_saved_beside_is_named(copied):
 def test_files_that_are_missing_or_of_another_checkpoint_are_named(copied):
     folder = copied("2-fp32")
     (folder / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
-    with pytest.raises(ziggurat.DataLoss, match=r"saved by 2 ranks, and 1 of their files"):
+    with pytest.raises(ziggurat.DataLoss, match=r"saved by 2 ranks, but 1 of their files"):
         load(folder)
     folder = copied("3-fp32")
     (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
-    with pytest.raises(ziggurat.DataLoss, match="of rank 1, and none of rank 0"):
+    with pytest.raises(ziggurat.DataLoss, match="of rank 1, but none of rank 0"):
         load(folder)
     folder = copied("3-bf16")
     path = folder / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -334,7 +334,7 @@ def test_files_that_are_missing_or_of_another_checkpoint_are_named(copied):
     groups = found["optimizer_state_dict"]["fp32_flat_groups"]
     found["optimizer_state_dict"]["fp32_flat_groups"] = [group[:-9].clone() for group in groups]
     torch.save(found, path)
-    with pytest.raises(ziggurat.DataLoss, match=r"elements here, and \d+ in its shape"):
+    with pytest.raises(ziggurat.DataLoss, match=r"elements here, but \d+ by its shape"):
         load(folder)
     found["optimizer_state_dict"]["fp32_flat_groups"] = [torch.zeros(0) for _ in groups]
     torch.save(found, path)

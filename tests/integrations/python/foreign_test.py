@@ -402,7 +402,7 @@ def test_another_optimizers_state_or_groups_are_refused(saved):
     refused(state, path, "missing: .*: momentum_buffer.*unexpected: .*: exp_avg", name="SGD")
     group = state["optimizer"]["param_groups"][1]
     group["params"] = group["params"][:-1]
-    refused(state, path, "its optimizer has 5 parameters, and this one 6")
+    refused(state, path, "its optimizer has 5 parameters, but this one has 6")
 
 
 def test_their_names_become_ours(saved):
@@ -425,7 +425,7 @@ def test_their_names_become_ours(saved):
 
 def test_what_is_no_checkpoint_says_what_would_be(tmp_path, saved):
     state, path = saved
-    refused({"epoch": 3}, path, "has 'epoch', and no state dict")
+    refused({"epoch": 3}, path, "has 'epoch', but no state dict")
     refused([1, 2], path, "holds a list")
     model = new_model()
     taken = ours(model)
@@ -440,7 +440,7 @@ def test_what_is_no_checkpoint_says_what_would_be(tmp_path, saved):
     for place, words in (
         ("nothing", "is not there"),
         ("empty", "give a file of torch.save, a folder with .metadata"),
-        ("tag", "names '../../etc', which is no folder beside it"),
+        ("tag", "names '../../etc', but there is no such folder beside it"),
     ):
         with pytest.raises(ziggurat.InvalidArgument, match=words):
             load_foreign_checkpoint(taken, model, tmp_path / place)
@@ -510,7 +510,7 @@ def test_a_file_that_would_run_code_is_refused(marker, saved):
         load(path)
     for write in (pickle.dumps, older_format):
         path.write_bytes(write({**state, "extra": Hostile(marker)}))
-        with pytest.raises(ziggurat.InvalidArgument, match="no archive as torch.save writes"):
+        with pytest.raises(ziggurat.InvalidArgument, match="not an archive as torch.save has written"):
             load(path)
 
 

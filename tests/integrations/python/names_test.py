@@ -281,7 +281,7 @@ def test_a_store_of_other_parameters_is_refused_with_what_differs(tmp_path):
     model = Blocks()
     model.layers[1] = torch.nn.Linear(8, 8, bias=False)
     with adamw(model.parameters(), placement=place) as optimizer:
-        with pytest.raises(ziggurat.InvalidArgument, match="has 5 parameters, this program trains 4"):
+        with pytest.raises(ziggurat.InvalidArgument, match="has 5 parameters, but this program trains 4"):
             optimizer.open(resume=True)
 
 
@@ -311,7 +311,7 @@ def test_pairs_of_name_and_parameter_are_taken_by_every_pytorch(tmp_path, monkey
 def test_order_counts_only_where_a_side_has_made_up_names():
     stored = [Named("group0.0", (2,)), Named("group0.1", (3,))]
     assert matched("s", stored, [[Named("a", (2,)), Named("b", (3,))]]) == [0, 1]
-    with pytest.raises(ziggurat.InvalidArgument, match=r"a is \(3,\) here, and group0\.0 there \(2,\)"):
+    with pytest.raises(ziggurat.InvalidArgument, match=r"a is \(3,\) here, but group0\.0 there is \(2,\)"):
         matched("s", stored, [[Named("a", (3,)), Named("b", (2,))]])
     with pytest.raises(ziggurat.InvalidArgument, match="missing there: a; missing here: c"):
         matched("s", [Named("c", (2,))], [[Named("a", (2,))]])

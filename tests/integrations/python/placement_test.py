@@ -221,7 +221,7 @@ def test_half_of_what_is_free_is_for_the_state(mib, tier, free, capfd, tmp_path)
     assert (tmp_path / "state").exists() == (tier == "nvme")
     (line,) = [at for at in capfd.readouterr().err.splitlines() if at.startswith("ziggurat:")]
     assert line == (
-        f'ziggurat: placement "{expected}": the state takes 384.0 KiB, and may take half of the '
+        f'ziggurat: placement "{expected}": the state takes 384.0 KiB, but may take only half of the '
         f"{size_text(int(mib * MIB))} of memory that are free"
     )
     optimizer.close()

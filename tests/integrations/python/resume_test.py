@@ -232,7 +232,7 @@ def test_parameters_that_come_after_resume_are_refused(tmp_path):
     optimizer.step()
     model.bias.requires_grad_(True)
     model(torch.ones(2, 3)).sum().backward()
-    with pytest.raises(ziggurat.Unimplemented, match="'group0.1' comes after Resume"):
+    with pytest.raises(ziggurat.Unimplemented, match="'group0.1' was added after Resume"):
         optimizer.step()
 
 

@@ -118,15 +118,15 @@ def _content_of(path: Path) -> Content:
             tag = (path / pointer).read_text().strip()
             if not tag or Path(tag).name != tag or not (path / tag).is_dir():
                 raise InvalidArgument(
-                    f"{path / pointer}: names '{tag}', which is no folder beside it"
+                    f"{path / pointer}: names '{tag}', but there is no such folder beside it"
                 )
             return _content_of(path / tag)
     if (path / "manifest.json").is_file() or any(path.glob("step-*/manifest.json")):
         raise InvalidArgument(f"{path}: is a checkpoint of our own format: load_checkpoint() reads it")
     raise InvalidArgument(
-        f"{path}: is no checkpoint that is read: give a file of torch.save, a folder with "
-        ".metadata (torch.distributed.checkpoint), or a folder of DeepSpeed's with `latest` or "
-        "with *_model_states.pt"
+        f"{path}: is not a checkpoint that can be read here: give a file of torch.save, a folder "
+        "with .metadata (torch.distributed.checkpoint), or a folder of DeepSpeed's with `latest` "
+        "or with *_model_states.pt"
     )
 
 

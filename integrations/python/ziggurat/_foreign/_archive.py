@@ -60,8 +60,8 @@ def _look_at_start(file: IO[bytes], path: Path) -> None:
     # Older formats are not given to PyTorch: before 2.6 they could run code all the same.
     if file.read(len(_ZIP)) != _ZIP:
         raise InvalidArgument(
-            f"{path}: is no archive as torch.save writes it since PyTorch 1.6: load the file where "
-            "it was made, and save it anew"
+            f"{path}: is not an archive as torch.save has written it since PyTorch 1.6: load the "
+            "file where it was made, and save it anew"
         )
 
 
@@ -84,8 +84,8 @@ def refusal(path: Path, words: str) -> str:
     if named is None:
         detail = words.partition("WeightsUnpickler error:")[2].strip() or words
         first = detail.partition("\n")[0]
-        return f"{path}: has more than tensors and plain data, and is not read: {first}"
-    said = f"{path}: has a {named[1]}, which is no tensor or plain data, and is not read"
+        return f"{path}: has more than tensors and plain data, so it is not read: {first}"
+    said = f"{path}: has a {named[1]}, which is neither a tensor nor plain data, so it is not read"
     if "is blocked" in words:
         return f"{said}: it would run code; do not load this file"
     return (

@@ -84,13 +84,14 @@ def of_pieces(name: str, pieces: Sequence[Piece], shape: Shape, file: Path) -> S
     if found != math.prod(shape):
         empty = all(piece.flat.numel() == 0 for piece in pieces)
         why = (
-            "the state was on NVMe when it was saved, and is not in the checkpoint: save it with "
-            "the optimizer offloaded to the CPU, or not at all"
+            "the state was on NVMe when it was saved, so it is not in the checkpoint: save it "
+            "with the optimizer offloaded to the CPU, or not offloaded"
             if empty
             else "the files are not of one checkpoint, or were cut: save it again"
         )
         raise DataLoss(
-            f"{file}: '{name}' is {found} elements here, and {math.prod(shape)} in its shape: {why}"
+            f"{file}: '{name}' has {found} elements here, but {math.prod(shape)} by its shape: "
+            f"{why}"
         )
 
     def read() -> torch.Tensor:

@@ -82,13 +82,13 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise InvalidArgument(
-            f"{self._path}: has a {module}.{name}, which is none of the classes of "
-            f"{_DCP}'s metadata, and is not read: save the checkpoint without it; if you did not "
-            "make it, do not load it"
+            f"{self._path}: has a {module}.{name}, which is none of the classes of {_DCP}'s "
+            "metadata, so it is not read: save the checkpoint without it; if you did not make "
+            "it, do not load it"
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        raise InvalidArgument(f"{self._path}: refers to {pid!r} outside the file, and is not read")
+        raise InvalidArgument(f"{self._path}: refers to {pid!r} outside the file, so it is not read")
 
 
 def is_one(folder: Path) -> bool:
@@ -164,7 +164,8 @@ class _Reader:
             state[key] = Saved((), self._folder / _METADATA, lambda: number)
 
     def _place(self, content: Content, listed: list[Any]) -> None:
-        """What the groups number, in text among the states, goes by its place in them."""
+        """Files states by place where the groups list parameters by number: the states are saved
+        under the number's text."""
         states = content.states
         if any(isinstance(param, int) for param in listed):
             content.places = len(listed)
@@ -228,8 +229,8 @@ class _Reader:
         relative = PurePosixPath(info.relative_path)
         if relative.is_absolute() or ".." in relative.parts:
             raise InvalidArgument(
-                f"{self._folder / _METADATA}: names a file outside its folder ({relative}), and is "
-                "not read"
+                f"{self._folder / _METADATA}: names a file outside its folder ({relative}), so "
+                "it is not read"
             )
         if getattr(info, "transform_descriptors", None):
             raise Unimplemented(

@@ -16,7 +16,7 @@ from ziggurat._state import MOMENTS
 
 
 def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Those that a state dict has."""
+    """The buffers that a state dict holds."""
     left_out = {
         f"{place}.{name}" if place else name
         for place, module in model.named_modules(remove_duplicate=False)
@@ -110,9 +110,9 @@ class Plan:
         content, places = self._content, self._places
         if content.places is not None and content.places != len(places.ordered):
             raise InvalidArgument(
-                f"{content.layout}: its optimizer has {content.places} parameters, and this one "
-                f"{len(places.ordered)}: they are matched in their order: give this one the same "
-                "groups"
+                f"{content.layout}: its optimizer has {content.places} parameters, but this one "
+                f"has {len(places.ordered)}. They are matched in their order: give this one the "
+                "same groups"
             )
         trained, seen = set(places.trained), set()
         for key, state in content.states.items():

@@ -22,7 +22,7 @@ def content_of(path: Path) -> Content:
     loaded = _archive.load(path)
     content = Content(f"torch.save's file {path}")
     if not isinstance(loaded, Mapping):
-        raise InvalidArgument(f"{path}: holds a {type(loaded).__name__}, and no state dict")
+        raise InvalidArgument(f"{path}: holds a {type(loaded).__name__}, not a state dict")
     if _is_optimizers(loaded):
         add_optimizer(content, loaded, path)
         return content
@@ -32,7 +32,7 @@ def content_of(path: Path) -> Content:
         model = {key: value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
         if not model:
             raise InvalidArgument(
-                f"{path}: has {', '.join(map(repr, list(loaded)[:8]))}, and no state dict: save "
+                f"{path}: has {', '.join(map(repr, list(loaded)[:8]))}, but no state dict: save "
                 '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}'
             )
     if model is not None:
@@ -51,7 +51,7 @@ def _one(optimizer: Any, path: Path) -> Mapping[str, Any]:
     found = optimizer[0] if isinstance(optimizer, list) and len(optimizer) == 1 else optimizer
     if not _is_optimizers(found):
         raise Unimplemented(
-            f"{path}: what it has of an optimizer is not one state dict of torch.optim's: save "
+            f"{path}: what it has for the optimizer is not one state dict of torch.optim: save "
             "optimizer.state_dict()"
         )
     return found  # type: ignore[no-any-return]

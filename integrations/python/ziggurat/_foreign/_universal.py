@@ -82,8 +82,8 @@ def _saved(name: str, file: Path, shape: Shape | None) -> Saved:
             whole = tuple(value.shape)
         else:
             raise DataLoss(
-                f"{file}: '{name}' is {value.numel()} elements here, and {math.prod(whole)} in its "
-                "shape: convert the checkpoint anew"
+                f"{file}: '{name}' has {value.numel()} elements here, but {math.prod(whole)} by "
+                "its shape: convert the checkpoint anew"
             )
     # Mapped anew when it is read: a model may have more parameters than a process open files.
     return Saved(whole, file, lambda: _again(file).reshape(whole))

@@ -62,7 +62,7 @@ def content_of(folder: Path) -> Content:
     ranks = _ranks(optimizer[0])
     if ranks != len(optimizer):
         raise DataLoss(
-            f"{folder}: was saved by {ranks} ranks, and {len(optimizer)} of their files "
+            f"{folder}: was saved by {ranks} ranks, but {len(optimizer)} of their files "
             "(*_optim_states.pt) are here: copy those of all ranks into one folder"
         )
     is_stage3 = "fp32_flat_groups" in optimizer[0]
@@ -97,7 +97,7 @@ def files_of(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
         found[int(matched[1] or 0)] = file
     if missing := set(range(max(found, default=-1) + 1)) - set(found):
         raise DataLoss(
-            f"{folder}: has files of rank {max(found)}, and none of rank {min(missing)}: copy "
+            f"{folder}: has files of rank {max(found)}, but none of rank {min(missing)}: copy "
             "those of all ranks into one folder"
         )
     return [found[rank] for rank in sorted(found)]

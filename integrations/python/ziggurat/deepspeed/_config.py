@@ -247,7 +247,7 @@ def _text_of(config: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[str, s
         try:
             return json.dumps(config, default=os.fspath), "config"
         except TypeError as error:
-            raise InvalidArgument(f"config has a value that JSON has not: {error}") from error
+            raise InvalidArgument(f"config has a value that JSON does not have: {error}") from error
     where = os.fspath(config)
     if os.path.exists(where):
         return Path(where).read_text(encoding="utf-8"), where
@@ -257,7 +257,7 @@ def _text_of(config: Mapping[str, Any] | str | os.PathLike[str]) -> tuple[str, s
         return base64.urlsafe_b64decode(where).decode("utf-8"), "config"
     except (binascii.Error, UnicodeDecodeError, ValueError) as error:
         raise InvalidArgument(
-            f'config="{where[:200]}" is no file that is there, and neither JSON nor JSON in base64'
+            f'config="{where[:200]}" is neither a file that exists, nor JSON, nor JSON in base64'
         ) from error
 
 

@@ -45,7 +45,7 @@ def initialize(
     if args is not None and hasattr(args, "local_rank"):
         args.local_rank = int(os.environ["LOCAL_RANK"])
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
-        raise Unimplemented("initialize(): mpu with more than one model-parallel rank")
+        raise Unimplemented("initialize(): mpu has more than one model-parallel rank, which is not built yet")
     group = None if mpu is None else mpu.get_data_parallel_group()
     engine = DeepSpeedEngine(
         model,
@@ -68,13 +68,13 @@ def _given(args: Any, config: Any) -> Any:
     named = getattr(args, "deepspeed_config", None)
     if named is not None and config is not None:
         raise InvalidArgument(
-            f"initialize(): a configuration in config= and one in args.deepspeed_config ({named}): "
-            "give one of them"
+            "initialize(): a configuration was given in config= and one in args.deepspeed_config "
+            f"({named}): give one of them"
         )
     if named is None and config is None:
         raise InvalidArgument(
-            "initialize(): no configuration: give config=, or --deepspeed_config with the path "
-            "of a JSON file"
+            "initialize(): there is no configuration: give config=, or --deepspeed_config with "
+            "the path of a JSON file"
         )
     return named if config is None else config
 

@@ -76,8 +76,8 @@ def _package(module: str, section: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InvalidArgument(
-            f'"{section}" is enabled in the configuration, and cannot be imported ({error}): '
-            f"pip install {section}, or disable it"
+            f'"{section}" is enabled in the configuration, but cannot be imported ({error}): pip '
+            f"install {section}, or disable it"
         ) from error
 
 

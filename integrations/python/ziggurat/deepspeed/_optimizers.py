@@ -123,7 +123,8 @@ def _refuse_what_is_on(settings: dict[str, Any], whose: str) -> None:
 
 
 def share_groups(ours: torch.optim.Optimizer, client: torch.optim.Optimizer) -> None:
-    """What is written to a group of one, as schedulers do, the other has too."""
+    """Makes both optimizers share their groups: what is written to one, as schedulers do, the other
+    has too."""
     for theirs, group in zip(client.param_groups, ours.param_groups, strict=True):
         theirs.update(group)
     ours.param_groups = client.param_groups

@@ -45,7 +45,7 @@ class Report:
         every = engine.steps_per_print()
         if every and engine.global_steps % every == 0:
             rates = ", ".join(f"{rate:.4g}" for rate in engine.get_lr())
-            say(f"step {engine.global_steps}: lr {rates}, {engine.skipped_steps} left out")
+            say(f"step {engine.global_steps}: lr {rates}, {engine.skipped_steps} steps skipped")
         if self._timers.enabled:
             say(f"step {engine.global_steps}: " + _times(self._since_step))
         see_memory_usage("memory", force=engine.memory_breakdown())

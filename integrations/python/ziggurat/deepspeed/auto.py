@@ -93,8 +93,8 @@ class _Filled:
             return
         if hidden_size is None:
             raise InvalidArgument(
-                f'config: {", ".join(autos)} are "auto", and follow from the model\'s hidden_size, '
-                "which model.config has not: give numbers, or the model"
+                f'config: {", ".join(autos)} are "auto" and follow from the model\'s '
+                "hidden_size, which model.config does not have: give numbers, or the model"
             )
         values = (hidden_size**2, int(0.9 * hidden_size * hidden_size), 10 * hidden_size)
         third = always or self.value("zero_optimization.stage") == 3
@@ -211,7 +211,8 @@ def _plugin_config(read: Mapping[str, Any]) -> dict[str, Any]:
     also = [key for key in (*inline, *read) if key in _INLINE or key == "mixed_precision"]
     if also:
         raise InvalidArgument(
-            f'deepspeed_config_file="{file}" and {", ".join(also)}: say these in that file'
+            f'deepspeed_config_file="{file}" cannot be given together with {", ".join(also)}: '
+            "say these in that file"
         )
     config: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     if "zero_optimization" not in config:
@@ -254,8 +255,8 @@ def _set_precision(config: dict[str, Any], precision: str) -> None:
     other = "bf16" if precision == "fp16" else "fp16"
     if precision != "no" and config.get(other, {}).get("enabled") is True:
         raise InvalidArgument(
-            f"mixed_precision is {precision}, and the config enables {other}: make them alike, or "
-            'say "auto" in the config'
+            f"mixed_precision is {precision}, but the config enables {other}: make them alike, "
+            'or say "auto" in the config'
         )
     for name in ("fp16", "bf16"):
         config.setdefault(name, {"enabled": False})

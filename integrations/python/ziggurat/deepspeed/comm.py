@@ -63,7 +63,7 @@ def place_of(environment: Mapping[str, str], distributed_port: int = 29500) -> P
         host = "127.0.0.1"  # all are on this host
     if host is None and place.world_size > 1:
         raise InvalidArgument(
-            f"{launcher} started {place.world_size} ranks and MASTER_ADDR is not set: export "
+            f"{launcher} started {place.world_size} ranks, but MASTER_ADDR is not set: export "
             "MASTER_ADDR with the host of rank 0 to all of them (mpirun -x MASTER_ADDR=host)"
         )
     port = environment.get("MASTER_PORT", str(distributed_port))
@@ -95,7 +95,7 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise InvalidArgument(
-            "dist_init_required=False, and torch.distributed is not initialized: call "
+            "dist_init_required=False, but torch.distributed is not initialized: call "
             "torch.distributed.init_process_group() before, or leave the argument out"
         )
     backend = dist_backend or get_accelerator().communication_backend_name()

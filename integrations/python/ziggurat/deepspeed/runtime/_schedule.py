@@ -68,7 +68,7 @@ class Schedule:
             return [value] * count
         if len(value) != count:
             raise InvalidArgument(
-                f"{name} has {len(value)} values, and the optimizer {count} groups: give one "
+                f"{name} has {len(value)} values, but the optimizer has {count} groups: give one "
                 "value, or one for each group"
             )
         return list(value)
