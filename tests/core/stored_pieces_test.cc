@@ -160,7 +160,7 @@ TEST_F(StoredPiecesAlone, AreNoneOfATrainerWhoseParametersAreTheEngines) {
                    [](UnitId, std::uint64_t, std::span<float>) {});
     });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("Only the store's trainer"));
+    EXPECT_THAT(error.what(), HasSubstr("only the trainer that made it"));
   }
   EXPECT_EQ(files_in({scratch_.path()}), before);
 }
