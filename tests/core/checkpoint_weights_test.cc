@@ -209,7 +209,8 @@ TEST_F(SafetensorsSourceTest, HasTheTensorsOfAnIndexWithoutThePrefixAndNamesTheR
 TEST_F(SafetensorsSourceTest, RefusesFilesAndIndexesThatDoNotAgree) {
   EXPECT_THAT(open_refusal(file("none.safetensors")), HasSubstr("no such file"));
   write_text(file("short.safetensors"), "abc");
-  EXPECT_THAT(open_refusal(file("short.safetensors")), HasSubstr("short.safetensors: 3 bytes"));
+  EXPECT_THAT(open_refusal(file("short.safetensors")),
+              HasSubstr("short.safetensors: it has only 3 bytes"));
   write_text(file("cut.safetensors"),
              file_of(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "1234"));
   EXPECT_THAT(open_refusal(file("cut.safetensors")),

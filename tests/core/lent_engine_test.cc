@@ -349,7 +349,8 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   EXPECT_THAT(refusal([&] { engine->lend_params(2, moved.span().subspan(0, 9)); }),
               HasSubstr("9 elements were given, but it has 20000"));
   TypedArray narrow(DType::kBFloat16, moved.count());
-  EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }), HasSubstr("it is fp32"));
+  EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }),
+              HasSubstr("the parameter is fp32, but the memory is bf16"));
   EXPECT_THAT(refusal([&] { engine->lend_params(3, moved.span()); }), HasSubstr("units 0 to 2"));
   trainer_.step(*engine);
   engine->wait_all_updated();

@@ -9,6 +9,9 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/engine/store_reshard.h"
 #include "core/sharding/stored_records.h"
@@ -153,14 +156,17 @@ TEST_F(StoredPiecesAlone, AreNoneOfATrainerWhoseParametersAreTheEngines) {
   const auto before = files_in({scratch_.path()});
   const auto device = HostDevice::create(runtime_->reactor, 64 * kMiB, nullptr);
   EngineConfig config = small_config(scratch_.path());
-  for (const auto resume : {EngineConfig::Resume::kAuto, EngineConfig::Resume::kReshard}) {
+  const std::vector<std::pair<EngineConfig::Resume, std::string>> refusals{
+      {EngineConfig::Resume::kAuto, "only the trainer that made it"},
+      {EngineConfig::Resume::kReshard, "Only the store's trainer"}};
+  for (const auto& [resume, words] : refusals) {
     config.resume = resume;
     const Error error = error_of([&] {
       Engine::open(model_, config, *runtime_, *device,
                    [](UnitId, std::uint64_t, std::span<float>) {});
     });
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), HasSubstr("Only the store's trainer"));
+    EXPECT_THAT(error.what(), HasSubstr(words));
   }
   EXPECT_EQ(files_in({scratch_.path()}), before);
 }
