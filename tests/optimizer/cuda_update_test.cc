@@ -227,7 +227,7 @@ TEST(CudaUpdateErrors, NamesTheArrayThatIsNotAligned) {
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("record at 0x"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("record begins at 0x"));
     EXPECT_THAT(error.what(), ::testing::HasSubstr("multiples of 4 bytes"));
   }
   EXPECT_TRUE(same_bytes(record.read(), before));

@@ -424,16 +424,6 @@ class Opened:
             self.engine.write_state(index, "master", given.data_ptr(), given.numel())
         self._give_masters()
 
-    def is_rounded(self, part: Part, first: int, master: torch.Tensor) -> bool:
-        """Whether elements of a part, from `first` on, are what the engine rounds `master` to."""
-        index = self._indices[part.param]
-        values = self._places[index].values(index, part.memory()).detach().reshape(-1)
-        return rounds_to(master, values[first : first + master.numel()], self._params_drawn)
-
-    def take_master(self, part: Part) -> None:
-        """From the parameter as it is, at the next step."""
-        self.engine.param_written(self._indices[part.param])
-
     def steps_of(self, param: torch.Tensor) -> int:
         """Steps that it has made, wherever its state is."""
         index = self.index(param)

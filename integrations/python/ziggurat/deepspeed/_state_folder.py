@@ -17,7 +17,7 @@ import torch
 
 from ziggurat._native import InvalidArgument, Unavailable
 from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
-from ziggurat._opened import DTYPES, Opened, runtime_of
+from ziggurat._opened import DTYPES, Opened, rounds_to, runtime_of
 from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._ranks import Cut
@@ -314,21 +314,25 @@ class _Reading:
         optimizer._to_load.clear()
         resume, optimizer._resume = optimizer._resume, None
         optimizer._load = self._load
+        self._changed: list[tuple[Part, torch.Tensor]] = []
         try:
             _open(optimizer, [param for param in self._numbers if self._arrays(param)])
         finally:
             optimizer._load, optimizer._resume = None, resume
+        with torch.no_grad():
+            for part, values in self._changed:  # the next step takes its masters from it
+                part.memory().copy_(values)
         for opened in optimizer._opened:
             for param in opened.members:
                 if opened.index(param) is None:
                     opened.set_steps(param, self._steps.get(self._numbers[param], 0))
-            self._compare_masters(opened)
         # A rank reads what others have of a parameter's state without their doing: not before they
         # have loaded it.
         optimizer._sharing.all_of(True)
 
     def _load(self, parts: Sequence[Part]) -> tuple[int, dict[str, Any]]:
-        """As Engine takes it."""
+        """As Engine takes it. The engine writes the parameters: what a script has changed since
+        they were saved is kept first."""
         given, steps = [], []
         for part in parts:
             arrays = self._arrays(part.param)
@@ -336,19 +340,21 @@ class _Reading:
                 given.append(None)
                 steps.append(0)
                 continue
+            if not self._is_rounded(part, arrays["master"]):
+                self._changed.append((part, part.memory().detach().clone()))
             tensor = self.checkpoint.tensors[arrays["master"]]
             given.append({"name": tensor.owner, "shape": list(tensor.shape)} | part.place())
             steps.append(self._steps[self._numbers[part.param]])
         return self.checkpoint.handle, {"parts": given, "steps": steps, "weights_only": False}
 
-    def _compare_masters(self, opened: Opened) -> None:
-        for part in opened.parts:
-            arrays = self._arrays(part.param)
-            if not arrays:
-                continue
-            chunks = self._values(arrays["master"], part)
-            if not all(opened.is_rounded(part, first, master) for first, master in chunks):
-                opened.take_master(part)
+    def _is_rounded(self, part: Part, master: int) -> bool:
+        """Whether the part is what the engine rounds its master in the checkpoint to."""
+        values = part.memory().detach().cpu().reshape(-1)
+        drawn = self._optimizer._settings.get("param_rounding") == "stochastic"
+        return all(
+            rounds_to(chunk, values[first : first + chunk.numel()], drawn)
+            for first, chunk in self._values(master, part)
+        )
 
 
 def masters(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
