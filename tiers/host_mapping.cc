@@ -11,10 +11,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <exception>
 #include <fstream>
-#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "aio/fork_closed.h"
 #include "base/bytes.h"
@@ -73,7 +74,7 @@ int populate(std::span<std::byte> bytes) {
   try {
     const std::uint64_t threads = std::min({pieces, kThreadsMax, usable_cpus()});
     while (helpers.size() + 1 < threads) helpers.emplace_back(work);
-  } catch (const std::system_error&) {  // no more threads to be had: with those that there are
+  } catch (const std::exception&) {  // no more threads to be had: with those that there are
   }
   work();
   for (std::thread& helper : helpers) helper.join();

@@ -45,6 +45,8 @@ struct BackgroundSave::Run {
   bool swept = false;          ///< the sweep that makes the generation has nothing more to offer
   bool over = false;           ///< nobody waits for it any more
   bool reported = false;       ///< what became of it is said
+  bool copying = false;        ///< records are written; before and after, syncs, removals and other
+                               ///< ranks are waited for, which answer once, at their end
   std::size_t asked = 0;       ///< of the target: what has not returned
   std::uint64_t returned = 0;  ///< what has
   std::exception_ptr failure;
@@ -128,21 +130,22 @@ void BackgroundSave::begin(Request request) {
 /// Where the engine has failed too: what is under way then may hang all the same.
 Task<> BackgroundSave::ended() {
   const RunPtr run = run_;
-  const Nanoseconds limit = std::max(nanoseconds_of(parts_.settings.stall_max_s), kSilence);
-  int silent = 0;
-  for (std::uint64_t before = 0; run && run_ == run && silent < kLooks;) {
-    co_await ended_or(limit / kLooks);
+  const Nanoseconds of_writes = std::max(nanoseconds_of(parts_.settings.stall_max_s), kSilence);
+  const auto limit = [&] { return run->copying ? of_writes : std::max(of_writes, kLongSilence); };
+  Nanoseconds silent{0};
+  for (std::uint64_t before = 0; run && run_ == run && silent < limit();) {
+    co_await ended_or(of_writes / kLooks);
     const std::uint64_t now = answers(*run);
     const bool waits = run->asked > 0 && std::ranges::none_of(run->lanes, [](const Lane& lane) {
                          return lane.due && !lane.due->is_set();
                        });
-    silent = waits && now == before ? silent + 1 : 0;
+    silent = waits && now == before ? silent + of_writes / kLooks : Nanoseconds{0};
     before = now;
   }
   if (!run || run_ != run) co_return;
   hangs_ = true;
   give_up(*run,
-          std::make_exception_ptr(not_answered(std::chrono::duration<double>(limit).count())));
+          std::make_exception_ptr(not_answered(std::chrono::duration<double>(silent).count())));
   SaveOutcome outcome{.step = run->generation, .directory = run->directory};
   try {
     std::rethrow_exception(run->failure);
@@ -202,7 +205,9 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
     checkpoint = co_await std::move(beginning);
     outcome.size_bytes = checkpoint->size_bytes();
     asked.reset();
+    run->copying = true;
     co_await copy_all(run, *checkpoint);
+    run->copying = false;
     asked.emplace(run->asked, run->returned);
     co_await checkpoint->commit(run->failure);
     outcome.directory = checkpoint->directory();

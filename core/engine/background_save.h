@@ -39,6 +39,8 @@ class BackgroundSave final : public RecordWatch {
   static constexpr std::size_t kLanes = 2;
   /// What is allowed between two answers of a target, where training waits no longer for it.
   static constexpr Nanoseconds kSilence = std::chrono::seconds(10);
+  /// What is allowed to one sync, one removal, or other ranks, at a save's begin and end.
+  static constexpr Nanoseconds kLongSilence = std::chrono::minutes(10);
   /// Host memory for records that wait, and for the copies of them that are written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
     static_assert(2 * kLanes == kSaveRecords);

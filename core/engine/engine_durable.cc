@@ -85,6 +85,8 @@ void EngineImpl::note_not_stored(std::uint64_t generation,
   try {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
+    if (error.code() != ErrorCode::kResourceExhausted && !followed_from_another(failure)) throw;
+    if (storage_->store->state().slots == 1) throw;  // its only generation was written over
     log().error(
         "generation {} could not be made durable: {}. Training goes on, and the newest step is "
         "stored in {:g} s; until then generation {} is what a kill leaves",

@@ -148,6 +148,8 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
     }
     save.widened = its.value("widened", false);
     save.alone = its.value("alone", false);
+    if (!save.alone && !its.value("others", json::array()).empty())
+      throw wrong("content: \"others\" was given without \"alone\": set \"alone\" to true");
     if (!save.alone) return save;
     for (const json& other : its.at("others")) save.others.push_back(other_of(other, save));
     return save;

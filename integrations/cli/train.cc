@@ -335,7 +335,9 @@ std::optional<std::string> TrainRun::safe() const {
 
 bool TrainRun::hangs() const noexcept {
   try {
-    return engine_ && engine_->saves_hang();
+    if (!engine_) return false;
+    engine_->finish_saves();
+    return engine_->saves_hang();
   } catch (const std::exception&) {
     return false;
   }

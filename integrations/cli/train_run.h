@@ -51,7 +51,7 @@ class TrainRun {
   const Strategy& strategy() const noexcept { return strategy_; }
   /// What is durable, for the end of an error message.
   std::optional<std::string> safe() const;
-  /// The target of a save that was given up at the end hangs: who destroys this waits for it.
+  /// Waits for the save under way, whose target may hang: who destroys this would wait for that.
   bool hangs() const noexcept;
 
  private:

@@ -377,7 +377,8 @@ void CrashWorld::judge() {
 void CrashWorld::judge_notes(const std::string& wanted) {
   for (const auto& rank : ranks_) {
     const auto& notes = rank->store->state().notes;
-    if (std::ranges::none_of(notes, [&](const auto& note) { return note.starts_with(wanted); }))
+    if (std::ranges::none_of(
+            notes, [&](const auto& note) { return note.find(wanted) != std::string::npos; }))
       blame(fmt::format("rank {} does not say that it {}", rank->quorum.rank(), wanted));
   }
 }
