@@ -50,7 +50,7 @@ TEST_F(CliReshard, IsWhatALoadOnTheNewRanksWouldHave) {
   fs::copy(folder_ / "store", folder_ / "copy");
   const Output cut = reshard({"--nproc", "3"});
   ASSERT_EQ(cut.exit_code, 0) << cut.err;
-  EXPECT_THAT(cut.out, AllOf(HasSubstr("of 3 ranks now, of 2 before"), HasSubstr("/s"),
+  EXPECT_THAT(cut.out, AllOf(HasSubstr("for 3 ranks now and was for 2 before"), HasSubstr("/s"),
                              HasSubstr("--nproc 3 --accumulate 2"), HasSubstr("from step 4")));
   EXPECT_EQ(names(), (std::set<std::string>{"rank00000.ziggurat", "rank00001.ziggurat",
                                             "rank00002.ziggurat"}));

@@ -31,7 +31,7 @@ def count_writes(written: Sequence[torch.Tensor]) -> None:
     """Of each, one."""
     try:
         torch.autograd.graph.increment_version(written)
-    except (AttributeError, TypeError):  # PyTorch 2.4 and 2.5 take one tensor
+    except (AttributeError, RuntimeError, TypeError):  # earlier versions take one tensor
         for one in written:
             torch.autograd.graph.increment_version(one)
 

@@ -48,16 +48,17 @@ def save(
     tag = _tag(save_dir, f"global_step{engine.global_steps}" if tag is None else str(tag))
     step = engine.global_steps
     engine.saves[step] += 1
-    with Meeting(f"save {engine.saves[step]} at step {step}", "save_checkpoint()", tag) as meeting:
+    name = f"engine {engine.number}: save {engine.saves[step]} at step {step}"
+    with Meeting(name, "save_checkpoint()", tag) as meeting:
         # With storage of its own, the first rank of every host has all.
         of_hosts = engine._config.use_node_local_storage
         is_writer = (engine.local_rank if of_hosts else engine.global_rank) == 0
+        if is_writer:  # before others count on it
+            _files.make_folder(Path(save_dir) / tag)
         chosen = {"tag": tag, "state": _new_name(step), "together": False}
         if not of_hosts:
             chosen = _chosen(engine, chosen, meeting)
         folder = Path(save_dir) / chosen["tag"]
-        if is_writer:
-            _files.make_folder(folder)
         kept = None
         if is_writer or chosen["together"]:
             kept = _write_state(engine, folder / chosen["state"], alone=not chosen["together"])
@@ -65,9 +66,9 @@ def save(
             state = _module_state(engine, client_state, exclude_frozen_parameters)
             state["ziggurat"] |= _as_saved(kept, chosen["state"])
             _files.write(folder / _MODULE, state)
-            _remove_what_was(folder, chosen["state"])
             if save_latest:
                 _files.write(Path(save_dir) / "latest", tag)
+            _remove_what_was(folder, chosen["state"])
         if engine.global_rank == 0:
             meeting.end("")
         else:
@@ -110,8 +111,12 @@ def _as_saved(kept: Kept | None, folder: str) -> dict[str, Any]:
 def _remove_what_was(folder: Path, state: str) -> None:
     """What had this tag before, and what saves that were cut off have left."""
     for there in (*folder.glob(f"{_STATE}_*"), *folder.glob(f".{_MODULE}.*.new")):
-        if there.name != state:
+        if there.name == state:
+            continue
+        try:
             _files.remove(there)
+        except OSError as error:  # the new checkpoint is whole
+            say(f"{there} could not be removed: {error}. The next save with this tag tries again")
 
 
 def _tag(save_dir: str | Path, tag: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections import Counter
@@ -25,6 +26,9 @@ from ziggurat.deepspeed._schedulers import scheduler_of
 from ziggurat.deepspeed._settings import Settings
 from ziggurat.deepspeed._swap import RunDirectory
 from ziggurat.deepspeed.accelerator import get_accelerator
+
+
+_numbers = itertools.count()
 
 
 class DeepSpeedEngine(Settings, torch.nn.Module):
@@ -64,6 +68,7 @@ class DeepSpeedEngine(Settings, torch.nn.Module):
         self._inside_no_sync = False
         self._backwards = 0  # of the engine's own, since the newest step
         self._is_scaled = False  # by scale(), since then
+        self.number = next(_numbers)  #: among the engines of this process, alike on all ranks
         self.saves: Counter[int] = Counter()  #: calls of save_checkpoint() at each global step
         self._scale = loss_scale_of(config)
         self._directory: RunDirectory | None = None
