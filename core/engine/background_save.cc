@@ -76,6 +76,9 @@ class Asked {
   std::uint64_t& returned_;
 };
 
+/// A silence that is not waited for the end of.
+constexpr Nanoseconds kNever = std::chrono::years(1);
+
 /// Looks at a target in the time that it may be silent.
 constexpr int kLooks = 8;
 
@@ -160,9 +163,11 @@ Task<> BackgroundSave::ended() {
 Task<> BackgroundSave::ended_or(Nanoseconds longest) {
   Reactor& reactor = parts_.context.reactor;
   const auto ended = ended_ = std::make_shared<Signal>(reactor);
-  reactor.clock().after(longest, [weak = std::weak_ptr(ended)] {
-    if (const auto its = weak.lock()) its->set();
-  });
+  if (longest < kNever) {
+    reactor.clock().after(longest, [weak = std::weak_ptr(ended)] {
+      if (const auto its = weak.lock()) its->set();
+    });
+  }
   co_await ended->wait();
 }
 

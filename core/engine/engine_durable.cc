@@ -8,7 +8,10 @@
 // which change no record; the next sweep waits for it. Where there is no room for it on some rank,
 // that is said, and tried again durable_every later: state in memory is worth more than a run that
 // ends. A store that nobody may write to any more ends it.
+#include <fmt/format.h>
+
 #include <chrono>
+#include <string>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -86,11 +89,13 @@ void EngineImpl::note_not_stored(std::uint64_t generation,
     std::rethrow_exception(failure);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kResourceExhausted && !followed_from_another(failure)) throw;
-    if (storage_->store->state().slots == 1) throw;  // its only generation was written over
+    const bool written_over = storage_->store->state().slots == 1;
     log().error(
         "generation {} could not be made durable: {}. Training goes on, and the newest step is "
-        "stored in {:g} s; until then generation {} is what a kill leaves",
-        generation, error.what(), config_.durable_every_s, durable_generation());
+        "stored in {:g} s; until then {}",
+        generation, error.what(), config_.durable_every_s,
+        written_over ? std::string("nothing is durable, since the store has one slot")
+                     : fmt::format("generation {} is what a kill leaves", durable_generation()));
   }
 }
 

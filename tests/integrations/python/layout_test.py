@@ -271,7 +271,7 @@ def reshaped(rank=0, **settings):
 
 
 def test_data_of_another_shape_is_refused_by_name():
-    words = "parameter 'w' is fp32 of (24, 16), and was fp32 of (16, 24)"
+    words = "parameter 'w' is fp32 of (24, 16) now, but was fp32 of (16, 24)"
     assert words in reshaped()
     for said in on_ranks(2, lambda rank: reshaped(group=dist.group.WORLD)):
         assert words in said
