@@ -156,7 +156,9 @@ TEST_P(DyingTarget, CostsTheSaveAndNothingElse) {
       strike(call, position, seed);
     }
   }
-  if (all_faults_wanted()) EXPECT_GT(died_, 0U);  // four cases may all miss
+  if (all_faults_wanted()) {  // four cases may all miss
+    EXPECT_GT(died_, 0U);
+  }
 }
 
 std::vector<Way> ways() {

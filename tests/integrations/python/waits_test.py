@@ -281,7 +281,7 @@ def test_a_model_of_another_type_needs_another_optimizer(tmp_path):
     optimizer.synchronize()
     model.to(torch.bfloat16)
     model(batch().bfloat16()).sum().backward()
-    with pytest.raises(ziggurat.InvalidArgument, match="'0.weight' is bf16 .* and was fp32"):
+    with pytest.raises(ziggurat.InvalidArgument, match="'0.weight' is bf16 .* but was fp32"):
         optimizer.step()
 
 
