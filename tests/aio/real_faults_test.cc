@@ -146,7 +146,8 @@ TEST_P(RealFaults, AFileSizeLimitIsAnErrorAndNotTheEndOfTheProcess) {
     std::_Exit(0);
   };
   EXPECT_EXIT(child(), ::testing::ExitedWithCode(0),
-              "allocate: resource exhausted .*data: cannot make a file of 8.0 MiB: EFBIG.*at most 3.0 MiB; "
+              "allocate: resource exhausted .*data: cannot make a file of 8.0 MiB: EFBIG.*"
+              "at most 3.0 MiB; "
               "raise RLIMIT_FSIZE(.|\n)*"
               "write: resource exhausted write of [0-9]+ bytes at offset [0-9]+ of .*data: EFBIG");
 }
