@@ -336,7 +336,7 @@ std::optional<std::string> TrainRun::safe() const {
 bool TrainRun::hangs() const noexcept {
   try {
     if (!engine_) return false;
-    engine_->finish_saves();
+    if (!engine_->saves_hang()) engine_->finish_saves();  // known, it was waited for
     return engine_->saves_hang();
   } catch (const std::exception&) {
     return false;
