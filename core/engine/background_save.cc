@@ -76,6 +76,17 @@ class Asked {
   std::uint64_t& returned_;
 };
 
+/// As an outcome says it.
+Error error_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return {ErrorCode::kUnavailable, error.what()};
+  }
+}
+
 /// A silence that is not waited for the end of.
 constexpr Nanoseconds kNever = std::chrono::years(1);
 
@@ -150,13 +161,7 @@ Task<> BackgroundSave::ended() {
   give_up(*run,
           std::make_exception_ptr(not_answered(std::chrono::duration<double>(silent).count())));
   SaveOutcome outcome{.step = run->generation, .directory = run->directory};
-  try {
-    std::rethrow_exception(run->failure);
-  } catch (const Error& error) {
-    outcome.failure = error;
-  } catch (const std::exception& error) {
-    outcome.failure = Error(ErrorCode::kUnavailable, error.what());
-  }
+  outcome.failure = error_of(run->failure);
   report(*run, std::move(outcome));
 }
 
@@ -216,10 +221,8 @@ Task<> BackgroundSave::save(RunPtr run, Request request) {
     asked.emplace(run->asked, run->returned);
     co_await checkpoint->commit(run->failure);
     outcome.directory = checkpoint->directory();
-  } catch (const Error& error) {
-    outcome.failure = error;
-  } catch (const std::exception& error) {
-    outcome.failure = Error(ErrorCode::kUnavailable, error.what());
+  } catch (...) {
+    outcome.failure = error_of(std::current_exception());
   }
   if (checkpoint) outcome.notes = checkpoint->notes();
   checkpoint.reset();
