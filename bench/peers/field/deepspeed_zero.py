@@ -18,6 +18,7 @@ from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_d
 from field.jobs import BETAS, DECAY, EPSILON, GROUPS, LAYOUTS, Bag, Wrong, check, job_of
 from field.models import (
     Net,
+    Pair,
     check_decayed,
     check_fives,
     check_loaded,
@@ -27,7 +28,6 @@ from field.models import (
     files_end_at,
     gradients_of_pair,
     loss_of,
-    pair,
     said_of,
 )
 from field.scripts import DTYPES, Script, every_size
@@ -111,16 +111,6 @@ def loaded_late(when: int, by_engine: bool, folder: Path) -> None:
         engine.backward(engine(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum())
         engine.step()
     check_fives(values_of(layer))
-
-
-class Pair(torch.nn.Module):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        for name, value in pair(seed).items():
-            self.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
-
-    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (self.a * gradients["a"]).sum() + (self.b * gradients["b"]).sum()
 
 
 def moments(engine: Any) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from field.jobs import DECAY, GROUPS, LAYOUTS, Bag, Wrong, check, job_of, steps
 from field.models import (
     Net,
+    Pair,
     brief,
     check_decayed,
     check_fives,
@@ -26,9 +27,8 @@ from field.models import (
     compiled,
     files_end_at,
     gradients_of_pair,
-    loss_of,
-    pair,
     said_of,
+    step_of,
 )
 from field.scripts import Script
 from torch.distributed.checkpoint.state_dict import (
@@ -60,12 +60,6 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
     return [whole(param) for param in model.parameters()]
-
-
-def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
-    loss_of(model, step).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def save(model: torch.nn.Module, folder: Path) -> None:
@@ -111,16 +105,6 @@ def loaded_late(when: int, folder: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     check_fives(values_of(layer))
-
-
-class Pair(torch.nn.Module):
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        for name, value in pair(seed).items():
-            self.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
-
-    def forward(self, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-        return (self.a * gradients["a"]).sum() + (self.b * gradients["b"]).sum()
 
 
 def moments(model: Pair, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

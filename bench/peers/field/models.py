@@ -60,6 +60,12 @@ def loss_of(model: torch.nn.Module, step: int = 0) -> Tensor:
     return torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
 
 
+def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
+    loss_of(model, step).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def check_loaded(found: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
     other = sum(not torch.equal(a, b) for a, b in zip(found, saved, strict=True))
     if other:
@@ -95,6 +101,18 @@ def pair(seed: int) -> torch.nn.ParameterDict:
 def gradients_of_pair(step: int) -> dict[str, Tensor]:
     torch.manual_seed(step)
     return {name: (1 + 9 * (name == "a")) * torch.randn(6, 4) for name in "ab"}
+
+
+class Pair(torch.nn.Module):
+    """The pair where a library wants a module: its loss has those gradients."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        for name, value in pair(seed).items():
+            self.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
+
+    def forward(self, gradients: dict[str, Tensor]) -> Tensor:
+        return (self.a * gradients["a"]).sum() + (self.b * gradients["b"]).sum()
 
 
 def check_moments(found: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

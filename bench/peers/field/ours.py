@@ -17,8 +17,8 @@ from field.models import (
     check_tied,
     compiled,
     files_end_at,
-    loss_of,
     said_of,
+    step_of,
     values_of,
 )
 from field.scripts import (
@@ -42,12 +42,6 @@ def adamw(params: Any, **settings: Any) -> ziggurat.torch.AdamW:
 
 def sgd(params: Any) -> ziggurat.torch.SGD:
     return ziggurat.torch.SGD(params, lr=1.0)
-
-
-def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
-    loss_of(model, step).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def load(path: Any, model: torch.nn.Module) -> None:

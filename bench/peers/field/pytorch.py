@@ -17,8 +17,8 @@ from field.models import (
     check_tied,
     compiled,
     files_end_at,
-    loss_of,
     said_of,
+    step_of,
     values_of,
 )
 from field.scripts import (
@@ -40,12 +40,6 @@ def adamw(params: Any, **settings: Any) -> torch.optim.AdamW:
 
 def sgd(params: Any) -> torch.optim.SGD:
     return torch.optim.SGD(params, lr=1.0)
-
-
-def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
-    loss_of(model, step).backward()
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def compiled_names(what: str, folder: Path, strict: bool = True) -> None:
