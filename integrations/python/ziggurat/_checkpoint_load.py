@@ -6,6 +6,7 @@ divided among ranks.
 from __future__ import annotations
 
 import io
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,14 @@ from ziggurat._optimizer import EngineOptimizer
 from ziggurat._parts import Part
 from ziggurat._resume import set_random_states
 
-_AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
+AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
+
+
+def read_values(checkpoint: Checkpoint, index: int, first: int, count: int) -> torch.Tensor:
+    """Elements of tensor `index`, in fp32."""
+    values = torch.empty(count, dtype=torch.float32)
+    checkpoint.read(index, first, values.data_ptr(), count)
+    return values
 
 
 @dataclass(frozen=True)
@@ -173,9 +181,7 @@ class _Loading:
 
     def _reader(self, index: int, shape: tuple[int, ...]) -> Callable[[], torch.Tensor]:
         def read() -> torch.Tensor:
-            values = torch.empty(shape, dtype=torch.float32)
-            self._checkpoint.read(index, 0, values.data_ptr(), values.numel())
-            return values
+            return read_values(self._checkpoint, index, 0, math.prod(shape)).view(shape)
 
         return read
 
@@ -258,23 +264,19 @@ class _Loading:
         """Elements from `first` on, some at a time."""
         whole = here.is_contiguous()
         flat = here.view(-1) if whole else torch.empty(here.numel(), dtype=here.dtype)
-        for begin in range(0, flat.numel(), _AT_ONCE):
-            some = flat[begin : begin + _AT_ONCE]
-            some.copy_(rounded(self._read(index, first + begin, some.numel()), here.dtype))
+        for begin in range(0, flat.numel(), AT_ONCE):
+            some = flat[begin : begin + AT_ONCE]
+            values = read_values(self._checkpoint, index, first + begin, some.numel())
+            some.copy_(rounded(values, here.dtype))
         if not whole:
             here.copy_(flat.view(here.shape))
 
     def _read_box(self, index: int, target: torch.Tensor) -> torch.Tensor:
         """What is here of `target`, in fp32, where it is no run of the whole."""
-        values = self._read(index, 0, target.numel()).view(target.shape)
+        values = read_values(self._checkpoint, index, 0, target.numel()).view(target.shape)
         for dim, (begin, size) in enumerate(zip(*local_box(target), strict=True)):
             values = values.narrow(dim, begin, size)
         return values.contiguous()
-
-    def _read(self, index: int, first: int, count: int) -> torch.Tensor:
-        values = torch.empty(count, dtype=torch.float32)
-        self._checkpoint.read(index, first, values.data_ptr(), count)
-        return values
 
     def _open(self) -> None:
         optimizer = self._optimizer

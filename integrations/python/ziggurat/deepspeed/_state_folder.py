@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ziggurat._checkpoint_load import AT_ONCE, read_values
 from ziggurat._native import InvalidArgument, Unavailable
 from ziggurat._native_checkpoint import Checkpoint, save_checkpoint
 from ziggurat._opened import DTYPES, Opened, rounds_to, runtime_of
@@ -23,8 +24,6 @@ from ziggurat._parts import Part
 from ziggurat._ranks import Cut
 from ziggurat._sharing import Divided
 from ziggurat._state import MOMENTS
-
-_AT_ONCE = 1 << 20  # elements that are read into PyTorch's memory
 
 
 class Kept(NamedTuple):
@@ -270,7 +269,7 @@ class _Reading:
 
     def _whole(self, index: int) -> torch.Tensor:
         shape = self.checkpoint.tensors[index].shape
-        return self._read(index, 0, math.prod(shape)).view(shape)
+        return read_values(self.checkpoint, index, 0, math.prod(shape)).view(shape)
 
     def _prove(self) -> None:
         """Every byte that will be read, while the state that it replaces is still there."""
@@ -286,8 +285,9 @@ class _Reading:
         if "box" in place:
             yield from self._rows(index, **place)
             return
-        for begin in range(0, count, _AT_ONCE):
-            values = self._read(index, place["first"] + begin, min(_AT_ONCE, count - begin))
+        for begin in range(0, count, AT_ONCE):
+            first, some = place["first"] + begin, min(AT_ONCE, count - begin)
+            values = read_values(self.checkpoint, index, first, some)
             yield begin, values
 
     def _rows(
@@ -295,19 +295,14 @@ class _Reading:
     ) -> Iterator[tuple[int, torch.Tensor]]:
         shape = self.checkpoint.tensors[index].shape
         row, row_here = math.prod(shape[1:]), math.prod(box[1:])
-        at_once = max(1, _AT_ONCE // row)
+        at_once = max(1, AT_ONCE // row)
         for begin in range(0, box[0], at_once):
             rows = min(at_once, box[0] - begin)
-            values = self._read(index, (offsets[0] + begin) * row, rows * row)
+            values = read_values(self.checkpoint, index, (offsets[0] + begin) * row, rows * row)
             values = values.view(rows, *shape[1:])
             for dim in range(1, len(shape)):
                 values = values.narrow(dim, offsets[dim], box[dim])
             yield begin * row_here, values.reshape(-1)
-
-    def _read(self, index: int, first: int, count: int) -> torch.Tensor:
-        values = torch.empty(count, dtype=torch.float32)
-        self.checkpoint.read(index, first, values.data_ptr(), count)
-        return values
 
     def _open(self) -> None:
         optimizer = self._optimizer
