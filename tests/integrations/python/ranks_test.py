@@ -180,7 +180,7 @@ def test_a_rank_that_dies_fails_the_calls_of_the_others():
 
 
 def test_settings_that_make_no_ranks_are_refused():
-    with pytest.raises(ziggurat.InvalidArgument, match="2 of 2 ranks"):
+    with pytest.raises(ziggurat.InvalidArgument, match="no rank 2 among 2 ranks"):
         ziggurat.Runtime(ranks=ziggurat.Ranks(2, 2, "localhost:9"))
     with pytest.raises(ziggurat.InvalidArgument, match="rendezvous"):
         ziggurat.Runtime(ranks=ziggurat.Ranks(0, 2))
@@ -226,7 +226,7 @@ def test_the_engines_word_that_a_norm_is_not_finite_is_an_error_of_its_own(monke
             return 9
 
         @staticmethod
-        def ziggurat_last_error():
+        def ziggurat_last_error_in_settings():
             return b"step 4: the norm of the gradients is nan"
 
     monkeypatch.setattr("ziggurat._abi.library", Library)

@@ -179,7 +179,7 @@ def test_a_store_of_another_number_of_ranks_is_refused_with_that_number(
     on_ranks(made_by, run, False)
     of = "1 rank" if made_by == 1 else f"{made_by} ranks"
     for words in on_ranks(opened_by, run, True):
-        assert f"a store of {of}, opened by {opened_by}" in words
+        assert f"the store was made by {of}, but is opened by {opened_by}" in words
 
 
 class Unsaved:
@@ -244,7 +244,7 @@ def has_a_double(folder, model, _):
         (loads_damaged, 1, "its hash is another"),
         (loads_nothing_foreign, 1, "nothing.pt: is not there"),
         (has_no_memory, 1, "of memory that are free"),
-        (has_a_double, None, "fp32, bf16 and fp16 are known"),
+        (has_a_double, None, "must be fp32, bf16 or fp16"),
     ],
 )
 def test_no_rank_waits_for_one_that_has_failed(call, of_rank, words, tmp_path):

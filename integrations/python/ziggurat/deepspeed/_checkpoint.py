@@ -53,11 +53,11 @@ def save(
         # With storage of its own, the first rank of every host has all.
         of_hosts = engine._config.use_node_local_storage
         is_writer = (engine.local_rank if of_hosts else engine.global_rank) == 0
-        if is_writer:  # before others count on it
-            _files.make_folder(Path(save_dir) / tag)
         chosen = {"tag": tag, "state": _new_name(step), "together": False}
         if not of_hosts:
-            chosen = _chosen(engine, chosen, meeting)
+            chosen = _chosen(engine, Path(save_dir), chosen, meeting)
+        elif is_writer:
+            _files.make_folder(Path(save_dir) / tag)
         folder = Path(save_dir) / chosen["tag"]
         kept = None
         if is_writer or chosen["together"]:
@@ -80,7 +80,9 @@ def _new_name(step: int) -> str:
     return f"{_STATE}_{step}_{secrets.token_hex(4)}"
 
 
-def _chosen(engine: Any, own: dict[str, Any], meeting: Meeting) -> dict[str, Any]:
+def _chosen(
+    engine: Any, save_dir: Path, own: dict[str, Any], meeting: Meeting
+) -> dict[str, Any]:
     """Rank 0's tag, the name of the state's folder, and whether all ranks write it together."""
     if engine.global_rank != 0:
         its: dict[str, Any] = json.loads(meeting.decision())
@@ -91,6 +93,7 @@ def _chosen(engine: Any, own: dict[str, Any], meeting: Meeting) -> dict[str, Any
         divided = engine.optimizer is not None and engine.optimizer._sharing.ranks is not None
         everyone = divided and engine.optimizer._sharing.ranks.size == engine.world_size
         own = own | {"together": everyone and len(words) == len(meeting.others)}
+    _files.make_folder(save_dir / own["tag"])  # before others count on it
     meeting.decide(json.dumps(own))
     return own
 
