@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/compute.h: what is done to bytes where they lie: by the CPU's workers in memory that
-// it may touch (cpu_compute.h), by kernels on a stream of a GPU (cuda_compute.h). The same bits.
+// core/compute/compute.h: operations on bytes that lie in a device's memory. They are done by the
+// CPU's workers for memory that the CPU may touch (cpu_compute.h), and by kernels on a stream of a
+// GPU (cuda_compute.h). Both give the same bits.
 //
-// An operation begins when it is awaited and returns when it has finished, or gives the event of
-// its end; what it reads and writes is its own until then. Operations of one Compute may overlap:
-// who needs an order awaits. Spans in device memory are of the Compute's device. Reactor's thread.
+// An operation begins when it is awaited. It returns when it has finished, or it returns the event
+// of its end. Until then nothing else may use the bytes that it reads and writes. Operations of one
+// Compute may overlap: a caller that needs an order awaits the first before it begins the second.
+// Spans in device memory belong to the Compute's device. All calls are made on the reactor's
+// thread.
 //
-// Errors of all: kUnavailable when the device is lost.
+// Every operation fails with kUnavailable when the device is lost.
 #pragma once
 
 #include <cstddef>
@@ -32,36 +35,38 @@ class Compute {
  public:
   virtual ~Compute() = default;
 
-  /// The same memory for the CPU; empty where the CPU may not touch it.
+  /// Returns the same memory as the CPU sees it; empty if the CPU may not touch it.
   virtual std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept = 0;
 
-  /// Operations that begin when this has returned come after `event`: a GPU waits for it in their
-  /// place, and this returns at once.
+  /// Makes operations that begin after this call has returned run after `event`. A GPU's stream
+  /// waits for the event in their place, so this call returns at once.
   virtual Task<> after(const Event& event) = 0;
 
-  /// Every byte is zero once the event has happened: it returns when this is certain to come. What
-  /// is queued on another stream waits for the event. Writes `bytes` once.
+  /// Sets every byte to zero; `bytes` are written once. Returns an event that happens when they are
+  /// zero. Work on another stream must wait for that event.
   virtual Task<Event> clear(DeviceSpan<std::byte> bytes) = 0;
 
-  /// Whole tiles of a gradient (kTileElements), each rounded as round_gradient() does.
+  /// Whole tiles (kTileElements) of a gradient, each to be rounded as round_gradient() does.
   struct Rounding {
     DeviceSpan<const float> values;
-    TypedDeviceSpan<std::byte> out;  ///< may begin where `values` do
-    std::span<double> squares;       ///< out: of each tile, in host memory; empty: not wanted
+    TypedDeviceSpan<std::byte> out;  ///< may begin at the same address as `values`
+    /// Out, in host memory: the sum of squares of each tile; empty if no sums are wanted.
+    std::span<double> squares;
   };
-  /// Reads 4 bytes an element, writes its rounded size.
+  /// Rounds a gradient. Reads 4 bytes per element and writes the size of the rounded type.
   virtual Task<> round(const Rounding& rounding) = 0;
 
-  /// Blocks of a gradient in 8 or 4 bits, as quantize() makes them.
+  /// Blocks of a gradient to be coded in 8 or 4 bits, as quantize() does.
   struct Quantizing {
     DeviceSpan<const float> values;
     QuantizedBits bits = QuantizedBits::k8;
-    std::span<std::byte> codes;  ///< out: quantized_bytes() of host memory
+    std::span<std::byte> codes;  ///< out: quantized_bytes() bytes of host memory
   };
-  /// Reads 4 bytes an element; 1.02 or 0.52 cross the link. Only where ComputeLimits has it.
+  /// Quantizes a gradient. Reads 4 bytes per element; 1.02 bytes (8 bits) or 0.52 bytes (4 bits)
+  /// per element cross the link to the host. May be called only if ComputeLimits::quantizes is set.
   virtual Task<> quantize(const Quantizing& quantizing) = 0;
 
-  /// A record and what goes with it, as in RecordView.
+  /// A record with its gradient and parameter, as in RecordView.
   struct Update {
     StepView steps;
     StateFormat format = StateFormat::kFp32;
@@ -71,19 +76,19 @@ class Compute {
     std::uint64_t first_element = 0;
     std::span<const DecayRun> runs{};
   };
-  /// One optimizer step, as update_record() makes it; no hash is taken. Reads and writes the
-  /// record, reads the gradient, writes the parameter: 28 bytes an element of AdamW in fp32.
+  /// Makes one optimizer step as update_record() does, but takes no hash. Reads and writes the
+  /// record, reads the gradient and writes the parameter: 28 bytes per element for AdamW in fp32.
   virtual Task<> update(const Update& update) = 0;
 };
 
-/// What a GPU gives some memory for.
+/// The limits by which a GPU sets memory aside when its Compute is made.
 struct ComputeLimits {
-  std::uint64_t round_count_max = 0;  ///< elements of the longest span that is rounded
-  bool quantizes = false;             ///< gradients
+  std::uint64_t round_count_max = 0;  ///< elements of the longest span that round() is given
+  bool quantizes = false;             ///< quantize() is called
 };
 
-/// That of `device`. All must outlive it. Errors: kUnimplemented for a device that this build has
-/// no kernels for; kResourceExhausted.
+/// Makes the Compute that fits `device`. All arguments but `limits` must outlive it. Errors:
+/// kUnimplemented for a device for which this build has no kernels; kResourceExhausted.
 std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPool& workers,
                                       const ComputeLimits& limits);
 

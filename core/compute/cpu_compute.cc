@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/cpu_compute.cc: jobs of the workers.
+// core/compute/cpu_compute.cc: each operation as jobs of the CPU's workers.
 #include "core/compute/cpu_compute.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace ziggurat {
 namespace {
 
-/// Bytes that one job zeroes.
+/// The number of bytes that one job of clear() sets to zero.
 constexpr std::uint64_t kClearBytes = std::uint64_t{2} << 20;
 
 }  // namespace
@@ -24,7 +24,8 @@ std::span<std::byte> CpuCompute::host_view(DeviceSpan<std::byte> bytes) const no
   return HostDevice::view(bytes);
 }
 
-/// In pieces: workers share the pass, and a tile of the trainer's never waits long behind one.
+/// Clears in pieces, so that workers share the pass and a tile of the trainer's work never waits
+/// long behind one job.
 Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   std::vector<std::function<void()>> jobs;
   for (std::uint64_t begin = 0; begin < bytes.size(); begin += kClearBytes) {
@@ -40,8 +41,8 @@ Task<Event> CpuCompute::clear(DeviceSpan<std::byte> bytes) {
   co_return Event();
 }
 
-/// One job, tile after tile: a tile of 16-bit values that lands where fp32 values began lies over
-/// such as were read already.
+/// Rounds one tile after another in a single job. `out` may begin where `values` do: then each tile
+/// of 16-bit values overwrites only fp32 values that were read already.
 Task<> CpuCompute::round(const Rounding& rounding) {
   const std::span<const float> values = HostDevice::view(rounding.values);
   const TypedSpan<std::byte> out = HostDevice::view(rounding.out);

@@ -9,7 +9,7 @@ namespace ziggurat {
 
 class CpuCompute final : public Compute {
  public:
-  /// Both must outlive it.
+  /// Keeps both references: the reactor and the workers must outlive the CpuCompute.
   CpuCompute(Reactor& reactor, WorkerPool& workers) : reactor_(reactor), workers_(workers) {}
 
   std::span<std::byte> host_view(DeviceSpan<std::byte> bytes) const noexcept override;

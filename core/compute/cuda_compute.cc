@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/cuda_compute.cc: kernels in the order of one stream.
+// core/compute/cuda_compute.cc: each operation as kernels that run in the order of one stream.
 #include "core/compute/cuda_compute.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 namespace ziggurat {
 namespace {
 
-/// What a kernel's launcher takes; the CPU never looks.
+/// Converts a span of device memory to the type that kernel launchers take. The CPU never reads it.
 template <class T>
 std::span<T> as_argument(DeviceSpan<T> span) noexcept {
   return {reinterpret_cast<T*>(span.address()), span.size()};
@@ -29,8 +29,8 @@ TypedSpan<Byte> as_argument(TypedDeviceSpan<Byte> span) noexcept {
   return {span.dtype, as_argument(span.bytes)};
 }
 
-/// Elements that are quantized at once: whole blocks, few enough for little memory and enough for
-/// the launch to cost less than the copy.
+/// The number of elements that one kernel quantizes: whole blocks, few enough to need little
+/// memory, and enough for the launch to cost less than the copy.
 constexpr std::uint64_t kCodedAtOnce = std::uint64_t{1} << 18;
 
 class CudaCompute final : public Compute {
@@ -61,7 +61,8 @@ class CudaCompute final : public Compute {
     co_return stream_->record();
   }
 
-  /// The next round() may write the same sums: it comes behind this one's copy.
+  /// Shares `squares_` with the next round(): its kernel runs on the same stream, after this call's
+  /// copy.
   Task<> round(const Rounding& rounding) override {
     const std::size_t tiles = rounding.values.size() / kTileElements;
     ZIGGURAT_CHECK(tiles * sizeof(double) <= squares_.size_bytes(), "{} tiles at once", tiles);
@@ -84,7 +85,8 @@ class CudaCompute final : public Compute {
     co_await copy(reactor_, *stream_, request);
   }
 
-  /// Piece by piece, each behind the last one's copy.
+  /// Quantizes piece by piece, because all pieces share `codes_`: each waits for the copy of the
+  /// one before.
   Task<> quantize(const Quantizing& quantizing) override {
     const std::uint64_t count = quantizing.values.size();
     for (std::uint64_t first = 0; first < count; first += kCodedAtOnce) {
@@ -107,7 +109,7 @@ class CudaCompute final : public Compute {
     }
   }
 
-  /// The kernels of the next one come behind these: all may have the same scratch.
+  /// Shares `scratch_` with the next update(): its kernels run on the same stream, after these.
   Task<> update(const Update& update) override {
     const RecordView view{.format = update.format,
                           .record = as_argument(update.record),
@@ -124,17 +126,18 @@ class CudaCompute final : public Compute {
   }
 
  private:
-  /// Launches before the one that failed run on, and their memory is theirs until they have ended.
+  /// Throws `launched` after earlier launches have ended: they still use their memory until then.
   Task<> fail(std::exception_ptr launched) {
     const Event before = stream_->record();
     try {
       co_await before.wait();
-    } catch (const Error&) {  // the launch's own error is the news
+    } catch (const Error&) {  // the error of the launch matters more
     }
     std::rethrow_exception(std::move(launched));
   }
 
-  /// After a launch that failed, nothing on the device is to be relied on.
+  /// Launches a kernel and returns its error, or null. After a launch that failed, nothing on the
+  /// device can be relied on.
   template <class Queue>
   std::exception_ptr launch(const char* kernel, std::uint64_t size_bytes, const Queue& queue) {
     CudaContext& context = device_.context();
@@ -145,7 +148,7 @@ class CudaCompute final : public Compute {
       });
       return nullptr;
     } catch (const Error& error) {
-      // What the context itself throws names the device already.
+      // Errors of the context itself name the device already.
       if (std::string_view(error.what()).starts_with(context.description()))
         return std::current_exception();
       if (error.code() == ErrorCode::kUnavailable && !context.lost()) context.give_up(error.what());
@@ -158,9 +161,9 @@ class CudaCompute final : public Compute {
   CudaDevice& device_;
   Reactor& reactor_;
   std::unique_ptr<Stream> stream_;
-  DeviceBuffer squares_;  // of a round() under way, tile by tile
-  DeviceBuffer scratch_;  // of an update()
-  DeviceBuffer codes_;    // of a quantize()
+  DeviceBuffer squares_;  // sums of the round() that is under way, tile by tile
+  DeviceBuffer scratch_;  // used by update()
+  DeviceBuffer codes_;    // used by quantize()
 };
 
 }  // namespace

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/cuda_compute.h: Compute by kernels on a GPU. A build without CUDA has the same
-// function (cuda_compute_absent.cc).
+// core/compute/cuda_compute.h: makes the Compute that runs kernels on a GPU. In a build without
+// CUDA the same function throws (cuda_compute_absent.cc).
 //
-// All operations are queued on one stream of the Compute's own and run in its order, beside the
-// copy streams: what one of them waits for (after()), those behind it wait for too. One that
-// returns no event has finished when the host knows it.
+// All operations are queued on one stream that belongs to the Compute, apart from the copy streams,
+// and run in its order. If an operation waits for an event (after()), all operations queued later
+// wait for it too. An operation that returns no event returns only when the host knows that the
+// operation has finished.
 #pragma once
 
 #include <memory>
@@ -14,10 +15,11 @@
 
 namespace ziggurat {
 
-/// Takes 8 bytes of the device's memory for each tile of the longest span that is rounded, 260 KiB
-/// where gradients are quantized, and some KiB. Host memory of results (Rounding::squares,
-/// Quantizing::codes) is registered with the device. Both must outlive it.
-/// Errors: kResourceExhausted, kUnavailable; kUnimplemented in a build without CUDA.
+/// Allocates in the device's memory 8 bytes for each tile of the longest span that is rounded, 260
+/// KiB if gradients are quantized, and some KiB more. Host memory that receives results
+/// (Rounding::squares, Quantizing::codes) must be registered with the device. The device and the
+/// reactor must outlive the Compute. Errors: kResourceExhausted, kUnavailable; kUnimplemented in a
+/// build without CUDA.
 std::unique_ptr<Compute> make_cuda_compute(CudaDevice& device, Reactor& reactor,
                                            const ComputeLimits& limits);
 

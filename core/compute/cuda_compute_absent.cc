@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/cuda_compute_absent.cc: in a build without CUDA there is no CudaDevice to make one
-// for.
+// core/compute/cuda_compute_absent.cc: replaces cuda_compute.cc in a build without CUDA, which has
+// no GPU to compute on.
 #include "base/error.h"
 #include "core/compute/cuda_compute.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/compute/make_compute.cc: which Compute a device has.
+// core/compute/make_compute.cc: chooses the Compute that fits a device.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -13,10 +13,11 @@ std::unique_ptr<Compute> make_compute(Device& device, Reactor& reactor, WorkerPo
   if (device.host_accessible()) return std::make_unique<CpuCompute>(reactor, workers);
   if (auto* const gpu = dynamic_cast<CudaDevice*>(&device))
     return make_cuda_compute(*gpu, reactor, limits);
-  throw Error(ErrorCode::kUnimplemented,
-              fmt::format("device '{}': there are no kernels for it; use a GPU of CUDA's, or "
-                          "the host-emulated device",
-                          device.description()));
+  throw Error(
+      ErrorCode::kUnimplemented,
+      fmt::format(
+          "this build has no kernels for device '{}': use a CUDA GPU or the host-emulated device",
+          device.description()));
 }
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/auto_placement.cc: candidates in order, the first that fits.
+// core/plan/auto_placement.cc: tries the candidates in order and takes the first that fits.
 #include "core/plan/auto_placement.h"
 
 #include <fmt/format.h>
@@ -19,7 +19,8 @@ struct Classes {
   Tier params;
   Tier grads;
 };
-/// A step uses parameters twice and gradients once: parameters go down last.
+/// The candidates, best first. Parameters leave a memory last, because a step moves them twice and
+/// gradients only once.
 constexpr std::array kCandidates{
     Classes{Tier::kDevice, Tier::kHost}, Classes{Tier::kHost, Tier::kHost},
     Classes{Tier::kDevice, Tier::kNvme}, Classes{Tier::kHost, Tier::kNvme},
@@ -44,7 +45,8 @@ std::uint64_t comfortable_bytes(const RunRequest& request, const ChunkTable& tab
   return comfortable_device_bytes(table, placement, request.device);
 }
 
-/// The most chunks that the device holds comfortably: found by halving, as more take more.
+/// Returns the bytes of as many records as the device holds comfortably. Their number is found by
+/// halving, because more records always need more memory.
 std::uint64_t device_records(const RunRequest& request, const ChunkTable& table) {
   const std::uint64_t budget_bytes = request.budgets.device_bytes;
   std::size_t fit = 0;
@@ -64,15 +66,15 @@ std::string reason(const RunRequest& request, const RunPlan& plan) {
   const std::size_t on_device = plan.host.device_chunks;
   const std::size_t known = plan.host.kept_item_bytes.size();
   const std::size_t kept = known > on_device ? known - on_device : 0;
-  std::string text =
-      fmt::format("placement auto: {}: `device_memory` {} holds {}{} of {} optimizer records",
-                  to_string(placement), format_bytes(request.budgets.device_bytes),
-                  placement.params == Tier::kDevice ? "all parameters and " : "", on_device, count);
-  text +=
-      fmt::format(", `host_memory` {} keeps {}", format_bytes(request.budgets.host_bytes), kept);
-  return text + (on_device + kept < count
-                     ? fmt::format("; the other {} are read in each step", count - on_device - kept)
-                     : "; none is read again");
+  std::string text = fmt::format(
+      "placement auto: the engine chose {}; `device_memory` {} holds {}{} of {} optimizer records",
+      to_string(placement), format_bytes(request.budgets.device_bytes),
+      placement.params == Tier::kDevice ? "all parameters and " : "", on_device, count);
+  text += fmt::format(", and `host_memory` {} keeps {}", format_bytes(request.budgets.host_bytes),
+                      kept);
+  return text + (on_device + kept < count ? fmt::format("; each step reads the other {} from NVMe",
+                                                        count - on_device - kept)
+                                          : "; no step reads a record from NVMe");
 }
 
 }  // namespace
@@ -94,7 +96,7 @@ PlacementChoice choose_placement(RunRequest request) {
       return {request.placement, reason(request, *plan)};
     }
   }
-  static_cast<void>(plan_run(request));  // says what is missing
+  static_cast<void>(plan_run(request));  // throws an error that says what is missing
   ZIGGURAT_CHECK(false, "placement auto: {} fits after all", to_string(request.placement));
   return {};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/auto_placement.h: `placement=auto`: which tier each class of state lives on, chosen
-// from the budgets. Pure functions; any thread.
+// core/plan/auto_placement.h: chooses from the budgets on which tier each class of state lives
+// (`placement=auto`). Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -11,21 +11,23 @@ namespace ziggurat {
 
 struct PlacementChoice {
   Placement placement;
-  std::string why;  ///< one line: what is where, and what decided it
+  std::string why;  ///< one line that says what is where, and which budget decided it
 };
 
-/// The highest tiers that the request's budgets hold. Parameters first, which a step moves to the
-/// device twice, then gradients; then as many optimizer records on the device as it holds beside
-/// what makes it comfortable. Of the other records host memory keeps those that it has room for,
-/// and the rest are read in each step. All records are on NVMe in any case, so that every step
-/// stays durable. `request.placement` is not looked at, and both budgets are given.
+/// Chooses the highest tiers that fit the request's budgets. Parameters are placed first, because a
+/// step moves them to the device twice; gradients come second. Then the device gets as many
+/// optimizer records as fit beside what makes it comfortable, host memory keeps as many of the rest
+/// as it has room for, and each step reads the remaining records from NVMe. All records are on NVMe
+/// in any case, so that every step stays durable. `request.placement` is ignored, and both budgets
+/// must be given.
 ///
-/// Measured bandwidths do not enter. What the drive reads in a step are the records that neither
-/// memory holds, and those are as many whichever class takes which memory: parameters on the device
-/// leave host memory to records. What is left to choose is what crosses the link, and an element's
-/// parameters cross it twice a step where they live in host memory, a record that is updated on the
-/// device once, to be written.
-/// Errors: MemoryExhausted, if not even everything on NVMe fits.
+/// Measured bandwidths do not matter for the choice. A step reads from the drive the records that
+/// neither memory holds. Their number is the same whichever class takes which memory, because
+/// parameters on the device leave host memory to records. Only the traffic over the link is left to
+/// choose: the parameters of an element in host memory cross the link twice in a step, but a record
+/// that is updated on the device crosses it once, when it is written.
+///
+/// Errors: MemoryExhausted if the budgets are too small even with everything on NVMe.
 PlacementChoice choose_placement(RunRequest request);
 
 }  // namespace ziggurat

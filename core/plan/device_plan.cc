@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/device_plan.cc: the sums behind the device budget.
+// core/plan/device_plan.cc: computes the parts of the device budget.
 #include "core/plan/device_plan.h"
 
 #include <fmt/format.h>
@@ -19,16 +19,18 @@ namespace {
 
 /// The strictest alignment of a device's buffers (tiers/host_device.cc).
 constexpr std::uint64_t kAlignmentBytes = 4096;
-/// What buffers that are freed in another order than they came cost at most, as seen in tests.
+/// The most memory that fragmentation was seen to cost in tests: buffers are freed in another order
+/// than they were allocated.
 constexpr std::uint64_t kFragmentationBytes = kMiB;
-/// Units whose own accumulators are out at once where memory for them cannot be had later, because
-/// the region of stage 3 has the rest: one that is begun, two on their way out.
+/// The number of accumulators that may be in use at once beyond those set aside, in stage 3: one
+/// for the unit that is begun and two whose gradients are leaving. They are planned for, because
+/// the region for gathered units takes all memory that is left.
 constexpr std::size_t kOwnAccumulators = 3;
-/// Units of parameters at once: the one in use, and the two that prefetch brings
-/// (core/schedule/params/param_cache.h).
+/// The number of units whose parameters are on the device at once: the one in use, and the two that
+/// prefetch brings (core/schedule/params/param_cache.h).
 constexpr std::size_t kLiveUnits = 3;
 
-/// What a buffer of `size_bytes` takes of a device.
+/// Returns how many bytes of the device a buffer of `size_bytes` takes.
 std::uint64_t buffer_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, kAlignmentBytes);
 }
@@ -41,8 +43,8 @@ class Division {
     for (const UnitId unit : request.trainer.held) {
       if (unit < table.unit_count()) continue;
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("trainer_held_units: there is no unit {}: the model has {}", unit,
-                              table.unit_count()));
+                  fmt::format("trainer_held_units names unit {}, but the model has only {} units",
+                              unit, table.unit_count()));
     }
   }
 
@@ -84,7 +86,7 @@ class Division {
                      : buffer_bytes(table_.unit_param_bytes(unit));
   }
 
-  /// What is placed on the device, and the trainer's.
+  /// Plans the state that is placed on the device, and the trainer's memory.
   DevicePlan placed() const {
     DevicePlan plan;
     plan.trainer_bytes = buffer_bytes(request_.trainer.device_bytes);
@@ -121,15 +123,15 @@ class Division {
     plan.other_accumulator_bytes = own.held_bytes + own.other_bytes;
   }
 
-  /// Accumulators beyond those set aside.
+  /// Memory for accumulators beyond those set aside.
   struct OwnAccumulators {
-    std::uint64_t held_bytes = 0;   ///< through the whole backward
-    std::uint64_t other_bytes = 0;  ///< of the other units, as many as are out at once
+    std::uint64_t held_bytes = 0;   ///< for held units, through the whole backward
+    std::uint64_t other_bytes = 0;  ///< for other units, as many as are in use at once
   };
   OwnAccumulators own_accumulators(std::size_t spare) const {
     OwnAccumulators result;
     std::vector<std::uint64_t> small;
-    std::uint64_t largest = 0;  // of the others that a spare one would serve
+    std::uint64_t largest = 0;  // the largest unit that an accumulator set aside would serve
     for (UnitId u = 0; u < table_.unit_count(); ++u) {
       const std::uint64_t size_bytes = table_.unit(u).padded_count * sizeof(float);
       const bool own = GradientFlow::takes_own_accumulator(size_bytes, largest_bytes_);
@@ -154,7 +156,7 @@ class Division {
     return result;
   }
 
-  /// Beside two units' parameters: the one in use and the next.
+  /// Whether two accumulators fit beside the parameters of two units: the one in use and the next.
   bool two_fit(DevicePlan plan, std::uint64_t budget_bytes) const {
     set_aside(plan, 2);
     std::uint64_t largest = 0;
@@ -175,8 +177,9 @@ class Division {
                       (budget_bytes - rest - plan.slack_bytes) / kAlignmentBytes * kAlignmentBytes);
     }
     if (const std::uint64_t all = fitting(budget_bytes); rest + all <= budget_bytes) return all;
-    // Parameters fill the device in forward, when there are no gradients yet, and again in
-    // backward, beside the gradients and what is held; they give way to what is allocated later.
+    // Parameters that do not all fit give way to what is allocated later, so there are two peaks.
+    // One is in forward, when there are no gradients yet. The other is in backward, beside the
+    // gradients and the accumulators of held units.
     const std::uint64_t for_good = rest - plan.gradient_bytes - plan.other_accumulator_bytes;
     const std::uint64_t in_backward =
         for_good + plan.gradient_bytes + own_accumulators(plan.accumulators).held_bytes;
@@ -185,12 +188,12 @@ class Division {
     return std::max(plan.in_use_bytes, peak - std::min(peak, rest));
   }
 
-  /// The most that any units have of `room_bytes`: the largest sum of sizes that is not above it.
+  /// Returns the largest sum of units' sizes that is not above `room_bytes`.
   std::uint64_t fitting(std::uint64_t room_bytes) const {
     std::uint64_t all = 0;
     for (UnitId u = 0; u < table_.unit_count(); ++u) all += param_bytes(u);
     if (all <= room_bytes) return all;
-    // Page by page; in a large room by more, at most a 65,536th of it.
+    // The sums are counted in pages, or in a large room in grains of at most a 65,536th of it.
     constexpr std::uint64_t kGrainsMax = 65'536;
     const std::uint64_t grain = round_up(room_bytes / kGrainsMax + 1, kAlignmentBytes);
     std::vector<bool> reached(room_bytes / grain + 1);

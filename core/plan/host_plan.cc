@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/host_plan.cc: the sums behind the host budget.
+// core/plan/host_plan.cc: computes the parts of the host budget.
 #include "core/plan/host_plan.h"
 
 #include <fmt/format.h>
@@ -20,12 +20,12 @@
 namespace ziggurat {
 namespace {
 
-/// What a lease of `size_bytes` takes of the pool.
+/// Returns how many bytes of the pool a lease of `size_bytes` takes.
 std::uint64_t lease_bytes(std::uint64_t size_bytes) {
   return staggered_bytes(size_bytes, PinnedPoolOptions{}.alignment_bytes);
 }
 
-/// What chunks' work items are made of.
+/// Computes the sizes of the chunks' work items.
 class Items {
  public:
   Items(const ChunkTable& table, const Placement& placement, bool device_out_of_reach)
@@ -35,11 +35,12 @@ class Items {
         device_chunks_(ziggurat::device_chunks(table, placement)) {}
 
   std::size_t device_chunks() const { return device_chunks_; }
-  /// On the device, where the CPU has to have it brought.
+  /// Whether the chunk's record lies in device memory that the CPU cannot reach, so that a copy
+  /// must be brought to the host where the CPU works on it.
   bool updated_on_device(std::size_t id) const { return id < device_chunks_ && out_of_reach_; }
 
-  /// What the work item of a chunk takes: its record, unless that stays where the CPU reaches it,
-  /// and parameters or gradient where the CPU does not reach those.
+  /// Returns the size of a chunk's work item. It has the record unless the CPU can reach that where
+  /// it stays, and the parameters and the gradient if the CPU cannot reach those.
   std::uint64_t bytes(std::size_t id) const {
     const Chunk& chunk = table_.chunks()[id];
     const bool from_nvme = placement_.optimizer == Tier::kNvme && id >= device_chunks_;
@@ -61,13 +62,14 @@ class Items {
   std::size_t device_chunks_;
 };
 
-/// Keeps as many records as `spare_bytes` hold beside the work items of those that are not kept:
-/// the reserve has one, so 11 more, or one for each where fewer are left. What a placement asks for
-/// is kept also where that leaves but the one.
+/// Keeps as many records as fit in `spare_bytes` beside the work items of the chunks whose records
+/// are not kept. The sweep has one item in its reserve, so it gets 11 more, or one for each chunk
+/// if fewer chunks are left. If the placement names a size, that much is kept even if only the
+/// reserve's item is left.
 void keep_records(HostPlan& plan, const ChunkTable& table, const Placement& placement,
                   const Items& items, std::uint64_t spare_bytes) {
   const std::size_t count = table.chunks().size();
-  const auto kept_bytes = [&](std::size_t id) {  // no sweep reads what is constant
+  const auto kept_bytes = [&](std::size_t id) {  // no sweep reads a constant record
     return table.chunks()[id].constant ? 0 : items.bytes(id);
   };
   const std::uint64_t most_bytes = placement.host_record_bytes.value_or(spare_bytes);
@@ -93,7 +95,7 @@ HostPlan plan_with(const HostRequest& request, std::uint64_t tiles, std::uint64_
   return plan_host(table, request.placement, request.reduction, {budget_bytes, request.saves});
 }
 
-/// Tiles in a chunk with which the smallest budget works.
+/// Returns how many tiles a chunk has with which the smallest budget works.
 std::uint64_t smallest_tiles(const HostRequest& request) {
   std::uint64_t smallest = 1;
   if (request.placement.optimizer != Tier::kHost) return smallest;
@@ -140,7 +142,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   const Items items(table, placement, reduction.staged);
   plan.device_chunks = items.device_chunks();
   const std::uint64_t element_bytes = size_bytes(table.dtype());
-  // A trainer that lends its gradients takes the norm itself.
+  // A trainer that lends its gradients computes the norm itself.
   if (placement.grads != Tier::kTrainer)
     plan.norm_bytes = lease_bytes(GradientNorm::memory_bytes(table)) +
                       lease_bytes(GradientFlow::copies_bytes(table, reduction));
@@ -172,7 +174,7 @@ HostPlan plan_host(const ChunkTable& table, const Placement& placement,
   }
 
   if (plan.item_bytes > 0) plan.reserves.push_back({Purpose::kOptimizer, plan.item_bytes});
-  // Ranks exchange what is in host memory.
+  // Ranks exchange data only from host memory.
   const bool exchanged =
       placement.params == Tier::kDevice && reduction.staged && !table.sharding().one_rank();
   if (placement.params == Tier::kNvme || exchanged) {
@@ -223,7 +225,7 @@ void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes) {
        .smallest_bytes = smallest},
       fmt::format(
           "`host_memory` {} is too small; the smallest that works with these settings is {} "
-          "MiB: {} that stays on host, {} of gradients{}",
+          "MiB: {} for what stays on the host, {} for gradients{}",
           format_bytes(budget_bytes), round_up(smallest, kMiB) / kMiB,
           format_bytes(plan.permanent_bytes), format_bytes(plan.gradient_bytes), reserves));
 }

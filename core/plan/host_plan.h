@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/host_plan.h: how the host budget is divided, decided before anything is allocated.
+// core/plan/host_plan.h: divides the host budget before anything is allocated.
 //
 //   budget = what stays (parameters, optimizer state placed on host; among ranks, buckets)
 //          + all gradients (if placed on host): with clipping, none can go before the last
@@ -22,17 +22,18 @@
 
 namespace ziggurat {
 
-/// Tiles in a chunk at most: 6 MiB of fp32 AdamW's record.
+/// The largest chunk, in tiles: its record takes 6 MiB with fp32 AdamW.
 inline constexpr std::uint64_t kChunkTilesMax = 32;
-/// Work items of the optimizer's sweep that keep a drive and the cores busy; a chunk is the largest
-/// that leaves them room.
+/// The number of work items with which the optimizer's sweep keeps a drive and the cores busy. A
+/// chunk is the largest that leaves room for them.
 inline constexpr std::uint64_t kWorkItemsWanted = 12;
 
-/// Buffers of the largest record that a save in the background has (core/engine/background_save.h).
-/// They are set aside for as long as the engine lives, beside the pool.
+/// The number of buffers that a save in the background has, each as large as the largest record
+/// (core/engine/background_save.h). They are set aside for as long as the engine lives, beside the
+/// pool.
 inline constexpr std::uint64_t kSaveRecords = 4;
 
-/// What a rank may have of host memory, and whether it saves checkpoints in the background.
+/// The host memory that a rank may use, and whether it saves checkpoints in the background.
 struct HostBudget {
   HostBudget(std::uint64_t budget_bytes, bool with_saves = false)
       : size_bytes(budget_bytes), saves(with_saves) {}
@@ -42,56 +43,64 @@ struct HostBudget {
 };
 
 struct HostPlan {
-  std::uint64_t permanent_bytes = 0;  ///< parameters and optimizer state on host, buckets
-  std::uint64_t norm_bytes = 0;       ///< of those, sums of squares and their way between ranks
-  std::uint64_t bucket_bytes = 0;     ///< gradients between ranks
-  std::uint64_t quantized_bytes = 0;  ///< quantized parameters between them
-  std::uint64_t staged_bytes = 0;     ///< parameters gathered on their way to a GPU
-  std::uint64_t gradient_bytes = 0;   ///< all gradients, if on host
-  std::uint64_t save_bytes = 0;       ///< for saves in the background: all else is the pool's
-  std::uint64_t item_bytes = 0;       ///< the optimizer's largest work item; 0: it takes none
-  std::size_t device_chunks = 0;      ///< the first ones, whose records are on the device
-  std::uint64_t items = 0;            ///< work items that fit beside all that is above and kept
-  std::vector<std::uint64_t> kept_item_bytes;  ///< of the next chunks, whose records are kept; 0
-                                               ///< for the first ones
-  std::uint64_t kept_bytes = 0;                ///< of host memory, for these
+  /// Parameters and optimizer state on host, and the four kinds of buffers below.
+  std::uint64_t permanent_bytes = 0;
+  /// In permanent_bytes: sums of squares, and copies of them for the exchange between ranks.
+  std::uint64_t norm_bytes = 0;
+  std::uint64_t bucket_bytes = 0;  ///< in permanent_bytes: gradients on their way between ranks
+  /// In permanent_bytes: quantized parameters on their way between ranks.
+  std::uint64_t quantized_bytes = 0;
+  /// In permanent_bytes: parameters gathered on their way to a GPU.
+  std::uint64_t staged_bytes = 0;
+  std::uint64_t gradient_bytes = 0;  ///< all gradients, if they are placed on host
+  std::uint64_t save_bytes = 0;      ///< for saves in the background; the pool has all the rest
+  std::uint64_t item_bytes = 0;      ///< the optimizer's largest work item; 0 if it takes none
+  std::size_t device_chunks = 0;     ///< the first chunks, whose records are on the device
+  std::uint64_t items = 0;  ///< work items that fit beside all the state above and the kept records
+  /// Sizes of the records that are kept in host memory, by chunk; 0 for the first device_chunks.
+  std::vector<std::uint64_t> kept_item_bytes;
+  std::uint64_t kept_bytes = 0;  ///< host memory for the kept records
   std::vector<PinnedPoolOptions::Reserve> reserves;
 
-  /// Smallest budget with this chunk size.
+  /// Returns the smallest budget that works with this chunk size.
   std::uint64_t smallest_bytes() const;
-  /// And the smallest that leaves the sweep all the work items it can use.
+  /// Returns the smallest budget that also leaves the sweep all the work items it can use.
   std::uint64_t comfortable_bytes() const;
-  /// Leases of `chunk_count` chunks' sweep and of loads from NVMe, at the most.
+  /// Returns the most bytes that leases take: for the sweep over `chunk_count` chunks and for loads
+  /// from NVMe.
   std::uint64_t work_bytes(std::uint64_t chunk_count) const;
-  /// Work items that `budget_bytes` would hold if no record was kept.
+  /// Returns how many work items `budget_bytes` would hold if no record was kept.
   std::uint64_t items_unless_kept(std::uint64_t budget_bytes) const;
 };
 
-/// What a new store's chunks are cut from, and where everything is.
+/// The model, how it is divided, and where its state is placed: all that a new store's chunk size
+/// depends on.
 struct HostRequest {
   const ModelSpec& model;
   const StateKind& state;
   const Sharding& sharding;
   const Placement& placement;
   const ReductionSettings& reduction;
-  bool saves = false;  ///< checkpoints, in the background
+  bool saves = false;  ///< saves checkpoints in the background
 };
 
-/// The division of `budget` for an existing chunk table. With `reduction.staged` the CPU
-/// works on host memory in place of what is on the device.
+/// Divides `budget` for an existing chunk table. If `reduction.staged` is set, the CPU cannot reach
+/// device memory and works on copies in host memory.
 HostPlan plan_host(const ChunkTable& table, const Placement& placement,
                    const ReductionSettings& reduction, const HostBudget& budget);
 
-/// Chunk size for a new store: the largest (up to 32 tiles, 6 MiB of fp32 AdamW's record) that
-/// leaves 12 work items. Errors: MemoryExhausted, with the smallest budget and what it is made of,
-/// if not even one-tile chunks fit.
+/// Chooses the chunk size of a new store: the largest (at most 32 tiles, 6 MiB of fp32 AdamW's
+/// record) that leaves room for 12 work items. Errors: MemoryExhausted if not even one-tile chunks
+/// fit; the message says the smallest budget and lists what it consists of.
 std::uint64_t choose_chunk_tiles(const HostRequest& request, std::uint64_t budget_bytes);
 
-/// The division of the smallest budget that works, of the chunks that make it so: of one tile,
-/// unless whole records stay on the host and rounding makes small ones larger together.
+/// Divides the smallest budget that works, with the chunk size that makes it smallest. That is one
+/// tile, unless whole records stay on the host: then rounding can make small chunks take more
+/// memory together than larger ones.
 HostPlan smallest_host_plan(const HostRequest& request);
 
-/// Errors: MemoryExhausted, with the smallest budget and what it is made of.
+/// Throws MemoryExhausted if the budget is too small; the message says the smallest budget and
+/// lists what it consists of.
 void require_host_budget(const HostPlan& plan, std::uint64_t budget_bytes);
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/machine_profile.cc: one list of keys for each object serves reading and writing.
+// core/plan/machine_profile.cc: reads and writes the profile. Each object has one list of keys,
+// which serves both.
 #include "core/plan/machine_profile.h"
 
 #include <fcntl.h>
@@ -32,7 +33,7 @@ constexpr double kRateMax = 1e6;  // GB/s: beyond any machine
   throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name, what));
 }
 
-/// Reads members by name, remembers which, and complains about the rest.
+/// Reads members by name, and refuses an object that has members nobody read.
 class ObjectReader {
  public:
   ObjectReader(const json& object, std::string name, std::string where)
@@ -65,7 +66,7 @@ class ObjectReader {
     const auto found = object_.find(key);
     return found == object_.end() ? nullptr : &*found;
   }
-  /// What was not asked for is an error.
+  /// Throws if the object has a key that was not read.
   void finish() const {
     for (const auto& [key, unused] : object_.items()) {
       if (known_.count(key) == 0)
@@ -139,26 +140,28 @@ void visit_machine(Profile& profile, Visit&& visit) {
   visit("host_adam_gb_per_s", profile.host_adam_gb_per_s);
 }
 
-/// Twice the same key would let one reader see what another does not.
+/// Parses JSON and refuses an object with the same key twice, because two readers could then see
+/// different values.
 json parse_strictly(std::string_view text, const std::string& name) {
   std::vector<std::set<std::string>> seen;
   const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
     if (depth > kDepthMax)
-      refuse(name, fmt::format("it is nested deeper than {} levels", kDepthMax));
+      refuse(name, fmt::format("the profile is nested deeper than {} levels", kDepthMax));
     if (event == json::parse_event_t::object_start) {
       seen.emplace_back();
     } else if (event == json::parse_event_t::object_end) {
       seen.pop_back();
     } else if (event == json::parse_event_t::key &&
                !seen.back().insert(parsed.get<std::string>()).second) {
-      refuse(name, fmt::format("the key \"{}\" stands there twice", parsed.get<std::string>()));
+      refuse(name, fmt::format("the key \"{}\" appears twice in the same object",
+                               parsed.get<std::string>()));
     }
     return true;
   };
   try {
     return json::parse(text.begin(), text.end(), callback);
   } catch (const json::parse_error& error) {
-    refuse(name, fmt::format("it is not JSON: byte {} is wrong", error.byte));
+    refuse(name, fmt::format("the profile is not JSON: byte {} is wrong", error.byte));
   }
 }
 
@@ -167,7 +170,7 @@ void require_version(const json* version, const std::string& name) {
     refuse(name, "\"ziggurat_profile\" (the version) is missing, so this is not a machine profile");
   if (*version == MachineProfile::kVersion) return;
   refuse(name, fmt::format("the profile has version {}, but this program reads version {}: run "
-                           "`ziggurat bench io` to write it anew",
+                           "`ziggurat bench io` to measure the machine again",
                            version->dump(), MachineProfile::kVersion));
 }
 
@@ -188,10 +191,10 @@ void write_whole(int fd, std::string_view text, const std::string& path) {
   while (!text.empty()) {
     const ssize_t count = ::write(fd, text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw system_error(errno, "write " + path);
+    if (count < 0) throw system_error(errno, "cannot write " + path);
     text.remove_prefix(static_cast<std::size_t>(count));
   }
-  if (::fsync(fd) != 0) throw system_error(errno, "fsync of " + path);
+  if (::fsync(fd) != 0) throw system_error(errno, "cannot flush " + path);
 }
 
 std::optional<std::string> profile_path_at_home() {
@@ -206,7 +209,7 @@ void make_folders(const std::filesystem::path& folder) {
   if (folder.empty() || std::filesystem::is_directory(folder)) return;
   make_folders(folder.parent_path());
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
-    throw system_error(errno, "make the folder " + folder.string());
+    throw system_error(errno, "cannot make the folder " + folder.string());
 }
 
 }  // namespace
@@ -240,7 +243,7 @@ MachineProfile parse_profile(std::string_view text, const std::string& name) {
   const json* const drives = whole.find("drives");
   if (drives == nullptr || !drives->is_array()) refuse(name, "\"drives\" must be a list");
   if (drives->size() > kDrivesMax)
-    refuse(name, fmt::format("it has more than {} drives", kDrivesMax));
+    refuse(name, fmt::format("the profile lists more than {} drives", kDrivesMax));
   for (std::size_t i = 0; i < drives->size(); ++i) {
     ObjectReader reader((*drives)[i], name, fmt::format("drives[{}]", i));
     visit_drive(profile.drives.emplace_back(), reader);
@@ -259,18 +262,18 @@ std::optional<MachineProfile> read_profile(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-    throw system_error(errno, "open the machine profile " + path);
+    throw system_error(errno, "cannot open the machine profile " + path);
   }
   std::string text(kFileBytesMax + 1, '\0');
   std::size_t size = 0;
   for (;;) {
     const ssize_t count = ::read(file.get(), text.data() + size, text.size() - size);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw system_error(errno, "read the machine profile " + path);
+    if (count < 0) throw system_error(errno, "cannot read the machine profile " + path);
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
     if (size > kFileBytesMax)
-      refuse(path, fmt::format("it is longer than {} bytes", kFileBytesMax));
+      refuse(path, fmt::format("the profile is longer than {} bytes", kFileBytesMax));
   }
   text.resize(size);
   return parse_profile(text, path);
@@ -305,11 +308,11 @@ void write_profile(const MachineProfile& profile, const std::string& path) {
   make_folders(std::filesystem::path(path).parent_path());
   std::string temporary = path + ".XXXXXX";
   const Descriptor file(::mkostemp(temporary.data(), O_CLOEXEC));  // exclusive, mode 0600
-  if (file.get() < 0) throw system_error(errno, "make a file beside " + path);
+  if (file.get() < 0) throw system_error(errno, "cannot make a temporary file beside " + path);
   try {
     write_whole(file.get(), to_json_text(profile), temporary);
     if (::rename(temporary.c_str(), path.c_str()) != 0)
-      throw system_error(errno, fmt::format("rename {} to {}", temporary, path));
+      throw system_error(errno, fmt::format("cannot rename {} to {}", temporary, path));
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
@@ -319,7 +322,8 @@ void write_profile(const MachineProfile& profile, const std::string& path) {
 std::string default_profile_path() {
   if (const std::optional<std::string> path = profile_path_at_home()) return *path;
   throw Error(ErrorCode::kInvalidArgument,
-              "neither XDG_CONFIG_HOME nor HOME is set: name the machine profile with `profile`");
+              "neither XDG_CONFIG_HOME nor HOME is set, so the machine profile has no default "
+              "path: set `profile` to its path");
 }
 
 }  // namespace ziggurat

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/machine_profile.h: what a machine's drives and optimizer were measured to do: the small
-// file that `ziggurat bench io` writes and planning reads.
+// core/plan/machine_profile.h: the measured speeds of a machine's drives and optimizer. `ziggurat
+// bench io` writes them to a small file, and planning reads it.
 //
-// JSON, versioned, strict: an unknown version or key is an error, since a misread figure plans
-// wrongly without a word. The one key that is not ours is "aio", the block that DeepSpeed reads
-// from its own configuration, so that the same file serves both.
+// The file is JSON with a version. An unknown version or key is an error, because a misread figure
+// would give a wrong plan without any message. The one foreign key is "aio", the block that
+// DeepSpeed reads from its own configuration: so the same file serves both.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,27 @@
 
 namespace ziggurat {
 
-/// One drive under one path. Rates are GB/s (1e9 bytes); 0: not measured.
+/// The speeds of one drive, measured under one path. Rates are in GB/s (1e9 bytes); 0 if not
+/// measured.
 struct DriveProfile {
-  std::string path;         ///< as given to the benchmark, absolute
+  std::string path;         ///< the absolute path that the benchmark was given
   std::string device;       ///< "/dev/nvme0n1p2"
   std::string filesystem;   ///< "ext4"
-  std::string engine;       ///< "io_uring (...)": what moved the bytes
+  std::string engine;       ///< "io_uring (...)": the engine that moved the bytes
   std::string measured_at;  ///< ISO 8601, UTC
   double read_gb_per_s = 0;
   double write_gb_per_s = 0;
-  double mix_gb_per_s = 0;    ///< half reads, half writes, both counted
-  double sweep_gb_per_s = 0;  ///< the optimizer's pass, reads and writes counted
+  double mix_gb_per_s = 0;    ///< half reads, half writes; both are counted
+  double sweep_gb_per_s = 0;  ///< the optimizer's pass; reads and writes are both counted
   std::uint64_t block_bytes = 0;
   std::uint64_t queue_depth = 0;
-  /// Bytes in flight that reach these rates.
+  /// Returns how many bytes must be in flight to reach these rates.
   std::uint64_t outstanding_bytes() const noexcept { return block_bytes * queue_depth; }
   /// Doubts about the figures: "short", "unsteady", "small" (integrations/measure/verdict.h).
   std::vector<std::string> flags;
 };
 
-/// The block that DeepSpeed's configuration calls "aio"; its six keys, its meanings.
+/// The block "aio" of DeepSpeed's configuration, with its six keys and their meanings.
 struct DeepSpeedAio {
   std::uint64_t block_size = 1'048'576;
   std::uint64_t queue_depth = 8;
@@ -49,31 +50,33 @@ struct MachineProfile {
 
   std::string cpu_model;
   std::string kernel;                ///< "6.1.0-18-amd64"
-  double host_adam_gb_per_s = 0;     ///< host memory traffic of AdamW on all workers; 0: unknown
-  std::vector<DriveProfile> drives;  ///< one a path
+  double host_adam_gb_per_s = 0;     ///< host memory traffic of AdamW on all workers; 0 if unknown
+  std::vector<DriveProfile> drives;  ///< one for each path
   std::optional<DeepSpeedAio> aio;
 
-  /// Puts `drive` in the place of the one with its path, or at the end.
+  /// Replaces the drive that has the same path, or adds `drive` at the end.
   void set_drive(DriveProfile drive);
   const DriveProfile* find(std::string_view path) const noexcept;
 };
 
-/// Errors (both): kInvalidArgument naming `name`, the key and what is wrong with it.
+/// Reads a profile from text. Errors: kInvalidArgument naming `name`, the key and what is wrong
+/// with it.
 MachineProfile parse_profile(std::string_view text, const std::string& name);
-/// nullopt if there is no such file. Errors: errno's, and parse_profile()'s.
+/// Reads the file at `path`; nullopt if it does not exist. Errors: errno's, and parse_profile()'s.
 std::optional<MachineProfile> read_profile(const std::string& path);
 
-/// The one at default_profile_path(); nullopt also where no such path is known.
+/// Reads the profile at default_profile_path(); nullopt if it does not exist or the path is not
+/// known.
 std::optional<MachineProfile> read_default_profile();
 
-/// Pretty-printed, with a newline at the end.
+/// Returns the profile as pretty-printed JSON with a newline at the end.
 std::string to_json_text(const MachineProfile& profile);
-/// Through a temporary file beside it, flushed and renamed, mode 0600; folders are made (0700).
-/// Errors: errno's, with the path.
+/// Writes the profile to a temporary file beside `path` (mode 0600), flushes it and renames it.
+/// Missing folders are made with mode 0700. Errors: errno's, with the path.
 void write_profile(const MachineProfile& profile, const std::string& path);
 
-/// $XDG_CONFIG_HOME/ziggurat/profile.json, or ~/.config/ziggurat/profile.json.
-/// Errors: kInvalidArgument where neither XDG_CONFIG_HOME nor HOME is set.
+/// Returns $XDG_CONFIG_HOME/ziggurat/profile.json, or ~/.config/ziggurat/profile.json. Errors:
+/// kInvalidArgument if neither XDG_CONFIG_HOME nor HOME is set.
 std::string default_profile_path();
 
 }  // namespace ziggurat

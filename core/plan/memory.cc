@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/memory.cc: elements by class, times bytes.
+// core/plan/memory.cc: counts the elements of each class and multiplies them by their bytes.
 #include "core/plan/memory.h"
 
 #include <algorithm>
@@ -19,11 +19,11 @@ constexpr std::uint64_t ceil_div(std::uint64_t value, std::uint64_t by) noexcept
 
 /// Elements of a class on one rank.
 struct Share {
-  std::uint64_t exact;   ///< an equal part of the parameters
-  std::uint64_t padded;  ///< what is kept
+  std::uint64_t exact;   ///< an equal part of the parameters, without padding
+  std::uint64_t padded;  ///< with padding, as it is kept
 };
 
-/// One rank's share of a class that is cut over `shards` ranks.
+/// Returns one rank's share of a class that is cut over `shards` ranks.
 Share share_of(const ModelSize& model, int slices, int shards) noexcept {
   const std::uint64_t exact = ceil_div(model.rank_count(), static_cast<std::uint64_t>(shards));
   if (model.units.empty()) return {exact, exact};
@@ -32,9 +32,10 @@ Share share_of(const ModelSize& model, int slices, int shards) noexcept {
   return {exact, slice * static_cast<std::uint64_t>(slices / shards)};
 }
 
-/// Chunks of a slice, as core/sharding/chunk_table.h cuts: evenly, so of two sizes.
+/// The chunks of a slice, cut as core/sharding/chunk_table.h does: evenly, so that there are only
+/// two sizes.
 struct Cut {
-  std::uint64_t chunks, tiles, larger;  ///< `larger` of them have one tile more
+  std::uint64_t chunks, tiles, larger;  ///< `larger` of the chunks have one tile more
 
   Cut(std::uint64_t slice_count, std::uint64_t tiles_max)
       : chunks(ceil_div(slice_count / kTileElements, tiles_max)),
@@ -43,7 +44,7 @@ struct Cut {
   std::uint64_t largest() const noexcept { return (tiles + (larger > 0 ? 1 : 0)) * kTileElements; }
 };
 
-/// Bytes of all records of a rank.
+/// Returns the bytes of all records of a rank.
 std::uint64_t record_bytes(const MemoryRequest& request, const RecordFormat& format) {
   const ModelSize& model = request.model;
   const int slices = request.strategy.slices();
@@ -63,7 +64,7 @@ std::uint64_t master_bytes(const StateKind& state) noexcept {
   return state.format == StateFormat::kBf16 ? sizeof(bf16) : sizeof(float);
 }
 
-/// Gathers the items of a request.
+/// Adds up the items of a request.
 class Sum {
  public:
   explicit Sum(const MemoryRequest& request) : request_(request) {}
@@ -99,7 +100,7 @@ class Sum {
     const std::uint64_t masters = share.padded * master_bytes(state);
     const std::uint64_t padding = records - share.exact * format.tile_bytes() / kTileElements;
     const std::uint64_t first = std::min(records, placement.device_record_bytes);
-    // On NVMe are all of them, also those that stay on the device.
+    // NVMe has all records, also those that stay on the device.
     const std::uint64_t moved = tier == Tier::kNvme ? 0 : first;
     const std::uint64_t moved_masters = masters * moved / std::max<std::uint64_t>(records, 1);
     if (moved > 0) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/memory.h: the bytes of one rank, by class of state and tier, before anything runs.
+// core/plan/memory.h: predicts the bytes that one rank holds, by class of state and tier, before
+// anything runs.
 //
 // Per parameter a rank holds at rest (Rajbhandari et al. 2020, "ZeRO", section 3.1: 2 + 2 + 12 with
 // mixed-precision Adam), N being the ranks that a class is cut over (core/sharding/strategy.h):
@@ -10,7 +11,7 @@
 //   masters        4 / N            2 where the parameter is the master
 //   moments        the rest of the record's bytes / N   (optimizer/state_format.h)
 //
-// What is there only while a step runs depends on the budgets: core/plan/run_plan.h.
+// Memory that is used only while a step runs depends on the budgets: see core/plan/run_plan.h.
 //
 // Pure functions; any thread.
 #pragma once
@@ -27,23 +28,23 @@
 
 namespace ziggurat {
 
-/// A model as far as bytes depend on it, on one of `tp` tensor-parallel ranks.
+/// The sizes of a model that memory depends on, for one of `tp` tensor-parallel ranks.
 struct ModelSize {
   std::uint64_t model_count = 0;  ///< elements of the whole model
-  /// Elements of each unit on this rank, in forward order. Empty where only the count is known:
-  /// then nothing is padded and what depends on units is left out.
+  /// Elements of each unit on this rank, in forward order. Empty if only the model's count is
+  /// known: then nothing is padded, and memory that depends on units is left out.
   std::vector<std::uint64_t> units;
   int tp = 1;
 
-  /// Elements on one rank; of a mere count an equal share.
+  /// Returns the elements on one rank; an equal share if only the model's count is known.
   std::uint64_t rank_count() const noexcept;
 };
-/// Parameters with a ParamSpec::tp_dim are divided along it, uneven ones rounded up; the rest every
-/// rank has whole.
+/// Computes the sizes for one rank. Parameters with a ParamSpec::tp_dim are divided along that
+/// dimension, and uneven parts are rounded up. Every rank has the other parameters whole.
 ModelSize model_size(const ModelSpec& model, int tp);
 ModelSize model_size(std::uint64_t count, int tp) noexcept;
 
-/// What an element of each class is.
+/// The type of an element of each class.
 struct Recipe {
   DType dtype = DType::kBFloat16;         ///< parameters, and gradients at rest
   DType reduce_dtype = DType::kBFloat16;  ///< gradients between ranks
@@ -56,21 +57,21 @@ enum class StateClass : std::uint8_t {
   kGradients,
   kMasters,
   kMoments,
-  kSecondSlot,   ///< of records on NVMe, so that every step is durable
-  kCheckpoint,   ///< NVMe's room for records that are placed elsewhere
+  kSecondSlot,   ///< a second copy of records on NVMe, so that every step is durable
+  kCheckpoint,   ///< room on NVMe for records that are placed on another tier
   kStoreTables,  ///< headers, hashes, blobs
-  kActivations,  ///< and the trainer's workspace
+  kActivations,  ///< activations and the trainer's workspace
   kLiveParams,   ///< gathered or loaded for use
   kAccumulator,
-  kNormSums,  ///< sums of squares of tiles, of all ranks
+  kNormSums,  ///< sums of squares of tiles, for all ranks
   kBucket,
-  kQuantizedParams,  ///< between ranks
-  kKeptRecords,      ///< that host memory keeps from sweep to sweep
-  kWorkItems,        ///< leases of the optimizer's sweep, and of loads from NVMe
-  kSaveBuffers,      ///< of checkpoints that are written while training goes on
+  kQuantizedParams,  ///< on their way between ranks
+  kKeptRecords,      ///< records that host memory keeps from sweep to sweep
+  kWorkItems,        ///< leases for the optimizer's sweep and for loads from NVMe
+  kSaveBuffers,      ///< buffers for checkpoints that are written while training goes on
 };
 std::string_view to_string(StateClass kind) noexcept;
-/// At rest between steps; else it is there while a step runs.
+/// Whether the class is held between steps too, not only while a step runs.
 constexpr bool at_rest(StateClass kind) noexcept { return kind <= StateClass::kStoreTables; }
 
 struct MemoryRequest {
@@ -78,7 +79,7 @@ struct MemoryRequest {
   Recipe recipe;
   Strategy strategy;
   Placement placement;
-  int slots = 2;  ///< of records on NVMe
+  int slots = 2;  ///< copies of each record on NVMe
   std::uint64_t chunk_tiles_max = kChunkTilesMax;
 };
 
@@ -89,8 +90,8 @@ struct MemoryItem {
 };
 
 struct RankMemory {
-  std::vector<MemoryItem> items;    ///< none of 0 bytes
-  std::uint64_t padding_bytes = 0;  ///< of the items at rest
+  std::vector<MemoryItem> items;    ///< only those above 0 bytes
+  std::uint64_t padding_bytes = 0;  ///< the part of the items at rest that is padding
 
   std::uint64_t bytes(StateClass kind) const noexcept;
   std::uint64_t bytes(Tier tier) const noexcept;
@@ -98,21 +99,21 @@ struct RankMemory {
   void add(StateClass kind, Tier tier, std::uint64_t size_bytes) {
     if (size_bytes > 0) items.push_back({kind, tier, size_bytes});
   }
-  /// Parameters, gradients and optimizer state, on whatever tier, one slot: the papers' "model
-  /// states".
+  /// Returns the bytes of parameters, gradients and optimizer state on all tiers, with one slot:
+  /// the "model states" of the papers.
   std::uint64_t model_state_bytes() const noexcept;
 };
 
-/// What is held at rest.
+/// Computes the memory that is held between steps.
 RankMemory rank_memory(const MemoryRequest& request);
 
-/// The papers' formula for model states, without padding (Rajbhandari et al. 2020, figure 1, with K
-/// bytes of optimizer state; a hybrid has its group for N):
+/// Computes model states with the papers' formula, without padding (Rajbhandari et al. 2020, figure
+/// 1). K is the bytes of optimizer state per parameter; for a hybrid, N is the size of its group:
 ///
 ///   stage 0  (2e + K) Psi      1  2e Psi + K Psi / N      2  e Psi + (e + K) Psi / N
 ///   stage 3  (2e + K) Psi / N, with hpZ e Psi / P more
 ///
-/// In stage 1 it counts whole gradients, which are not kept here.
+/// In stage 1 the formula counts whole gradients, which this engine does not keep.
 double published_state_bytes(const ModelSize& model, const Recipe& recipe,
                              const Strategy& strategy) noexcept;
 

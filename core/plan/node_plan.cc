@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/node_plan.cc: drives first, then by workers.
+// core/plan/node_plan.cc: places chunks first by their drives, then by the number of workers.
 #include "core/plan/node_plan.h"
 
 #include <fmt/format.h>
@@ -11,12 +11,12 @@
 namespace ziggurat {
 namespace {
 
-/// A node that this rank has workers on.
+/// A NUMA node on which this rank has workers.
 struct Used {
   int numa_node;
   std::uint64_t workers;
-  std::uint64_t bytes = 0;         // of records that live here
-  std::uint64_t spread_bytes = 0;  // of those, without a drive here
+  std::uint64_t bytes = 0;         // of records that live on this node
+  std::uint64_t spread_bytes = 0;  // of the records among them that have no drive on this node
 };
 
 std::vector<Used> nodes_with_workers(const NodeRequest& request) {
@@ -30,15 +30,15 @@ std::vector<Used> nodes_with_workers(const NodeRequest& request) {
   return used;
 }
 
-/// The node with the fewest bytes for each of its workers so far.
+/// Returns the node with the fewest bytes per worker so far.
 Used& least_loaded(std::vector<Used>& nodes) {
   return *std::ranges::min_element(nodes, [](const Used& a, const Used& b) {
     return a.spread_bytes * b.workers < b.spread_bytes * a.workers;
   });
 }
 
-/// The longest lease fits beside the rest however that lies. Free memory is in at most one piece
-/// for every two parts.
+/// Whether the longest lease fits beside the rest, wherever the rest lies. Free memory is in at
+/// most one piece for every two parts.
 bool has_room_for_parts(std::size_t parts, const ChunkTable& table, const HostPlan& plan,
                         const NodeRequest& request) {
   if (parts <= 2) return true;
@@ -61,7 +61,7 @@ NodePlan plan_nodes(const ChunkTable& table, const HostPlan& plan, const NodeReq
   if (!request.topology.has_several_nodes()) return result;
   std::vector<Used> nodes = nodes_with_workers(request);
   if (nodes.empty()) {
-    result.why_not = "it is not known on which NUMA nodes the workers are";
+    result.why_not = "this rank does not know on which NUMA nodes its workers run";
     return result;
   }
   if (!has_room_for_parts(nodes.size(), table, plan, request)) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/node_plan.h: which NUMA node each chunk lives on: where its record, gradient and work
-// item lie in host memory, and whose workers update it.
+// core/plan/node_plan.h: chooses the NUMA node of each chunk. The chunk's record, gradient and work
+// item lie in that node's host memory, and the node's workers update the chunk.
 //
-// An update passes a chunk's bytes through the CPU several times, a drive moves them once each way.
-// So only nodes where this rank has workers count; among those, a chunk lives on its drive's. What
-// has no drive on one of them (its state is in memory, the drive's node is not known, or all
-// workers are elsewhere) is spread over them by the number of their workers. Never changes bits.
+// An update passes a chunk's bytes through the CPU several times, but a drive moves them only once
+// each way. So only nodes where this rank has workers are used. If the chunk's drive is on one of
+// them, the chunk lives there. All other chunks are spread over these nodes in proportion to their
+// workers: those whose state is in memory, whose drive's node is unknown, or whose drive is on a
+// node without workers. The choice never changes bits of results.
 #pragma once
 
 #include <cstdint>
@@ -23,22 +24,24 @@ namespace ziggurat {
 
 struct NodeRequest {
   const Topology& topology;
-  std::span<const int> worker_nodes;  ///< of each worker; empty: they are not pinned
+  std::span<const int> worker_nodes;  ///< the node of each worker; empty if workers are not pinned
   std::span<const int>
-      chunk_drive_nodes;  ///< of the drive of each record, -1: unknown; may be empty
+      chunk_drive_nodes;  ///< the node of each record's drive, -1 if unknown; may be empty
   const Placement& placement;
   std::uint64_t host_budget_bytes;
 };
 
-/// Both empty on a machine of one node: nothing is placed.
+/// The nodes that were chosen. The first two lists are empty if nothing is placed, as on a machine
+/// with one node.
 struct NodePlan {
-  std::vector<PoolNode> pool;    ///< in proportion to the bytes of records that live there
-  std::vector<int> chunk_nodes;  ///< by chunk
-  std::string why_not;           ///< nothing is placed although there are several nodes
+  std::vector<PoolNode> pool;    ///< the nodes, weighted by the bytes of records that live there
+  std::vector<int> chunk_nodes;  ///< the node of each chunk
+  std::string why_not;  ///< the reason if nothing is placed although the machine has several nodes
 };
 
-/// More than two parts of a pool may leave free memory in several pieces (tiers/pinned_pool.h).
-/// Where the budget is so small that its longest lease might then not fit, nothing is placed.
+/// Chooses the nodes. More than two parts of a pool may leave free memory in several pieces
+/// (tiers/pinned_pool.h). If the budget is so small that its longest lease might then not fit,
+/// nothing is placed.
 NodePlan plan_nodes(const ChunkTable& table, const HostPlan& plan, const NodeRequest& request);
 
 }  // namespace ziggurat

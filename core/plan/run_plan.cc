@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/run_plan.cc: the engine's decisions at open, in its order, on a table of its own.
+// core/plan/run_plan.cc: makes the engine's decisions at open, in the same order, on its own chunk
+// table.
 #include "core/plan/run_plan.h"
 
 #include "base/bytes.h"
@@ -21,7 +22,7 @@ HostRequest host_request(const RunRequest& request) {
           .saves = request.saves};
 }
 
-/// What of the store's file is not records.
+/// Returns the bytes of the store's file that are not records.
 std::uint64_t table_bytes(const ChunkTable& table, int slots) {
   const StoreSpec spec{.layout = table.layout(),
                        .run_identity = {},

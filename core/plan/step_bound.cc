@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/step_bound.cc: the formula of the header, and which of its terms won.
+// core/plan/step_bound.cc: evaluates the header's formula and says which of its terms is the
+// largest.
 #include "core/plan/step_bound.h"
 
 #include <algorithm>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/step_bound.h: the least time a step can take, from its bytes, the links' bandwidths and
-// what must wait for what.
+// core/plan/step_bound.h: computes the least time that a step can take, from its bytes, the
+// bandwidths of the links and what must wait for what.
 //
 // The bound follows the dependencies, not only the bytes. The optimizer's sweep over NVMe-placed
 // records may run
 //   - without clipping: from the moment gradients come, so anywhere in the step:
-//         bound = max(forward + backward, all of the drive's work, each copy link's work)
+//         bound = max(forward + backward, all work of the drive, the work of each copy link)
 //   - with clipping: only after the norm, which needs the whole backward. It then hides in the next
 //     forward, which cannot outrun it, and in backward only as far as leases hold records (read
 //     ahead of the norm, or written after forward's end):
@@ -13,10 +13,10 @@
 //                                           + max(forward, drive work of forward + sweep - h)
 //     Moving h into backward's slack is free, and moving more gains nothing, so
 //     h = clamp(backward - its drive work, 0, leased).
-// Compute is what the workers were measured to need; optimizer tiles that ran between compute tiles
-// are inside it, so the optimizer's own processor time is not added again. Reads and writes share
-// the drive: its bandwidth is that of the mix. Pure functions; any thread. It is a bound under the
-// schedule's dependencies, not a prediction of one run.
+// The time of compute is measured on the workers. Optimizer tiles that ran between compute tiles
+// are part of it, so the optimizer's processor time is not added again. Reads and writes share the
+// drive, so its bandwidth is the one measured with a mix of both. The result is a bound under the
+// schedule's dependencies, not a prediction of one run. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +24,17 @@
 
 namespace ziggurat {
 
-/// Work of one step. Bytes are those of one rank.
+/// The work of one step. Bytes are those of one rank.
 struct StepWork {
-  double forward_s = 0;   ///< compute alone, nothing waited for
-  double backward_s = 0;  ///< recomputation of activations included
-  double other_s = 0;     ///< what overlaps with neither: data, the step's own call
+  double forward_s = 0;   ///< compute alone, without any waiting
+  double backward_s = 0;  ///< includes the recomputation of activations
+  double other_s = 0;  ///< work that overlaps with neither, such as loading data and calling step()
 
-  /// Records read and written, and what the sweep itself reads and writes beside them.
+  /// Bytes of the records that the sweep reads and writes, and of other state that it moves.
   std::uint64_t sweep_nvme_bytes = 0;
-  std::uint64_t forward_nvme_bytes = 0;   ///< parameters read for forward
-  std::uint64_t backward_nvme_bytes = 0;  ///< parameters read again, gradients written
+  std::uint64_t forward_nvme_bytes = 0;  ///< parameters that are read for forward
+  /// Parameters that are read again, and gradients that are written.
+  std::uint64_t backward_nvme_bytes = 0;
   std::uint64_t host_to_device_bytes = 0;
   std::uint64_t device_to_host_bytes = 0;
 
@@ -42,9 +43,9 @@ struct StepWork {
   std::uint64_t leased_bytes = 0;
 };
 
-/// Bytes per second; 0 where a link was not used or not measured: it then bounds nothing.
+/// Bandwidths in bytes per second. A link with 0 was not used or not measured, and limits nothing.
 struct LinkSpeeds {
-  double nvme = 0;  ///< of the step's mix of reads and writes
+  double nvme = 0;  ///< measured with the step's mix of reads and writes
   double host_to_device = 0;
   double device_to_host = 0;
 };
@@ -52,20 +53,21 @@ struct LinkSpeeds {
 enum class StepLimit : std::uint8_t {
   kCompute,       ///< forward + backward
   kNvme,          ///< the drive works all the time
-  kNvmeForward,   ///< the sweep outlasts the forward it hides in
-  kNvmeBackward,  ///< parameters and gradients outlast backward's compute
+  kNvmeForward,   ///< the sweep takes longer than the forward it hides in
+  kNvmeBackward,  ///< moving parameters and gradients takes longer than backward's compute
   kHostToDevice,
   kDeviceToHost,
 };
 
-/// "compute", "NVMe (the sweep waits for the norm and outlasts the forward it hides in)", ...
+/// Describes the limit: "compute", "NVMe (the sweep waits for the norm and outlasts the forward it
+/// hides in)", ...
 std::string to_string(StepLimit limit);
 
 struct StepBound {
   double seconds = 0;
   StepLimit limit = StepLimit::kCompute;
   double compute_s = 0;             ///< forward + backward + other
-  double nvme_s = 0;                ///< the drive's work, were it alone
+  double nvme_s = 0;                ///< the time of the drive's work if nothing else limited it
   double hidden_in_backward_s = 0;  ///< h above
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/plan/traffic.cc: slices times receivers.
+// core/plan/traffic.cc: multiplies the bytes of slices by the number of receivers.
 #include "core/plan/traffic.h"
 
 #include <algorithm>
@@ -12,27 +12,29 @@ namespace {
 
 constexpr std::uint64_t wide(int value) noexcept { return static_cast<std::uint64_t>(value); }
 
-/// Ranks that exchange, `on_node` of them where rank 0 is.
+/// A group of ranks that exchange; `on_node` of them are on rank 0's node.
 struct Group {
   int ranks;
   int on_node;
 };
 
-/// `slice_bytes` to every other rank.
+/// Counts the bytes when a rank sends `slice_bytes` to every other rank.
 SentBytes direct(std::uint64_t slice_bytes, Group group) noexcept {
   return {.same_node = slice_bytes * wide(group.on_node - 1),
           .other_nodes = slice_bytes * wide(group.ranks - group.on_node)};
 }
 
-/// A rank sends its slice to one rank of each other node, then what came (one slice from each node)
-/// to all ranks of its own. A reduction goes the same way backwards.
+/// Counts the bytes of an exchange by node. A rank sends its slice to one rank of each other node;
+/// then it sends the slices that came, one from each node, to all ranks of its own node. A
+/// reduction goes the same way backwards.
 SentBytes by_node(std::uint64_t slice_bytes, Group group) noexcept {
   const int nodes = group.ranks / group.on_node;
   return {.same_node = slice_bytes * wide(nodes) * wide(group.on_node - 1),
           .other_nodes = slice_bytes * wide(nodes - 1)};
 }
 
-/// Elements of all units, each cut into `slices`; of a mere count an equal part.
+/// Returns the elements of one slice of each unit, added up, when units are cut into `slices`; an
+/// equal part if only the model's count is known.
 std::uint64_t slice_sum(const ModelSize& model, int slices) noexcept {
   if (model.units.empty()) return (model.rank_count() + wide(slices) - 1) / wide(slices);
   std::uint64_t sum = 0;
@@ -52,7 +54,8 @@ class Step {
 
   StepTraffic total() {
     if (strategy_.zero_stage == 3) {
-      // A second cut lasts as long as the parameters do.
+      // A secondary cut lasts as long as the parameters do, so only the first pass gathers from all
+      // ranks.
       const int gathers = strategy_.hpz == 0 ? request_.passes : 1;
       add(Exchange::kForwardGather, gather(), gathers);
       add(Exchange::kForwardGather, backward_gather(), request_.passes - gathers);
@@ -61,7 +64,8 @@ class Step {
     }
     add(Exchange::kGradients, gradients(), 1);
     if (strategy_.is_hybrid()) add(Exchange::kReplicas, replicas(), 1);
-    // In stage 0 what is gathered are the owners' sums: the other half of the all_reduce.
+    // In stage 0 the ranks gather the sums from their owners: this is the other half of the
+    // all_reduce.
     if (strategy_.zero_stage < 3) {
       const Exchange exchange =
           strategy_.zero_stage == 0 ? Exchange::kGradients : Exchange::kUpdateGather;
@@ -94,7 +98,7 @@ class Step {
     return by_node(quantized_bytes(QuantizedBits::k8, slice_), group_);
   }
 
-  /// From the secondary cut, where there is one.
+  /// Counts a gather for backward, from the secondary cut if there is one.
   SentBytes backward_gather() const noexcept {
     if (strategy_.hpz == 0) return gather();
     const std::uint64_t slice = slice_ * wide(strategy_.shard_group / strategy_.hpz);
@@ -108,7 +112,7 @@ class Step {
     return by_node(quantized_bytes(bits, slice_), group_);
   }
 
-  /// As much to each of the others.
+  /// Divides `size_bytes` equally among the other ranks that share each layer.
   SentBytes within_tensor(std::uint64_t size_bytes) const noexcept {
     const int others = std::max(1, request_.model.tp - 1);
     const int near = std::min(request_.model.tp, request_.tensor_ranks_per_node) - 1;
@@ -116,7 +120,8 @@ class Step {
     return {.same_node = same_node, .other_nodes = size_bytes - same_node};
   }
 
-  /// For this rank's slice, among those who hold the same one: whole groups apart.
+  /// Counts the all_reduce of this rank's slice among the ranks that hold the same slice; they are
+  /// whole groups apart.
   SentBytes replicas() const noexcept {
     const int ranks = strategy_.replicas();
     const int on_node = std::max(1, request_.dp_ranks_per_node / strategy_.shard_group);
@@ -128,8 +133,8 @@ class Step {
   const TrafficRequest& request_;
   const Strategy& strategy_;
   Group group_;
-  std::uint64_t slice_;        ///< elements of this rank's slices, of all units
-  std::uint64_t param_bytes_;  ///< of these
+  std::uint64_t slice_;        ///< elements of this rank's slices, over all units
+  std::uint64_t param_bytes_;  ///< the bytes of these slices
   std::uint64_t grad_bytes_;
   StepTraffic traffic_;
 };
