@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/context.cc: copies between host memory and the device's, how a background
-// pipeline's failure becomes the run's, and leases that are not given back.
+// core/schedule/context.cc: copies between host and device, leases that are kept for the whole run,
+// and how the failure of a background pipeline becomes the failure of the run.
 #include "core/schedule/context.h"
 
 #include <fmt/format.h>
@@ -49,7 +49,7 @@ Lease Context::permanent_lease(Purpose purpose, std::uint64_t size_bytes, const 
         {.budget = MemoryBudget::kHost,
          .had_bytes = account.capacity_bytes(),
          .needed_bytes = account.used_bytes() + size_bytes},
-        fmt::format("`host_memory` has no room for {} of {}: {}", format_bytes(size_bytes),
+        fmt::format("`host_memory` has no room for {} of {}: it holds {}", format_bytes(size_bytes),
                     to_string(purpose), account.text()));
   }
   return lease;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/context.h: what every pipeline of one engine shares. Owned by the engine; reactor's
-// thread only.
+// core/schedule/context.h: what all pipelines of one engine share. The engine owns it; it is used
+// on the reactor's thread only.
 #pragma once
 
 #include <cstddef>
@@ -34,32 +34,36 @@ struct Context {
   Device& device;
   Stream& to_device;
   Stream& to_host;
-  Compute& compute;  ///< in the device's memory
+  Compute& compute;  ///< computes on bytes in the device's memory
   PinnedPool& pool;
   RankChannels& ranks;
   const ChunkTable& table;
   Placement placement;
-  /// How parameters are rounded in every step of the run; `step` is that of the record at hand.
+  /// How parameters are rounded in every step of the run. Its `step` is set for each record when
+  /// that is rounded.
   ParamRounding rounding{};
 
-  /// What pipelines wait for is in this scope; cancelled when the engine has failed or is closed.
+  /// The scope of all that pipelines wait for; it is cancelled when the engine has failed or is
+  /// closed.
   CancelScope& cancel;
-  /// Background pipelines of the engine; the first failure of any ends the run through `fail`.
+  /// The engine's background pipelines. The first one that fails ends the run through `fail`.
   WorkGroup& tasks;
-  /// What a trainer lends: its parameters and gradients.
+  /// The parameters and gradients that a trainer lends.
   LentMemory& lent;
-  /// NUMA node of each chunk, where its bytes lie and are worked on; empty: memory is one.
+  /// The NUMA node of each chunk, where its bytes lie and are worked on. Empty if nothing is placed
+  /// on nodes.
   std::vector<int> chunk_nodes = {};
   std::function<void(std::exception_ptr)> fail;
 
-  /// -1: anywhere.
+  /// Returns the node of `chunk`, or -1 if it may be on any.
   int node_of(ChunkId chunk) const noexcept {
     return chunk < chunk_nodes.size() ? chunk_nodes[chunk] : -1;
   }
-  /// What a unit's chunks share is on the node of its first.
+  /// Returns the node of the unit's first chunk. Memory that the unit's chunks share is placed
+  /// there.
   int node_of_unit(UnitId unit) const noexcept { return node_of(table.unit(unit).first_chunk); }
 
-  /// Copies of equal sizes; resume when the bytes are there.
+  /// Copy between spans of equal sizes; return when the bytes have arrived.
   Task<> copy_to_device(DeviceSpan<std::byte> to, std::span<const std::byte> from);
   Task<> copy_to_host(std::span<std::byte> to, DeviceSpan<const std::byte> from);
   /// Starts `task` as a background pipeline.
@@ -69,9 +73,9 @@ struct Context {
     return workers.run(reactor, name, job, node_of(chunk));
   }
   /// Runs `jobs` on the workers; they must outlive the await. Returns when all have ended, and
-  /// rethrows what the first that failed threw.
+  /// rethrows the error of the first that failed.
   Task<> run_all(const char* name, const std::vector<std::function<void()>>& jobs);
-  /// Host memory that is kept for the whole run. Errors: kResourceExhausted with the account.
+  /// Takes host memory for the whole run. Errors: kResourceExhausted with the pool's account.
   Lease permanent_lease(Purpose purpose, std::uint64_t size_bytes, const char* holder,
                         int numa_node = -1);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/grad_home.cc: the three tiers, for gradients.
+// core/schedule/grad_home.cc: gradients on the three tiers and in lent memory.
 #include <utility>
 
 #include "base/checksum.h"

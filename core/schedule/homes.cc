@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes.cc: the three tiers, for parameters; for gradients, grad_home.cc.
+// core/schedule/homes.cc: parameters on the three tiers and in lent memory. Gradients are in
+// grad_home.cc.
 #include "core/schedule/homes.h"
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 namespace ziggurat {
 namespace {
 
-/// Room on NVMe for parameters, an item a chunk; of `slices` slices of every unit.
+/// Returns the sizes of the items that hold parameters on NVMe: one for each chunk of `slices`
+/// slices of every unit.
 std::vector<std::uint64_t> param_items(const ChunkTable& table, int slices) {
   std::vector<std::uint64_t> sizes;
   for (UnitId u = 0; u < table.unit_count(); ++u) {
@@ -229,7 +231,8 @@ Task<> ParamHome::gather(UnitId unit, Need need) {
       whole);
 }
 
-/// In host memory, where ranks meet, between the device and the device.
+/// Gathers the unit in host memory, because ranks can exchange only there: its own slice is copied
+/// from the device before, and the whole unit back to the device afterwards.
 Task<> ParamHome::gather_staged(UnitId unit, Need need) {
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
@@ -247,7 +250,7 @@ Task<> ParamHome::gather_staged(UnitId unit, Need need) {
   co_await context_.copy_to_device(home, lease.bytes());
 }
 
-/// Reads this rank's slice back, and writes the others'.
+/// Reads this rank's slice from NVMe, gathers the unit, and writes the slices of the other ranks.
 Task<> ParamHome::gather_swapped(UnitId unit, Need need) {
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
@@ -276,7 +279,7 @@ Task<> ParamHome::gather_swapped(UnitId unit, Need need) {
   co_await writes.wait_idle();
 }
 
-/// Each to its place in `memory`, which begins with element `begin` of the unit.
+/// Reads each item to its place in `memory`, which begins with element `begin` of the unit.
 Task<> ParamHome::read_items(const std::vector<Item>& items, std::span<std::byte> memory,
                              std::uint64_t begin, IoPriority priority) {
   const std::size_t element_bytes = size_bytes(context_.table.dtype());

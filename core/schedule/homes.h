@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/homes.h: where parameters and gradients live between uses, one class for each; of
-// optimizer records, optimizer/record_home.h. The placement is chosen there and nowhere else:
-// pipelines ask a home for bytes and do not know the tier.
+// core/schedule/homes.h: where parameters and gradients live between uses, one class for each.
+// Optimizer records have optimizer/record_home.h. Only these classes know the placement: pipelines
+// ask a home for bytes and do not know the tier.
 //
-// A chunk is updated by the CPU, with bytes that it can reach, or by the device, with bytes in the
-// device's memory: a home gives either, where they live or in memory of the work item's.
-// Reactor's thread only.
+// A chunk is updated either by the CPU, with bytes that the CPU can reach, or by the device, with
+// bytes in the device's memory. A home can serve both: it gives the bytes where they live, or in
+// memory of the work item. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -21,77 +21,85 @@
 
 namespace ziggurat {
 
-/// Parameters in the model's type: whole units, or in stage 3 this rank's slices.
+/// The home of parameters in the model's type: whole units, or in stage 3 this rank's slices.
 class ParamHome {
  public:
-  /// `places`: of its file, where parameters are on NVMe. `lent`: with Tier::kTrainer each unit's
-  /// parameters, without padding.
+  /// Makes the home. `places` are for its file, if parameters are on NVMe. `lent` has each unit's
+  /// parameters without padding, if they are in the trainer's memory (Tier::kTrainer).
   static std::unique_ptr<ParamHome> create(Context& context, std::vector<StripePlace> places,
                                            std::span<const TypedSpan<std::byte>> lent = {});
 
-  /// Lease memory that a work item writing `chunk`'s parameters needs: 0 where they are updated in
-  /// place.
+  /// Returns how much lease memory a work item needs to write `chunk`'s parameters; 0 if they are
+  /// updated in place.
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
-  /// Where the CPU's update writes `chunk`'s new parameters: at home, or in the item's memory.
+  /// Returns where the CPU's update writes `chunk`'s new parameters: at home, or in the item's
+  /// memory.
   TypedSpan<std::byte> destination(ChunkId chunk, std::span<std::byte> item) const noexcept;
-  /// `destination` is written: brings it home.
+  /// Brings home the parameters that were written to destination().
   Task<> publish(ChunkId chunk, TypedSpan<const std::byte> values);
 
-  /// Where the device's update writes them: at home, or in `staging`, memory of the device.
+  /// Returns where the device's update writes the new parameters: at home, or in `staging`, which
+  /// is memory of the device.
   TypedDeviceSpan<std::byte> destination_on_device(ChunkId chunk,
                                                    DeviceSpan<std::byte> staging) const noexcept;
-  /// Brings home what was written there, through the item's memory where they live on NVMe.
+  /// Brings home the parameters that were written to destination_on_device(). If they live on NVMe,
+  /// they pass through the item's memory.
   Task<> publish_from_device(ChunkId chunk, TypedDeviceSpan<const std::byte> values,
                              std::span<std::byte> item);
 
-  /// The same from a `record`, with the bits of the update that made it, its parameter's `step`;
-  /// `item` as given by item_bytes().
+  /// Makes the parameters from a `record` and brings them home. They have the bits of the update
+  /// that made the record, which was step `step` of the parameter. `item` has the size that
+  /// item_bytes() says.
   Task<> publish_record(ChunkId chunk, std::uint64_t step, std::span<const std::byte> record,
                         std::span<std::byte> item);
-  /// Parameters stay in memory between updates, where `destination` is.
+  /// Whether parameters stay in host-accessible memory between updates, at destination().
   bool in_memory() const noexcept { return tier_ != Tier::kNvme && !out_of_reach(); }
-  /// They are the trainer's, who may write them between steps.
+  /// Whether parameters are in memory that the trainer lends and may write between steps.
   bool is_lent() const noexcept { return tier_ == Tier::kTrainer; }
 
-  /// The trainer uses whole units where they live: nothing is ever loaded.
+  /// Whether the trainer uses whole units where they live, so that nothing is ever loaded.
   bool used_at_home() const noexcept;
   DeviceSpan<const std::byte> view(UnitId unit) const noexcept;
-  /// The trainer has moved what it lends, while no update of it is under way.
+  /// Tells the home that the trainer has moved the memory of `unit` that it lends. No update of the
+  /// unit may be under way.
   void lend(UnitId unit, TypedSpan<std::byte> params) noexcept { lent_[unit] = params; }
   /// A copy to the device that is queued.
   struct Loading {
     Event landed;
-    Lease staging;  ///< what it reads where the home is no memory: kept until it has landed
+    /// Host memory that the copy reads, if the home is not in memory; kept until the copy has
+    /// ended.
+    Lease staging;
   };
-  /// Copies what is here of `unit` to its place in `destination`, where the unit is on the device.
-  /// Returns once the copy is queued; it reads the home, or the staging, until it has landed.
+  /// Copies this rank's part of `unit` to its place in `destination`, the unit's memory on the
+  /// device. Returns once the copy is queued. The copy reads the home or the staging until it has
+  /// landed.
   Task<Loading> load(UnitId unit, std::byte* destination, Need need, IoPriority priority);
-  /// What is here of `unit`, for the CPU: where it lives, or read into memory on loan.
+  /// This rank's part of a unit where the CPU can read it: at home, or in leased memory.
   struct Fetched {
     Lease lease;
     std::span<const std::byte> bytes;
   };
   Task<Fetched> fetch(UnitId unit, Need need, IoPriority priority);
-  /// Stages 1 and 2: every rank has updated its slice of `unit`; brings the others' here. Calls of
-  /// all ranks in one order, each after the one before has ended.
+  /// In stages 1 and 2: gathers the slices of `unit` that the other ranks have updated. All ranks
+  /// make these calls in the same order, each after the one before has ended.
   Task<> gather(UnitId unit, Need need);
-  /// Somebody waits for a load of `unit` that is under way.
+  /// Raises the priority of a load of `unit` that is under way, because somebody waits for it.
   void hurry(UnitId unit);
 
  private:
   explicit ParamHome(Context& context) : context_(context), tier_(context.placement.params) {}
-  /// They live where the CPU cannot touch them.
+  /// Whether parameters live in memory that the CPU cannot touch.
   bool out_of_reach() const noexcept {
     return tier_ == Tier::kDevice && !context_.device.host_accessible();
   }
-  /// The chunk's place at home in what `unit` is the beginning of.
+  /// Returns the chunk's place at home; `unit` is where the memory of its unit begins.
   TypedSpan<std::byte> in_unit(ChunkId chunk, std::byte* unit) const noexcept;
   struct Item {
-    std::size_t index;    ///< in swap_
-    std::uint64_t begin;  ///< element of the unit
+    std::size_t index;    ///< number of the item in swap_
+    std::uint64_t begin;  ///< first element of the unit in the item
     std::uint64_t count;
   };
-  /// What `unit` is on NVMe.
+  /// Lists the items that hold `unit` on NVMe.
   std::vector<Item> items(UnitId unit) const;
   std::size_t item_of(ChunkId chunk) const noexcept;
   bool gathered() const noexcept;
@@ -104,39 +112,43 @@ class ParamHome {
 
   Context& context_;
   Tier tier_;
-  std::vector<Lease> host_;                          // per unit
-  std::vector<DeviceBuffer> device_;                 // per unit
-  std::vector<TypedSpan<std::byte>> lent_;           // per unit
-  std::unique_ptr<SwapFile> swap_;                   // item per chunk, also of others' slices
-  std::vector<std::span<const std::byte>> reading_;  // per unit, where a read is under way
+  std::vector<Lease> host_;                 // per unit
+  std::vector<DeviceBuffer> device_;        // per unit
+  std::vector<TypedSpan<std::byte>> lent_;  // per unit
+  std::unique_ptr<SwapFile> swap_;          // one item for each chunk, of others' slices too
+  // Per unit: memory into which a read is under way.
+  std::vector<std::span<const std::byte>> reading_;
 };
 
-/// Gradients between backward and the update, rounded to the model's type, or as they were lent.
+/// The home of gradients between backward and the update: rounded to the model's type, or as the
+/// trainer lent them.
 class GradHome {
  public:
   using AllocateDevice =
       std::function<Task<DeviceBuffer>(std::uint64_t size_bytes, Purpose purpose)>;
-  /// `places`: of its file, where gradients are on NVMe.
+  /// Makes the home. `places` are for its file, if gradients are on NVMe.
   static std::unique_ptr<GradHome> create(Context& context, std::vector<StripePlace> places,
                                           AllocateDevice allocate);
 
   std::uint64_t item_bytes(const Chunk& chunk) const noexcept;
   /// Takes `chunk`'s gradient from `source`; returns when `source` may be reused.
   Task<> accept(ChunkId chunk, DeviceSpan<const std::byte> source, Need need);
-  /// With Tier::kTrainer, instead: the unit's gradient, without padding, in any type; the memory is
-  /// the engine's until the unit is updated.
+  /// Takes the unit's gradient from the trainer (Tier::kTrainer), instead of accept(): without
+  /// padding, in any type. The engine may use the memory until the unit is updated.
   void lend(UnitId unit, TypedSpan<const std::byte> gradient) noexcept { lent_[unit] = gradient; }
-  /// The chunk has none in this step.
+  /// Whether the chunk has no gradient in this step.
   bool absent(ChunkId chunk) const noexcept;
-  /// Set once `chunk`'s gradient is here in this step, or it is known that there is none; reset as
-  /// it is consumed.
+  /// Returns the signal that is set once `chunk`'s gradient of this step has arrived, or once it is
+  /// known that there is none. It is reset when the gradient is used.
   Signal& arrived(ChunkId chunk) noexcept { return arrived_[chunk]; }
-  /// The gradient accepted before, wherever it is, for the CPU; `item` as given by item_bytes().
+  /// Brings the accepted gradient to memory that the CPU can reach; `item` has the size that
+  /// item_bytes() says.
   Task<TypedSpan<const std::byte>> fetch(ChunkId chunk, std::span<std::byte> item);
-  /// And for the device: where it lives, or in `staging`, memory of the device.
+  /// Brings the accepted gradient to the device: returns it where it lives, or in `staging`, which
+  /// is memory of the device.
   Task<TypedDeviceSpan<const std::byte>> fetch_to_device(ChunkId chunk, std::span<std::byte> item,
                                                          DeviceSpan<std::byte> staging);
-  /// The update has used it.
+  /// Frees the gradient's memory after the update has used it.
   void drop(ChunkId chunk) noexcept;
 
  private:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/lent_memory.h: when memory that a trainer lends is its own again: no job on a
-// worker is in it. Reactor's thread only.
+// core/schedule/lent_memory.h: counts the jobs that use memory which a trainer lends, so that the
+// trainer knows when it may use its memory again. Reactor's thread only.
 //
-// A job runs to its end, whatever has failed meanwhile; so whoever tells the trainer that the
-// engine has ended waits for those under way first, and no other begins. Transfers are not waited
-// for: they are of the engine's own memory, and a drive may hang.
+// A job runs to its end, whatever has failed meanwhile. So before the trainer is told that the
+// engine has ended, the engine waits for the jobs under way, and no other job begins. Nobody waits
+// for transfers: they use only the engine's own memory, and a drive may hang.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ class LentMemory {
     idle_.set();
   }
 
-  /// A job is in lent memory as long as this lives. Errors: the scope's, once that is cancelled.
+  /// Marks that a job uses lent memory, for as long as this object lives. Errors: the scope's, once
+  /// that is cancelled.
   class Use {
    public:
     explicit Use(LentMemory& of) : of_(of) {
@@ -36,9 +37,10 @@ class LentMemory {
     LentMemory& of_;
   };
 
-  /// Returns when no job is in it; where the scope is cancelled, for good.
+  /// Returns when no job uses lent memory. If the scope is cancelled, no job ever begins
+  /// afterwards.
   Task<> idle() {
-    while (count_ > 0) co_await idle_.wait();  // more may have begun before we resumed
+    while (count_ > 0) co_await idle_.wait();  // another job may have begun before this resumed
   }
 
  private:

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/rank_channels.h: the ranks, a communicator for each thing that they
-// talk about.
+// core/schedule/rank_channels.h: a communicator among the ranks for each kind of exchange.
 //
-// Calls of one communicator are made in the same order by every rank; calls of two need no order
-// between them. So each order below is decided by one place of the engine, from what all ranks know
-// alike: the trainer's calls and the settings. What depends on timing (memory, drives, peers)
-// delays a call, and never moves, adds or leaves one out.
+// All ranks make the calls of one communicator in the same order; calls of two communicators need
+// no order between them. So the order of each communicator's calls is decided in one place of the
+// engine, from what all ranks know alike: the trainer's calls and the settings. Timing (memory,
+// drives, other ranks) may delay a call, but never moves, adds or omits one.
 #pragma once
 
 #include <memory>
@@ -20,11 +19,14 @@
 namespace ziggurat {
 
 struct RankChannels {
-  /// Counted in data-parallel ranks, which have the same part of each layer.
+  /// The sizes of groups, counted in data-parallel ranks: those that have the same part of each
+  /// layer.
   struct Groups {
-    int shard = 0;  ///< that share a copy of the state (Sharding::of); 0: all
-    int node = 0;   ///< of these, consecutive ones with a second partition of parameters; 0: none
-    NodeGrid exchanges{};  ///< the nodes by which quantized exchanges go
+    int shard = 0;  ///< ranks that share one copy of the state (Sharding::of); 0 if all do
+    /// Consecutive ranks among those that have a second cut of parameters; 0 if there is none.
+    int node = 0;
+    /// How quantized exchanges are grouped: within a node, and between nodes.
+    NodeGrid exchanges{};
   };
   RankChannels(Communicator& ranks, const Place& place, const Groups& groups) {
     const std::vector<int>& data = place.data_group;
@@ -38,28 +40,37 @@ struct RankChannels {
     quantized_grads = by_node(ranks, data, groups.exchanges);
     std::vector<int> all(static_cast<std::size_t>(ranks.world_size()));
     std::iota(all.begin(), all.end(), 0);
-    // The first call of an engine is its store's: two ranks that open something else are found out.
+    // The first call of an engine is one of its store. So ranks that open different things are
+    // found out by that call.
     store = ranks.split(all);
     steps = ranks.split(all);
     saves = ranks.split(all);
   }
 
-  std::unique_ptr<Communicator> params;    ///< gathers: in the order of use (stage 3) or of units,
-                                           ///< and in stage 0 of reduced gradients
-  std::unique_ptr<Communicator> grads;     ///< reductions, in the order of finish_gradient()
-  std::unique_ptr<Communicator> replicas;  ///< the same slice's ranks of all groups, in that order
-  std::unique_ptr<Communicator> node;      ///< gathers within a node, in the order of use (hpZ)
-  /// A rank's neighbours on its node, and those in its place on each node; none where that is the
-  /// rank alone.
+  /// Gathers of parameters, in the order of use (stage 3) or of units; in stage 0, of reduced
+  /// gradients.
+  std::unique_ptr<Communicator> params;
+  /// Reductions of gradients, in the order of finish_gradient().
+  std::unique_ptr<Communicator> grads;
+  /// Reductions among the ranks of all groups that hold the same slice, in the same order as
+  /// `grads`.
+  std::unique_ptr<Communicator> replicas;
+  std::unique_ptr<Communicator> node;  ///< gathers within a node, in the order of use (hpZ)
+  /// A communicator with the other ranks of this node, and one with the ranks in the same place on
+  /// each node. Null if the group has only this rank.
   struct ByNode {
     std::unique_ptr<Communicator> within;
     std::unique_ptr<Communicator> across;
   };
-  ByNode quantized_params;  ///< of what is quantized, in place of `params`: across, then within
-  ByNode quantized_grads;   ///< in place of `grads`: within, then across
-  std::unique_ptr<Communicator> steps;  ///< of all: one call a step(), with its norm
-  std::unique_ptr<Communicator> saves;  ///< of all: a save's begin and end, one save at a time
-  std::unique_ptr<Communicator> store;  ///< of all: the store's, at open, then one a generation
+  /// Quantized parameters, instead of `params`: first across, then within.
+  ByNode quantized_params;
+  ByNode quantized_grads;  ///< quantized gradients, instead of `grads`: first within, then across
+  /// All ranks: one call in each step(), with the step's norm.
+  std::unique_ptr<Communicator> steps;
+  /// All ranks: the begin and the end of a save, one save at a time.
+  std::unique_ptr<Communicator> saves;
+  /// All ranks: the store's calls at open, then one for each generation.
+  std::unique_ptr<Communicator> store;
 
  private:
   static ByNode by_node(Communicator& ranks, std::span<const int> members, NodeGrid grid) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/spare_buffers.h: a few buffers of host memory that are a pipeline's own for good:
-// what is under way at once is as much as they hold. Reactor's thread only.
+// core/schedule/spare_buffers.h: a few buffers of host memory that one pipeline keeps for the whole
+// run. Their number limits how much is under way at once. Reactor's thread only.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace ziggurat {
 
 class SpareBuffers {
  public:
-  /// `holder` is what an account calls them. Errors: kResourceExhausted.
+  /// Allocates the buffers; `holder` names them in the pool's account. Errors: kResourceExhausted.
   SpareBuffers(Context& context, std::size_t count, std::uint64_t size_bytes, const char* holder)
       : memory_(context.permanent_lease(Purpose::kStaging, count * size_bytes, holder)),
         returned_(context.cancel) {
@@ -22,7 +22,7 @@ class SpareBuffers {
       spare_.push_back(memory_.bytes().subspan(i * size_bytes, size_bytes));
   }
 
-  /// Waits for one.
+  /// Waits until a buffer is free, and takes it.
   Task<std::span<std::byte>> take() {
     while (spare_.empty()) {
       returned_.reset();

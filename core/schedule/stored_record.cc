@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/stored_record.cc: read, hash, compare.
+// core/schedule/stored_record.cc: reads records, hashes them and compares the hashes.
 #include "core/schedule/stored_record.h"
 
 #include "tiers/record_hash.h"
@@ -39,8 +39,8 @@ Task<> require_record_of(Context& context, const StripedStore& store, ChunkId ch
 
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
                    std::span<std::byte> record) {
-  // Before the read: meanwhile the generations that follow may be sealed, and what is constant
-  // counts as theirs.
+  // The expected hash is asked for before the read. During the read later generations may be
+  // sealed, and then a constant record would count as one of theirs.
   const StateStore::Expected expected = store.expected(chunk, generation);
   co_await store.read(chunk, generation, record);
   const bool right = co_await is_as_expected(context, chunk, expected, record);

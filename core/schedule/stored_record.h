@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/stored_record.h: a record against its hash: the one place where a record is read
-// and compared outside an update. Megabytes are hashed on a worker, never on the reactor's thread.
+// core/schedule/stored_record.h: compares records with their hashes. This is the only place where a
+// record is read and verified outside an update. A record has megabytes, so it is hashed on a
+// worker and never on the reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,14 @@ namespace ziggurat {
 Task<std::uint64_t> hash_record(Context& context, ChunkId chunk, std::span<const std::byte> record,
                                 std::uint64_t seed);
 
-/// Generations are as the store counts them. `record` is what was written as `chunk`'s.
+/// Whether `record` has the bytes that were written as `chunk`'s record of `generation`.
+/// Generations are counted as the store does.
 Task<bool> is_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                         std::uint64_t generation, std::span<const std::byte> record);
-/// Errors: kDataLoss naming the record, where it is not.
+/// Throws kDataLoss naming the record if is_record_of() is false.
 Task<> require_record_of(Context& context, const StripedStore& store, ChunkId chunk,
                          std::uint64_t generation, std::span<const std::byte> record);
-/// Reads it whole, and compares. Errors: the drive's; kDataLoss.
+/// Reads the whole record and verifies it. Errors: the drive's; kDataLoss.
 Task<> read_record(Context& context, StripedStore& store, ChunkId chunk, std::uint64_t generation,
                    std::span<std::byte> record);
 

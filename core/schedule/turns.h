@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/turns.h: work that comes to a place in any order and leaves it in the order of its
-// numbers: a second exchange among ranks, after a first that may end early or late.
+// core/schedule/turns.h: lets work that arrives in any order go on in the order of its numbers. For
+// example, a second exchange among ranks needs the same order on all ranks, though the first
+// exchanges may end in any order.
 //
 //   co_await turns.wait(number);  make the call;  turns.next();
 //
@@ -17,7 +18,7 @@ class Turns {
  public:
   explicit Turns(CancelScope& cancel) : changed_(cancel) {}
 
-  /// Waits for the turn of `number`: each of 0, 1, 2, .. comes once.
+  /// Waits for the turn of `number`. Each number 0, 1, 2, ... is waited for once.
   Task<> wait(std::uint64_t number) {
     while (turn_ != number) {
       changed_.reset();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_flow.cc: accumulate, round in place, copy out.
+// core/schedule/gradients/gradient_flow.cc: accumulates a gradient, rounds it in place and copies
+// it to its home.
 #include "core/schedule/gradients/gradient_flow.h"
 
 #include <fmt/format.h>
@@ -16,7 +17,7 @@
 namespace ziggurat {
 namespace {
 
-/// Two chunks at a time, in pieces long enough for a link.
+/// Two chunks are copied at a time, in pieces that are long enough to use a link well.
 constexpr std::size_t kCopies = 2;
 constexpr std::uint64_t kCopyCount = 16 * kTileElements;
 
@@ -58,7 +59,7 @@ GradientFlow::GradientFlow(Context& context, ParamCache& cache, GradHome& home,
     reducer_ = std::make_unique<GradientReducer>(context, reduction, norm_);
 }
 
-/// One of those set aside, or one of the unit's own.
+/// Takes an accumulator that is set aside, or allocates one for the unit.
 Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
   if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
@@ -72,7 +73,7 @@ Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   co_return buffer;
 }
 
-/// Beside those set aside.
+/// Allocates an accumulator beyond those that are set aside.
 Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
   try {
     co_return co_await cache_.allocate(size_bytes, Purpose::kAccumulators);
@@ -84,9 +85,10 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
         {.budget = MemoryBudget::kDevice,
          .had_bytes = account.capacity_bytes(),
          .needed_bytes = account.used_bytes() + size_bytes},
-        fmt::format("{}; {} units have unfinished gradients, and another was asked for: a trainer "
-                    "that runs each micro-batch through the whole model keeps every unit's, {} in "
-                    "all (in stage 3 EngineConfig::trainer_device_bytes leaves room for them)",
+        fmt::format("{}; the trainer asks for another gradient while those of {} units are "
+                    "unfinished. A trainer that runs each micro-batch through the whole model "
+                    "needs memory for the gradients of all units, {}; in stage 3, reserve it with "
+                    "EngineConfig::trainer_device_bytes",
                     error.what(), held,
                     format_bytes(context_.table.padded_count() * sizeof(float))));
   }
@@ -104,12 +106,12 @@ Task<GradientFlow::Accumulator> GradientFlow::accumulator(UnitId unit) {
   }
 
   const std::uint64_t size_bytes = chunks.padded_count * sizeof(float);
-  // Until then its last gradient may not have been used yet. A trainer that acquired the unit has
-  // waited for this already.
+  // The last gradient of the unit may not have been used before this. (A trainer that has acquired
+  // the unit has waited for it already.)
   co_await cache_.wait_updated(unit);
   buffer = co_await take_accumulator(size_bytes);
   stages_[unit] = Stage::kAccumulating;
-  // A trainer's stream may still read parameters that lay there.
+  // A trainer's stream may still read parameters that were in this memory before.
   const std::vector<Event> before = buffer.before_use();
   for (const Event& read : before) co_await context_.compute.after(read);
   zeroed_[unit] = co_await context_.compute.clear(device_span(buffer).first(size_bytes));
@@ -145,7 +147,8 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
                    need, reduction ? &reduction->reduced[in_slice] : nullptr));
   }
   co_await group.wait_idle();
-  // Until then the others' part in it is read from the accumulator, also where none of it is ours.
+  // The other ranks' chunks are also read from the accumulator, so it is kept until all are
+  // reduced, even if none of them is this rank's.
   for (std::size_t i = 0; reduction && i < reduction->reduced.size(); ++i) {
     if (!context_.table.constant_everywhere(unit, i)) co_await reduction->reduced[i].wait();
   }
@@ -154,7 +157,8 @@ Task<> GradientFlow::flow(UnitId unit, Need need,
   if (buffer.size_bytes() == largest_bytes) spare_.push_back(std::move(buffer));
   buffer = {};
   if (--units_under_way_ == 0) idle_.set();
-  // Also if none came back: the last unit under way may have been waited for in vain.
+  // Set even if no accumulator came back: a waiter may have waited for the last unit under way, and
+  // must then allocate one.
   spare_returned_.set();
 }
 
@@ -168,12 +172,13 @@ Task<> GradientFlow::flow_chunk(ChunkId id, DeviceSpan<float> accumulator, Need 
   const DeviceSpan<std::byte> rounded =
       accumulator.as<std::byte>().first(context_.table.chunk(id).param_bytes());
   co_await home_.accept(id, rounded, need);
-  // With its gradient a chunk may be updated, at once where updates start early.
+  // A chunk may be updated as soon as its gradient has arrived, so nobody may read its parameters
+  // any more.
   co_await cache_.readers_done(context_.table.chunk(id).unit);
   home_.arrived(id).set();
 }
 
-/// Rounded in place: the chunk's 16-bit values begin where its fp32 values did.
+/// Rounds a chunk's gradient in place: its 16-bit values begin where its fp32 values did.
 Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
   const Chunk& chunk = context_.table.chunk(id);
   const TypedDeviceSpan<std::byte> rounded{context_.table.dtype(),
@@ -184,7 +189,7 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
     co_await context_.compute.round(whole);
     co_return;
   }
-  // Tiles of which tensor-parallel parts share a run are summed run by run.
+  // Tiles in which tensor-parallel parts share a range are summed range by range.
   if (copies_) {
     const Compute::Rounding whole{.values = accumulator, .out = rounded, .squares = {}};
     co_await context_.compute.round(whole);
@@ -200,7 +205,8 @@ Task<> GradientFlow::round(ChunkId id, DeviceSpan<float> accumulator) {
   co_await context_.workers.run(context_.reactor, "round gradient", job);
 }
 
-/// A copy is rounded again, which changes no bit of what is rounded.
+/// Sums the squares of a gradient that the CPU cannot reach, from copies. A copy is rounded again,
+/// which does not change its bits.
 Task<> GradientFlow::sum_copies(ChunkId id, TypedDeviceSpan<const std::byte> rounded) {
   const Chunk& chunk = context_.table.chunk(id);
   const std::span<std::byte> buffer = co_await copies_->take();

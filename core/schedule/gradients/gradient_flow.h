@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_flow.h: a unit's gradient from the trainer's fp32 accumulator to
-// its home, chunk by chunk, rounded once to the model's type; squares are summed in passing, per
-// tile, so that the norm depends on neither chunks, threads nor placement. Among several ranks the
-// sum over them comes in between (gradient_reducer.h). Reactor's thread only.
+// core/schedule/gradients/gradient_flow.h: brings a unit's gradient from the trainer's fp32
+// accumulator to its home, chunk by chunk. The gradient is rounded once to the model's type. In the
+// same pass its squares are summed per tile, so that the norm does not depend on chunks, threads or
+// placement. With several ranks, the gradient is first summed over them (gradient_reducer.h).
+// Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -21,45 +22,47 @@ namespace ziggurat {
 
 class GradientFlow {
  public:
-  /// `accumulators_max`: accumulators of the largest unit's size set aside at once, while the
-  /// device is not yet cut up; with two, a gradient leaves while the next unit's is computed.
-  /// Errors: kResourceExhausted if not even one fits, or the reduction's buckets.
+  /// Sets aside at most `accumulators_max` accumulators of the largest unit's size, before other
+  /// buffers divide the device's memory. With two, one gradient can leave while the next unit's is
+  /// computed. Errors: kResourceExhausted if not even one accumulator fits, or if the reduction's
+  /// buckets do not.
   GradientFlow(Context& context, ParamCache& cache, GradHome& home, std::size_t accumulators_max,
                const ReductionSettings& reduction);
 
-  /// A unit so small that an accumulator of the largest size would be wasted on it (an embedding's
-  /// stays for the whole backward) takes one of its own size.
+  /// Whether a unit takes an accumulator of its own size, because it is so small that one of the
+  /// largest size would be wasted on it. (The accumulator of an embedding stays for the whole
+  /// backward.)
   static constexpr bool takes_own_accumulator(std::uint64_t size_bytes,
                                               std::uint64_t largest_bytes) noexcept {
     return size_bytes * 2 <= largest_bytes;
   }
 
-  /// Host memory that the norm takes beside its sums: for copies of what the CPU sums run by run,
-  /// where it cannot reach the device. 0: none.
+  /// Returns how much host memory the norm needs beside its sums, if the CPU cannot reach the
+  /// device: for copies of gradients that the CPU sums run by run. 0 if none.
   static std::uint64_t copies_bytes(const ChunkTable& table, const ReductionSettings& reduction);
 
   struct Accumulator {
     DeviceSpan<float> values;
-    Event zeroed;  ///< who adds waits for it
+    Event zeroed;  ///< happens when `values` are zero; work that adds must wait for it
   };
-  /// `unit`'s accumulator: zeroed when this step first asks for it. Waits for device memory. The
-  /// unit's gradient must not be finished in this step.
+  /// Returns `unit`'s accumulator, which is set to zero when a step first asks for it. Waits for
+  /// device memory. The unit's gradient must not be finished in this step.
   Task<Accumulator> accumulator(UnitId unit);
   /// Sends `unit`'s gradient on its way, as part of the step that makes `generation`; returns at
-  /// once. What Context::compute does from now on comes after all that was added (Compute::after).
-  /// A constant unit needs no accumulator, and nothing is sent.
+  /// once. The caller must have made Context::compute wait for everything that was added
+  /// (Compute::after). A constant unit needs no accumulator, and nothing is sent for it.
   void finish(UnitId unit, std::uint64_t generation);
 
   bool finished(UnitId unit) const noexcept { return stages_[unit] == Stage::kFinished; }
 
-  /// Every unit was finished and has arrived. Errors: kInvalidArgument naming a unit without a
-  /// gradient.
+  /// Waits until every unit was finished and its gradient has arrived. Errors: kInvalidArgument
+  /// naming a unit without a gradient.
   Task<> all_arrived();
-  /// After all_arrived() it has this rank's slices. The messages of other ranks are for the caller
-  /// to exchange.
+  /// Returns the norm. After all_arrived() it has this rank's slices; the caller must exchange the
+  /// messages of the ranks.
   GradientNorm& norm() noexcept { return norm_; }
 
-  /// The step is over: gradients of the next one may be asked for.
+  /// Ends the step, so that gradients of the next one may be asked for.
   void begin_step();
 
  private:
@@ -77,12 +80,12 @@ class GradientFlow {
   std::vector<Stage> stages_;          // per unit
   std::vector<DeviceBuffer> buffers_;  // per unit
   std::vector<Event> zeroed_;          // per unit
-  std::vector<DeviceBuffer> spare_;    // accumulators set aside and free
+  std::vector<DeviceBuffer> spare_;    // accumulators that are set aside and free
   Signal spare_returned_;
   Lease norm_memory_;
   GradientNorm norm_;
-  std::unique_ptr<SpareBuffers> copies_;      // where copies_bytes() says so
-  std::unique_ptr<GradientReducer> reducer_;  // among several ranks
+  std::unique_ptr<SpareBuffers> copies_;      // null if copies_bytes() is 0
+  std::unique_ptr<GradientReducer> reducer_;  // null if there is only one rank
   std::uint64_t finished_units_ = 0;
   std::size_t units_under_way_ = 0;
   Signal idle_;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_norm.cc: rounding with sums, and their places in messages:
+// core/schedule/gradients/gradient_norm.cc: rounds gradients, sums their squares, and lays out the
+// messages:
 //
-//   head | sums of the tiles of the rank's slices, by unit | where layers are divided: a hash a
+//   head | sums of the tiles of the rank's slices, by unit | if layers are divided: one hash per
 //   unit
 #include "core/schedule/gradients/gradient_norm.h"
 
@@ -13,7 +14,7 @@
 namespace ziggurat {
 namespace {
 
-/// Tiles of one rank's slices.
+/// Returns the number of tiles in one rank's slices.
 std::size_t own_tiles(const ChunkTable& table) {
   std::size_t tiles = 0;
   for (UnitId u = 0; u < table.unit_count(); ++u)
@@ -71,7 +72,8 @@ void GradientNorm::round(UnitId unit, std::uint64_t begin, std::span<const float
   }
 }
 
-/// Runs that parts share and runs that they do not, one after the other; most tiles are one run.
+/// Rounds a tile range by range: ranges that tensor-parallel parts share alternate with ranges that
+/// they do not share. Most tiles have only one range.
 void GradientNorm::round_tile(UnitId unit, std::uint64_t begin, std::span<const float> values,
                               TypedSpan<std::byte> out) {
   const TensorPart part = table_.sharding().tensor;
@@ -127,7 +129,8 @@ std::optional<GradientNorm::Difference> GradientNorm::difference() const {
   return {};
 }
 
-/// Where groups of ranks each have a copy of the state, all have the same sums: the first group's.
+/// If groups of ranks each have a copy of the state, all groups have the same sums, so only those
+/// of the first group are added.
 double GradientNorm::squared() const {
   const Sharding& sharding = table_.sharding();
   double sum = 0;

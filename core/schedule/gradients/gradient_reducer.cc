@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_reducer.cc: round, exchange, take in; bucket by bucket.
+// core/schedule/gradients/gradient_reducer.cc: rounds, exchanges and sums gradients, bucket by
+// bucket.
 #include "core/schedule/gradients/gradient_reducer.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace {
 
 using Tile = std::array<float, kTileElements>;
 
-/// Largest of the two types: a bucket's memory holds either.
+/// Returns the size of the larger of the two types, because a bucket's memory holds values of both.
 std::size_t widest(const ChunkTable& table, const ReductionSettings& settings) {
   return std::max(size_bytes(table.dtype()), size_bytes(settings.dtype));
 }
@@ -66,7 +67,7 @@ std::shared_ptr<GradientReducer::Reduction> GradientReducer::reduce(UnitId unit,
   return reduction;
 }
 
-/// The only place where a reduction begins.
+/// Begins all reductions, in the order of the queue. No other function begins one.
 Task<> GradientReducer::drain() {
   while (!queue_.empty()) {
     const std::shared_ptr<Reduction> next = std::move(queue_.front());
@@ -93,14 +94,14 @@ Task<> GradientReducer::drain() {
   draining_ = false;
 }
 
-/// The first exchange, begun at once.
+/// Begins the first exchange of a bucket; await the result for its end.
 Task<> GradientReducer::send(const Bucket& bucket) {
   if (quantized_) return send_codes(bucket);
   const Buffer buffer = parts(bucket);
   return context_.ranks.grads->reduce_scatter(buffer.runs, buffer.sum, settings_.dtype);
 }
 
-/// Which element of the unit the bucket's chunk begins with in slice `slice`.
+/// Returns the element of the unit with which the bucket's chunk begins in slice `slice`.
 std::uint64_t GradientReducer::chunk_begin(const Bucket& bucket, int slice) const {
   const std::span<const Chunk> chunks = context_.table.slice_chunks(bucket.of->unit);
   const std::uint64_t slice_count = context_.table.unit(bucket.of->unit).slice_count;
@@ -108,14 +109,14 @@ std::uint64_t GradientReducer::chunk_begin(const Bucket& bucket, int slice) cons
          chunks[0].begin;
 }
 
-/// The bucket's elements of slice `slice`, as the trainer summed them.
+/// Returns the bucket's elements of slice `slice` in the accumulator, as the trainer summed them.
 DeviceSpan<float> GradientReducer::values(const Bucket& bucket, int slice) const {
   return bucket.of->accumulator.subspan(chunk_begin(bucket, slice) + bucket.first, bucket.count);
 }
 
-/// Where their sum over the ranks goes, in the model's type. It overwrites fp32 values of this
-/// bucket and of those before it, which were rounded already: element i of a chunk ends at most
-/// where its fp32 value ended.
+/// Returns where the sum of slice `slice` over the ranks is stored, in the model's type. It
+/// overwrites fp32 values of this bucket and of earlier ones, which were rounded already: element i
+/// of a chunk ends at most where its fp32 value ended.
 DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) const {
   const std::size_t element_bytes = size_bytes(context_.table.dtype());
   const DeviceSpan<float> chunk =
@@ -123,8 +124,9 @@ DeviceSpan<std::byte> GradientReducer::place(const Bucket& bucket, int slice) co
   return chunk.as<std::byte>().subspan(bucket.first * element_bytes, bucket.count * element_bytes);
 }
 
-/// Where the CPU writes the sum of this rank's slice: its place, or, where all slices are wanted or
-/// the place is out of reach, memory of the bucket that the exchange has done with.
+/// Returns where the CPU writes the sum of this rank's slice. That is its place, unless all slices
+/// are needed or the CPU cannot reach the place: then it is memory of the bucket that the exchange
+/// no longer needs.
 std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
   const ChunkTable& table = context_.table;
   const int own = table.sharding().rank;
@@ -135,34 +137,36 @@ std::span<std::byte> GradientReducer::result_room(const Bucket& bucket) const {
   return quantized_ ? bucket.buffer.last(run_bytes) : bucket.buffer.first(run_bytes);
 }
 
-/// To the device; nothing is left to do where `result` lies there.
+/// Copies `result` to the device, unless it was written there.
 Task<> GradientReducer::bring(std::span<const std::byte> result, DeviceSpan<std::byte> to) {
   if (!settings_.staged) co_return;
   co_await context_.copy_to_device(to, result);
 }
 
-/// A tile of this rank's sum, from element `first` of the bucket on: in the model's type to `out`,
-/// its squares to the norm. On a worker.
+/// Rounds a tile of this rank's sum, beginning with element `first` of the bucket, to the model's
+/// type in `out`, and gives its squares to the norm. Runs on a worker.
 void GradientReducer::put_tile(const Bucket& bucket, std::uint64_t first,
                                std::span<const float> values, TypedSpan<std::byte> out) {
   const std::uint64_t chunk = chunk_begin(bucket, context_.table.sharding().rank);
   norm_.round(bucket.of->unit, chunk + bucket.first + first, values, out);
 }
 
-/// Where nothing is quantized: room for every slice's run, of either type, and then the sum.
+/// Returns the parts of a bucket's buffer if nothing is quantized: room for every slice's range in
+/// either type, and then for the sum.
 GradientReducer::Buffer GradientReducer::parts(const Bucket& bucket) const {
   const auto ranks = static_cast<std::uint64_t>(context_.table.sharding().world_size);
   const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
   return {.runs = bucket.buffer.first(ranks * run_bytes), .sum = bucket.buffer.last(run_bytes)};
 }
 
-/// What is sent to the owner of slice `slice`.
+/// Returns the part of the buffer that is sent to the owner of slice `slice`.
 std::span<std::byte> GradientReducer::run_sent(const Bucket& bucket, int slice) const {
   const std::uint64_t run_bytes = bucket.count * size_bytes(settings_.dtype);
   return bucket.buffer.subspan(static_cast<std::uint64_t>(slice) * run_bytes, run_bytes);
 }
 
-/// Every slice's run of the accumulator, rounded, side by side; a job a slice.
+/// Rounds every slice's range of the accumulator into the buffer, side by side, with one job per
+/// slice.
 Task<> GradientReducer::round(const Bucket& bucket) {
   const int slices = context_.table.sharding().world_size;
   if (settings_.staged) {
@@ -185,8 +189,8 @@ Task<> GradientReducer::round(const Bucket& bucket) {
   co_await context_.run_all("round gradient", jobs);
 }
 
-/// A slice's run: rounded where its fp32 values are, so that it takes no other memory of the device
-/// and crosses the link in the type that travels.
+/// Rounds a slice's range on the device, in the place of its fp32 values. So it takes no other
+/// memory of the device and crosses the link in the type that is sent between ranks.
 Task<> GradientReducer::round_on_device(const Bucket& bucket, int slice) {
   const std::span<std::byte> sent = run_sent(bucket, slice);
   const DeviceSpan<float> run = values(bucket, slice);
@@ -219,7 +223,7 @@ Task<> GradientReducer::take_in_sum(const Bucket& bucket) {
   if (context_.table.slices_held() > 1) co_await gather(bucket);
 }
 
-/// The sum in the model's type, its squares added tile by tile.
+/// Converts the sum to the model's type and adds up its squares tile by tile.
 Task<> GradientReducer::convert(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
   const TypedSpan<std::byte> out{table.dtype(), result_room(bucket)};
@@ -235,7 +239,7 @@ Task<> GradientReducer::convert(const Bucket& bucket) {
   if (table.slices_held() == 1) co_await bring(out.bytes, place(bucket, table.sharding().rank));
 }
 
-/// Stage 0: every owner's sums, to where each chunk of this rank is.
+/// In stage 0: gathers every owner's sums and puts them where this rank keeps each chunk.
 Task<> GradientReducer::gather(const Bucket& bucket) {
   co_await turns_.wait(bucket.number);
   const ChunkTable& table = context_.table;

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/gradient_reducer.h: the sum of a unit's gradient over the ranks: from
-// every rank's fp32 accumulator to the gradient of the chunks that this rank updates, in the
+// core/schedule/gradients/gradient_reducer.h: sums a unit's gradient over the ranks. It takes every
+// rank's fp32 accumulator and gives the gradient of the chunks that this rank updates, in the
 // model's type.
 //
-// Each rank rounds its own sum over micro-batches once, to the type that travels; the owner of an
-// element adds the ranks' values in rank order in fp32 and rounds once. A bucket is the same run of
-// every rank's slice, so that where buckets end changes no bit. In stage 0 the owners' results are
-// gathered again: the same bits on every rank. Where groups of ranks each have a copy of the state,
-// the groups' sums of a slice are summed in turn, in their order. Quantized gradients go node by
-// node (quantized_reduction.cc): those bits depend on how many ranks a node has, too.
+// Each rank first rounds its own sum over micro-batches once, to the type that is sent. The owner
+// of an element then adds the ranks' values in fp32, in the order of ranks, and rounds the result
+// once. A bucket has the same range of every rank's slice, so the size of buckets does not change
+// any bit. In stage 0 the owners' results are gathered again, so every rank has the same bits. If
+// there are groups of ranks that each have a copy of the state, the groups' sums of a slice are
+// then summed, in the order of groups. Quantized gradients are exchanged node by node
+// (quantized_reduction.cc); their bits depend on the number of ranks per node too.
 //
-// Ranks exchange host memory. Of a device that the CPU cannot reach, what a bucket sends is rounded
-// or quantized there and copied to the bucket, and the sum is copied back from there.
+// Ranks exchange only host memory. If the CPU cannot reach the device, a bucket's data is rounded
+// or quantized on the device and copied to the bucket, and the sum is copied back.
 //
-// One coroutine makes the reductions, unit by unit as they are finished and bucket by bucket: the
-// order in which ranks meet is the program's. A few buckets are under way at once. Reactor's thread
-// only.
+// One coroutine makes the reductions, unit by unit in the order in which units are finished, and
+// bucket by bucket. So all ranks exchange in the same order. A few buckets are under way at once.
+// Reactor's thread only.
 #pragma once
 
 #include <cstddef>
@@ -35,38 +36,40 @@ namespace ziggurat {
 
 class GradientReducer {
  public:
-  /// Host memory for one bucket: every rank's run, and the sum; or the codes that are sent and
-  /// those that come, and the sum where it has to be copied to the device.
+  /// Returns the host memory for one bucket. It holds every rank's range and the sum. If gradients
+  /// are quantized, it holds the codes that are sent and received, and the sum if that must be
+  /// copied to the device.
   static std::uint64_t bucket_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
-  /// Takes kReduceBuckets of host memory for good. `norm` gets the sums of this rank's
-  /// slices. Errors: kResourceExhausted.
+  /// Takes host memory for kReduceBuckets buckets for the whole run. `norm` gets the sums of
+  /// squares of this rank's slices. Errors: kResourceExhausted.
   GradientReducer(Context& context, const ReductionSettings& settings, GradientNorm& norm);
 
-  /// One unit's reduction. Its accumulator is the reduction's until the last chunk is reduced.
+  /// The reduction of one unit. Nobody else may use its accumulator until the last chunk is
+  /// reduced.
   struct Reduction {
     UnitId unit;
     DeviceSpan<float> accumulator;
-    std::vector<Signal> reduced{};         ///< by chunk of a slice
-    std::vector<std::uint64_t> missing{};  ///< elements of it
+    std::vector<Signal> reduced{};         ///< by number of the chunk in its slice
+    std::vector<std::uint64_t> missing{};  ///< elements of that chunk that are not reduced yet
   };
-  /// Puts `unit` next in the order. When `reduced[i]` is set, every chunk of this rank that is
-  /// number i of its slice lies at the place of its fp32 values, in the model's type. Not of chunks
-  /// that are constant in every slice: nothing is sent for them.
+  /// Puts `unit` at the end of the queue. When `reduced[i]` is set, chunk number i of every slice
+  /// of this rank is reduced: it lies, in the model's type, where its fp32 values began. For a
+  /// chunk that is constant in every slice nothing is sent.
   std::shared_ptr<Reduction> reduce(UnitId unit, DeviceSpan<float> accumulator);
 
  private:
   struct Bucket {
     std::shared_ptr<Reduction> of;
-    std::size_t chunk = 0;    ///< of the slice
-    std::uint64_t first = 0;  ///< element of the chunk
+    std::size_t chunk = 0;    ///< number of the chunk in its slice
+    std::uint64_t first = 0;  ///< first element in the chunk
     std::uint64_t count = 0;
-    std::uint64_t number = 0;  ///< of all buckets
+    std::uint64_t number = 0;  ///< counted over all buckets
     std::span<std::byte> buffer{};
   };
-  /// A bucket's buffer where nothing is quantized.
+  /// The parts of a bucket's buffer if nothing is quantized.
   struct Buffer {
-    std::span<std::byte> runs;  ///< every rank's, then in stage 0 every rank's sums
+    std::span<std::byte> runs;  ///< every rank's range; afterwards, in stage 0, every rank's sums
     std::span<std::byte> sum;
   };
   struct Codes;
@@ -103,10 +106,10 @@ class GradientReducer {
   std::uint64_t bucket_count_;  ///< elements of a slice in one bucket
   bool quantized_;
   SpareBuffers buffers_;
-  Turns turns_;  ///< of second exchanges
+  Turns turns_;  ///< orders the second exchanges
   std::deque<std::shared_ptr<Reduction>> queue_;
   bool draining_ = false;
-  std::uint64_t next_number_ = 0;  ///< of the next bucket
+  std::uint64_t next_number_ = 0;  ///< number of the next bucket
 };
 
 }  // namespace ziggurat

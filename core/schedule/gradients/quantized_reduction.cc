@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/gradients/quantized_reduction.cc: a bucket of gradients in 8 or 4 bits (qgZ of
-// ZeRO++, Wang et al. 2023, section 4.3): encode every slice's run, sum what the node's ranks have
-// of it, encode these sums, and sum what the nodes have. Sums are in fp32, in the order of ranks
-// and of nodes.
+// core/schedule/gradients/quantized_reduction.cc: reduces a bucket of gradients in 8 or 4 bits (qgZ
+// of ZeRO++, Wang et al. 2023, section 4.3). Every slice's range is encoded; then the values of the
+// node's ranks are summed; these sums are encoded again; then the values of the nodes are summed.
+// Sums are made in fp32, in the order of ranks and of nodes.
 //
-// A bucket's buffer has what is sent and what comes, each the runs of all slices, neighbours of a
-// node behind each other, of each those of all nodes (ranks 0 and 1, 2 and 3 on a node):
-// runs 0 2 | 1 3. So a neighbour's part is one piece, and what it sends on to node n is the n-th
-// run of what it sums.
+// Half of a bucket's buffer is for what is sent and half for what is received. Each half has the
+// ranges of all slices, grouped by the ranks of a node: for each of them the ranges of the ranks in
+// its place on all nodes. With ranks 0 and 1 on one node, 2 and 3 on another, the order is 0 2 | 1
+// 3. So the part for a rank of the same node is one piece, and the sum that is sent on to node n is
+// in the n-th range.
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -22,17 +23,17 @@ namespace ziggurat {
 namespace {
 
 using Tile = std::array<float, kTileElements>;
-/// Elements of a run that one job does.
+/// The number of elements of a range that one job encodes or sums.
 constexpr std::uint64_t kJobCount = 16 * kTileElements;
 
-/// Runs of codes, of `count` elements each, one behind the other.
+/// Ranges of codes, `count` elements each, one after another.
 struct Runs {
   QuantizedBits bits;
   std::uint64_t count;
   std::span<std::byte> memory;
 
   std::uint64_t each_bytes() const noexcept { return quantized_bytes(bits, count); }
-  /// Elements [first, first + elements) of run `run`; `first` begins a block.
+  /// Returns elements [first, first + elements) of range `run`; `first` is where a block begins.
   std::span<std::byte> part(std::size_t run, std::uint64_t first, std::uint64_t elements) const {
     return memory.subspan(run * each_bytes() + quantized_bytes(bits, first),
                           quantized_bytes(bits, elements));
@@ -42,7 +43,7 @@ struct Runs {
   }
 };
 
-/// Sums one tile: every `stride`-th run's, `addends` of them, in their order.
+/// Sums one tile over `addends` ranges, each `stride` after the one before, in their order.
 void sum_tile(const Runs& runs, std::size_t run, std::size_t stride, int addends,
               std::uint64_t first, Tile& sum) {
   sum.fill(0);
@@ -58,7 +59,7 @@ void each_job(std::uint64_t count, const Visit& visit) {
 
 }  // namespace
 
-/// The two halves of a bucket's buffer.
+/// The two halves of a bucket's buffer: what is sent and what is received.
 struct GradientReducer::Codes {
   Runs sent;
   Runs came;
@@ -74,8 +75,8 @@ struct GradientReducer::Codes {
   }
 };
 
-/// Every slice's run of the accumulator; blocks begin where tiles do, so where buckets end does not
-/// matter.
+/// Encodes every slice's range of the accumulator. Blocks begin where tiles do, so the size of
+/// buckets does not change any bit.
 Task<> GradientReducer::encode(const Bucket& bucket) {
   const Sharding& sharding = context_.table.sharding();
   const NodeGrid nodes = sharding.nodes();
@@ -107,7 +108,7 @@ Task<> GradientReducer::encode(const Bucket& bucket) {
   co_await context_.run_all("quantize gradient", jobs);
 }
 
-/// Codes cross the link, not values.
+/// Encodes on the device, so that codes and not values cross the link.
 Task<> GradientReducer::encode_on_device(DeviceSpan<const float> run, std::span<std::byte> codes) {
   const int bits = context_.table.sharding().quantization.gradient_bits;
   const Compute::Quantizing quantizing{
@@ -115,7 +116,7 @@ Task<> GradientReducer::encode_on_device(DeviceSpan<const float> run, std::span<
   co_await context_.compute.quantize(quantizing);
 }
 
-/// The first exchange, begun at once.
+/// Begins the first exchange; await the result for its end.
 Task<> GradientReducer::send_codes(const Bucket& bucket) {
   const Sharding& sharding = context_.table.sharding();
   const RankChannels::ByNode& ranks = context_.ranks.quantized_grads;
@@ -125,7 +126,8 @@ Task<> GradientReducer::send_codes(const Bucket& bucket) {
                           codes.came.first_of(sharding.world_size));
 }
 
-/// The sums of this node's ranks, quantized anew, to those who add up the nodes'.
+/// Quantizes the sums of this node's ranks again and sends each to the rank that adds up the sums
+/// of the nodes.
 Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
   const NodeGrid nodes = context_.table.sharding().nodes();
   const Codes codes(bucket, context_.table.sharding());
@@ -151,7 +153,7 @@ Task<> GradientReducer::send_node_sums(const Bucket& bucket) {
   co_await std::move(between);
 }
 
-/// The first exchange is over; ends with this rank's slice of the sum in its place.
+/// Continues after the first exchange. At the end this rank's slice of the sum is in its place.
 Task<> GradientReducer::take_in_codes(const Bucket& bucket) {
   const ChunkTable& table = context_.table;
   const NodeGrid nodes = table.sharding().nodes();

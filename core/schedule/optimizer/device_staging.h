@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/device_staging.h: a little of the device's memory for updates that the
-// device makes of parameters and gradients that live elsewhere: the gradient comes here, and the
-// new parameters leave from here. A few chunks' worth, so that one is updated while the next
-// one's gradient comes and the last one's parameters leave. Reactor's thread only.
+// core/schedule/optimizer/device_staging.h: a little device memory for updates on the device if
+// parameters or gradients live elsewhere. A chunk's gradient is copied here before its update, and
+// its new parameters are copied away afterwards. There is room for a few chunks, so that one is
+// updated while the gradient of the next arrives and the parameters of the one before leave.
+// Reactor's thread only.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +17,12 @@ namespace ziggurat {
 
 class DeviceStaging {
  public:
-  /// Chunks at once.
+  /// The number of chunks that have room at once.
   static constexpr std::size_t kItems = 3;
-  /// Where kernels like the parts of an item to begin.
+  /// The alignment at which kernels need the parts of an item to begin.
   static constexpr std::uint64_t kAlignment = 256;
-  /// What one chunk takes where its first `device_chunks` chunks are updated by the device; 0 where
-  /// everything lives there.
+  /// Returns the bytes that one chunk takes if the device updates the first `device_chunks` chunks;
+  /// 0 if parameters and gradients live on the device.
   static std::uint64_t item_bytes(const ChunkTable& table, const Placement& placement,
                                   std::size_t device_chunks) {
     std::uint64_t largest = 0;
@@ -55,7 +56,7 @@ class DeviceStaging {
     DeviceSpan<std::byte> param;  ///< for ParamHome::destination_on_device
     DeviceSpan<std::byte> grad;   ///< for GradHome::fetch_to_device
   };
-  /// Waits for one. Whoever has one waits for no lease.
+  /// Waits until an item is free, and takes it. The holder of an item never waits for a lease.
   Task<Item> take() {
     while (spare_.empty()) {
       returned_.reset();
@@ -65,7 +66,7 @@ class DeviceStaging {
     spare_.pop_back();
     co_return item;
   }
-  /// Nothing is copied to it or from it any more.
+  /// Returns an item to or from which nothing is copied any more.
   void give_back(Item item) {
     spare_.push_back(std::move(item));
     returned_.set();

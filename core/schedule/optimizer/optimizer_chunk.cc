@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/optimizer_chunk.cc: what is done to a chunk in a sweep: lease, read,
-// gradient, scalars, update, publish, write.
+// core/schedule/optimizer/optimizer_chunk.cc: the work on one chunk in a sweep: takes a lease,
+// reads the record, waits for gradient and scalars, updates, publishes the parameters and writes
+// the record.
 #include <fmt/format.h>
 
 #include <memory>
@@ -15,7 +16,7 @@
 namespace ziggurat {
 namespace {
 
-/// Host memory traffic of a chunk's update: its record, gradient and parameters.
+/// Returns the host memory traffic of a chunk's update: its record, gradient and parameters.
 std::uint64_t update_bytes(const Chunk& chunk) {
   return 2 * chunk.record_bytes() + 2 * chunk.param_bytes();
 }
@@ -39,9 +40,9 @@ LeaseRequest OptimizerSweep::request(const Pass& pass, ChunkId id) const {
           .numa_node = context_.node_of(id)};
 }
 
-/// Returns once the chunk may be updated: its record is where it is worked on, its gradient at
-/// home, the step's scalars given. Until then the record is clean, and the pool may take the lease
-/// back for somebody with a sooner need: then it is read again.
+/// Returns once the chunk may be updated: its record is in work memory, its gradient is at home,
+/// and the step's scalars are known. Until then the record is clean, so the pool may take the lease
+/// back for a more urgent request. In that case the record is read again.
 Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   for (;;) {
     const std::uint64_t read_bytes = co_await read(pass, id, item, whole);
@@ -51,8 +52,8 @@ Task<> OptimizerSweep::prepare(Pass& pass, ChunkId id, Item& item, bool whole) {
   }
 }
 
-/// The record of the generation before, from where it is; unless the whole is wanted, without the
-/// parameter where that is at home. Returns the bytes that were read over NVMe.
+/// Reads the record of the generation before from where it is. The parameter in the record is not
+/// read if it is at home, unless `whole` is set. Returns how many bytes were read from NVMe.
 Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, bool whole) {
   RecordHome& records = parts_.homes.records;
   const LeaseRequest wanted = request(pass, id);
@@ -86,7 +87,7 @@ Task<std::uint64_t> OptimizerSweep::read(Pass& pass, ChunkId id, Item& item, boo
   co_return wanted_bytes;
 }
 
-/// False if the pool took the lease back meanwhile.
+/// Returns false if the pool has taken the lease back meanwhile.
 Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item) {
   Signal& arrived = parts_.homes.grads.arrived(id);
   bool taken = false;
@@ -111,13 +112,14 @@ Task<bool> OptimizerSweep::wait_for_gradient(Pass& pass, ChunkId id, Item& item)
   co_return !taken;
 }
 
-/// From record and gradient to new parameters at home; `hash` is the new record's. A record without
-/// a gradient stays as it is.
+/// Makes the new parameters at home from record and gradient. `hash` becomes the hash of the new
+/// record. Without a gradient the record stays as it is.
 Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t& hash) {
   const std::shared_ptr<const StepScalars> steps = pass.step;
   if (parts_.homes.records.stays(id)) {
     if (parts_.watch != nullptr) co_await parts_.watch->before_change(id, pass.generation);
-    // At once: from here on nobody may take what is in memory for the record of before.
+    // Called before anything is awaited: from here on nobody may take the memory for the old
+    // record.
     parts_.homes.records.forget(id);
   }
   if (parts_.homes.records.updated_on_device(id)) {
@@ -128,7 +130,8 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   const bool written = (*steps)[context_.table.decay_runs(id).front().group].params_written;
   const std::shared_ptr<const StateWrites::Arrays> writes =
       parts_.writes != nullptr ? parts_.writes->of(id) : nullptr;
-  // What is at home is not what the record began with, or is of no use without the rest.
+  // The whole record is needed: the parameter at home is not the one in the record, or is not
+  // enough alone.
   if ((absent || written || writes != nullptr) && item.param_not_read)
     co_await read(pass, id, item, /*whole=*/true);
   if (writes != nullptr) co_await apply_writes(pass, id, item, *writes);
@@ -138,13 +141,13 @@ Task<> OptimizerSweep::update(Pass& pass, ChunkId id, Item& item, std::uint64_t&
   co_await make_step(pass, id, item, *steps, view, hash);
   if (!absent) co_await parts_.homes.params.publish(id, view.param);
   if (writes == nullptr) co_return;
-  // Where no step was made, the parameters are still those of the old master.
+  // If no step was made, the parameters at home still belong to the old master.
   if (absent && parts_.writes->publishes(id)) co_await publish_master(pass, id, item);
   parts_.writes->forget(id);
 }
 
-/// What a trainer wrote, into the record of the generation before, which is looked at first: from
-/// now on its hash is another one.
+/// Puts what a trainer wrote into the record of the generation before. The record is verified
+/// first, because its hash changes.
 Task<> OptimizerSweep::apply_writes(const Pass& pass, ChunkId id, Item& item,
                                     const StateWrites::Arrays& writes) {
   ZIGGURAT_CHECK(!pass.guesses, "generation {}: state is written under a guess", pass.generation);
@@ -161,7 +164,7 @@ Task<> OptimizerSweep::publish_master(const Pass& pass, ChunkId id, const Item& 
   co_await parts_.homes.params.publish_record(id, step, item.memory.record, item.memory.param);
 }
 
-/// All but the gradient.
+/// Returns a view of all parts but the gradient.
 RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
   return {.format = context_.table.state().format,
           .record = item.memory.record,
@@ -170,7 +173,8 @@ RecordView OptimizerSweep::view_of(ChunkId id, const Item& item) const {
           .first_element = context_.table.first_element(id)};
 }
 
-/// On a worker; compares the record with what the store has of it.
+/// Updates the record on a worker. If its hash is not known to be right, compares it with the
+/// store's.
 Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
                                  const StepScalars& steps, const RecordView& view,
                                  std::uint64_t& hash) {
@@ -202,8 +206,8 @@ Task<> OptimizerSweep::make_step(const Pass& pass, ChunkId id, const Item& item,
   hash = hashes.after;
 }
 
-/// By the device, in its memory. A record that is to be written then comes to host memory, where it
-/// is hashed, and from where it is written.
+/// Updates the record on the device. If the record is to be written, it is then copied to host
+/// memory, where it is hashed and from where it is written.
 Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item& item,
                                         const StepScalars& steps, std::uint64_t& hash) {
   const StateHomes& homes = parts_.homes;
@@ -228,8 +232,8 @@ Task<> OptimizerSweep::update_on_device(const Pass& pass, ChunkId id, const Item
   hash = co_await hash_record(context_, id, item.memory.record, seed);
 }
 
-/// A record that was read without its parameter, and is not what was written: if it is whole on the
-/// drive, the parameter was changed in memory.
+/// Finds out why a record that was read without its parameter has a wrong hash. If the record on
+/// the drive is undamaged, the parameter was changed in memory, and this throws.
 Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
                                                const Item& item) const {
   const std::span<std::byte> record = item.memory.record;
@@ -237,16 +241,16 @@ Task<> OptimizerSweep::require_param_untouched(ChunkId id, std::uint64_t stored,
   const bool whole = co_await is_record_of(context_, *parts_.store, id, stored, record);
   if (!whole) co_return;
   const UnitId unit = context_.table.chunk(id).unit;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format(
-          "'{}' was changed since the last step, but the engine was not told: the store is whole, "
-          "and memory holds another value. Announce such a change before the step (in PyTorch: "
-          "write it in place under torch.no_grad(); what is written through .data is not noticed)",
-          context_.table.model().units[unit].name));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("'{}' was changed since the last step, but the engine was not told: its "
+                          "value in memory differs from the store's, which is undamaged. Announce "
+                          "such a change before the step (in PyTorch, write the parameter in place "
+                          "under torch.no_grad(); the engine does not notice writes through .data)",
+                          context_.table.model().units[unit].name));
 }
 
-/// The item holds the record of the generation before, read again: so are the parameters at home.
+/// Makes the parameters at home from the record of the generation before, which the item holds
+/// because it was read again.
 Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
   co_await require_record_of(context_, *parts_.store, id, stored_in_[id], item.memory.record);
   co_await parts_.homes.params.publish_record(id, pass.generation - 1, item.memory.record,
@@ -256,13 +260,14 @@ Task<> OptimizerSweep::restore(Pass& pass, ChunkId id, Item& item) {
 
 Task<> OptimizerSweep::write(Pass& pass, ChunkId id, const Item& item, std::uint64_t hash) {
   if (!writes(pass, id)) co_return;
-  // The generation before must be durable before a byte of this one is written: its slots are what
-  // a crash falls back to.
+  // The generation before must be durable before any byte of this one is written, because a crash
+  // falls back to its slots.
   if (pass.previous) co_await pass.previous->done.wait();
   if (parts_.watch != nullptr)
     co_await parts_.watch->before_write(id, pass.generation, pass.stored);
   const std::span<const std::byte> record = item.memory.record;
-  // The work items of the others are what reads wait for; what has its own only has to be durable.
+  // Reads wait for shared work items, so records in shared items are written first. A record with
+  // an item of its own only has to become durable.
   const IoPriority priority =
       parts_.homes.records.has_own_item(id) ? IoPriority::kDurable : IoPriority::kWriteBack;
   co_await parts_.store->write(id, pass.stored, record, hash, priority);

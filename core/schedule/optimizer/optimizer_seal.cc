@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/optimizer_seal.cc: how a generation becomes durable: sealed when its last
-// record is written, or by a checkpoint, which writes the records that are in memory alone.
+// core/schedule/optimizer/optimizer_seal.cc: makes generations durable. A generation is sealed when
+// its last record is written, or by a checkpoint, which writes the records that are only in memory.
 #include <fmt/format.h>
 
 #include "base/check.h"
@@ -13,14 +13,15 @@
 namespace ziggurat {
 namespace {
 
-/// Records written at once by a checkpoint.
+/// The number of records that a checkpoint writes at once.
 constexpr std::size_t kCheckpointAtOnce = 8;
 
 }  // namespace
 
-/// Makes the written records durable. On every rank before this returns: only then may a record of
-/// the next generation be written, in the slots of the one before. One agreement a generation, in
-/// their order, beside whatever else goes on.
+/// Makes the written records durable, on every rank before this returns. Only then may a record of
+/// the next generation be written, because it goes into a slot of the generation before. The ranks
+/// make one agreement for each generation, in the order of generations, independent of other
+/// exchanges.
 Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
                               std::span<const std::byte> blob) {
   const std::function<void()> before_seal = [&] {
@@ -38,11 +39,11 @@ Task<> OptimizerSweep::commit(std::uint64_t generation, std::uint64_t stored,
   durable_generation_ = generation;
 }
 
-/// Every record of the pass is made, and written if it is to be: once step() has given the blob, a
-/// generation that seals becomes durable.
+/// Ends a pass of which every record is made, and written if necessary. If the generation seals,
+/// makes it durable once step() has given the blob.
 Task<> OptimizerSweep::seal(PassPtr pass) {
   co_await pass->ended.wait();
-  // Whoever writes a record has waited for this; a rank may have none to write.
+  // A rank may have no record to write, so the wait in write() may not have happened.
   if (const PassPtr previous = pass->previous) co_await previous->done.wait();
   if (pass->seals) {
     co_await pass->blob_given.wait();
@@ -55,7 +56,7 @@ Task<> OptimizerSweep::seal(PassPtr pass) {
 Task<> OptimizerSweep::settled() {
   context_.cancel.check();
   PassPtr pass = current_;
-  if (step_open()) pass = pass->previous;  // what was finished before it
+  if (step_open()) pass = pass->previous;  // waits for the steps that were finished before
   if (pass) co_await pass->done.wait();
 }
 
@@ -73,8 +74,9 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
   const std::function<Task<>(std::size_t)> write_one = [&](std::size_t id) {
     return checkpoint_chunk(static_cast<ChunkId>(id), generation, stored);
   };
-  // All ranks seal, or none: what was written of a number that is not used up is written over by
-  // who uses it, and until then verifies as nothing that counts.
+  // Either all ranks seal the generation, or none does. If none does, its number is used again
+  // later: then the records that were written now are overwritten. Until then they do not verify as
+  // part of any sealed generation.
   Task<> written = together(parts_.ranks,
                             for_each_index(context_.reactor, context_.table.chunks().size(),
                                            kCheckpointAtOnce, write_one),
@@ -86,7 +88,8 @@ Task<> OptimizerSweep::checkpoint(std::uint64_t generation, std::span<const std:
   fresh_ = true;
 }
 
-/// Where there are other ranks, each may have sealed what this one has not, and would wait for it.
+/// Ends the run if the commit fails and there are other ranks: each of them may have sealed the
+/// generation that this rank has not, and would wait for this rank.
 Task<> OptimizerSweep::sealed_or_ended(Task<> committing) {
   std::exception_ptr error;
   try {
@@ -99,7 +102,7 @@ Task<> OptimizerSweep::sealed_or_ended(Task<> committing) {
   std::rethrow_exception(error);
 }
 
-/// A record that the CPU cannot reach comes into a work item first.
+/// Writes one record. If the CPU cannot reach it, it is first copied to a work item.
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t generation,
                                         std::uint64_t stored) {
   const RecordHome& records = parts_.homes.records;

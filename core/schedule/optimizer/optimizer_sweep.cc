@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/optimizer_sweep.cc: when a chunk is worked on, and what becomes of a
-// guess at the step's scalars. What is done to a chunk is in optimizer_chunk.cc, the end of a
-// generation in optimizer_seal.cc.
+// core/schedule/optimizer/optimizer_sweep.cc: decides when a chunk is worked on, and what happens
+// after a guess at the step's scalars. The work on one chunk is in optimizer_chunk.cc, and the end
+// of a generation in optimizer_seal.cc.
 #include "core/schedule/optimizer/optimizer_sweep.h"
 
 #include <optional>
@@ -13,7 +13,8 @@
 namespace ziggurat {
 namespace {
 
-/// Chunks that are begun before there is a work item for them, so that one is never idle.
+/// The number of chunks that are begun before there is a work item for them, so that no work item
+/// is ever idle.
 constexpr std::size_t kBegunAhead = 4;
 
 }  // namespace
@@ -42,7 +43,8 @@ void OptimizerSweep::begin(std::uint64_t generation) {
   pass->previous = std::exchange(current_, pass);
 }
 
-/// Between seals the records of one step are written over those of the step before.
+/// Chooses the store's generation for the pass. Between seals the records of one step overwrite
+/// those of the step before.
 void OptimizerSweep::give_place(Pass& pass) {
   pass.stored = next_stored_;
   pass.seals = settings_.seal_every > 0 && pass.generation % settings_.seal_every == 0;
@@ -50,7 +52,7 @@ void OptimizerSweep::give_place(Pass& pass) {
   if (pass.seals) ++next_stored_;
 }
 
-/// What stays in memory is written for a seal alone.
+/// Whether the record is written in this pass. One that stays in memory is written only for a seal.
 bool OptimizerSweep::writes(const Pass& pass, ChunkId id) const {
   return pass.seals || !parts_.homes.records.stays(id);
 }
@@ -115,13 +117,15 @@ void OptimizerSweep::end_step(const StepScalars& step, std::optional<std::vector
 }
 
 void OptimizerSweep::give_blob(std::vector<std::byte> blob) {
-  // Gradients of the next step may be on their way already.
+  // If gradients of the next step are on their way already, the newest pass is not the one that has
+  // ended.
   const PassPtr pass = step_open() ? current_->previous : current_;
   pass->blob = std::move(blob);
   pass->blob_given.set();
 }
 
-/// What is constant stands at the new generation with the verdict.
+/// Ends the pass for constant chunks, which are at the new generation as soon as the verdict is
+/// known.
 void OptimizerSweep::pass_constants(const PassPtr& pass) {
   for (UnitId u = 0; u < context_.table.unit_count(); ++u) {
     if (context_.table.unit(u).updated_count == 0) parts_.unit_updated(u, pass->generation);
@@ -161,8 +165,8 @@ void OptimizerSweep::start_chunk(const PassPtr& pass, ChunkId id, Lease lease) {
   context_.spawn(again ? remake_chunk(pass, id) : update_chunk(pass, id, std::move(lease)));
 }
 
-/// As many as there is room for. Never waited for by another pass's chunks, nor by one of this
-/// pass: each ends by itself.
+/// Starts as many chunks as there is room for. No chunk waits for another one, of this pass or
+/// another: each ends by itself.
 void OptimizerSweep::start_more(const PassPtr& pass) {
   while (pass->begun < chunks_at_once_) {
     const std::optional<ChunkId> id = next_chunk(*pass);
@@ -171,8 +175,9 @@ void OptimizerSweep::start_more(const PassPtr& pass) {
   }
 }
 
-/// While the pass is open, of the units whose gradients are on their way, in their order; after the
-/// verdict, in forward order. None if nothing is left to begin.
+/// Returns the next chunk to begin, or none if nothing is left. While the pass is open these are
+/// chunks of units whose gradients are on their way, in the order of units; after the verdict, all
+/// chunks in forward order.
 std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
   if (context_.cancel.cancelled()) return std::nullopt;
   switch (pass.state) {
@@ -197,17 +202,18 @@ std::optional<ChunkId> OptimizerSweep::next_chunk(Pass& pass) const {
   return std::nullopt;
 }
 
-/// Starts chunks that wait for their gradient, or for the norm, as far as work items lie idle: no
-/// more than fit beside all gradients, so that no gradient takes one back. In the order of need:
-/// forward's, or with a guess that of the gradients to come. Backward is taken to be forward
-/// reversed; where it is not, a chunk waits longer with what it has read.
+/// Starts chunks that must wait for their gradient or for the norm, while there are idle work
+/// items: only as many as fit beside all gradients, so that no gradient has to take an item back.
+/// They are started in the order in which they are needed: forward order, or with a guess the order
+/// of the gradients to come. Backward is assumed to be forward reversed; if it is not, a chunk just
+/// holds its record longer.
 void OptimizerSweep::read_ahead(const PassPtr& pass) {
   if (!parts_.homes.records.through_store() || pass->state != Pass::State::kOpen) return;
   if (pass->previous && !pass->previous->updated.is_set()) return;
   const auto count = static_cast<ChunkId>(context_.table.chunks().size());
   for (; pass->ahead < count; ++pass->ahead) {
     const ChunkId id = pass->guesses ? count - 1 - pass->ahead : pass->ahead;
-    // A record that stays is there already.
+    // The record is in memory already if it stays there.
     if (pass->stages[id] != Pass::Stage::kWaiting || parts_.homes.records.stays(id)) continue;
     if (items_out_ >= settings_.work_items) return;
     if (written_generation_[id] + 1 < pass->generation) return;
@@ -221,8 +227,8 @@ void OptimizerSweep::read_ahead(const PassPtr& pass) {
 }
 
 Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
-  // With its leases this pass may wait for the seal of the one before, whose every chunk must have
-  // its own by then.
+  // While this pass holds leases, it may wait for the seal of the pass before. So every chunk of
+  // that pass must have its leases by then.
   if (pass->previous) co_await pass->previous->updated.wait();
   while (written_generation_[id] + 1 < pass->generation) {
     written_[id].reset();
@@ -233,7 +239,7 @@ Task<> OptimizerSweep::update_chunk(PassPtr pass, ChunkId id, Lease lease) {
   co_await end_chunk(pass, id, item, made);
 }
 
-/// A chunk whose record was made with a guess that has turned out wrong.
+/// Makes a chunk's record again, after the guess with which it was made has turned out wrong.
 Task<> OptimizerSweep::remake_chunk(PassPtr pass, ChunkId id) {
   Item item;
   context_.metrics.add(Counter::kSpeculationWasteBytes,
@@ -242,7 +248,8 @@ Task<> OptimizerSweep::remake_chunk(PassPtr pass, ChunkId id) {
   co_await end_chunk(pass, id, item, made);
 }
 
-/// `made`: its record is that of the generation being made, and nothing can change that.
+/// Ends the work on a chunk. `made` is set if its record is the final record of the generation
+/// being made.
 Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made) {
   release(item);
   const bool open = pass->state == Pass::State::kOpen;
@@ -253,8 +260,8 @@ Task<> OptimizerSweep::end_chunk(PassPtr pass, ChunkId id, Item& item, bool made
   if (pass->under_way == 0) pass->idle.set();
 }
 
-/// The chunk is updated. One with a work item of its own takes none from the others, which need not
-/// wait until it is written.
+/// Lets other chunks begin while the updated chunk is still written, if it has a work item of its
+/// own and so takes none from them.
 void OptimizerSweep::make_way(Pass& pass, ChunkId id, Item& item) {
   if (parts_.homes.records.has_own_item(id)) leave(pass, item);
 }
@@ -265,7 +272,7 @@ void OptimizerSweep::leave(Pass& pass, Item& item) {
   start_more(pass.shared_from_this());
 }
 
-/// True if it was the last.
+/// Notes that the record is made; returns true if it was the last one.
 bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
   parts_.homes.records.set_holds(id, pass.generation);
   if (writes(pass, id)) stored_in_[id] = pass.stored;
@@ -274,9 +281,10 @@ bool OptimizerSweep::record_made(Pass& pass, ChunkId id) {
   return --pass.records_left == 0;
 }
 
-/// From gradient to written record; true once that cannot be taken back. False if the step is still
-/// open, and the record a guess; or if it is undone, and then the record and the parameters at home
-/// are the old ones. Two writes of one record follow each other: nobody else works on the chunk.
+/// Makes a chunk's record and writes it; returns true once this is final. Returns false if the step
+/// is still open, so that the record is a guess, or if the step is undone: then the record and the
+/// parameters at home are the old ones. Two writes of one record cannot overlap, because no other
+/// coroutine works on the chunk.
 Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
   co_await prepare(pass, id, item, /*whole=*/false);
   const bool guessed = pass.state == Pass::State::kOpen;
@@ -285,9 +293,10 @@ Task<bool> OptimizerSweep::make_record(Pass& pass, ChunkId id, Item& item) {
   co_return co_await judged_record(pass, id, item, guessed);
 }
 
-/// What is left to do when the verdict is known.
+/// Does what is left to do for the chunk when the verdict is known.
 Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, bool guessed) {
-  // What a guess wrote to the parameters at home is no longer what the old record begins with.
+  // A refuted guess has changed the parameters at home, so they are no longer the ones with which
+  // the old record begins.
   if (guessed && pass.refuted()) co_await read(pass, id, item, /*whole=*/true);
   switch (pass.state) {
     case Pass::State::kOpen: break;
@@ -303,7 +312,7 @@ Task<bool> OptimizerSweep::judged_record(Pass& pass, ChunkId id, Item& item, boo
   co_return false;
 }
 
-/// With the scalars of a step that was judged good.
+/// Updates the chunk with the scalars of a step that was judged good.
 Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
   std::uint64_t hash = 0;
   co_await update(pass, id, item, hash);
@@ -315,14 +324,14 @@ Task<> OptimizerSweep::earned_record(Pass& pass, ChunkId id, Item& item) {
   co_await write(pass, id, item, hash);
 }
 
-/// Updates and writes while the step may still be judged bad.
+/// Updates the chunk and writes its record while the step may still be judged bad.
 Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
   std::uint64_t hash = 0;
   co_await update(pass, id, item, hash);
   if (pass.state == Pass::State::kOpen) pass.guessed.push_back(id);
   if (pass.state == Pass::State::kEarned) updated(pass, id);
   make_way(pass, id, item);
-  // The generation before must be durable before a byte of this one is written, and by then the
+  // The generation before must be durable before any byte of this one is written. Meanwhile the
   // guess may be refuted.
   if (!pass.refuted() && pass.previous) co_await pass.previous->done.wait();
   const bool counts = !pass.refuted();
@@ -333,7 +342,7 @@ Task<> OptimizerSweep::guess_record(Pass& pass, ChunkId id, Item& item) {
   context_.metrics.add(Counter::kSpeculationWasteBytes, record_bytes * (counts ? 2 : 1));
 }
 
-/// The chunk's parameters are those of the generation being made, and nothing can change that.
+/// Notes that the chunk's parameters are the final ones of the generation being made.
 void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   parts_.homes.grads.drop(id);
   parts_.homes.grads.arrived(id).reset();
@@ -342,11 +351,11 @@ void OptimizerSweep::updated(Pass& pass, ChunkId id) {
   if (--pass.chunks_left == 0) pass.updated.set();
 }
 
-/// The guess was wrong: whatever was made with it is nothing.
+/// Marks the guess as wrong, so that everything made with it is invalid.
 void OptimizerSweep::refute(Pass& pass) {
   pass.guessed.clear();
   context_.metrics.add(Counter::kSpeculationsRedone, 1);
-  // Before that no record of this generation was written.
+  // While the pass before is not done, no record of this generation can have been written.
   if (!pass.previous || pass.previous->done.is_set()) parts_.store->discard(pass.stored);
 }
 

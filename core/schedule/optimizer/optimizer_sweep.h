@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/optimizer_sweep.h: the optimizer pass of a step: every chunk through
-// read, update, write, as leases allow.
+// core/schedule/optimizer/optimizer_sweep.h: the optimizer's pass over all chunks in a step. Each
+// chunk is read, updated and written, as leases allow.
 //
-// One coroutine a chunk, and no more of them at once than there are work items and a few: who waits
-// has a stack. Order is forward order, so that the next forward starts on units whose chunks are
-// done while later ones still stream. Before the norm is known only as many chunks are
-// read ahead as fit beside all gradients. With a guess at the step's scalars, updates follow the
-// gradients instead and start during backward. An update that the step has not earned is a guess,
-// whatever made it start: its parameters and records are written, the records into the slots of the
-// generation being made, and its gradient stays until the ranks have judged the step. If the step
-// is judged good with other scalars, every guessed chunk is made again from its old record; if it
-// is judged bad, the old parameters are brought home from it. So a guess needs the old record whole
-// in a slot that nothing touches before the verdict: records on NVMe, in two slots. Nobody sees a
-// guessed parameter: a unit whose gradient is finished is not acquired again in its step, and the
-// next step begins after the verdict.
+// Each chunk has a coroutine. Only a few more of them exist at once than there are work items,
+// because each takes memory for its stack. Chunks are updated in forward order, so that the next
+// forward can start on units whose chunks are done while later chunks are still being updated.
+// Before the norm is known, only as many chunks are read ahead as fit beside all gradients.
+//
+// With a guess at the step's scalars, updates follow the gradients and start during backward. Any
+// update before the ranks have judged the step is a guess. Its parameters and its record are
+// written, the record into a slot of the generation being made, and its gradient is kept until the
+// verdict. If the step is judged good with other scalars, every guessed chunk is made again from
+// its old record. If the step is judged bad, the old parameters are made again from the old record.
+// So a guess needs the old record undamaged in a slot that nothing writes before the verdict:
+// records must be on NVMe, in two slots. Nobody sees a guessed parameter, because a unit whose
+// gradient is finished is not acquired again in its step, and the next step begins after the
+// verdict.
+//
 // Reactor's thread only.
 #pragma once
 
@@ -42,85 +45,90 @@ class OptimizerSweep {
   struct Parts {
     StateHomes homes;
     DeviceStaging& staging;  ///< for chunks that the device updates
-    /// Null: records are in memory, and nothing is ever durable.
+    /// Null if records are in memory only; then nothing is ever durable.
     StripedStore* store;
-    /// A generation is sealed here once the ranks' least says so.
+    /// Agrees with the other ranks: a generation counts as durable once all ranks have sealed it.
     Quorum& ranks;
-    /// All chunks of `unit` that this rank updates stand at `generation` at home.
+    /// Called when all chunks of `unit` that this rank updates are at home at `generation`.
     std::function<void(UnitId unit, std::uint64_t generation)> unit_updated;
-    /// Steps of the unit's parameters in `generation`, where a trainer writes masters.
+    /// Returns how many steps the unit's parameters have made in `generation`. Used if a trainer
+    /// writes masters.
     std::function<std::uint64_t(UnitId unit, std::uint64_t generation)> param_steps = {};
-    /// What is in it goes into the records of the next step, before its update. Not with guesses.
+    /// State that a trainer has written. It is put into the records by the next step, before their
+    /// update. Must not be used with guesses.
     StateWrites* writes = nullptr;
-    /// Null: nobody copies records.
+    /// Null if nobody copies records.
     RecordWatch* watch = nullptr;
   };
   struct Settings {
-    std::size_t work_items = 0;  ///< that fit beside all gradients and kept records
-    /// Steps from one generation that becomes durable by itself to the next: those that it divides.
-    /// 0: none does. The store counts what it sealed, the engine finished steps.
+    std::size_t work_items = 0;  ///< work items that fit beside all gradients and kept records
+    /// Every generation that this number divides becomes durable by itself; 0 if none does. The
+    /// store counts generations that it has sealed, but the engine counts finished steps.
     std::uint64_t seal_every = 1;
-    std::function<void(std::uint64_t generation)> before_seal;  ///< generation as the engine counts
+    std::function<void(std::uint64_t generation)> before_seal;  ///< called with the engine's count
   };
-  /// The state stands at `generation` (finished steps), stored as the store's newest generation.
+  /// Begins with the state at `generation` (finished steps), which is the store's newest
+  /// generation.
   OptimizerSweep(Context& context, Parts parts, Settings settings, std::uint64_t generation);
 
-  /// Bytes at the beginning of `chunk`'s record that an update need not read: the parameter, where
-  /// the record holds it and it is in memory anyway.
+  /// Returns how many bytes at the beginning of `chunk`'s record an update need not read. They are
+  /// the parameter, if the record holds it and it is in memory anyway.
   static std::uint64_t not_read_bytes(const Context& context, const ParamHome& params,
                                       const Chunk& chunk);
 
-  /// Updates of the next step can be taken back: the record before each is whole in a slot that
-  /// nothing touches meanwhile.
+  /// Whether updates of the next step can be taken back: then the old record of each is undamaged
+  /// in a slot that nothing writes before the verdict.
   bool can_guess() const;
-  /// A gradient of the step that makes `generation` is on its way: records may be read ahead. With
-  /// a `guess` at the step's scalars (the same at every call of a step) the unit's chunks are
-  /// updated as its gradient arrives. Only if can_guess().
+  /// Tells that a gradient of the step that makes `generation` is on its way, so records may be
+  /// read ahead. With a `guess` at the step's scalars (the same in all calls of a step), the unit's
+  /// chunks are updated as soon as its gradient arrives. A guess is allowed only if can_guess().
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
-  /// All gradients have arrived and the step is judged good: `step` are its scalars, and `blob`
-  /// belongs to the generation being made; none: give_blob() does, and it is sealed then. Starts
-  /// what has not started; what was made with a wrong guess is made again. Errors: those of the
-  /// cancelled scope; no generation is made then.
+  /// Ends a step that is judged good; all gradients have arrived. `step` has its scalars. `blob` is
+  /// stored with the generation being made; if there is none, the generation is sealed only after
+  /// give_blob(). Starts all remaining updates, and makes those again that used a wrong guess.
+  /// Errors: those of the cancelled scope; then no generation is made.
   void end_step(const StepScalars& step, std::optional<std::vector<std::byte>> blob);
-  /// That of the newest step that has ended.
+  /// Gives the blob of the newest step that has ended.
   void give_blob(std::vector<std::byte> blob);
-  /// Instead of end_step(): the step is judged bad, and the generation is not made. Returns when
-  /// gradients are dropped and all parameters and records are those of the generation before. The
-  /// next gradients make the same generation. Errors: of reading old records back; the parameters
-  /// are then of two generations.
+  /// Ends a step that is judged bad, instead of end_step(). Its generation is not made. Returns
+  /// when gradients are dropped and all parameters and records are those of the generation before.
+  /// The next gradients make the same generation. Errors: those of reading old records back; then
+  /// the parameters are a mixture of two generations.
   Task<> undo_step();
-  /// Between a step's first gradient and its verdict.
+  /// Whether a step has begun (with its first gradient) and has not been judged yet.
   bool step_open() const;
 
-  /// Newest generation whose every record is durable on every rank, as the engine counts. From any
-  /// thread.
+  /// Returns the newest generation, in the engine's count, of which every record is durable on
+  /// every rank. Any thread.
   std::uint64_t durable_generation() const noexcept { return durable_generation_; }
-  /// Waits until every finished step is updated and, where records are on NVMe, durable. A step
-  /// that is still open is not waited for.
+  /// Waits until every finished step is updated and, if records are on NVMe, durable. Does not wait
+  /// for a step that is still open.
   Task<> settled();
-  /// Waits until the chunk's record is that of `generation`, a finished step: durable or not.
+  /// Waits until the chunk's record is the record of `generation`, which must be a finished step.
+  /// The record need not be durable.
   Task<> record_written(ChunkId id, std::uint64_t generation);
-  /// The store's generation that the newest finished step's records go into.
+  /// Returns the store's generation into which the records of the newest finished step are written.
   std::uint64_t storing() const noexcept;
-  /// The generation of the store that has the chunk's newest record, if it was written since it was
-  /// made.
+  /// Returns the store's generation that has the chunk's newest record, if that record was written
+  /// after it was made.
   std::uint64_t stored_in(ChunkId id) const noexcept { return stored_in_[id]; }
-  /// Once settled(): writes the records of `generation` that are in memory alone, and seals it.
-  /// Also while a step is open: nothing starts early on such records, so until the verdict they are
-  /// those of the generation before. Errors: the drive's; another rank's. Nothing is used up then:
-  /// it may be asked for again, where the store can be written to.
+  /// Writes those records of `generation` that are only in memory, and seals the generation. Must
+  /// be called after settled(). A step may be open: no update of a record in memory starts before
+  /// the verdict, so these records are still those of the generation before. Errors: the drive's;
+  /// another rank's. After an error the call may be made again when the store can be written to.
   Task<> checkpoint(std::uint64_t generation, std::span<const std::byte> blob);
 
  private:
   struct Pass;  // optimizer_pass.h
   using PassPtr = std::shared_ptr<Pass>;
-  /// What a chunk holds while it is worked on.
+  /// The memory and the state of a chunk while it is worked on.
   struct Item {
-    Lease lease{};                ///< none if the chunk has its own, or needs no memory
-    WorkMemory memory{};          ///< parts of that
-    bool known = false;           ///< the record needs no verification
-    bool param_not_read = false;  ///< the parameter it begins with is at home, as it was
-    bool begun = true;            ///< counts in Pass::begun
+    Lease lease{};        ///< empty if the chunk has memory of its own, or needs none
+    WorkMemory memory{};  ///< parts of that memory
+    bool known = false;   ///< the record needs no verification
+    /// The parameter at the beginning of the record was not read, because it is unchanged at home.
+    bool param_not_read = false;
+    bool begun = true;  ///< counted in Pass::begun
   };
 
   // optimizer_sweep.cc
@@ -173,16 +181,17 @@ class OptimizerSweep {
   Context& context_;
   Parts parts_;
   Settings settings_;
-  std::size_t chunks_at_once_;  // of a pass
+  std::size_t chunks_at_once_;  // the most coroutines of a pass
   std::atomic<std::uint64_t> durable_generation_;
-  PassPtr current_;                                // of the step under way, or the last one
-  std::size_t items_out_ = 0;                      // leases of work items, of all passes
-  std::vector<std::uint64_t> written_generation_;  // per chunk: of its newest whole record
-  std::vector<Signal> written_;                    // per chunk: that changed
-  std::vector<std::uint64_t> stored_in_;           // per chunk: the store's generation of it
-  std::uint64_t next_stored_;                      // the store's generation that is made next
-  bool fresh_ = true;                              // nothing was written of it
-  int guess_track_ = -1;                           // of the trace, once there is something to show
+  PassPtr current_;            // pass of the step under way, or of the last step
+  std::size_t items_out_ = 0;  // leases of work items, in all passes
+  // Per chunk: generation of its newest complete record.
+  std::vector<std::uint64_t> written_generation_;
+  std::vector<Signal> written_;           // per chunk: set when written_generation_ changes
+  std::vector<std::uint64_t> stored_in_;  // per chunk: the store's generation of that record
+  std::uint64_t next_stored_;             // the store's generation that is made next
+  bool fresh_ = true;                     // nothing of that generation was written
+  int guess_track_ = -1;  // track of the trace; made when there is something to show
 };
 
 }  // namespace ziggurat

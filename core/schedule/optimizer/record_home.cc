@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/record_home.cc: memory for good, a chunk after the other.
+// core/schedule/optimizer/record_home.cc: takes the memory of records for the whole run, chunk by
+// chunk.
 #include "core/schedule/optimizer/record_home.h"
 
 #include <algorithm>

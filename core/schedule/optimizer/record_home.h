@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/record_home.h: where each chunk's optimizer record is between two sweeps:
-// on the device, in host memory, or in the store alone.
+// on the device, in host memory, or only in the store.
 //
-// A record that stays in memory is updated where it is: in the device's memory by the device, where
-// the CPU cannot reach it. Where optimizer state is placed on NVMe a sweep reads records that do
-// not stay from the store and writes them back, and a sweep that seals a generation writes all;
-// otherwise all stay, and checkpoints write them.
+// A record that stays in memory is updated where it is. If the CPU cannot reach it, the device
+// updates it. If optimizer state is placed on NVMe, a sweep reads the records that do not stay in
+// memory from the store and writes them back, and a sweep that seals a generation writes all
+// records. Otherwise all records stay in memory, and checkpoints write them.
 //
-// Those that stay are the first ones. Every sweep passes all records once, so what was used longest
-// ago is needed next: staying with the newest ones (LRU) would never hit, and any fixed set of k of
-// n records saves k/n of the reads, which is the most there is. A sweep in forward order needs the
-// first ones first, right after the norm, while the next forward waits for their units; a backward
-// that speculates ends with them, and no compute is left to hide a read behind.
+// The records that stay are always the first ones. Every sweep uses all records once, in the same
+// order, so the record that was used longest ago is needed next. Keeping the newest ones (LRU)
+// would never hit. Any fixed set of k of n records saves k/n of the reads, which is the most that
+// is possible. The first ones are best: a sweep in forward order needs them right after the norm,
+// while the next forward waits for their units; and a backward that speculates ends with them, when
+// no compute is left behind which a read could hide.
 //
-// A record that stayed is not verified again. Its hash was taken when it was made, in this memory.
+// A record that stayed is not verified again: its hash was taken when it was made, in this memory.
 // Reactor's thread only.
 #pragma once
 
@@ -27,52 +28,55 @@
 
 namespace ziggurat {
 
-/// Which records stay in memory; constant ones, which no sweep reads, never do.
+/// Which records stay in memory. Constant records never stay, because no sweep reads them.
 struct RecordPlan {
-  std::size_t device_chunks = 0;  ///< on the device: the first ones
-  /// Where sweeps go through the store: host memory of the first chunks', 0 for one that is on the
-  /// device or constant. A work item's worth each, so that the chunk never waits for memory.
+  std::size_t device_chunks = 0;  ///< the first chunks, whose records stay on the device
+  /// If sweeps go through the store: the size of each chunk's item in host memory; 0 if its record
+  /// is on the device or constant. An item is as large as a work item, so that the chunk never
+  /// waits for memory.
   std::span<const std::uint64_t> kept_item_bytes{};
 };
 
 class RecordHome {
  public:
-  /// Takes the memory of all that stay, for good. Errors: kResourceExhausted.
+  /// Takes the memory of all records that stay, for the whole run. Errors: kResourceExhausted.
   RecordHome(Context& context, const RecordPlan& plan);
 
-  /// Sweeps read and write the store. Else all records are in memory.
+  /// Whether sweeps read from and write to the store. If not, all records are in memory.
   bool through_store() const noexcept { return through_store_; }
-  /// In memory from one sweep to the next.
+  /// Whether the record stays in memory from one sweep to the next.
   bool stays(ChunkId chunk) const noexcept { return stays_.size() > chunk && stays_[chunk]; }
-  /// It stays where the CPU cannot reach it: the device updates it.
+  /// Whether the device updates the record, because it stays where the CPU cannot reach it.
   bool updated_on_device(ChunkId chunk) const noexcept;
-  /// It stays in a work item of its own: there is room for the chunk's parameters and gradient
-  /// too.
+  /// Whether the record stays in a work item of its own, which has room for the chunk's parameters
+  /// and gradient too.
   bool has_own_item(ChunkId chunk) const noexcept;
 
-  /// Lease memory that the CPU needs to look at the record: 0 where it looks at it where it stays.
+  /// Returns how much lease memory the CPU needs to read the record; 0 if it can read it where it
+  /// stays.
   std::uint64_t item_bytes(ChunkId chunk) const noexcept;
-  /// The memory of one that stays within the CPU's reach; the record comes first.
+  /// Returns the memory of a record that stays where the CPU can reach it. The record is at its
+  /// beginning.
   std::span<std::byte> memory(ChunkId chunk) const noexcept;
 
-  /// One that the device updates.
+  /// Returns the memory of a record that the device updates.
   DeviceSpan<std::byte> on_device(ChunkId chunk) const noexcept;
-  /// Its bytes from the device, and to it. Host memory is the pool's. Errors: kUnavailable when the
-  /// device is lost.
+  /// Copy the record from the device, and to the device. The host memory must be the pool's.
+  /// Errors: kUnavailable when the device is lost.
   Task<> fetch(ChunkId chunk, std::span<std::byte> record) const;
   Task<> bring_home(ChunkId chunk, std::span<const std::byte> record) const;
 
-  /// What stays is the record of `generation`, whole and known to be right.
+  /// Whether the record that stays is known to be the complete and correct record of `generation`.
   bool holds(ChunkId chunk, std::uint64_t generation) const noexcept {
     return stays(chunk) && generations_[chunk] == generation;
   }
   void set_holds(ChunkId chunk, std::uint64_t generation) noexcept {
     generations_[chunk] = generation;
   }
-  /// Its bytes are about to change.
+  /// Tells that the record's bytes are about to change, so that holds() becomes false.
   void forget(ChunkId chunk) noexcept { generations_[chunk] = kNone; }
 
-  /// Records that stay on the device, and in host memory.
+  /// Return how many records stay on the device, and in host memory.
   std::size_t device_count() const noexcept;
   std::size_t host_count() const noexcept;
 

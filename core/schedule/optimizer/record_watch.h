@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/record_watch.h: who copies the records of a generation while the next
-// ones are made. A sweep tells it of each record that it makes, and asks before one is gone for
-// good. Reactor's thread.
+// core/schedule/optimizer/record_watch.h: an interface for a copier of records, which copies the
+// records of one generation while the next ones are made. A sweep tells it of each record that it
+// makes, and asks it before it overwrites a record. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,14 @@ namespace ziggurat {
 class RecordWatch {
  public:
   virtual ~RecordWatch() = default;
-  /// The chunk's record of `generation` is made, and is `record` until the Task ends.
+  /// Tells that the chunk's record of `generation` is made. `record` stays valid until the Task
+  /// ends.
   virtual Task<> made(ChunkId chunk, std::uint64_t generation,
                       std::span<const std::byte> record) = 0;
-  /// The sweep that makes `generation` changes the record where it stays in memory.
+  /// Called before the sweep that makes `generation` changes the record where it stays in memory.
   virtual Task<> before_change(ChunkId chunk, std::uint64_t generation) = 0;
-  /// It writes the record as the store's generation `stored`, over one that may be wanted.
+  /// Called before the sweep writes the record as the store's generation `stored`, because it may
+  /// overwrite a record that is still needed.
   virtual Task<> before_write(ChunkId chunk, std::uint64_t generation, std::uint64_t stored) = 0;
 };
 

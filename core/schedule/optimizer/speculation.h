@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/optimizer/speculation.h: whether a step's update may start before the norm is
-// known, on the guess that it demands no clipping.
+// core/schedule/optimizer/speculation.h: decides whether a step's update may start before the norm
+// is known, guessing that no clipping will be needed.
 //
-// Watches how often the guess would have been right: an exponentially decayed rate of the norms so
-// far, also of those of steps that did not guess. A wrong guess moves a sweep's records twice, a
-// right one hides them in backward, so it pays only where it is right most of the time. A function
-// of the sequence of norms and nothing else: every rank decides the same, and a run can be
-// repeated.
+// The decision depends on how often the guess would have been right: an exponentially decayed rate
+// over all norms so far, including those of steps that did not guess. A wrong guess moves the
+// records of a sweep twice, and a right one hides them in backward. So guessing pays only if it is
+// right most of the time. The rate depends only on the sequence of norms, so every rank decides the
+// same and a run can be repeated.
 #pragma once
 
 namespace ziggurat {
 
 class SpeculationWatch {
  public:
-  /// A rate of at least this is worth a guess.
+  /// The lowest rate at which a guess is worth its cost.
   static constexpr double kWorth = 0.75;
-  /// Weight of the newest norm: after a long quiet time, three norms in a row that demand clipping
-  /// end the guessing; after a long time of clipping, eleven that do not begin it again.
+  /// The weight of the newest norm. After a long time without clipping, three norms in a row that
+  /// need it stop the guessing. After a long time with clipping, eleven norms in a row that need
+  /// none are required to start it again.
   static constexpr double kDecay = 0.125;
 
   bool worth_it() const noexcept { return rate_ >= kWorth; }
-  /// The norm of a step is known: `right` if it would have left the guess standing.
+  /// Takes the norm of a step into account; `right` if a guess would have been right.
   void observe(bool right) noexcept { rate_ += kDecay * ((right ? 1.0 : 0.0) - rate_); }
   double rate() const noexcept { return rate_; }
 
  private:
-  double rate_ = kWorth;  // one guess at the start of a run: if it is wrong, wait for evidence
+  // Allows one guess at the start of a run: if it is wrong, the next needs evidence.
+  double rate_ = kWorth;
 };
 
 }  // namespace ziggurat

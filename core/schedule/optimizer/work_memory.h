@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/schedule/optimizer/work_memory.h: the host memory in which a chunk is worked on: its record,
-// its parameters and its gradient, each where it is not worked on where it lives.
+// its parameters and its gradient, except those that are worked on where they live.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +20,12 @@ struct StateHomes {
 };
 
 struct WorkMemory {
-  std::span<std::byte> record{};  ///< also where it stays, if the CPU reaches it there
+  std::span<std::byte> record{};  ///< also set if the record stays where the CPU can reach it
   std::span<std::byte> param{};   ///< for ParamHome::destination
   std::span<std::byte> grad{};    ///< for GradHome::fetch
 
-  /// Bytes of lease that a chunk's work takes: record first, then parameters, then gradient. 0 if
-  /// it needs none, or has its own.
+  /// Returns the size of the lease that work on a chunk needs: the record, then the parameters,
+  /// then the gradient. 0 if it needs none, or if the chunk has an item of its own.
   static std::uint64_t lease_bytes(const StateHomes& homes, const ChunkTable& table, ChunkId id) {
     if (homes.records.has_own_item(id)) return 0;
     const Chunk& chunk = table.chunk(id);
@@ -33,7 +33,7 @@ struct WorkMemory {
            homes.grads.item_bytes(chunk);
   }
 
-  /// The parts of `lease`, or of the chunk's own item.
+  /// Divides `lease`, or the chunk's own item, into its parts.
   static WorkMemory of(const StateHomes& homes, const ChunkTable& table, ChunkId id,
                        std::span<std::byte> lease) {
     const Chunk& chunk = table.chunk(id);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/home_gather.cc: unit after unit, generation after generation.
+// core/schedule/params/home_gather.cc: gathers one unit after another, and one generation after
+// another.
 #include "core/schedule/params/home_gather.h"
 
 #include <utility>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/home_gather.h: stages 1 and 2: the parameters that other ranks updated come
-// home, once a generation, before anybody may use them.
+// core/schedule/params/home_gather.h: in stages 1 and 2, brings home the parameters that other
+// ranks have updated, once in each generation and before anybody may use them.
 //
-// Units are gathered in the order of the model, which is the sweep's, one after another; what this
-// rank's trainer uses, or when, has no part in it. So the sweep still trails into the next forward,
-// and no order of use can make ranks wait for each other. Reactor's thread only.
+// Units are gathered one after another in the order of the model, which is also the order of the
+// sweep. When this rank's trainer uses which unit does not matter. So the sweep still trails into
+// the next forward, and no order of use can make ranks wait for each other forever. Reactor's
+// thread only.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +19,11 @@ namespace ziggurat {
 
 class HomeGather {
  public:
-  /// The state stands at `generation`, and nothing of it was gathered yet.
+  /// Begins with the state at `generation`, of which nothing was gathered yet.
   HomeGather(Context& context, ParamHome& home, ParamCache& cache, std::uint64_t generation);
 
-  /// This rank's slice of `unit` stands at `generation` at home. Once all ranks' do, the cache is
-  /// told.
+  /// Tells that this rank's slice of `unit` is at home at `generation`. Once that is so on all
+  /// ranks, the unit is gathered and the cache is told.
   void slice_updated(UnitId unit, std::uint64_t generation);
 
  private:
@@ -32,9 +33,9 @@ class HomeGather {
   Context& context_;
   ParamHome& home_;
   ParamCache& cache_;
-  std::vector<std::uint64_t> updated_;  ///< per unit: 1 + generation of this rank's slice
-  std::uint64_t first_generation_;      ///< that of the first gather
-  std::uint64_t next_generation_;       ///< 1 + that of the next gather
+  std::vector<std::uint64_t> updated_;  ///< per unit: 1 + the generation of this rank's slice
+  std::uint64_t first_generation_;      ///< the generation of the first gather
+  std::uint64_t next_generation_;       ///< 1 + the generation of the next gather
   UnitId next_unit_ = 0;
   bool draining_ = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/param_cache.cc: residency of parameters on the device.
+// core/schedule/params/param_cache.cc: which parameters are on the device, and how they get there.
 #include "core/schedule/params/param_cache.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kSurprisesMax =
-    4;  // uses out of order in one step before the order is learned anew
+    4;  // acquires out of order in one step after which the order is learned again
 
 }  // namespace
 
@@ -24,8 +24,8 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
     : context_(context), home_(home), limits_(limits), memory_returned_(context.cancel) {
   for (UnitId u = 0; u < context.table.unit_count(); ++u) slots_.emplace_back(context.cancel);
   for (Slot& slot : slots_) slot.settled.set();
-  // Memory comes back on any thread and stalls outlive this cache: both ask whether it still lives,
-  // on the reactor's thread.
+  // Memory can come back on any thread, and stall handlers outlive this cache. So both callbacks
+  // check on the reactor's thread whether the cache still lives.
   const std::weak_ptr<bool> alive = alive_;
   context.device.on_free([this, alive, &reactor = context.reactor] {
     reactor.post([this, alive] {
@@ -39,13 +39,14 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
   });
 }
 
-/// The device does not hold `size_bytes` more.
+/// Makes the error for `size_bytes` that do not fit on the device.
 MemoryExhausted ParamCache::exhausted(std::uint64_t size_bytes, const std::string& why) const {
   const Account account = context_.device.account();
-  return MemoryExhausted({.budget = MemoryBudget::kDevice,
-                          .had_bytes = account.capacity_bytes(),
-                          .needed_bytes = account.used_bytes() + size_bytes},
-                         fmt::format("`device_memory`: {}: {}", why, account.text()));
+  return MemoryExhausted(
+      {.budget = MemoryBudget::kDevice,
+       .had_bytes = account.capacity_bytes(),
+       .needed_bytes = account.used_bytes() + size_bytes},
+      fmt::format("`device_memory` is too small: {}; the device holds {}", why, account.text()));
 }
 
 ParamCache::~ParamCache() { context_.device.on_free({}); }
@@ -113,8 +114,8 @@ Task<ParamCache::Acquired> ParamCache::acquire_gathered(UnitId unit) {
   co_return Acquired{.params = {dtype, {memory, unpadded_bytes}}, .landed = {}};
 }
 
-/// Decides that `unit` is gathered next, in place of units whose next use is farther than
-/// `nearer_than` if need be; false if it finds no place so.
+/// Decides that `unit` is gathered next. To make room it may drop units whose next use is farther
+/// than `nearer_than`. Returns false if there is still no room.
 bool ParamCache::start_gather(UnitId unit, std::uint64_t nearer_than) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
@@ -141,17 +142,17 @@ void ParamCache::release(UnitId unit, const Event& read) {
   if (--slot.pins > 0 || home_.used_at_home()) return;
   if (!persists(unit) && next_use(unit) > limits_.max_reuse_distance) drop(slot);
   prefetch();
-  memory_returned();  // an unpinned unit can be dropped for whoever waits
+  memory_returned();  // somebody may wait for memory, and an unpinned unit can be dropped
 }
 
 Task<> ParamCache::readers_done(UnitId unit) {
   const std::vector<Event> readers = slots_[unit].readers;
-  const Event landed = slots_[unit].landed;  // a copy reads the home too
+  const Event landed = slots_[unit].landed;  // the last copy to the device reads the home too
   for (const Event& read : readers) co_await read.wait();
   co_await landed.wait();
 }
 
-/// Returns when the copy is queued; the rest is land()'s.
+/// Loads a unit; returns when the copy is queued. Then land() waits for the copy.
 Task<> ParamCache::load(UnitId unit, bool on_demand) {
   Slot& slot = slots_[unit];
   ZIGGURAT_CHECK(slot.pins == 0, "unit {} is stale while in use", unit);
@@ -180,24 +181,26 @@ Task<> ParamCache::load(UnitId unit, bool on_demand) {
   } catch (...) {
     error = std::current_exception();
   }
-  // A generation may have begun meanwhile: then what was loaded is stale, and acquire() loads
-  // again.
+  // If another generation has begun meanwhile, the loaded parameters are stale, and acquire() loads
+  // the unit again.
   const bool good = slot.buffer && generation == generation_;
   if (!good) slot.buffer = {};
   slot.generation = generation;
   slot.state = good ? State::kPresent : State::kAbsent;
   slot.settled.set();
-  memory_returned();  // whoever waits for memory may drop what was only prefetched
+  // Somebody may wait for memory, and a unit that was only prefetched can be dropped.
+  memory_returned();
   if (error) std::rethrow_exception(error);
 }
 
-/// A copy that fails ends the run: streams that wait for it go on without its bytes.
+/// Waits for a copy to end. A failed copy must end the run, because streams that wait for it go on
+/// without its bytes.
 Task<> ParamCache::land(UnitId unit, ParamHome::Loading loading) {
   try {
     co_await loading.landed.wait();
   } catch (const Error& error) {
     throw Error(error.code(),
-                fmt::format("unit {} ('{}'): its parameters ({}) did not reach the device: {}",
+                fmt::format("the parameters of unit {} ('{}', {}) did not reach the device: {}",
                             unit, context_.table.model().units[unit].name,
                             format_bytes(context_.table.unit_param_bytes(unit)), error.what()),
                 error.native());
@@ -219,8 +222,8 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
     DeviceBuffer buffer = allocate_now(size_bytes, purpose, 0);
     if (buffer) co_return buffer;
     if (size_bytes > context_.device.account().capacity_bytes()) {
-      throw exhausted(size_bytes, fmt::format("{} of {} can never fit", format_bytes(size_bytes),
-                                              to_string(purpose)));
+      throw exhausted(size_bytes, fmt::format("{} of {} cannot fit even if all else is dropped",
+                                              format_bytes(size_bytes), to_string(purpose)));
     }
     ++memory_waiters_;
     std::exception_ptr error;
@@ -234,8 +237,8 @@ Task<DeviceBuffer> ParamCache::allocate(std::uint64_t size_bytes, Purpose purpos
   }
 }
 
-/// Tries, dropping unpinned parameters whose next use is farther than `nearer_than`, farthest
-/// first.
+/// Tries to allocate. Drops unpinned parameters whose next use is farther than `nearer_than`, those
+/// with the farthest first.
 DeviceBuffer ParamCache::allocate_now(std::uint64_t size_bytes, Purpose purpose,
                                       std::uint64_t nearer_than) {
   for (;;) {
@@ -278,8 +281,8 @@ void ParamCache::learn(UnitId unit) {
     position_ = order_.size();
     return;
   }
-  // Out of order (an evaluation, a trainer that branches): go on from the unit's next place in the
-  // learned order.
+  // The unit is out of order (in an evaluation, or because the trainer branches): the position
+  // moves to the unit's next place in the learned order.
   for (std::size_t k = 0; k < order_.size(); ++k) {
     const std::size_t at = (position_ + k) % order_.size();
     if (order_[at] != unit) continue;
@@ -290,8 +293,8 @@ void ParamCache::learn(UnitId unit) {
   ++surprises_;
 }
 
-/// Elements of other units used before `unit` is used again, by the learned order; kNever if it is
-/// not in what is left of it.
+/// Returns how many elements of other units are used before `unit` is used again in this step, by
+/// the learned order; kNever if it is not used again.
 std::uint64_t ParamCache::next_use(UnitId unit) const {
   std::uint64_t distance = 1;
   for (std::size_t i = position_; i < order_.size(); ++i) {
@@ -301,7 +304,8 @@ std::uint64_t ParamCache::next_use(UnitId unit) const {
   return kNever;
 }
 
-/// A small unit stays: what it would free is less than what loading it again costs.
+/// Whether a unit stays on the device because it is small: dropping it would free less than it
+/// costs to load it again.
 bool ParamCache::persists(UnitId unit) const {
   return context_.table.unit(unit).count <= limits_.param_persistence_threshold &&
          slots_[unit].generation == generation_;
@@ -360,8 +364,8 @@ void ParamCache::begin_generation(std::uint64_t generation) {
 
 void ParamCache::unit_updated(UnitId unit, std::uint64_t generation) {
   slots_[unit].home_generation = generation;
-  // During backward (updates without clipping) the sweep is ahead of generation_; waiters of this
-  // step are done with the unit.
+  // Without clipping, updates run during backward, so the sweep may be ahead of generation_. That
+  // is safe: nobody waits for the unit in this step any more.
   slots_[unit].updated.set();
 }
 

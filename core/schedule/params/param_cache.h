@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/param_cache.h: which units' parameters are on the device: acquire and
-// release, prefetch in learned order, and whom to drop when the device is full.
+// core/schedule/params/param_cache.h: decides which units' parameters are on the device. It serves
+// acquire and release, prefetches in a learned order, and drops units when the device is full.
 //
-// The order of units is learned in the first step and is a hint ever after: a unit used out of
-// order is loaded on demand. Victims are those whose next use is farthest (Belady's rule, on the
-// learned order). All device memory that appears during a step is had through allocate(), so
-// accumulators and gradients drive out clean parameters too.
+// The order of units is learned in the first step and is only a hint afterwards: a unit that is
+// used out of order is loaded on demand. When the device is full, the unit whose next use is
+// farthest is dropped (Belady's rule, on the learned order). All device memory that is needed
+// during a step is taken through allocate(), so accumulators and gradients can drive out clean
+// parameters too.
 //
-// In stage 3 a load is a gather, in which every rank takes part. So what is loaded and dropped, and
-// in which order, is decided from the trainer's calls, the learned order and sizes only, at the
-// instant of a call and never on what time made of it; and in memory set aside (unit_gather.h), so
-// that no accumulator drives parameters out on one rank and not on another. A decided unit counts
-// as present; acquire() waits until it is.
+// In stage 3 a load is a gather, in which every rank takes part, so all ranks must decide alike.
+// What is loaded and dropped, and in which order, therefore depends only on the trainer's calls,
+// the learned order and sizes. It is decided at the instant of a call and never depends on timing.
+// Gathered units have memory of their own (unit_gather.h), so that no accumulator can drive
+// parameters out on one rank and not on another. A unit counts as present as soon as its gather is
+// decided; acquire() waits until it has landed.
 //
-// A loaded unit is present once its copy is queued: who reads it waits for the copy's event, on its
-// stream or on the host. Memory of a unit that is dropped carries the events of its readers, and
-// its next writer waits for them. Reactor's thread only.
+// A loaded unit is present once its copy is queued. Its readers wait for the copy's event, on their
+// stream or on the host. The memory of a dropped unit carries the events of its readers, and its
+// next writer waits for them. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -33,12 +35,12 @@
 namespace ziggurat {
 
 struct ParamCacheLimits {
-  std::uint64_t max_live_parameters;  ///< elements on the device that prefetch may reach
-  /// Elements of other units' use within which a released unit is kept
+  std::uint64_t max_live_parameters;  ///< elements on the device up to which prefetch may load
+  /// A released unit is kept if it is used again before this many elements of other units are used.
   std::uint64_t max_reuse_distance;
-  /// Units of at most so many elements are not given back within a step, and are not counted
+  /// Units with at most this many elements are kept for the whole step and are not counted.
   std::uint64_t param_persistence_threshold = 0;
-  /// Elements ahead of the trainer
+  /// The most elements that are loaded ahead of the trainer.
   std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
   std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
 };
@@ -47,60 +49,64 @@ class ParamCache {
  public:
   ParamCache(Context& context, ParamHome& home, ParamCacheLimits limits);
   ~ParamCache();
-  /// Stage 3, before the first acquire().
+  /// Gathers units through `gather`. In stage 3 this is called before the first acquire().
   void gather_through(std::unique_ptr<UnitGather> gather) { gather_ = std::move(gather); }
   ParamCache(const ParamCache&) = delete;
   ParamCache& operator=(const ParamCache&) = delete;
 
   struct Acquired {
     TypedDeviceSpan<const std::byte> params;
-    Event landed;  ///< they are there; readers wait for it
+    Event landed;  ///< happens when the parameters are on the device; readers wait for it
   };
-  /// Waits until the last hop of `unit` to the device, at the current generation, is queued, and
-  /// pins the unit.
+  /// Waits until the last copy of `unit` at the current generation to the device is queued. Pins
+  /// the unit.
   Task<Acquired> acquire(UnitId unit);
-  /// The reader has finished with it when `read` happens.
+  /// Unpins the unit; its reader has finished when `read` happens.
   void release(UnitId unit, const Event& read);
-  /// Waits until nobody reads `unit`'s parameters at home any more: they may be overwritten there.
+  /// Waits until nobody reads `unit`'s parameters at home any more, so that they may be
+  /// overwritten.
   Task<> readers_done(UnitId unit);
 
-  /// Waits until `unit` stands at the current generation at home.
+  /// Waits until `unit` is at home at the current generation.
   Task<> wait_updated(UnitId unit);
-  /// Device memory for something else; drops clean parameters, farthest next use first, and waits
-  /// if it must. Errors: kResourceExhausted with the device's account when nothing can come back.
+  /// Allocates device memory for something else. Drops clean parameters, those with the farthest
+  /// next use first, and waits if it must. Errors: kResourceExhausted with the device's account if
+  /// no memory can come back.
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose);
-  /// Device memory came back: whoever waits in allocate() tries again.
+  /// Tells that device memory came back: calls that wait in allocate() try again.
   void memory_returned();
 
-  /// `unit`'s gradient of this step is complete: until the next begin_generation() its parameters
-  /// may change at home, and are neither acquired nor loaded ahead.
+  /// Tells that `unit`'s gradient of this step is complete. Until the next begin_generation() its
+  /// parameters may change at home, so they are neither acquired nor loaded ahead.
   void params_may_change(UnitId unit) noexcept { slots_[unit].may_change = true; }
-  /// Waits until nothing is being loaded: parameters may then change at home.
+  /// Waits until nothing is being loaded, so that parameters may change at home.
   Task<> quiesce();
-  /// The parameters of `generation` are what acquire() gives from now on; what is cached is stale
-  /// unless it already is.
+  /// Makes acquire() give the parameters of `generation` from now on. Cached parameters of another
+  /// generation become stale.
   void begin_generation(std::uint64_t generation);
-  /// All chunks of `unit` stand at `generation` at home.
+  /// Tells that all chunks of `unit` are at home at `generation`.
   void unit_updated(UnitId unit, std::uint64_t generation);
-  /// What this rank gathered since the last call (UnitGather); 0 where nothing is.
+  /// Returns a hash of what this rank gathered since the last call (UnitGather); 0 if nothing is
+  /// gathered.
   std::uint64_t take_order() noexcept { return gather_ ? gather_->take_order() : 0; }
 
  private:
-  /// kPresent: its copy is at least queued.
+  /// kPresent means that the unit's copy is at least queued.
   enum class State : std::uint8_t { kAbsent, kLoading, kPresent };
   struct Slot {
     explicit Slot(CancelScope& cancel) : settled(cancel), updated(cancel) {}
     State state = State::kAbsent;
     DeviceBuffer buffer;
-    Event landed;                                // the last copy from home
-    std::shared_ptr<UnitGather::Flight> flight;  // in place of the buffer, where units are gathered
-    std::vector<Event> readers;                  // of what is used at home
-    std::uint64_t generation = 0;                // of the contents
+    Event landed;  // when the last copy from home has ended
+    // Used instead of the buffer, where units are gathered.
+    std::shared_ptr<UnitGather::Flight> flight;
+    std::vector<Event> readers;    // readers of a unit that is used at home
+    std::uint64_t generation = 0;  // generation of the buffer's parameters
     std::size_t pins = 0;
-    bool may_change = false;  // at home
-    Signal settled;           // not kLoading
+    bool may_change = false;  // parameters may change at home
+    Signal settled;           // set while the state is not kLoading
     std::uint64_t home_generation = 0;
-    Signal updated;  // home_generation == generation_
+    Signal updated;  // set if home_generation == generation_
   };
 
   Task<Acquired> acquire_gathered(UnitId unit);
@@ -124,10 +130,10 @@ class ParamCache {
   std::vector<Slot> slots_;
   std::uint64_t generation_ = 0;
 
-  std::vector<UnitId> order_;  // of acquires in a step, learned
-  std::size_t position_ = 0;   // next expected acquire
+  std::vector<UnitId> order_;  // learned order of the acquires in a step
+  std::size_t position_ = 0;   // the next expected acquire in order_
   bool learning_ = true;
-  std::size_t surprises_ = 0;  // acquires out of the learned order in this step
+  std::size_t surprises_ = 0;  // acquires in this step that were not in the learned order
 
   Signal memory_returned_;
   std::size_t memory_waiters_ = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/quantized_gather.cc: encode, send across nodes, send within one, decode.
+// core/schedule/params/quantized_gather.cc: encodes, sends between nodes, sends within a node, and
+// decodes.
 #include "core/schedule/params/quantized_gather.h"
 
 #include <algorithm>
@@ -14,14 +15,14 @@ namespace ziggurat {
 namespace {
 
 constexpr auto kBits = QuantizedBits::k8;
-/// Elements that a job encodes or decodes: 512 KiB of 16-bit values.
+/// The number of elements that one job encodes or decodes: 512 KiB of 16-bit values.
 constexpr std::uint64_t kJobCount = 16 * kTileElements;
 
 std::uint64_t slice_bytes(const ChunkTable& table, UnitId unit) {
   return quantized_bytes(kBits, table.unit(unit).slice_count);
 }
 
-/// `visit(first element, elements)` for each job of a slice.
+/// Calls `visit(first element, elements)` for each job of a slice.
 template <class Visit>
 void each_job(std::uint64_t count, const Visit& visit) {
   for (std::uint64_t first = 0; first < count; first += kJobCount)
@@ -42,7 +43,8 @@ QuantizedGather::QuantizedGather(Context& context)
       buffers_(context, kQuantizedGathers, buffer_bytes(context.table), "quantized parameters"),
       turns_(context.cancel) {}
 
-/// The codes of `slices` in a row, the first being that of `rank`.
+/// Returns where the codes of `slices` consecutive slices are in the buffer, beginning with the
+/// slice of `rank`.
 std::span<std::byte> QuantizedGather::codes_of(const Codes& codes, int rank, int slices) const {
   const NodeGrid nodes = context_.table.sharding().nodes();
   const int place = rank % nodes.within * nodes.nodes + rank / nodes.within;

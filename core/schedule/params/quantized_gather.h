@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/quantized_gather.h: stage 3 with parameters in int8 between ranks (qwZ of
-// ZeRO++, Wang et al. 2023, section 4.1): a rank's slice becomes blocks of codes, which go to one
-// rank of each other node and from there to all of it, and become parameters again.
+// core/schedule/params/quantized_gather.h: gathers parameters in int8 between ranks in stage 3 (qwZ
+// of ZeRO++, Wang et al. 2023, section 4.1). Each rank turns its slice into blocks of codes. The
+// codes go to one rank of each other node and from there to all ranks of that node, and become
+// parameters again.
 //
-// A rank takes its own slice from the codes too, so that all compute with the same bits; masters
-// and the 16-bit parameters at home are as they were. Blocks begin where tiles do, so neither the
-// number of ranks nor nodes or threads change a bit.
+// A rank decodes its own slice too, so that all ranks compute with the same bits. Masters and the
+// 16-bit parameters at home do not change. Blocks begin where tiles do, so the number of ranks,
+// nodes or threads does not change any bit.
 //
-// A unit's codes in a buffer: neighbours of a node behind each other, of each the slices of all
-// nodes (ranks 0 and 1, 2 and 3 on a node):  slices 0 2 | 1 3
+// The buffer has a unit's codes grouped by the ranks of this node: for each of them the slices of
+// the ranks in its place on all nodes. With ranks 0 and 1 on one node, 2 and 3 on another:  slices
+// 0 2 | 1 3
 //
 // Reactor's thread only.
 #pragma once
@@ -24,7 +26,8 @@ namespace ziggurat {
 
 class QuantizedGather {
  public:
-  /// Host memory for the codes of one unit, the largest; kQuantizedGathers are taken.
+  /// Returns the host memory for the codes of the largest unit. There are kQuantizedGathers such
+  /// buffers.
   static std::uint64_t buffer_bytes(const ChunkTable& table);
 
   /// Errors: kResourceExhausted.
@@ -32,21 +35,22 @@ class QuantizedGather {
 
   struct Codes {
     UnitId unit = 0;
-    std::uint64_t number = 0;  ///< of all gathers
+    std::uint64_t number = 0;  ///< number of the gather, counted over all gathers
     std::span<std::byte> buffer{};
   };
-  /// This rank's `slice`. Waits for a buffer, so for gathers begun before.
+  /// Turns this rank's `slice` into codes. Waits for a buffer, and so for gathers that began
+  /// before.
   Task<Codes> encode(UnitId unit, std::span<const std::byte> slice);
-  /// The first exchange, begun at once: in the order of encode().
+  /// Makes the first exchange. Calls are made in the order of encode().
   Task<> begin(const Codes& codes);
-  /// The first exchange is over: makes the second, if there is one.
+  /// Makes the second exchange, if there is one, after the first has ended.
   Task<> finish(Codes codes);
-  /// A run of every slice, in elements; `first` begins a tile.
+  /// The same range of elements in every slice; `first` is where a tile begins.
   struct Run {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
   };
-  /// And all slices' runs are parameters, side by side in `out`.
+  /// Turns the codes of `run` of all slices into parameters, side by side in `out`.
   Task<> decode(Codes codes, Run run, std::span<std::byte> out);
   void give_back(const Codes& codes) { buffers_.give_back(codes.buffer); }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/unit_gather.cc: wait for the update, load the own slice, gather the rest.
+// core/schedule/params/unit_gather.cc: for each gather, waits for the update, loads this rank's
+// slice and gathers the others.
 #include "core/schedule/params/unit_gather.h"
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 namespace ziggurat {
 namespace {
 
-/// Where places begin: more than any device asks for, and what copies like.
+/// The alignment of places: stricter than any device needs, and good for copies.
 constexpr std::uint64_t kPlaceAlignment = 4096;
 
 bool overlap(const UnitGather::Flight& a, const UnitGather::Flight& b) {
@@ -102,7 +103,7 @@ void UnitGather::hurry(Flight& flight) {
   home_.hurry(flight.unit);
 }
 
-/// The only place where a gather begins.
+/// Begins all gathers, in the order of the queue. No other function begins one.
 Task<> UnitGather::drain() {
   while (!queue_.empty()) {
     const FlightPtr flight = queue_.front();
@@ -113,8 +114,9 @@ Task<> UnitGather::drain() {
   draining_ = false;
 }
 
-/// Whoever had this place before may have been dropped while its slices were still coming, or while
-/// what a trainer had queued still read them.
+/// Waits until the place of `flight` may be overwritten. A unit that had the place before may have
+/// been dropped while its slices were still coming, or while work that the trainer had queued still
+/// read them.
 Task<> UnitGather::place_vacated(const Flight& flight) {
   const std::vector<FlightPtr> before(under_way_.begin(), under_way_.end());
   for (const FlightPtr& other : before) {
@@ -139,7 +141,7 @@ Task<ParamHome::Fetched> UnitGather::fetch_own(const Flight& flight) {
                      flight.wanted ? IoPriority::kDemand : IoPriority::kPrefetch);
 }
 
-/// This rank's slice, where the unit is on the device.
+/// Returns the place of this rank's slice in the unit on the device.
 std::span<std::byte> UnitGather::own_place(const Flight& flight) const {
   const ChunkTable& table = context_.table;
   const std::size_t element_bytes = size_bytes(table.dtype());
@@ -159,7 +161,8 @@ Task<> UnitGather::issue_quantized(const FlightPtr& flight) {
   under_way(flight, quantized_->begin(codes), codes);
 }
 
-/// Every rank cuts a slice alike, and makes the calls of a unit's pieces in their order.
+/// Gathers a unit in pieces. Every rank cuts its slice in the same way and makes the calls for the
+/// pieces in the same order.
 Task<> UnitGather::issue_pieces(const FlightPtr& flight) {
   Communicator* ranks = context_.ranks.params.get();
   if (flight->from_node) {
@@ -218,7 +221,7 @@ Task<> UnitGather::issue(const FlightPtr& flight) {
   under_way(flight, ranks->all_gather(own, whole), {});
 }
 
-/// Bytes of each of `slices` slices in a piece: whole tiles.
+/// Returns how many bytes of each of `slices` slices are in a piece: whole tiles.
 std::uint64_t UnitGather::piece_share(int slices) const noexcept {
   const std::uint64_t tile_bytes = kTileElements * size_bytes(context_.table.dtype());
   return piece_bytes_ / static_cast<std::uint64_t>(slices) / tile_bytes * tile_bytes;
@@ -234,7 +237,7 @@ Task<> UnitGather::land_piece(FlightPtr flight, Task<> gathering, Piece piece) {
   flight->pieces_done.set();
 }
 
-/// Each slice's part of a piece, to its place on the device.
+/// Copies each slice's part of a piece to its place on the device.
 Task<> UnitGather::bring(const Flight& flight, Piece piece) {
   const std::uint64_t unit_bytes = context_.table.unit_param_bytes(flight.unit);
   WorkGroup copies(context_.reactor);
@@ -248,7 +251,7 @@ Task<> UnitGather::bring(const Flight& flight, Piece piece) {
   co_await copies.wait_idle();
 }
 
-/// All slices of a quantized unit, to their places.
+/// Decodes all slices of a quantized unit to their places on the device.
 Task<> UnitGather::decode(const Flight& flight, QuantizedGather::Codes codes) {
   const ChunkTable& table = context_.table;
   const std::uint64_t slice_count = table.unit(flight.unit).slice_count;
@@ -276,7 +279,7 @@ Task<> UnitGather::decode(const Flight& flight, QuantizedGather::Codes codes) {
   quantized_->give_back(codes);
 }
 
-/// This rank's, where the unit is on the device.
+/// Returns the place of this rank's part in the unit on the device.
 std::span<std::byte> UnitGather::part_of(const Flight& flight) const {
   const std::size_t size_bytes = parts_[flight.unit].bytes.bytes().size();
   const auto rank = static_cast<std::size_t>(context_.ranks.node->rank());

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/schedule/params/unit_gather.h: stage 3: whole units on the device, each gathered from the
-// slices of all ranks, in the order in which they are started.
+// core/schedule/params/unit_gather.h: gathers whole units to the device in stage 3, each from the
+// slices of all ranks, in the order in which the gathers are started.
 //
-// Every rank starts the same gathers in the same order, in memory of its own: a region of one size
-// on all ranks, cut up by the same calls, so that whether a unit fits is the same everywhere and
-// nothing is started that then has to wait for memory. One coroutine makes the gathers; a slow
-// slice delays those behind it.
+// Every rank starts the same gathers in the same order, in a region of the device's memory that is
+// set aside. The region has the same size on all ranks and is divided by the same calls. So a unit
+// fits on all ranks or on none, and no gather is started that would then have to wait for memory.
+// One coroutine makes the gathers, so a slow slice delays the gathers after it.
 //
-// Where ranks cannot reach the device's memory a unit is gathered in host memory, in pieces of
-// every slice, of which a few are under way, and each is copied to its places.
+// If ranks cannot reach the device's memory, a unit is gathered in host memory, in pieces. A piece
+// is the same part of every slice. A few pieces are under way at once, and each is copied to its
+// places on the device.
 //
-// With a second partition (hpZ of ZeRO++, Wang et al. 2023) a unit that was gathered
-// from all ranks once in a generation leaves a part in the host memory of each rank of a node, and
-// is gathered from the node's parts from then on: the same values, quantized before or not.
-// Reactor's thread only.
+// With a second partition (hpZ of ZeRO++, Wang et al. 2023) a unit is gathered from all ranks once
+// in a generation. Each rank of a node then keeps a part of it in host memory, and later gathers
+// use the parts of the node. They give the same values, whether the first gather was quantized or
+// not. Reactor's thread only.
 #pragma once
 
 #include <cstdint>
@@ -36,57 +37,59 @@ namespace ziggurat {
 
 class UnitGather {
  public:
-  /// `region`: device memory, as long on every rank.
-  /// Errors: kResourceExhausted where host memory does not hold the parts of a second partition,
-  /// the codes of quantized units, or pieces on their way to the device.
+  /// Takes `region`, device memory of the same size on every rank. Errors: kResourceExhausted if
+  /// host memory has no room for the parts of a second partition, for the codes of quantized units,
+  /// or for pieces on their way to the device.
   UnitGather(Context& context, ParamHome& home, DeviceBuffer region,
              const ReductionSettings& settings);
 
-  /// Bytes of region that `unit` takes.
+  /// Returns how many bytes of the region `unit` takes.
   static std::uint64_t place_bytes(const ChunkTable& table, UnitId unit) noexcept;
-  /// Host memory for a piece, all slices' of it, where units are gathered so; kStagedGathers are
-  /// taken.
+  /// Returns the host memory for one piece (of all slices), if units are gathered in pieces. There
+  /// are kStagedGathers such buffers.
   static std::uint64_t piece_bytes(const ChunkTable& table, const ReductionSettings& settings);
 
-  /// A unit's place, and the gather that fills it.
+  /// A unit's place in the region, and the gather that fills it.
   struct Flight {
     UnitId unit;
     std::byte* memory;
     std::uint64_t size_bytes;
-    Signal* updated;  ///< this rank's slice is at home
+    Signal* updated;  ///< set once this rank's slice is at home
     Need need;
-    bool wanted = false;           ///< somebody waits
+    bool wanted = false;           ///< somebody waits for it
     bool from_node = false;        ///< gathered from the parts of this node's ranks
-    std::vector<Event> readers{};  ///< of what lies there
+    std::vector<Event> readers{};  ///< readers of the unit in this place
     Signal done;
-    Signal vacated;  ///< and nothing is copied from it any more
-    // Where it is gathered in pieces:
-    ParamHome::Fetched own{};         ///< this rank's slice, until all have it
-    std::uint64_t missing_bytes = 0;  ///< of each slice
+    Signal vacated;  ///< set once nothing is copied from the place any more
+    // Used if the unit is gathered in pieces:
+    ParamHome::Fetched own{};         ///< this rank's slice, until all ranks have it
+    std::uint64_t missing_bytes = 0;  ///< bytes of each slice that have not arrived
     Signal pieces_done;
   };
-  /// Starts the gather of `unit` in a place that is free now; nullptr if none is.
+  /// Starts the gather of `unit` in a place that is free now; returns null if no place is.
   std::shared_ptr<Flight> start(UnitId unit, Need need, Signal& updated);
-  /// Somebody reads what lies in the flight's place until `read` happens.
+  /// Tells that somebody reads the unit in its place until `read` happens.
   void used_until(Flight& flight, const Event& read);
-  /// Frees the place at once; a gather under way there ends before the next begins, and so does
-  /// what reads it.
+  /// Frees the place at once. The next gather there begins only after this one and its readers have
+  /// ended.
   void free(const std::shared_ptr<Flight>& flight);
   void hurry(Flight& flight);
 
-  /// Nothing is under way.
+  /// Waits until no gather is under way.
   Task<> idle();
-  /// Which units were started since the last call, in order, as a hash: the same on every rank.
+  /// Returns a hash of the units that were started since the last call, in order. It is the same on
+  /// every rank.
   std::uint64_t take_order() noexcept;
 
  private:
   using FlightPtr = std::shared_ptr<Flight>;
-  /// What each rank of a node keeps of a unit.
+  /// The part of a unit that each rank of a node keeps.
   struct Part {
     explicit Part(CancelScope& cancel) : there(cancel) {}
     Lease bytes;
-    std::uint64_t generation = kNone;  ///< that was gathered last, or is being
-    Signal there;                      ///< of that generation
+    /// The generation that was gathered last or is being gathered.
+    std::uint64_t generation = kNone;
+    Signal there;  ///< set once `bytes` are of that generation
   };
   static constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
@@ -98,11 +101,11 @@ class UnitGather {
   std::span<std::byte> own_place(const Flight& flight) const;
   Task<> issue_quantized(const FlightPtr& flight);
   Task<> issue_pieces(const FlightPtr& flight);
-  /// The same run of every slice, side by side in a buffer.
+  /// The same range of bytes of every slice, side by side in a buffer.
   struct Piece {
-    std::uint64_t first_byte;  ///< of a slice
+    std::uint64_t first_byte;  ///< first byte within a slice
     std::uint64_t size_bytes;
-    std::uint64_t slice_bytes;  ///< a whole one
+    std::uint64_t slice_bytes;  ///< size of a whole slice
     std::span<std::byte> buffer;
   };
   std::uint64_t piece_share(int slices) const noexcept;
@@ -119,15 +122,16 @@ class UnitGather {
   DeviceBuffer region_;
   Arena arena_;
   std::deque<FlightPtr> queue_;
-  std::list<FlightPtr> under_way_;  ///< taken from the queue, not done
-  std::vector<FlightPtr> left_;     ///< freed, and perhaps still read
+  std::list<FlightPtr> under_way_;  ///< taken from the queue, but not done
+  std::vector<FlightPtr> left_;     ///< freed, but perhaps still read
   bool draining_ = false;
   Signal idle_;
   std::uint64_t order_ = 0;
-  std::vector<Part> parts_;                     ///< by unit; none without a second partition
-  std::unique_ptr<QuantizedGather> quantized_;  ///< if parameters travel so
+  std::vector<Part> parts_;                     ///< by unit; empty without a second partition
+  std::unique_ptr<QuantizedGather> quantized_;  ///< null unless parameters travel in int8
   std::uint64_t piece_bytes_;
-  std::unique_ptr<SpareBuffers> staging_;  ///< for pieces, where units are gathered in them
+  /// Buffers for pieces; null unless units are gathered in pieces.
+  std::unique_ptr<SpareBuffers> staging_;
 };
 
 }  // namespace ziggurat
