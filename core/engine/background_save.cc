@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/background_save.cc: which record is copied next, from where, and who waits for it.
+// core/engine/background_save.cc: chooses which record is copied next and from where, and makes
+// sweeps wait for it.
 #include "core/engine/background_save.h"
 
 #include <fmt/format.h>
@@ -36,21 +37,22 @@ struct BackgroundSave::Run {
   std::uint64_t stored;
   std::string directory;
   Nanoseconds begun_at;
-  Signal wake;  ///< of lanes: there may be something to do
+  Signal wake;  ///< wakes lanes, because there may be something to do
   std::vector<Copy> copies;
   std::size_t pending = 0;
   std::deque<ChunkId> urgent;
   ChunkId next_at_hand = 0;
   ChunkId next_stored = 0;
-  bool swept = false;          ///< the sweep that makes the generation has nothing more to offer
-  bool over = false;           ///< nobody waits for it any more
-  bool reported = false;       ///< what became of it is said
-  bool copying = false;        ///< records are written; before and after, syncs, removals and other
-                               ///< ranks are waited for, which answer once, at their end
-  std::size_t asked = 0;       ///< of the target: what has not returned
-  std::uint64_t returned = 0;  ///< what has
+  bool swept = false;     ///< the sweep that makes the generation has no more records to offer
+  bool over = false;      ///< the save has ended or was given up: nobody waits for it
+  bool reported = false;  ///< the result of the save was reported
+  /// Records are being written. Before and after, calls answer only at their end: syncs, removals,
+  /// and exchanges with other ranks.
+  bool copying = false;
+  std::size_t asked = 0;       ///< calls to the target that have not returned
+  std::uint64_t returned = 0;  ///< calls to the target that have returned
   std::exception_ptr failure;
-  std::map<ChunkId, Signal> awaited;  ///< by sweeps
+  std::map<ChunkId, Signal> awaited;  ///< records that sweeps wait for
   StallLimit stall;
   std::optional<Nanoseconds> next_write_at;
   std::array<Lane, kLanes> lanes;
@@ -58,7 +60,7 @@ struct BackgroundSave::Run {
 
 namespace {
 
-/// As long as it lives, the target has not answered.
+/// Counts a call to the target, which has not returned while this object lives.
 class Asked {
  public:
   Asked(std::size_t& asked, std::uint64_t& returned) : asked_(asked), returned_(returned) {
@@ -76,7 +78,7 @@ class Asked {
   std::uint64_t& returned_;
 };
 
-/// As an outcome says it.
+/// Converts a failure to the Error that an outcome has.
 Error error_of(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -87,10 +89,10 @@ Error error_of(const std::exception_ptr& failure) {
   }
 }
 
-/// A silence that is not waited for the end of.
+/// A time that is longer than any wait.
 constexpr Nanoseconds kNever = std::chrono::years(1);
 
-/// Looks at a target in the time that it may be silent.
+/// How often a target is looked at in the time for which it may be silent.
 constexpr int kLooks = 8;
 
 }  // namespace
@@ -105,7 +107,8 @@ BackgroundSave::BackgroundSave(const Parts& parts)
 
 BackgroundSave::~BackgroundSave() = default;
 
-/// The reactor's thread asks it for nothing: it may hang.
+/// Makes the folder and its IoEngine. Not on the reactor's thread, because a call to the target may
+/// hang.
 Task<> BackgroundSave::open_folder(std::string folder) {
   if (engines_.contains(folder)) co_return;
   const IoEngineFactory& factory = parts_.runtime.io_engine;
@@ -115,7 +118,7 @@ Task<> BackgroundSave::open_folder(std::string folder) {
     std::filesystem::create_directories(folder, failure);
     if (failure)
       throw system_error(failure.value(),
-                         fmt::format("`checkpoint_dir={}`: cannot make it", folder));
+                         fmt::format("cannot make the folder `checkpoint_dir={}`", folder));
     if (factory.target<ChooseIoEngine>() != nullptr) make = chosen_io_engine(folder);
   };
   co_await caller_.run(parts_.context.reactor, "name files", touch);
@@ -141,7 +144,8 @@ void BackgroundSave::begin(Request request) {
   parts_.context.spawn(std::move(saving));
 }
 
-/// Where the engine has failed too: what is under way then may hang all the same.
+/// Waits for the end of the save, or gives it up if its target hangs. If the engine has failed,
+/// what is under way may hang all the same.
 Task<> BackgroundSave::ended() {
   const RunPtr run = run_;
   const Nanoseconds of_writes = std::max(nanoseconds_of(parts_.settings.stall_max_s), kSilence);
@@ -176,7 +180,7 @@ Task<> BackgroundSave::ended_or(Nanoseconds longest) {
   co_await ended->wait();
 }
 
-/// Grows with every answer of its target.
+/// Returns a number that grows with every answer of the target.
 std::uint64_t BackgroundSave::answers(const Run& run) const {
   return run.returned + moved_.value(Counter::kNvmeWriteBytes) +
          moved_.value(Counter::kNvmeReadBytes);
@@ -190,7 +194,8 @@ void BackgroundSave::report(Run& run, SaveOutcome outcome) {
   outcomes_.push_back(std::move(outcome));
 }
 
-// GCC 12 inlines the frame's operator new and not its delete, and takes them for different ones.
+// GCC 12 inlines the coroutine frame's operator new but not its delete, and so warns that they do
+// not match.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 Task<> BackgroundSave::save(RunPtr run, Request request) {
@@ -308,7 +313,7 @@ void BackgroundSave::take(Run& run, ChunkId id, Lane& lane, Lane::State state) {
   --run.pending;
 }
 
-/// The write to the target is nobody's to wait for: it may never end.
+/// Copies one record. No step waits for the write to the target, which may never end.
 Task<> BackgroundSave::copy(Run& run, StateSaver& saver, ChunkId id, Lane& lane) {
   const std::span<std::byte> record =
       lane.buffer.first(parts_.context.table.chunk(id).record_bytes());
@@ -319,7 +324,8 @@ Task<> BackgroundSave::copy(Run& run, StateSaver& saver, ChunkId id, Lane& lane)
   co_await saver.save(id, record);
 }
 
-/// However it ends, the chunk's memory and slot are read no longer.
+/// Fills a buffer with a record. Afterwards, even after an error, the chunk's memory and slot are
+/// no longer read.
 Task<> BackgroundSave::fill(Run& run, ChunkId id, std::span<std::byte> buffer) {
   std::exception_ptr error;
   try {
@@ -331,8 +337,8 @@ Task<> BackgroundSave::fill(Run& run, ChunkId id, std::span<std::byte> buffer) {
   if (error) std::rethrow_exception(error);
 }
 
-/// What is in memory may be a guess at the next generation, made before the save began; then its
-/// own is whole in its slot.
+/// Reads a record into a buffer. The record in memory may be a guess at the next generation, made
+/// before the save began; then the right one is still in its slot.
 Task<> BackgroundSave::bring(Run& run, ChunkId id, std::span<std::byte> buffer) {
   Context& context = parts_.context;
   if (context.table.chunk(id).constant) {
@@ -364,7 +370,7 @@ void BackgroundSave::copied(Run& run, ChunkId id) {
   if (waiting != run.awaited.end()) waiting->second.set();
 }
 
-/// At most checkpoint_bandwidth: a write begins when the one before it has had its time.
+/// Keeps to checkpoint_bandwidth: a write begins when the time for the write before it is over.
 Task<> BackgroundSave::pace(Run& run, Lane& lane, std::uint64_t size_bytes) {
   const std::uint64_t limit = parts_.settings.bandwidth_bytes_per_s;
   if (limit == 0 || run.over) co_return;
@@ -382,8 +388,8 @@ Task<> BackgroundSave::pace(Run& run, Lane& lane, std::uint64_t size_bytes) {
   co_await due->wait();
 }
 
-/// Nobody waits for the save any more, but for what is just being read. Without a reason: it has
-/// ended.
+/// Stops all waits for the save, except for a record that is just being read. Without `why`, the
+/// save has ended.
 void BackgroundSave::give_up(Run& run, std::exception_ptr why) {
   if (why && !run.failure) run.failure = std::move(why);
   run.over = true;
@@ -400,9 +406,9 @@ bool BackgroundSave::given_up() const noexcept { return run_ && run_->over; }
 
 void BackgroundSave::give_up_with_others() {
   if (!run_ || run_->over) return;
-  give_up(*run_, std::make_exception_ptr(
-                     PeerFailed(ErrorCode::kDeadlineExceeded,
-                                "another rank has given it up: that rank's message says why")));
+  give_up(*run_, std::make_exception_ptr(PeerFailed(
+                     ErrorCode::kDeadlineExceeded,
+                     "another rank has given up this save: that rank's message says why")));
 }
 
 Task<> BackgroundSave::made(ChunkId id, std::uint64_t generation,
@@ -411,7 +417,7 @@ Task<> BackgroundSave::made(ChunkId id, std::uint64_t generation,
   if (!run || run->over || run->generation != generation || run->copies[id] != Copy::kPending)
     co_return;
   const auto lane = std::ranges::find(run->lanes, Lane::State::kIdle, &Lane::state);
-  if (lane == run->lanes.end()) co_return;  // it is read from its slot
+  if (lane == run->lanes.end()) co_return;  // the record is read from its slot later
   take(*run, id, *lane, Lane::State::kFilling);
   const std::function<void()> job = [&] {
     std::memcpy(lane->buffer.data(), record.data(), record.size());
@@ -434,7 +440,8 @@ Task<> BackgroundSave::before_write(ChunkId id, std::uint64_t generation, std::u
   co_await hold(id);
 }
 
-/// Until the chunk is copied; or, unless that has begun, the save given up.
+/// Waits until the chunk is copied. If the save is given up and copying has not begun, does not
+/// wait.
 Task<> BackgroundSave::hold(ChunkId id) {
   const RunPtr run = run_;
   const Copy copy = run->copies[id];
@@ -455,20 +462,21 @@ Task<> BackgroundSave::hold(ChunkId id) {
 
 Error BackgroundSave::not_answered(double seconds) const {
   return {ErrorCode::kDeadlineExceeded,
-          fmt::format("its drive, or the server behind it, has not answered for {:g} s, and "
-                      "`checkpoint_stall_max` is {:g}: it hangs. Save to another one, or raise "
-                      "`checkpoint_stall_max` where it only takes that long",
+          fmt::format("the drive of the checkpoint, or the server behind it, has not answered for "
+                      "{:g} s and seems to hang (`checkpoint_stall_max` is {:g}). Save to another "
+                      "drive, or raise `checkpoint_stall_max` if this drive is only slow",
                       seconds, parts_.settings.stall_max_s)};
 }
 
 Error BackgroundSave::stalled_too_long() const {
   const bool paced = parts_.settings.bandwidth_bytes_per_s > 0;
-  return {ErrorCode::kDeadlineExceeded,
-          fmt::format("training has waited {:g} s for it, as long as `checkpoint_stall_max` "
-                      "allows, because its drive is too slow or hangs{}; training goes on without "
-                      "it. Save less often, to a faster drive, or raise `checkpoint_stall_max`",
-                      parts_.settings.stall_max_s,
-                      paced ? ", or `checkpoint_bandwidth` is too small" : "")};
+  return {
+      ErrorCode::kDeadlineExceeded,
+      fmt::format(
+          "training has waited {:g} s for the save, as long as `checkpoint_stall_max` allows, "
+          "because the drive is too slow or hangs{}. Training goes on without this checkpoint. "
+          "Save less often or to a faster drive, or raise `checkpoint_stall_max`",
+          parts_.settings.stall_max_s, paced ? ", or `checkpoint_bandwidth` is too small" : "")};
 }
 
 }  // namespace ziggurat

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/background_save.h: a checkpoint of one generation, written while the next ones are
+// core/engine/background_save.h: writes a checkpoint of one generation while the next ones are
 // made.
 //
-// Each record comes into one of the two buffers set aside, from wherever costs least: offered by
-// the sweep that makes it; from memory where it stays and is that generation's; else from its slot,
-// which survives the whole next sweep. From the buffer it is written to the target, and nobody
-// waits for that. A sweep that would destroy what was not copied yet waits, in RecordWatch's calls,
-// and its chunk is copied next; all of a save's waits together last no longer than stall_max: then
-// it is given up. What is just being read from its own memory or slot is waited for even then.
-// Copying waits for records to be made, never for a lease, a seal or another rank. Whoever waits
-// for its end waits as long as its target answers: one that has not for stall_max (and no less than
-// kSilence) hangs, and what was asked of it may never return. Private to core/engine. Reactor's
-// thread.
+// Each record is copied to one of two buffers from wherever this costs least: from the sweep that
+// makes it; from memory, if the record stays there and is still that generation's; else from its
+// slot in the store, which the whole next sweep does not touch. The record is written from the
+// buffer to the target, and no step waits for that write.
+//
+// A sweep that would overwrite a record which was not copied yet waits in RecordWatch's calls, and
+// that record is copied next. All waits for a save together last at most stall_max; then the save
+// is given up. Even then a sweep waits for a record that is just being read. Copying waits for
+// records to be made, but never for a lease, a seal or another rank.
+//
+// Whoever waits for the end of a save waits as long as its target answers. A target that has not
+// answered for stall_max (and at least kSilence) is considered to hang, and calls to it may never
+// return. Private to core/engine. Reactor's thread.
 #pragma once
 
 #include <chrono>
@@ -37,11 +40,13 @@ namespace ziggurat {
 class BackgroundSave final : public RecordWatch {
  public:
   static constexpr std::size_t kLanes = 2;
-  /// What is allowed between two answers of a target, where training waits no longer for it.
+  /// The time allowed between two answers of a target when something waits for the save's end.
   static constexpr Nanoseconds kSilence = std::chrono::seconds(10);
-  /// What is allowed to one sync, one removal, or other ranks, at a save's begin and end.
+  /// The time allowed for one sync, one removal, or other ranks, at the beginning and end of a
+  /// save.
   static constexpr Nanoseconds kLongSilence = std::chrono::minutes(10);
-  /// Host memory for records that wait, and for the copies of them that are written.
+  /// Returns the host memory for records that wait to be written and for their copies that are
+  /// being written.
   static std::uint64_t memory_bytes(const ChunkTable& table) {
     static_assert(2 * kLanes == kSaveRecords);
     return kSaveRecords * table.largest_record_bytes();
@@ -52,7 +57,7 @@ class BackgroundSave final : public RecordWatch {
     Runtime& runtime;
     const RecordHome& records;
     StripedStore* store;  ///< may be null
-    Communicator& ranks;  ///< its own
+    Communicator& ranks;  ///< used by saves only
     EngineConfig::Checkpoint settings;
   };
   explicit BackgroundSave(const Parts& parts);
@@ -60,23 +65,25 @@ class BackgroundSave final : public RecordWatch {
   void set_sweep(OptimizerSweep& sweep) noexcept { sweep_ = &sweep; }
 
   struct Request {
-    std::uint64_t generation = 0;  ///< a finished step; the newest
-    std::uint64_t stored = 0;      ///< what the store calls it, where records are in the store
+    std::uint64_t generation = 0;  ///< the newest finished step
+    std::uint64_t stored = 0;      ///< the store's number of it, if records are in the store
     SavingRank rank{};
     CheckpointSave::Request checkpoint{};
   };
-  /// Every rank, in the same order; none is under way. It goes on as a task of the context, and
-  /// what goes wrong ends the save alone.
+  /// Begins a save. Every rank calls it, in the same order, when no save is under way. The save
+  /// goes on as a task of the context; if it fails, only the save ends.
   void begin(Request request);
   bool under_way() const noexcept { return run_ != nullptr; }
-  /// The save under way is of no use any more, and no sweep waits for it: here, or on another rank.
+  /// Whether the save under way was given up, on this rank or another, so that no sweep waits for
+  /// it.
   bool given_up() const noexcept;
   void give_up_with_others();
-  /// Returns when it has ended, or its target hangs: then it is given up.
+  /// Returns when the save has ended. If its target hangs, gives the save up and returns.
   Task<> ended();
-  /// What was asked of its target may never return, and uses what this has until then.
+  /// Whether calls to the save's target may never return. Until they do, they use this object's
+  /// memory.
   bool hangs() const noexcept { return run_ && hangs_; }
-  /// Those that ended since this was asked last.
+  /// Returns the saves that have ended since the last call.
   std::vector<SaveOutcome> take_outcomes() { return std::exchange(outcomes_, {}); }
 
   Task<> made(ChunkId chunk, std::uint64_t generation, std::span<const std::byte> record) override;
@@ -86,21 +93,22 @@ class BackgroundSave final : public RecordWatch {
  private:
   enum class Copy : std::uint8_t {
     kPending,
-    kTaken,  ///< on its way into a buffer
-    kDone,   ///< in a buffer, or in none any more: its memory and slot are the sweeps' again
+    kTaken,  ///< being copied to a buffer
+    kDone,   ///< copied or no longer needed: sweeps may overwrite its memory and slot
   };
-  /// A buffer and who fills and empties it.
+  /// A buffer, with the task that fills and empties it.
   struct Lane {
     enum class State : std::uint8_t {
-      kBusy,     ///< copies, or has ended
+      kBusy,     ///< copies or writes a record, or has ended
       kIdle,     ///< may be offered a record
-      kFilling,  ///< its buffer is being filled with one
-      kFull,     ///< the buffer holds `chunk`'s
+      kFilling,  ///< its buffer is being filled by a sweep
+      kFull,     ///< its buffer holds the record of `chunk`
     };
     std::span<std::byte> buffer{};
     State state = State::kBusy;
     ChunkId chunk = 0;
-    std::shared_ptr<Signal> due{};  ///< checkpoint_bandwidth allows the next write, or none is made
+    /// Set when checkpoint_bandwidth allows the next write, or when the save is over.
+    std::shared_ptr<Signal> due{};
   };
   struct Run;
   using RunPtr = std::shared_ptr<Run>;
@@ -128,14 +136,15 @@ class BackgroundSave final : public RecordWatch {
   Parts parts_;
   OptimizerSweep* sweep_ = nullptr;
   AlignedMemory memory_;
-  WorkerPool caller_{{.threads = 1, .cpus = {}}};  // a target that hangs stops it, and no step
+  // A target that hangs blocks this thread, and no step.
+  WorkerPool caller_{{.threads = 1, .cpus = {}}};
   std::map<std::string, std::unique_ptr<IoEngine>> engines_;  // by folder
   RunPtr run_;
   bool hangs_ = false;             // run_'s target
-  std::shared_ptr<Signal> ended_;  // of who waits for run_'s end
-  Metrics moved_;                  // to targets
+  std::shared_ptr<Signal> ended_;  // set for the caller that waits for run_'s end
+  Metrics moved_;                  // bytes moved to and from targets
   std::vector<SaveOutcome> outcomes_;
-  int save_track_ = 0;  // of the trace, where there is one
+  int save_track_ = 0;  // track of the trace, if there is one
   int wait_track_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/communicator_quorum.h: a Communicator in the words that a store needs.
+// core/engine/communicator_quorum.h: a Quorum, which the store needs, made of a Communicator.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_impl.h: the engine, on one rank: owns the floors below and joins their
+// core/engine/engine_impl.h: the engine on one rank. It owns the parts below it and joins their
 // pipelines into steps.
 #pragma once
 
@@ -43,17 +43,17 @@ class Resharding;
 class EngineImpl final : public LentEngine {
  public:
   EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime, Device& device);
-  /// For LentEngine::open(): the device holds nothing.
+  /// Constructs an engine for LentEngine::open(); nothing is on the device.
   EngineImpl(const ModelSpec& model, const EngineConfig& config, Runtime& runtime,
              std::unique_ptr<Device> device, std::span<const TypedSpan<std::byte>> lent);
   ~EngineImpl() override;
 
-  /// EngineConfig::Resume::kReshard: an engine over the store that was cut anew; null where there
-  /// is no store, or one that opens as it is.
+  /// For EngineConfig::Resume::kReshard: returns an engine over the converted store; null if there
+  /// is no store, or one that needs no conversion.
   static std::unique_ptr<EngineImpl> reshard(const ModelSpec& model, const EngineConfig& config,
                                              Runtime& runtime, Device& device);
 
-  /// The rest of construction: everything that can fail because of the world.
+  /// Does the rest of construction: all of it that can fail for reasons outside the program.
   void open(const Initializer& initialize);
   void open(StateSource& source, const LoadOptions& options);
 
@@ -115,12 +115,13 @@ class EngineImpl final : public LentEngine {
                      std::span<float> values) override;
 
  private:
-  /// A trainer's call, one at a time. What it hands values to (read_master()) may call too.
+  /// Serializes a trainer's calls. It is recursive, because a function that is given values
+  /// (read_master()) may make calls too.
   using Turn = std::lock_guard<std::recursive_mutex>;
 
-  /// A chunk's memory while the store is made or read.
+  /// Memory for a chunk while the store is made or read.
   struct ItemMemory {
-    Lease lease{};  ///< none for a record within reach where it stays
+    Lease lease{};  ///< empty for a record that the CPU can reach where it stays
     WorkMemory work{};
   };
 
@@ -187,7 +188,7 @@ class EngineImpl final : public LentEngine {
   ReductionSettings reduction() const;
   NodeGrid exchanges() const;
   void validate_quantization(const Strategy& strategy) const;
-  /// Ranks that share a copy of the state, where there are several copies; else 0.
+  /// Returns how many ranks share one copy of the state, if there are several copies; else 0.
   int shard_group() const { return strategy_->is_hybrid() ? strategy_->shard_group : 0; }
   Sharding sharding() const {
     Sharding its = Sharding::of(*strategy_, place_.data);
@@ -212,8 +213,8 @@ class EngineImpl final : public LentEngine {
   void fail(std::exception_ptr error);
 
   // engine_lend.cc
-  /// Runs the call of a trainer that lends. Where the engine has ended it throws once nothing reads
-  /// or writes lent memory any more, nor ever will: the trainer may free it then.
+  /// Runs the call of a trainer that lends memory. If the engine has ended, throws only when no job
+  /// reads or writes lent memory, or will ever do so: then the trainer may free it.
   template <class T>
   T run_lent(Task<T> call) {
     return runtime_.reactor.block_on(giving_back(std::move(call)));
@@ -255,7 +256,7 @@ class EngineImpl final : public LentEngine {
   Task<> copy_chunk(ChunkId id, bool widen_codes, const TakeArray& take);
 
   // engine_serve.cc
-  /// A rank's pieces, and where each is among them.
+  /// The pieces of a rank, and the index of each by name.
   struct Pieces {
     std::vector<Piece> all;
     std::unordered_map<std::string_view, std::size_t> places;
@@ -307,16 +308,17 @@ class EngineImpl final : public LentEngine {
 
   ModelSpec model_;
   EngineConfig config_;
-  Place place_;                       // among the ranks; from validate() on
-  std::optional<Strategy> strategy_;  // what config_ asks for, on these ranks; from validate() on
+  Place place_;  // place among the ranks; known from validate() on
+  // The strategy of config_ on these ranks; known from validate() on.
+  std::optional<Strategy> strategy_;
   Runtime& runtime_;
-  std::unique_ptr<Device> own_device_;  // where the trainer lends its memory
+  std::unique_ptr<Device> own_device_;  // used if the trainer lends its memory
   Device& device_;
 
   std::unique_ptr<RankChannels> channels_;
-  std::unique_ptr<StateService> service_;  // of lent pieces, among several ranks
+  std::unique_ptr<StateService> service_;  // serves lent pieces among several ranks
   std::unique_ptr<Storage> storage_;
-  std::unique_ptr<RecordCopies> copies_;  // made when a record is damaged
+  std::unique_ptr<RecordCopies> copies_;  // made only when a record is damaged
   std::optional<ChunkTable> table_;
   HostPlan plan_;
   DevicePlan device_plan_;
@@ -325,8 +327,8 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<Stream> to_device_;
   std::unique_ptr<Stream> to_host_;
   std::unique_ptr<Compute> compute_;
-  CancelScope cancel_;               // when the engine has failed or is closed
-  std::atomic<bool> ended_ = false;  // cancel_ is cancelled: for the trainer's thread
+  CancelScope cancel_;               // cancelled when the engine has failed or is closed
+  std::atomic<bool> ended_ = false;  // cancel_ is cancelled; read by the trainer's thread
   LentMemory lent_memory_;
   std::optional<WorkGroup> tasks_;
   std::optional<Context> context_;
@@ -336,43 +338,44 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<DeviceStaging> staging_;
   std::unique_ptr<ParamCache> cache_;
   std::unique_ptr<GradientFlow> flow_;
-  std::unique_ptr<HomeGather> home_gather_;  // stages 1 and 2
-  std::optional<StateWrites> writes_;        // of a trainer that lends its parameters
+  std::unique_ptr<HomeGather> home_gather_;  // used in stages 1 and 2
+  std::optional<StateWrites> writes_;        // used if a trainer lends its parameters
   std::unique_ptr<OptimizerSweep> sweep_;
 
-  std::unique_ptr<BackgroundSave> saves_;  // with EngineConfig::Checkpoint::saves
-  std::vector<SaveOutcome> ended_saves_;   // that nobody has asked for
-  StateSource* source_ = nullptr;          // while it is opened from one
+  std::unique_ptr<BackgroundSave> saves_;  // used with EngineConfig::Checkpoint::saves
+  std::vector<SaveOutcome> ended_saves_;   // saves that nobody has asked for yet
+  StateSource* source_ = nullptr;          // set while the engine is opened from a source
   LoadOptions load_options_;
-  std::unique_ptr<StateLoader> loader_;  // while the state is made from source_
+  std::unique_ptr<StateLoader> loader_;  // set while the state is made from source_
 
   mutable std::recursive_mutex turn_;
-  mutable std::map<int, Pieces> pieces_;  // of ranks that were asked for, which keep theirs
+  // Of ranks that were asked about; their pieces do not change.
+  mutable std::map<int, Pieces> pieces_;
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
-  Roundings rounding_;                    // the store's, or what it lets the config choose
-  std::vector<std::uint64_t> own_steps_;  // per unit, that the trainer's blob counts; or none
+  Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
+  std::vector<std::uint64_t> own_steps_;  // per unit, as the trainer's blob counts; or empty
   double state_seconds_ = 0;
-  std::vector<std::byte> last_blob_;     // of generation_, wrapped
-  std::optional<BlobLine> line_record_;  // where the line is not that of the store's own uuid
-  LineId own_line_;                      // in place of a store's uuid, where there is no store
-  std::uint64_t agreements_ = 0;         // on steps, that this rank has come to: one is
-  bool agreeing_ = false;                // under way
-  bool blob_awaited_ = false;            // that of generation_
-  bool checkpoint_awaits_ = false;       // and a checkpoint with it
+  std::vector<std::byte> last_blob_;     // blob of generation_, with the engine's header
+  std::optional<BlobLine> line_record_;  // set if the line does not belong to the store's own uuid
+  LineId own_line_;                      // used in place of a store's uuid if there is no store
+  std::uint64_t agreements_ = 0;         // number of agreements on steps that this rank has begun
+  bool agreeing_ = false;                // an agreement is under way
+  bool blob_awaited_ = false;            // generation_ still needs its blob
+  bool checkpoint_awaits_ = false;       // a checkpoint also waits for the blob
   std::vector<std::byte> resumed_blob_;
   bool resumed_ = false;
-  bool loaded_ = false;                   // with its step, from a source
-  std::size_t group_count_ = 0;           // of the model's parameters
-  std::optional<StepOptions> announced_;  // by prepare_step(), but for the blob
+  bool loaded_ = false;                   // the state was loaded from a source, with its step
+  std::size_t group_count_ = 0;           // number of groups of the model's parameters
+  std::optional<StepOptions> announced_;  // by prepare_step(), without the blob
   std::vector<GroupStep> announced_groups_;
-  std::optional<StepScalars> guess_;  // of the step under way, if updates start before its end
+  std::optional<StepScalars> guess_;  // for the step under way, if updates start before its end
   SpeculationWatch watch_;
-  bool storing_ = false;            // a checkpoint in the background
-  Signal stored_;                   // it has ended
-  Nanoseconds stored_at_{0};        // when the last one had, by the reactor's clock
-  bool at_rest_ = false;            // nothing was asked for since make_durable()
+  bool storing_ = false;            // a checkpoint is being stored in the background
+  Signal stored_;                   // set when that checkpoint has ended
+  Nanoseconds stored_at_{0};        // when the last one ended, by the reactor's clock
+  bool at_rest_ = false;            // no call was made since make_durable()
   std::uint64_t opened_bytes_ = 0;  // progress of create_state() and load_state()
   std::vector<std::string> notes_;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_open.cc: from a configuration to an engine at a generation: the store, the
-// budgets, the floors, the state.
+// core/engine/engine_open.cc: opens an engine from a configuration: first the store, then the
+// budgets, the parts of the engine, and the state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,16 +20,17 @@
 namespace ziggurat {
 namespace {
 
-/// Each rank has opened the source itself. A store that trains, or whose drive fails now and then,
-/// may have been found at different steps.
+/// Throws if the ranks' sources are at different steps. Each rank has opened the source itself. If
+/// another run is writing to it, or if its drive fails sometimes, ranks may have found different
+/// steps.
 Task<> require_same_step(Quorum& ranks, std::uint64_t step, const std::string& place) {
   const std::uint64_t oldest = co_await ranks.min(step);
   const std::uint64_t newest = co_await ranks.max(step);
   if (oldest == newest) co_return;
   throw Error(ErrorCode::kUnavailable,
-              fmt::format("{}: the ranks do not agree on its newest step (they found {} to {}): "
-                          "start again, and if a rank finds an older one every time, check the "
-                          "store (`ziggurat ckpt verify`) and the drive as that rank sees it",
+              fmt::format("{}: the ranks found different newest steps ({} to {}). Start again. If "
+                          "one rank finds an older step every time, check the store with `ziggurat "
+                          "ckpt verify`, and check the drive as that rank sees it",
                           place, oldest, newest));
 }
 
@@ -90,8 +91,8 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   co_await service_->open();
 }
 
-/// What this rank updates of `unit` stands at `generation` at home; in stages 1 and 2 the rest is
-/// still to come.
+/// Tells that this rank's part of `unit` is at home at `generation`. In stages 1 and 2 the other
+/// ranks' parts must still be gathered.
 void EngineImpl::unit_updated(UnitId unit, std::uint64_t generation) {
   if (home_gather_) {
     home_gather_->slice_updated(unit, generation);
@@ -100,7 +101,7 @@ void EngineImpl::unit_updated(UnitId unit, std::uint64_t generation) {
   }
 }
 
-/// On the drives of all ranks: what one has, all open.
+/// Whether any rank has a store on its drives: then all ranks open one.
 Task<bool> EngineImpl::store_found() {
   const bool here = StripedStore::exists(storage_->places, storage_->ranks.rank());
   co_return co_await storage_->quorum.max(here ? 1 : 0) != 0;
@@ -116,17 +117,18 @@ Task<> EngineImpl::open_stored() {
 
 Task<> EngineImpl::open_store() {
   storage_ = Storage::open(runtime_, *channels_->store, config_.store);
-  // It takes a little of the device, before that is divided.
+  // Compute takes a little of the device's memory, so it is made before the rest is divided.
   compute_ = make_compute(device_, runtime_.reactor, *runtime_.workers,
                           {.round_count_max = kChunkTilesMax * kTileElements,
                            .quantizes = sharding().quantization.gradients()});
   if (!config_.store.empty()) co_await end_succession();
   const bool found = !config_.store.empty() && co_await store_found();
   if (found && config_.resume == EngineConfig::Resume::kNew) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("`store={}`: there is a store already: give another directory, "
-                            "`resume=auto` to go on from it, or `resume=never` to replace it",
-                            storage_->paths()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("`store={}`: there is a store already. Give another directory, or set "
+                    "`resume=auto` to resume from that store or `resume=never` to replace it",
+                    storage_->paths()));
   }
   if (found && config_.resume != EngineConfig::Resume::kNever) {
     Task<> opening = unless_lost(open_stored());
@@ -135,8 +137,8 @@ Task<> EngineImpl::open_store() {
     table_ = ChunkTable::from_layout(model_, state.layout, config_.optimizer.state, sharding());
     if (!is_lent() && is_of_pieces(state.layout)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("`store={}`: only the trainer that made it, which lends its "
-                              "parameters, can go on from it: give another directory",
+                  fmt::format("`store={}` was made by a trainer that lends its parameters, and "
+                              "only the trainer that made it can use it: give another directory",
                               storage_->paths()));
     }
     rounding_ = rounding_of_store(config_.optimizer, table_->rounding());
@@ -145,8 +147,8 @@ Task<> EngineImpl::open_store() {
     resumed_ = true;
     choose_placement_if_automatic();
   } else {
-    // The budget is judged before a byte is written. One layout for all ranks that divide a model:
-    // the smallest chunks.
+    // The budget is checked before a byte is written. All ranks that divide a model use the same
+    // chunks: the smallest that a rank needs.
     choose_placement_if_automatic();
     const StateKind& kind = config_.optimizer.state;
     const Sharding cut = sharding();
@@ -169,7 +171,7 @@ Task<> EngineImpl::open_store() {
   plan_ = plan_host(*table_, config_.placement, reduction(),
                     {config_.host_budget_bytes, config_.checkpoint.saves});
   require_host_budget(plan_, config_.host_budget_bytes);
-  config_.host_budget_bytes -= plan_.save_bytes;  // the rest is the pool's
+  config_.host_budget_bytes -= plan_.save_bytes;  // the pool has the rest
   const Account device = device_.account();
   const std::uint64_t device_bytes = device.capacity_bytes() - device.used_bytes();
   device_plan_ = plan_device(*table_, config_.placement, device_request(), device_bytes);
@@ -189,7 +191,7 @@ Task<> EngineImpl::open_store() {
   storage_->store = co_await std::move(creating);
 }
 
-/// Before anything is sized. For a store that is there, with its chunks.
+/// Chooses the placement before anything is sized. For an existing store its chunks are used.
 void EngineImpl::choose_placement_if_automatic() {
   if (!config_.placement.automatic) return;
   const Account device = device_.account();
@@ -250,7 +252,7 @@ Task<> EngineImpl::build_floors() {
               .chunk_nodes = node_plan_.chunk_nodes,
               .fail = [this](std::exception_ptr error) { fail(error); }});
   params_ = ParamHome::create(*context_, storage_->places, lent_params_);
-  // Without a limit a unit stays whose next use is not known.
+  // Without a limit, a unit is kept even if its next use is not known.
   const auto limit = [](std::uint64_t elements) {
     return elements < kElementsMax ? elements : std::numeric_limits<std::uint64_t>::max();
   };
@@ -300,8 +302,8 @@ Task<EngineImpl::ItemMemory> EngineImpl::item_of(ChunkId id) {
   co_return std::move(memory);
 }
 
-/// `work` has the record of generation_: where it stays and the parameters at home are made from
-/// it.
+/// Makes the parameters at home, and the record where it stays, from the record of generation_ in
+/// `work`.
 Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
   const std::uint64_t step = steps_of(table_->chunk(id).unit, generation_);
   co_await params_->publish_record(id, step, work.record, work.param);
@@ -309,7 +311,7 @@ Task<> EngineImpl::take_record(ChunkId id, const WorkMemory& work) {
   records_->set_holds(id, generation_);
 }
 
-/// Takes the number of steps of each parameter from the blob that the engine was opened with.
+/// Takes the number of steps of each parameter from the blob with which the engine was opened.
 void EngineImpl::count_steps() {
   if (!table_->rounding() || !config_.param_steps) return;
   own_steps_ = config_.param_steps(resumed_blob_);
@@ -317,8 +319,8 @@ void EngineImpl::count_steps() {
                  own_steps_.size(), table_->unit_count());
 }
 
-/// The number of steps that keys the rounding of the unit's parameters in `generation`, which is
-/// the newest or the one being made.
+/// Returns the number of steps on which the rounding of the unit's parameters in `generation`
+/// depends. `generation` must be the newest, or the one being made.
 std::uint64_t EngineImpl::steps_of(UnitId unit, std::uint64_t generation) const {
   return own_steps_.empty() ? generation : own_steps_[unit];
 }
@@ -350,7 +352,8 @@ void EngineImpl::report_progress(ChunkId id, const char* what) {
   if (config_.progress) config_.progress(what, opened_bytes_, table_->total_record_bytes());
 }
 
-/// Begun by create_state() and load_state(): whoever waits for memory has a stack.
+/// Returns how many chunks are begun at once by create_state() and load_state(). The number is
+/// limited because each coroutine that waits for memory has a stack.
 std::size_t EngineImpl::chunks_at_once() const {
   return std::max<std::size_t>(plan_.items, kWorkItemsWanted) + runtime_.workers->threads();
 }
@@ -406,7 +409,7 @@ Task<> EngineImpl::create_chunk(ChunkId id, const Initializer& initialize) {
   co_await context_->run_near(id, "initialize", job);
   if (store != nullptr) co_await store->write(id, 0, memory.work.record, hash);
   if (is_lent() && !loader_) {
-    records_->set_holds(id, generation_);  // made of the parameters that are there
+    records_->set_holds(id, generation_);  // made from the parameters that are there
   } else {
     co_await take_record(id, memory.work);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_settings.cc: the table, by what the settings are about: the optimizer, where
-// state is, the ranks, the store.
+// core/engine/engine_settings.cc: the table, grouped by subject: the optimizer, the tiers of state,
+// the ranks, and the store.
 #include "core/engine/engine_settings.h"
 
 #include <array>
@@ -49,7 +49,7 @@ SettingOf<EngineConfig> betas() {
        .help = "the decays of the optimizer's moving averages; the first is sgd's momentum"});
 }
 
-/// What commands said before there were two.
+/// The setting `rounding`, which commands had before there were two settings for it.
 SettingOf<EngineConfig> both_roundings() {
   return In::custom(
       "rounding", kText,
@@ -63,7 +63,7 @@ SettingOf<EngineConfig> both_roundings() {
         config.optimizer.state_rounding = static_cast<Rounding>(word);
         config.optimizer.param_rounding = config.optimizer.state_rounding;
       },
-      {.values = "nearest|stochastic", .help = "state_rounding and param_rounding in one"});
+      {.values = "nearest|stochastic", .help = "sets both state_rounding and param_rounding"});
 }
 
 std::vector<SettingOf<EngineConfig>> optimizer_table() {
@@ -100,12 +100,12 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
                  {.values = "X",
                   .help = "decay of the weights, for matrices only; decoupled in adamw and lion, "
                           "else added to the gradient"}),
-      // The store's records have it: at a resume nothing depends on it any more.
+      // The store's records have the value, so a new value at resume has no effect.
       In::number("initial_accumulator",
                  [](auto& c) -> auto& { return c.optimizer.initial_accumulator; },
                  {.min = 0, .max = 1e30},
                  {.values = "X",
-                  .help = "adagrad: what its sums of squares begin with when the store is made",
+                  .help = "adagrad: first value of its sums of squares in a new store",
                   .at_resume = AtResume::kSilent}),
       In::custom(
           "param_groups", kGroups,
@@ -127,7 +127,7 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
       In::word("speculate", &EngineConfig::speculation, kSpeculations,
                {.values = "auto|never|always",
                 .help = "whether updates start before the gradient's norm is known: always, never, "
-                        "or while that was mostly right"}),
+                        "or (auto) as long as this was mostly right"}),
   };
 }
 
@@ -137,8 +137,8 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                {.values = "SIZE",
                 .help = "budget of pinned host memory",
                 .among_ranks = AmongRanks::kOwn}),
-      // Parameters and gradients may be where they fit; the optimizer's tier decides how ranks
-      // make a step durable.
+      // Ranks may place parameters and gradients differently. They must agree on the optimizer's
+      // tier, because it decides how they make a step durable.
       In::parsed("placement", &EngineConfig::placement, parse_placement,
                  [](const Placement& placement) { return to_string(placement); },
                  {.values = "WHERE",
@@ -155,8 +155,8 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                            "use; at most two units"}),
       In::integer("max_live_parameters", &EngineConfig::max_live_parameters, kElementsOrNone,
                   {.values = "ELEMENTS",
-                   .help = "parameters that may be on the device, with those loaded ahead; units "
-                           "in use always are"}),
+                   .help = "most parameters on the device, including those loaded ahead; units in "
+                           "use are always there"}),
       In::integer("max_reuse_distance", &EngineConfig::max_reuse_distance, kElementsOrNone,
                   {.values = "ELEMENTS",
                    .help = "a released unit stays on the device if at most this many elements of "
@@ -169,7 +169,7 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
   };
 }
 
-/// Stage 2, unless a strategy's name says the stage.
+/// The setting `zero_stage`: 2 by default, unless a strategy's name says the stage.
 SettingOf<EngineConfig> zero_stage() {
   return In::custom(
       "zero_stage", kInteger,
@@ -190,9 +190,9 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
   return {
       In::integer("tp", &EngineConfig::tensor_parallel, {.min = 1, .max = 1024},
                   {.values = "T",
-                   .help = "tensor-parallel ranks, which divide each layer among them: T "
-                           "neighbours, and nproc / T data-parallel ranks of each part, to which "
-                           "all that follows applies",
+                   .help = "number of neighbouring ranks that divide each layer among them (tensor "
+                           "parallelism); the settings below apply to the nproc / T ranks that "
+                           "have the same part",
                    .at_resume = AtResume::kFixed}),
       zero_stage(),
       In::word("strategy", [](auto& c) -> auto& { return c.strategy.name; }, kStrategyNames,
@@ -204,9 +204,9 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
                   {.values = "G", .help = "number of ranks in a group, with strategy hybrid"}),
       In::integer("hpz", [](auto& c) -> auto& { return c.strategy.hpz; }, kRanks,
                   {.values = "P",
-                   .help = "stage 3: each P ranks (of a machine) keep parts of the parameters they "
-                           "have gathered, so that backward gathers among them; 2 / P bytes of "
-                           "host memory a parameter"}),
+                   .help = "stage 3: each P ranks of a machine keep the parameters that they have "
+                           "gathered, divided among them, so that backward gathers only from these "
+                           "ranks; takes 2 / P bytes of host memory per parameter"}),
       In::truth("quantized_weights", kSwitch,
                 [](auto& c) -> auto& { return c.quantization.weights; },
                 {.help = "stage 3: parameters travel between ranks in 8 bits, each within 0.4 % of "
@@ -215,9 +215,10 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
                   [](auto& c) -> auto& { return c.quantization.gradient_bits; },
                   {.min = 4, .max = 16},
                   {.values = "4|8",
-                   .help = "stage 3: gradients travel in this many bits, within 7.2 or 0.4 %: "
-                           "first the ranks of a node sum theirs, then the nodes sum those"}),
-      // What a rank's launcher says matters only where something goes node by node.
+                   .help = "stage 3: gradients travel between ranks in this many bits, within 7.2 "
+                           "(4 bits) or 0.4 % (8 bits); first the ranks of a node add up their "
+                           "gradients, then the nodes add up these sums"}),
+      // The value from a rank's launcher matters only if exchanges are quantized.
       In::integer("ranks_per_node", &EngineConfig::ranks_per_node, kRanks,
                   {.values = "P",
                    .help = "ranks on one machine, for quantized exchanges; 0: as the launcher says",
@@ -245,18 +246,18 @@ std::vector<SettingOf<EngineConfig>> store_table() {
       In::number(
           "durable_every", &EngineConfig::durable_every_s, {.min = 0, .max = 1e9},
           {.values = "SECONDS",
-           .help = "how often optimizer state that is not on NVMe is stored, beside the training; "
-                   "a kill loses what came after the last time; 0: only at the end"}),
+           .help = "seconds from one checkpoint of optimizer state that is not on NVMe to the "
+                   "next; a kill loses the steps after the last one; 0: stored only at the end"}),
       In::integer(
           "durable_every_steps", &EngineConfig::durable_every_steps, {.min = 1, .max = 1'000'000},
           {.values = "STEPS",
            .help = "with optimizer state on NVMe: one step in this many becomes durable; more than "
-                   "1 writes less, but a kill loses what came after the last durable one"}),
+                   "1 writes less, but a kill loses the steps after the last durable one"}),
       In::word("resume", &EngineConfig::resume, kResumes,
                {.values = "auto|never|new|reshard",
-                .help = "auto: go on from the store's last durable step; never: replace the store; "
-                        "new: refuse one that is there; reshard: go on with other ranks, another "
-                        "stage or format, and cut the store anew in its place",
+                .help = "auto: train on from the store's last durable step; never: replace the "
+                        "store; new: refuse an existing store; reshard: convert the store in place "
+                        "for another number of ranks, another stage or format, and train on",
                 .at_resume = AtResume::kSilent}),
   };
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_settings.h: the table of the engine's settings: what a flag, a file's key or a
-// keyword argument sets in an EngineConfig, and what ranks must have alike.
+// core/engine/engine_settings.h: the table of the engine's settings. It says which flag, key of a
+// file or keyword argument sets each member of an EngineConfig, and which settings all ranks must
+// share.
 //
-// A new setting is a field of EngineConfig, an entry here, and its user. A field that has no entry
-// is one that a trainer works out (tests/core/engine_settings_test.cc counts them).
+// A new setting needs a member of EngineConfig, an entry in the table, and code that uses it. A
+// member without an entry is one that the trainer computes (tests/core/engine_settings_test.cc
+// counts these).
 #pragma once
 
 #include <span>
@@ -15,8 +17,8 @@ namespace ziggurat {
 
 std::span<const SettingOf<EngineConfig>> engine_settings();
 
-/// What `config` asks for on so many ranks. Errors: resolve()'s, and kInvalidArgument where
-/// tensor_parallel does not divide them.
+/// Returns the strategy that `config` asks for with this number of ranks. Errors: resolve()'s;
+/// kInvalidArgument if tensor_parallel does not divide `ranks`.
 Strategy strategy_of(const EngineConfig& config, int ranks);
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_validate.cc: what open() refuses: settings that make no sense, and a store
-// that is another run's.
+// core/engine/engine_validate.cc: checks of open(), which refuses settings that make no sense and a
+// store that belongs to another run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +59,8 @@ void EngineImpl::validate() {
                       kStripesMax));
 }
 
-/// Without a store parameters can be looked at, and no more: what is frozen has no state in memory.
+/// Throws if there is no store but the settings need one. Without a store parameters can only be
+/// read, so all of them must be frozen.
 void EngineImpl::validate_storeless() const {
   if (!config_.store.empty()) return;
   const bool frozen =
@@ -73,16 +74,17 @@ void EngineImpl::validate_storeless() const {
               "on NVMe and no checkpoint is saved");
 }
 
-/// A store keeps the slots that it was made with.
+/// Throws if the settings need two slots and the store was made with one; a store keeps its slots.
 void EngineImpl::require_slots(const StoreState& state) const {
   if (config_.durable_every_steps == 1 || state.slots == 2) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("`durable_every_steps={}`: the store {} was made with `slots=1`, which "
-                          "has no room for it: give 1",
+              fmt::format("`durable_every_steps={}` needs two slots, but the store {} was made "
+                          "with `slots=1`: set `durable_every_steps=1`",
                           config_.durable_every_steps, storage_->paths()));
 }
 
-/// What may not change at resume, word by word, so that the message names the word.
+/// Throws if facts that may not change at resume have changed. They are compared word by word, so
+/// that the message can name the word.
 void EngineImpl::check_identity(const StoreState& state) {
   if (state.run_identity != config_.run_identity) {
     std::istringstream stored(state.run_identity);
@@ -95,8 +97,8 @@ void EngineImpl::check_identity(const StoreState& state) {
     }
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("`store={}` belongs to another run: {}. Give the same settings, another "
-                    "`store`, or `resume=never` to replace it",
+        fmt::format("`store={}` belongs to another run: {}. Use the settings of that run, give "
+                    "another `store`, or set `resume=never` to replace this one",
                     storage_->paths(),
                     differences.empty() ? fmt::format("the store has '{}', but this run has '{}'",
                                                       state.run_identity, config_.run_identity)
@@ -108,8 +110,8 @@ void EngineImpl::check_identity(const StoreState& state) {
   }
   if (state.numerics_fingerprint != config_.numerics_fingerprint) {
     notes_.push_back(
-        fmt::format("the numerics were '{}' when the store was made and are '{}' now: the loss may "
-                    "differ in its bits",
+        fmt::format("the numerics were '{}' when the store was made and are '{}' now, so the bits "
+                    "of the loss may differ",
                     state.numerics_fingerprint, config_.numerics_fingerprint));
   }
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/record_copies.h: the ranks that have the same records as this one (all of them in
-// stage 0, one of each shard group in a hybrid), and which of them can give back what another's
-// drive has lost.
+// core/engine/record_copies.h: finds damaged records that other ranks can restore. Some ranks have
+// the same records: all ranks in stage 0, and one rank of each shard group in a hybrid.
 //
-// A copy is the record that was lost if its own rank has just proved it, and both ranks' tables
-// expect the same hash under the same seed. So what can be repaired is known, on every rank, before
-// a byte is sent or written. Private to core/engine.
+// A copy may replace a damaged record if its own rank has just verified it and both ranks' tables
+// expect the same hash under the same seed. So every rank knows what can be repaired before a byte
+// is sent or written. Private to core/engine.
 #pragma once
 
 #include <memory>
@@ -20,22 +19,23 @@ namespace ziggurat {
 
 class RecordCopies {
  public:
-  /// `members`: those ranks of `ranks`, in order, this one among them.
+  /// Makes a communicator among `members`: the ranks of `ranks` that have the same records, in
+  /// order, with this rank among them.
   RecordCopies(Communicator& ranks, std::vector<int> members);
 
   struct Repair {
-    RecordDamage damage;  ///< its fault is known to the rank that it is repaired on
-    int from = 0;         ///< rank of ranks()
+    RecordDamage damage;  ///< the rank to be repaired knows what is wrong with the record
+    int from = 0;         ///< a rank of ranks(), as is `to`
     int to = 0;
   };
-  /// `damaged`: the records here of the store's generation that are not what was written; all
-  /// others have been read and proved. Takes from it what can be repaired. The repairs of all
-  /// members, in an order that all have alike: made one after the other, none waits for ever. Every
-  /// member calls.
+  /// Plans the repairs. `damaged` has the damaged records on this rank in the store's generation;
+  /// all others must have been read and verified. Removes from it the records that can be repaired.
+  /// Returns the repairs of all members, in the same order on all of them: if they are made one
+  /// after another, none waits forever. Every member must call this.
   Task<std::vector<Repair>> plan(const StripedStore& store, std::vector<RecordDamage>& damaged);
 
   Communicator& ranks() noexcept { return *ranks_; }
-  /// Its number among all ranks.
+  /// Returns the number of `rank` (a rank of ranks()) among all ranks.
   int number(int rank) const noexcept { return members_[static_cast<std::size_t>(rank)]; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/runtime.cc: order of construction and destruction of the spine.
+// core/engine/runtime.cc: the order in which the parts of a Runtime are made and destroyed.
 #include "core/engine/runtime.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace ziggurat {
 
 namespace {
 
-/// NUMA node of each pinned worker; none where memory is one.
+/// Returns the NUMA node of each pinned worker; empty on a machine with one node.
 std::vector<int> nodes_of(const std::vector<int>& cpus, const Topology& topology) {
   std::vector<int> nodes;
   if (!topology.has_several_nodes()) return nodes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/runtime.h: the spine of one rank, made before its device and its engine, and
-// outliving both.
+// core/engine/runtime.h: what one rank needs before its device and its engine: a reactor, workers,
+// drives and the other ranks. It outlives both.
 #pragma once
 
 #include <cstddef>
@@ -21,47 +21,52 @@
 
 namespace ziggurat {
 
-/// Makes what moves the bytes of the files in `directory`. On the reactor's thread. Errors: its
-/// own.
+/// Makes the IoEngine that moves the bytes of the files in `directory`. Called on the reactor's
+/// thread. Errors: those of the IoEngine.
 using IoEngineFactory =
     std::function<std::unique_ptr<IoEngine>(Reactor& reactor, const std::string& directory)>;
 
-/// NUMA node of the drive under a directory, which may not exist yet; -1: unknown.
+/// Returns the NUMA node of the drive that holds a directory, which need not exist yet; -1 if
+/// unknown.
 using DriveNode = std::function<int(const std::string& directory)>;
 
 struct RuntimeOptions {
-  std::size_t threads = 0;         ///< workers; 0: this rank's share of the host (core_budget.h)
-  bool pin = true;                 ///< each to a core of its own, where there is one
-  std::string trace_path;          ///< empty: no trace
-  IoEngineFactory io_engine = {};  ///< empty: the best that works there (aio/probe.h)
-  /// For tests: virtual time passes while drives, and no worker, have something to do.
+  /// Number of workers; 0 for this rank's share of the host (core_budget.h).
+  std::size_t threads = 0;
+  bool pin = true;         ///< pins each worker to a core of its own, if there are enough cores
+  std::string trace_path;  ///< empty for no trace
+  /// Empty for the best engine that works in a directory (aio/probe.h).
+  IoEngineFactory io_engine = {};
+  /// For tests: with virtual time, the clock advances only while drives work and no worker does.
   Clock::Kind clock = Clock::Kind::kReal;
-  /// The machine; these three are for tests. Empty: this one, what it says of its drives, its
-  /// kernel.
+  /// The machine; these three members are for tests. If they are empty, the real machine, its
+  /// drives and its kernel are used.
   std::optional<Topology> topology = {};
   DriveNode drive_node = {};
   std::shared_ptr<MemoryPolicy> memory_policy = {};
 };
 
-/// Everything here lives as long as the rank: reactor (its thread runs), workers, counters, trace,
-/// topology, the other ranks.
+/// The parts that live as long as the rank: reactor (with its thread), workers, counters, trace,
+/// topology and the other ranks.
 struct Runtime {
-  /// Errors: kInvalidArgument for more threads than the machine has logical CPUs, and for a
-  /// launcher's rank that makes no sense; errno's for the trace file.
+  /// Makes the parts and starts the reactor. Errors: kInvalidArgument for more threads than the
+  /// machine has logical CPUs, or for an invalid rank from the launcher; errno's for the trace
+  /// file.
   static std::unique_ptr<Runtime> create(const RuntimeOptions& options);
   explicit Runtime(Clock::Kind clock) : reactor(clock) {}
   ~Runtime();
 
   Topology topology;
-  std::vector<int> worker_nodes;  ///< NUMA node of each worker; empty: one node, or not pinned
-  DriveNode drive_node;           ///< never empty
-  std::shared_ptr<MemoryPolicy> memory_policy;  ///< null: the kernel's
+  /// NUMA node of each worker; empty on a machine with one node, or if workers are not pinned.
+  std::vector<int> worker_nodes;
+  DriveNode drive_node;                         ///< never empty
+  std::shared_ptr<MemoryPolicy> memory_policy;  ///< null to leave memory to the kernel
   Metrics metrics;
   std::unique_ptr<Trace> trace;  ///< may be null
   Reactor reactor;
   std::unique_ptr<WorkerPool> workers;
-  /// All ranks of the run, this one among them; never null. One rank unless it is put in its place
-  /// before an engine is opened. Reactor's thread.
+  /// All ranks of the run, including this one; never null. There is one rank unless another
+  /// communicator is set before an engine is opened. Used on the reactor's thread.
   std::unique_ptr<Communicator> ranks;
   IoEngineFactory io_engine;  ///< never empty
 };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/stall_limit.h: how long training has waited for something in all, and a call once
-// that is as long as is allowed.
+// core/engine/stall_limit.h: measures how long training has waited for something in all, and makes
+// a call when a limit is reached.
 //
-// Waits at a time count once. The timer of a limit that is gone does nothing. Reactor's thread.
+// Waits that overlap count once. The timer of a limit that was destroyed does nothing. Reactor's
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace ziggurat {
 
 class StallLimit {
  public:
-  /// `reached` is called once at most, inside a wait, and may end it.
+  /// Calls `reached` at most once, during a wait; the call may end that wait.
   StallLimit(Clock& clock, Nanoseconds most, std::function<void()> reached)
       : its_(std::make_shared<Its>(Its{.clock = clock, .most = most})) {
     its_->reached = std::move(reached);
@@ -27,7 +28,8 @@ class StallLimit {
     its_->since = its_->clock.now();
     look_later(its_);
   }
-  /// True: nothing waits any more, and something did from since() on.
+  /// Ends a wait. Returns true if no other wait is under way: then there were waits without a gap
+  /// since since().
   bool end() {
     const Nanoseconds all = stalled();
     if (--its_->waits > 0) return false;
@@ -35,7 +37,7 @@ class StallLimit {
     return true;
   }
   Nanoseconds since() const noexcept { return its_->since; }
-  /// Waits that last still count as far as they have come.
+  /// Returns the total time of waits, including the time so far of waits that are under way.
   Nanoseconds stalled() const noexcept { return its_->all(); }
 
  private:
@@ -47,12 +49,12 @@ class StallLimit {
     Nanoseconds most;
     std::function<void()> reached{};
     std::size_t waits = 0;
-    Nanoseconds since{0};    ///< some wait lasts
-    Nanoseconds stalled{0};  ///< in what has ended
+    Nanoseconds since{0};    ///< when the waits that are under way began
+    Nanoseconds stalled{0};  ///< total time of waits that have ended
     bool timed = false;
   };
 
-  /// When the limit would be reached if the wait that has begun went on.
+  /// Starts a timer for the time when the limit would be reached if the present wait went on.
   static void look_later(const std::shared_ptr<Its>& its) {
     if (!its->reached || std::exchange(its->timed, true)) return;
     const Nanoseconds left = std::max(its->most - its->all(), Nanoseconds(0));
@@ -62,7 +64,7 @@ class StallLimit {
   }
   static void look(const std::shared_ptr<Its>& its) {
     its->timed = false;
-    if (its->waits == 0) return;  // the next wait looks again
+    if (its->waits == 0) return;  // the next wait starts the timer again
     if (its->all() < its->most) return look_later(its);
     std::exchange(its->reached, {})();
   }

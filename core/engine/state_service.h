@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/state_service.h: the state that ranks have of their own, read by other ranks while
-// its own trainer does something else.
+// core/engine/state_service.h: lets ranks read the state that other ranks have, while the trainer
+// of the other rank does something else.
 //
-// Every rank asks and answers. A request is a send() that the other's reactor hears of
-// (Communicator::on_send), so nobody stands waiting for one: an idle rank has no call under way,
-// and neither a lock-up nor the ranks' timeout is hidden or brought about. Two communicators,
-// apart from all others: requests, which have one size, and answers, so that ranks may ask each
-// other at once.
+// Every rank sends requests and answers them. A request is a send() that the other rank's reactor
+// notices (Communicator::on_send), so no rank has to wait for requests. An idle rank has no call
+// under way, so this neither hides nor causes a lock-up or a timeout of the ranks. There are two
+// communicators, used for nothing else: one for requests, which all have the same size, and one for
+// answers. So two ranks may ask each other at the same time.
 //
-// A rank that closes tells the others, and ends when all have heard it: whoever asks before that is
-// answered, and later nobody asks. Private to the engine. Reactor's thread.
+// A rank that closes tells the other ranks, and ends when all have received this. Requests that
+// come before are answered; afterwards no rank sends any. Private to the engine. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -29,32 +29,34 @@ namespace ziggurat {
 
 class StateService {
  public:
-  /// Takes the next values of an array, in order.
+  /// Receives the next values of an array, in order.
   using Give = std::function<Task<>(std::span<const float> values)>;
   struct Served {
     std::vector<LentEngine::Piece> pieces;
-    /// Gives array `state` of this rank's piece, at the engine's newest generation.
+    /// Passes array `state` of one of this rank's pieces, at the engine's newest generation, to
+    /// `give`.
     std::function<Task<>(std::uint64_t piece, std::uint64_t state, const Give& give)> read;
-    /// A rank has closed its engine, which had come to so many steps, made or refused.
+    /// Called when a rank has closed its engine, after it had made or refused `steps` steps.
     std::function<void(int rank, std::uint64_t steps)> closed;
   };
 
-  /// Among all `ranks`, from which it splits communicators of its own.
+  /// Splits communicators of its own from `ranks`, which has all ranks.
   StateService(CancelScope& cancel, Reactor& reactor, Communicator& ranks, Served served);
-  /// The pieces of all ranks, once they have told each other. Every rank calls it first.
+  /// Exchanges the pieces of all ranks. Every rank calls it first.
   Task<> open();
-  /// Waits until all have heard that this rank closes, and what they asked is answered.
+  /// Waits until all ranks know that this rank closes, and until their requests are answered.
   Task<> close(std::uint64_t steps);
 
-  /// Errors: kInvalidArgument for a rank that is not there.
+  /// Returns the pieces of `rank`. Errors: kInvalidArgument for a rank that does not exist.
   const std::vector<LentEngine::Piece>& pieces_of(int rank) const;
-  /// Array `state` of another rank's piece, at `generation`. One at a time. Errors: kUnavailable
-  /// for a rank that has closed its engine; those of reading it there.
+  /// Reads array `state` of another rank's piece at `generation`. Only one read may be under way.
+  /// Errors: kUnavailable for a rank that has closed its engine; those of reading the array on that
+  /// rank.
   Task<> read(int rank, std::uint64_t piece, std::uint64_t state, std::uint64_t generation,
               std::span<float> values);
-  /// This rank's engine stands at `generation`: who asked for it is answered.
+  /// Tells that this rank's engine is at `generation`, so that requests for it are answered.
   void made(std::uint64_t generation);
-  /// A rank that has closed its engine; -1: none.
+  /// Returns a rank that has closed its engine; -1 if none has.
   int closed_rank() const;
 
  private:
@@ -65,7 +67,7 @@ class StateService {
     std::vector<LentEngine::Piece> pieces{};
     bool closed = false;
     std::size_t coming = 0;  ///< requests that are being received
-    Signal heard;            ///< none is
+    Signal heard;            ///< set while there are none
   };
 
   void hear(int from);
@@ -83,7 +85,7 @@ class StateService {
   std::vector<std::unique_ptr<Peer>> peers_;
   WorkGroup serving_;
   std::uint64_t generation_ = 0;
-  Signal made_;  // generation_ changed
+  Signal made_;  // set when generation_ changes
   bool closing_ = false;
 };
 

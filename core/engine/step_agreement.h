@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/step_agreement.h: what the ranks tell each other at the end of a step, before it may
-// change anything for good.
+// core/engine/step_agreement.h: the messages that ranks exchange at the end of a step, before it
+// may change anything permanently.
 //
-// Nobody leaves a step before all have judged it: a rank that will not make it says so in its
-// message, and every rank undoes the step and throws. Private to the engine.
+// No rank leaves a step before all have judged it. If a rank will not make the step, its message
+// says why, and every rank undoes the step and throws. Private to the engine.
 #pragma once
 
 #include <cstdint>
@@ -15,49 +15,50 @@
 
 namespace ziggurat {
 
-/// Why a rank will not make the step that it was asked for.
+/// Why a rank refuses to make the requested step.
 enum class StepRefusal : std::uint64_t {
   kNone,
   kLearningRate,  ///< not finite
   kBetas,         ///< not in [0, 1)
-  kGroups,        ///< not one for each of the model's, or not alone
+  kGroups,        ///< wrong number of groups, or given together with other settings
   kLossScale,     ///< not positive and finite
-  kBlob,          ///< larger than the store holds
-  kAnnounced,     ///< not what prepare_step() was given
+  kBlob,          ///< larger than the store has room for
+  kAnnounced,     ///< differs from the options of prepare_step()
 };
-/// What to say of another rank's.
+/// Describes the refusal of another rank.
 const char* to_string(StepRefusal refusal);
 
-/// What a rank says of the save that is under way there.
+/// The state of the save that is under way on a rank.
 enum class SaveState : std::uint64_t {
   kNone,
   kUnderWay,
-  kGivenUp,  ///< it can end any time, and no step waits for it
+  kGivenUp,  ///< may end at any time, and no step waits for it
 };
 
-/// What one rank brings to a step, before its sums of squares.
+/// The facts about a step that one rank sends, before its sums of squares.
 struct StepFacts {
   std::uint64_t generation = 0;
   std::uint64_t options = 0;  ///< options_hash()
-  std::uint64_t order = 0;    ///< of gathers
+  std::uint64_t order = 0;    ///< hash of the order of gathers
   StepRefusal refusal = StepRefusal::kNone;
   SaveState saving = SaveState::kNone;
-  std::uint64_t checkpoint = 0;  ///< 1: state in memory is to be stored after this step; rank 0's
+  /// On rank 0, 1 if state in memory is to be stored after this step.
+  std::uint64_t checkpoint = 0;
 };
-/// Covers all that ranks must have alike, so not the blob.
+/// Returns a hash of all options that must be equal on all ranks, so not of the blob.
 std::uint64_t options_hash(const StepOptions& options);
-/// What rank `rank`, whose facts are `theirs`, has against the step; nothing if it agrees with
-/// rank `own_rank`.
+/// Returns why the step cannot be made with `theirs`, the facts of rank `rank`; none if they agree
+/// with those of rank `own_rank`.
 std::optional<std::string> objection(const StepFacts& theirs, int rank, const StepFacts& own,
                                      int own_rank);
 
-/// How a step was judged: the same on every rank.
+/// The judgement of a step, which is the same on every rank.
 struct StepVerdict {
-  /// It is not made: why.
+  /// Set if the step is not made: the reason.
   std::optional<Error> refused;
-  double norm = 0;                      ///< of the gradients' mean over the ranks
-  bool checkpoint = false;              ///< the step, if it is made, is stored
-  SaveState saving = SaveState::kNone;  ///< the most that any rank says
+  double norm = 0;                      ///< norm of the gradients' mean over the ranks
+  bool checkpoint = false;              ///< the step is stored if it is made
+  SaveState saving = SaveState::kNone;  ///< the largest state that any rank has
 };
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/storage.h: the drives of one engine, the directories on them, and the store in those.
-// Private to core/engine.
+// core/engine/storage.h: the drives of one engine, the directories on them, and the store in these
+// directories. Private to core/engine.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@
 
 namespace ziggurat {
 
-/// Page-aligned memory outside the pool, for superblocks and tables: a
-/// few MiB at most. Not in forked children, as all that a drive reads into.
+/// Page-aligned memory outside the pool, at most a few MiB, for superblocks and tables. Forked
+/// children do not inherit it, like all memory into which drives read.
 class AlignedMemory {
  public:
   explicit AlignedMemory(std::uint64_t size_bytes);
@@ -34,16 +34,17 @@ class AlignedMemory {
   HostMapping mapping_;
 };
 
-/// Files of one engine and the memory its store works in. Made and destroyed on the reactor.
+/// The files of one engine and the memory that its store works in. Made and destroyed on the
+/// reactor.
 struct Storage {
-  /// `agreements`: the store's own communicator.
+  /// Uses `agreements`, a communicator that only the store uses.
   explicit Storage(Communicator& agreements) : ranks(agreements) {}
 
   std::vector<std::unique_ptr<IoEngine>> drives;  ///< one ring per block device
   std::vector<StripePlace> places;                ///< one per directory of the store
-  /// NUMA node of each directory's drive, -1 where unknown; empty where memory is one.
+  /// The NUMA node of each directory's drive, -1 if unknown. Empty on a machine with one node.
   std::map<std::string, int> drive_nodes;
-  /// One for all drives: what is busy is the set, and its bandwidth is what a step is bound by.
+  /// One activity for all drives, because a step is limited by their bandwidth together.
   IoActivity activity;
   Communicator& ranks;
   CommunicatorQuorum quorum{ranks};
@@ -51,18 +52,21 @@ struct Storage {
   std::optional<AlignedMemory> scratch;
   std::unique_ptr<StripedStore> store;
 
-  /// Makes the directories if needed and picks an IoEngine for each drive; its ring's memory and
+  /// Makes missing directories and chooses an IoEngine for each drive. The memory of its ring and
   /// its threads are on the drive's NUMA node.
   static std::unique_ptr<Storage> open(Runtime& runtime, Communicator& agreements,
                                        const std::vector<StoreDirectory>& store);
-  /// CPUs on the node of the directory's drive; none where that does not matter or is not known.
+  /// Returns the CPUs on the node of the directory's drive; empty if the node is unknown or makes
+  /// no difference.
   std::span<const int> cpus_near(const Topology& topology, const std::string& directory) const;
-  /// NUMA node of the drive that holds each chunk's record; empty where memory is one.
+  /// Returns the NUMA node of the drive that holds each chunk's record; empty on a machine with one
+  /// node.
   std::vector<int> chunk_drive_nodes() const;
   StripedStore::Environment environment(Runtime& runtime);
-  /// The store's files were renamed into other directories of the same drives, by place.
+  /// Tells that the store's files were renamed into other directories of the same drives.
+  /// `directories` has one for each place.
   void moved(std::span<const std::string> directories);
-  std::string paths() const;  ///< for messages: as given to --store
+  std::string paths() const;  ///< for messages: the paths as given to --store
 };
 
 }  // namespace ziggurat

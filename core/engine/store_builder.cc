@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/store_builder.cc: record by record.
+// core/engine/store_builder.cc: makes the store record by record.
 #include "core/engine/store_builder.h"
 
 #include <fmt/format.h>
@@ -32,14 +32,15 @@ StoreBuilder::StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable tab
                                             LoadOptions{}, /*initial_accumulator=*/0)) {
   const std::size_t size_bytes = source.content().blob.size();
   if (size_bytes <= request_.blob_bytes_max) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: its blob has {} bytes, but the store holds at most {}",
-                          source.place(), size_bytes, request_.blob_bytes_max));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: the trainer's blob has {} bytes, but the new store has room for only {}",
+                  source.place(), size_bytes, request_.blob_bytes_max));
 }
 
 std::size_t StoreBuilder::records_at_once(const ChunkTable& table, std::uint64_t host_bytes,
                                           const WorkerPool& workers) {
-  constexpr std::size_t kBesideWorkers = 16;  // being read or written
+  constexpr std::size_t kBesideWorkers = 16;  // records that are being read or written
   constexpr std::uint64_t kMemoryPerRecord = 4;
   const std::uint64_t fit =
       host_bytes / (kMemoryPerRecord * std::max<std::uint64_t>(1, table.largest_record_bytes()));

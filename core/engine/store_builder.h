@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/store_builder.h: a rank's new store, made of any copy of its state: no engine is
-// opened, and nothing is in memory but the records under way. Private to core/engine. Reactor's
-// thread.
+// core/engine/store_builder.h: makes a rank's new store from any copy of its state. No engine is
+// opened, and only the records under way are in memory. Private to core/engine. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@
 
 namespace ziggurat {
 
-/// Errors: kInvalidArgument for 8 bits among ranks that divide layers.
+/// Throws kInvalidArgument if a state of 8 bits is used among ranks that divide layers.
 void require_undivided_scales(StateFormat format, int tensor_parallel);
 
 class StoreBuilder {
@@ -28,28 +27,29 @@ class StoreBuilder {
     int slots = 2;
     std::uint64_t blob_bytes_max = 0;
   };
-  /// `table` is the rank's. References must outlive this. Errors: StateLoader's; kInvalidArgument
-  /// for a blob of more than blob_bytes_max.
+  /// Prepares the store; `table` is the rank's chunk table. References must outlive this object.
+  /// Errors: StateLoader's; kInvalidArgument for a blob of more than blob_bytes_max.
   StoreBuilder(Runtime& runtime, StateSource& source, ChunkTable table, Request request);
 
   const ChunkTable& table() const noexcept { return table_; }
-  /// Records that are made at a time within `host_bytes`, each with what is read for it and what it
-  /// is converted through.
+  /// Returns how many records are made at a time within `host_bytes`. Each needs memory for what is
+  /// read for it and for its conversion too.
   static std::size_t records_at_once(const ChunkTable& table, std::uint64_t host_bytes,
                                      const WorkerPool& workers);
-  /// What is lost by converting.
+  /// Describes what is lost by converting.
   std::vector<std::string> notes() const { return loader_->notes(); }
-  /// What its files take, all drives together.
+  /// Returns the size of the store's files, all drives together.
   std::uint64_t file_bytes() const;
 
-  /// With the ranks of `environment`: the files, their space reserved. Errors:
+  /// Makes the files and reserves their space, together with the ranks of `environment`. Errors:
   /// StripedStore::create()'s.
   Task<> create(StripedStore::Environment environment);
-  /// Errors: the source's and the drive's.
+  /// Makes the record of one chunk. Errors: the source's and the drive's.
   Task<> make(ChunkId id);
-  /// All records are made: with the other ranks, durable with the source's step and blob.
+  /// Makes the store durable with the source's step and blob, together with the other ranks, when
+  /// all records are made.
   Task<> seal();
-  /// Its files are closed.
+  /// Closes the store's files.
   void close() { store_.reset(); }
 
  private:

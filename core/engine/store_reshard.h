@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/store_reshard.h: a store cut anew in its own place by one process, for whatever ranks
-// shall open it next: another number of them, another stage, tensor-parallel degree or state
-// format. Neither its trainer nor its ranks are needed; all its directories must be in reach.
+// core/engine/store_reshard.h: converts a store in place for another number of ranks, stage,
+// tensor-parallel degree or state format. One process does this, without the trainer or the ranks;
+// it must be able to reach all directories of the store.
 //
-// The new store is built beside the old one and takes its place when it is whole
-// (tiers/store_succession.h): a kill at any moment leaves one of the two, and what comes next, this
-// or a training run, goes on from there. Blocks; one thread.
+// The new store is built beside the old one and replaces it when it is complete
+// (tiers/store_succession.h). A kill at any moment leaves one of the two, and the next process,
+// whether it converts or trains, continues from there. Calls block; one thread.
 #pragma once
 
 #include <cstdint>
@@ -25,41 +25,42 @@ namespace ziggurat {
 class StoreReshard {
  public:
   struct Target {
-    ModelSpec model;           ///< whole: the store's own, or its trainer's that says more
-    std::string run_identity;  ///< EngineConfig::run_identity of the run that shall go on
+    ModelSpec model;  ///< the whole model: from the store, or from its trainer, which knows more
+    std::string run_identity;  ///< EngineConfig::run_identity of the run that will use the store
     int ranks = 1;
     int tensor_parallel = 1;
     StrategyRequest strategy{};
     StateFormat format{};
-    /// Chunks are cut, and records are under way, as a run with so much host memory wants them.
+    /// Chunks are as large, and as many records are under way, as a run with this host memory would
+    /// have.
     std::uint64_t host_budget_bytes = 0;
-    /// As EngineConfig::progress.
+    /// Called like EngineConfig::progress.
     std::function<void(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes)>
         progress{};
   };
   struct Result {
-    bool changed = false;  ///< false: it was so already
+    bool changed = false;  ///< false if the store was as requested already
     std::uint64_t record_bytes = 0;
-    std::vector<std::string> notes;  ///< what converting lost
+    std::vector<std::string> notes;  ///< describe what the conversion lost
   };
 
-  /// Ends what an earlier process left, and reads what the store says of itself. Errors:
-  /// kInvalidArgument where there is none, or its trainer lends its parameters; kUnavailable while
-  /// another process builds; kDataLoss.
+  /// Finishes what an earlier process left unfinished, and reads the store's description of itself.
+  /// Errors: kInvalidArgument if there is no store, or if its trainer lends its parameters;
+  /// kUnavailable while another process converts it; kDataLoss.
   StoreReshard(Runtime& runtime, std::vector<StoreDirectory> store);
   ~StoreReshard();
   StoreReshard(const StoreReshard&) = delete;
   StoreReshard& operator=(const StoreReshard&) = delete;
 
-  /// Until run(), which looks again once nobody else has the store.
+  /// Returns the store's description. run() reads it again once no other process uses the store.
   const StateContent& content() const noexcept;
-  /// The store's, of one rank: names, shapes and what is frozen for good. How layers divide it
-  /// knows only where they are divided.
+  /// Returns the store's model for one rank: names, shapes and what is frozen permanently. It says
+  /// how layers are divided only if the store's ranks divide them.
   ModelSpec model() const;
 
-  /// Errors: kInvalidArgument for what does not divide or fit; kUnavailable where the store is in
-  /// use; kResourceExhausted where there is no room for both; the drives'. The old store stands
-  /// then, as it was.
+  /// Converts the store. Errors: kInvalidArgument if `target` does not divide or fit; kUnavailable
+  /// if the store is in use; kResourceExhausted if there is no room for both stores; the drives'.
+  /// After an error the old store is unchanged.
   Result run(const Target& target);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/trainer_calls.cc: the order of calls, and the words for those out of it.
+// core/engine/trainer_calls.cc: the order of calls, and the messages for calls out of order.
 #include "core/engine/trainer_calls.h"
 
 #include <fmt/format.h>
@@ -22,9 +22,9 @@ void TrainerCalls::refuse(const char* call, UnitId unit, const char* why) const 
 
 void TrainerCalls::require_unit(const char* call, UnitId unit) const {
   if (unit < units_.size()) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}(unit {}): the model has units 0 to {}: give one of them", call, unit,
-                          units_.size() - 1));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}(unit {}): the model has only units 0 to {}", call, unit, units_.size() - 1));
 }
 
 void TrainerCalls::require_acquire(UnitId unit, std::uint64_t generation) const {
@@ -32,13 +32,13 @@ void TrainerCalls::require_acquire(UnitId unit, std::uint64_t generation) const 
   const Unit& its = units_[unit];
   if (its.gradient == Gradient::kFinished) {
     refuse("acquire", unit,
-           "its gradient is finished in this step, so its parameters may be changing: acquire it "
-           "before finish_gradient(), or after step()");
+           "the unit's gradient is finished in this step, so its parameters may be changing: "
+           "acquire the unit before finish_gradient() or after step()");
   }
   if (its.held > 0 && its.held_generation != generation) {
-    refuse("acquire", unit,
-           "it is held since before the last step(), with that generation's parameters: "
-           "release() it first");
+    refuse(
+        "acquire", unit,
+        "the unit is still acquired with the parameters of an earlier step: call release() first");
   }
 }
 
@@ -50,14 +50,14 @@ void TrainerCalls::acquired(UnitId unit, std::uint64_t generation) {
 void TrainerCalls::require_release(UnitId unit) const {
   require_unit("release", unit);
   if (units_[unit].held == 0)
-    refuse("release", unit, "it is not held: release it once for each acquire()");
+    refuse("release", unit, "the unit is not acquired: call release() once for each acquire()");
 }
 
 void TrainerCalls::require_gradient(UnitId unit) const {
   require_unit("gradient", unit);
   if (units_[unit].gradient == Gradient::kFinished) {
     refuse("gradient", unit,
-           "its gradient was finished in this step: call step() before asking for it again");
+           "the unit's gradient was already finished in this step: call step() before gradient()");
   }
 }
 
@@ -67,10 +67,12 @@ void TrainerCalls::require_finish_gradient(UnitId unit) const {
   switch (its.gradient) {
     case Gradient::kFinished:
       refuse("finish_gradient", unit,
-             "its gradient was finished in this step: call it once for each step()");
+             "the unit's gradient was already finished in this step: call finish_gradient() once "
+             "for each step()");
     case Gradient::kNone:
-      if (its.frozen) break;  // it has none
-      refuse("finish_gradient", unit, "it has no gradient yet: add it into gradient() first");
+      if (its.frozen) break;  // a frozen unit needs no gradient
+      refuse("finish_gradient", unit,
+             "the unit has no gradient yet: add one into gradient() first");
     case Gradient::kAccumulating: break;
   }
 }

@@ -152,7 +152,7 @@ TEST_F(SavedCheckpoint, IsNotLoadedBesideAnotherStepsByOtherRanks) {
   });
   for (const std::exception_ptr& error : errors)
     EXPECT_THAT(error_in(error).what(),
-                HasSubstr("the ranks do not agree on its newest step (they found 1 to 2)"));
+                HasSubstr("the ranks found different newest steps (1 to 2)"));
   EXPECT_FALSE(std::filesystem::exists(store + "/rank00000.ziggurat"));
 }
 

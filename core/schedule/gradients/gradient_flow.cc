@@ -85,8 +85,8 @@ Task<DeviceBuffer> GradientFlow::one_more(std::uint64_t size_bytes) {
         {.budget = MemoryBudget::kDevice,
          .had_bytes = account.capacity_bytes(),
          .needed_bytes = account.used_bytes() + size_bytes},
-        fmt::format("{}; the trainer asks for another gradient while those of {} units are "
-                    "unfinished. A trainer that runs each micro-batch through the whole model "
+        fmt::format("{}; the trainer asks for one more gradient while {} units have unfinished "
+                    "gradients. A trainer that runs each micro-batch through the whole model "
                     "needs memory for the gradients of all units, {}; in stage 3, reserve it with "
                     "EngineConfig::trainer_device_bytes",
                     error.what(), held,
