@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine.cc: a training step, as the trainer calls it. Opening is in engine_open.cc.
+// core/engine/engine.cc: the calls that a trainer makes in a training step. Opening is in
+// engine_open.cc.
 #include "core/engine/engine.h"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@
 namespace ziggurat {
 namespace {
 
-/// Before anything changes: a stream that may not wait for an event now may not for any.
+/// Throws, before anything changes, if `stream` may not wait for events.
 void refuse_unfit(StreamRef& stream) { stream.wait(Event()); }
 
 bool is_lost_store(const std::exception_ptr& error) {
@@ -62,16 +63,16 @@ EngineImpl::EngineImpl(const ModelSpec& model, const EngineConfig& config, Runti
       lent_memory_(runtime.reactor, cancel_),
       stored_(cancel_) {}
 
-/// Everything that waits is failed, everything in flight is awaited, and then the floors go, upper
-/// ones first.
+/// Ends the engine: everything that waits fails, everything in flight is awaited, and then the
+/// parts are destroyed, those that use others first.
 EngineImpl::~EngineImpl() { runtime_.reactor.block_on(close()); }
 
 Task<> EngineImpl::close() {
   const auto closed =
       std::make_exception_ptr(Error(ErrorCode::kCancelled, "the engine was closed"));
-  // After make_durable() this rank owes the others nothing, and they may still be in the last of
-  // its calls. In every other state they would wait for this rank, as in a step that never ends:
-  // they are told.
+  // After make_durable() the other ranks need nothing more from this rank, and may still be in the
+  // last of its exchanges. In every other state they would wait for this rank forever, as in a step
+  // that never ends, so they are told.
   if (awaited_by_ranks() && !cancel_.cancelled() && !at_rest_) tell_ranks(closed);
   if (service_) co_await service_->close(agreements_);
   if (!cancel_.cancelled()) cancel_.cancel(closed);
@@ -79,7 +80,7 @@ Task<> EngineImpl::close() {
     try {
       co_await tasks_->wait_idle();
     } catch (const std::exception&) {
-      // Reported when it happened, by the call that the trainer was in.
+      // The call that the trainer was in has reported the error.
     }
   }
   service_.reset();
@@ -95,29 +96,30 @@ Task<> EngineImpl::close() {
   to_device_.reset();
   compute_.reset();
   to_host_.reset();
-  storage_.reset();  // the ring goes before the memory registered with it
+  storage_.reset();  // the ring is destroyed before the memory that is registered with it
   channels_.reset();
   pool_.reset();
 }
 
-/// Something is under way in which others take part, or a step was begun that they will wait in.
-/// Lent gradients are none of it, nor records in memory.
+/// Whether other ranks wait for this rank: an exchange is under way, or a step was begun in which
+/// they will wait. Lent gradients and records in memory are not exchanged.
 bool EngineImpl::awaited_by_ranks() const {
   if (is_lent() && records_ && !records_->through_store()) return storing_;
   if ((tasks_ && tasks_->count() > 0) || (sweep_ && sweep_->step_open())) return true;
   return announced_.has_value() || (calls_ && calls_->in_step());
 }
 
-/// From now on every call throws `error`; what waits is woken with it.
+/// Makes every later call throw `error`, and wakes everything that waits.
 void EngineImpl::fail(std::exception_ptr error) {
   if (cancel_.cancelled()) return;
   cancel_.cancel(error);
   ended_ = true;
-  // The rank that failed first tells the others why; that a store is lost all have agreed on.
+  // The rank that failed first tells the others why. All ranks know already that a store is lost.
   if (!followed_from_another(error) && !is_lost_store(error)) tell_ranks(error);
 }
 
-/// The trainer's call: a device that it finds lost ends the run, and the other ranks learn why.
+/// Runs a call of the trainer. If the call finds that the device is lost, the run ends, and the
+/// other ranks are told why.
 template <class T>
 Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::exception_ptr error;
@@ -131,8 +133,8 @@ Task<T> EngineImpl::ending_the_run(Task<T> call) {
   std::rethrow_exception(error);
 }
 
-/// The host waits for an event as the engine's calls do: behind what the engine makes of the event,
-/// and a device that is lost ends the run.
+/// Makes `stream` wait for an event. The host waits on the reactor, like all calls of the engine,
+/// so that a lost device ends the run.
 void EngineImpl::wait_on(StreamRef& stream, const Event& event) {
   if (dynamic_cast<Host*>(&stream) == nullptr) return stream.wait(event);
   runtime_.reactor.block_on(ending_the_run(event.wait()));
@@ -152,8 +154,9 @@ TypedDeviceSpan<const std::byte> EngineImpl::acquire(UnitId unit, StreamRef& str
     runtime_.reactor.post([this, unit] { cache_->release(unit, {}); });
     throw Error(
         error.code(),
-        fmt::format("acquire(unit {} '{}'): its parameters ({}): {}", unit, model_.units[unit].name,
-                    format_bytes(acquired.params.bytes.size()), error.what()),
+        fmt::format(
+            "acquire(unit {} '{}'): the unit's parameters ({}) did not reach the device: {}", unit,
+            model_.units[unit].name, format_bytes(acquired.params.bytes.size()), error.what()),
         error.native());
   }
   calls_->acquired(unit, generation_);
@@ -191,7 +194,8 @@ void EngineImpl::finish_gradient(UnitId unit, StreamRef& stream) {
   calls_->finished_gradient(unit);
 }
 
-/// `added`: the trainer's part in the accumulator.
+/// Sends the gradient on its way after `added`: then the trainer has added everything to the
+/// accumulator.
 Task<> EngineImpl::send_gradient(UnitId unit, Event added) {
   cancel_.check();
   co_await compute_->after(added);
@@ -203,7 +207,7 @@ Task<> EngineImpl::send_gradient(UnitId unit, Event added) {
 }
 
 Task<> EngineImpl::clear_frozen(UnitId unit) {
-  if (table_->model().units[unit].constant()) co_return;  // nobody looks at it
+  if (table_->model().units[unit].constant()) co_return;  // nobody reads the gradient
   std::uint64_t begin = 0;
   for (const ParamSpec& param : model_.units[unit].params) {
     const std::uint64_t count = param.count();
@@ -234,7 +238,7 @@ void EngineImpl::read_master(
 
 Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   const Chunk& chunk = table_->chunk(id);
-  // Where the newest generation is durable, what stays in memory may be, or become, a guess at the
+  // If the newest generation is durable, the record in memory may be, or may become, a guess at the
   // next one.
   const bool sealed = records_->through_store() && durable_generation() == generation_;
   const bool stored = sealed || !records_->holds(id, generation_);
@@ -242,8 +246,8 @@ Task<> EngineImpl::read_master_chunk(ChunkId id, std::vector<float>& values) {
   Lease lease;
   if (stored && !storage_->store) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("read_master(unit {}): it is frozen, and without `store` nothing keeps "
-                            "its masters",
+                fmt::format("read_master(unit {}): the unit is frozen, and an engine without "
+                            "`store` keeps no masters of frozen units",
                             chunk.unit));
   }
   if (stored || fetched) lease = co_await state_lease(id, chunk.record_bytes());

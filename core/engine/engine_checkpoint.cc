@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_checkpoint.cc: state that leaves the engine while it trains, and comes from
+// core/engine/engine_checkpoint.cc: saves the engine's state while it trains, and loads state from
 // elsewhere when it opens.
 #include <fmt/format.h>
 
@@ -27,10 +27,11 @@ void EngineImpl::open_saves() {
 
 void EngineImpl::require_saves(const char* call) const {
   if (saves_) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: a checkpoint is asked for, but the engine was opened without "
-                          "EngineConfig::Checkpoint::saves, so no memory is set aside for it",
-                          call));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: a checkpoint was requested, but the engine was opened without "
+                  "EngineConfig::Checkpoint::saves, so no memory is set aside for checkpoints",
+                  call));
 }
 
 SaveState EngineImpl::save_state() const {
@@ -69,7 +70,7 @@ StateLine EngineImpl::line() const {
   return line_of(line_record_, {state.uuid.high, state.uuid.low}, state.epoch);
 }
 
-/// What a store that does not open was of, as far as it can be read.
+/// Returns the line of a store that cannot be opened, if that much of the store can be read.
 std::optional<StateLine> EngineImpl::line_seen() const {
   if (!storage_->store) return std::nullopt;
   const StoreState& state = storage_->store->state();
@@ -78,7 +79,8 @@ std::optional<StateLine> EngineImpl::line_seen() const {
   return line_of(its->line, {state.uuid.high, state.uuid.low}, state.epoch);
 }
 
-/// A state that is made now continues its source's line, begins a child of it, or begins anew.
+/// Chooses the line of a state that is made now. It continues its source's line, is a child of it,
+/// or is a new line.
 void EngineImpl::begin_line() {
   std::random_device random;
   const auto draw = [&] { return (static_cast<std::uint64_t>(random()) << 32) | random(); };
@@ -93,7 +95,7 @@ void EngineImpl::begin_line() {
       BlobLine{.id = line().id, .parent = from.id, .left_at = generation_, .epochs_before = 0};
 }
 
-/// The newest step is saved.
+/// Begins to save the newest step.
 void EngineImpl::begin_save(const CheckpointRequest& request) {
   const Communicator& ranks = *channels_->saves;
   const SavingRank rank{.rank = ranks.rank(),
@@ -120,9 +122,9 @@ void EngineImpl::save_checkpoint(const CheckpointRequest& request) {
     co_await self.sweep_->settled();
     co_await self.saves_->ended();
     if (self.saves_->hangs()) {
-      throw Error(ErrorCode::kDeadlineExceeded,
-                  fmt::format("{}: no checkpoint can be written while the one before hangs",
-                              wanted.folder));
+      throw Error(
+          ErrorCode::kDeadlineExceeded,
+          fmt::format("{}: no checkpoint can be saved while the one before hangs", wanted.folder));
     }
     std::vector<SaveOutcome> before = self.saves_->take_outcomes();
     self.begin_save(wanted);
@@ -162,7 +164,7 @@ std::vector<SaveOutcome> EngineImpl::ended_saves() {
   return outcomes;
 }
 
-/// Before the state is made: from source_, if there is one.
+/// Prepares to make the state from source_, if there is one.
 void EngineImpl::begin_load() {
   if (source_ == nullptr) return;
   loader_ = std::make_unique<StateLoader>(runtime_.reactor, *runtime_.workers, *table_, *source_,
@@ -174,9 +176,10 @@ void EngineImpl::begin_load() {
   loaded_ = true;
   const std::vector<std::byte>& blob = source_->content().blob;
   if (blob.size() > blob_bytes_max()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its blob has {} bytes, but the store holds at most {}",
-                            source_->place(), blob.size(), blob_bytes_max()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: the trainer's blob has {} bytes, but the store has room for only {}",
+                    source_->place(), blob.size(), blob_bytes_max()));
   }
   resumed_blob_ = blob;
 }

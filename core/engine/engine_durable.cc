@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_durable.cc: when what was trained becomes durable.
+// core/engine/engine_durable.cc: when finished steps become durable.
 //
-// Records on NVMe are durable at every step, by the sweep itself. Records in memory are written as
-// a generation of the store when make_durable() asks for it, and every durable_every of training:
-// rank 0 looks at its clock at the end of a step and tells the others in the step's message, so
-// that all store the same generation. It is written beside the next step's forward and backward,
-// which change no record; the next sweep waits for it. Where there is no room for it on some rank,
-// that is said, and tried again durable_every later: state in memory is worth more than a run that
-// ends. A store that nobody may write to any more ends it.
+// With records on NVMe the sweep itself makes every step durable. Records in memory are written as
+// a generation of the store when make_durable() asks for it, and after every durable_every seconds
+// of training. Rank 0 looks at its clock at the end of a step and tells the other ranks in the
+// step's message, so that all store the same generation. It is written during the next step's
+// forward and backward, which change no record; the next sweep waits for it.
+//
+// If there is no room on some rank, an error is logged, and the generation is not stored. The next
+// attempt is made durable_every seconds later, because a run that goes on with its state in memory
+// is better than one that ends. The run ends only if the store can never be written again.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -27,15 +29,15 @@ void EngineImpl::make_durable() {
   const Turn turn(turn_);
   require_blob_given("make_durable()");
   if (!storage_->store) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        "make_durable(): the engine was opened without `store`, so nothing of it is durable");
+    throw Error(ErrorCode::kInvalidArgument,
+                "make_durable(): the engine was opened without `store`, so its state cannot be "
+                "made durable");
   }
   const CountedTime waited(runtime_.metrics, Counter::kWaitDurableNs);
   run_lent([](EngineImpl& self) -> Task<> {
     self.cancel_.check();
     co_await self.sweep_->settled();
-    // Nothing stays under way in which other ranks take part.
+    // Nothing may remain under way in which other ranks take part.
     co_await self.cache_->quiesce();
     for (UnitId u = 0; u < self.table_->unit_count(); ++u) co_await self.cache_->wait_updated(u);
     co_await self.checkpoint_ended();
@@ -47,7 +49,7 @@ void EngineImpl::make_durable() {
   at_rest_ = !sweep_->step_open();
 }
 
-/// By this rank's clock: rank 0's counts.
+/// Whether a checkpoint is due by this rank's clock. Only rank 0's answer is used.
 bool EngineImpl::checkpoint_due() const {
   if (!storage_->store || records_->through_store() || config_.durable_every_s == 0 || storing_)
     return false;
@@ -79,8 +81,8 @@ Task<> EngineImpl::store_checkpoint(std::uint64_t generation, std::vector<std::b
   stored_.set();
 }
 
-/// All ranks have failed to write the records alike, and none has sealed them. Rethrows what ends
-/// the run.
+/// Logs that a generation was not stored, if all ranks have failed to write the records and none
+/// has sealed them. Rethrows an error that ends the run.
 void EngineImpl::note_not_stored(std::uint64_t generation,
                                  const std::exception_ptr& failure) const {
   cancel_.check();
@@ -91,15 +93,16 @@ void EngineImpl::note_not_stored(std::uint64_t generation,
     if (error.code() != ErrorCode::kResourceExhausted && !followed_from_another(failure)) throw;
     const bool written_over = storage_->store->state().slots == 1;
     log().error(
-        "generation {} could not be made durable: {}. Training goes on, and the newest step is "
-        "stored in {:g} s; until then {}",
+        "generation {} could not be made durable: {}. Training goes on, and the newest step will "
+        "be stored in {:g} s; until then {}",
         generation, error.what(), config_.durable_every_s,
-        written_over ? std::string("nothing is durable, since the store has one slot")
-                     : fmt::format("generation {} is what a kill leaves", durable_generation()));
+        written_over
+            ? std::string("nothing is durable, because the store has one slot")
+            : fmt::format("a kill loses all steps after generation {}", durable_generation()));
   }
 }
 
-/// Records may change again.
+/// Waits for the checkpoint under way, after which records may change again.
 Task<> EngineImpl::checkpoint_ended() {
   if (!storing_) co_return;
   co_await stored_.wait();

@@ -349,7 +349,7 @@ class EngineImpl final : public LentEngine {
   std::unique_ptr<StateLoader> loader_;  // set while the state is made from source_
 
   mutable std::recursive_mutex turn_;
-  // Of ranks that were asked about; their pieces do not change.
+  // The pieces of ranks that were asked about; they do not change.
   mutable std::map<int, Pieces> pieces_;
   std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
   std::optional<TrainerCalls> calls_;

@@ -22,7 +22,7 @@ namespace {
 std::unique_ptr<EngineImpl> unopened(const ModelSpec& model, EngineConfig config, Runtime& runtime,
                                      std::span<const TypedSpan<std::byte>> params) {
   config.placement.params = config.placement.grads = Tier::kTrainer;
-  // A step is judged by its trainer before anything is updated.
+  // The trainer judges a step before anything is updated, so there is nothing to guess.
   config.speculation = EngineConfig::Speculation::kNever;
   auto device = HostDevice::create(runtime.reactor, kKiB * 4, runtime.trace.get());
   return std::make_unique<EngineImpl>(model, config, runtime, std::move(device), params);
@@ -67,9 +67,10 @@ void EngineImpl::validate_lent() {
           "`resume=reshard` cannot be used with lent parameters, because only the trainer knows "
           "their pieces: open the store with the ranks that made it, and load their state dicts "
           "with other ranks");
-  require(config_.clip_norm == 0, fmt::format("`clip={}` cannot be used with lent gradients, whose "
-                                              "trainer clips them itself: leave it out",
-                                              config_.clip_norm));
+  require(config_.clip_norm == 0,
+          fmt::format("`clip={}` cannot be used with lent gradients, because their trainer clips "
+                      "them itself: leave out `clip`",
+                      config_.clip_norm));
   require(config_.param_groups.empty(),
           "`param_groups` cannot be used with lent parameters: give each step its groups instead");
   require(!config_.placement.automatic && config_.placement.optimizer != Tier::kDevice &&
@@ -93,34 +94,35 @@ void EngineImpl::validate_lent() {
     const UnitSpec& unit = model_.units[u];
     const DType dtype = unit.dtype.value_or(model_.dtype);
     const TypedSpan<std::byte>& lent = lent_params_[u];
-    require(lent.dtype == dtype && lent.count() == unit.count(),
-            fmt::format("unit '{}': {} elements of {} are lent, but it has {} of {}", unit.name,
-                        lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
+    require(
+        lent.dtype == dtype && lent.count() == unit.count(),
+        fmt::format("unit '{}': {} elements of {} are lent, but the unit has {} of {}", unit.name,
+                    lent.count(), to_string(lent.dtype), unit.count(), to_string(dtype)));
     require_compatible(config_.optimizer.state.format, param_rounding(config_.optimizer),
                        dtype == DType::kBFloat16);
   }
 }
 
-/// `call` is one of a trainer whose gradients go through the engine's memory.
+/// Throws for a `call` that only a trainer makes whose gradients are in the engine's memory.
 void EngineImpl::require_not_lent(const char* call) const {
   if (!is_lent()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: this engine has no gradients of its own, since its trainer lends "
-                          "them: give them to step()",
+              fmt::format("{} cannot be called, because the trainer of this engine lends its "
+                          "gradients: give them to step()",
                           call));
 }
 
-/// `count` elements are `unit`'s.
+/// Throws unless `unit` has `count` elements.
 void EngineImpl::require_lent(UnitId unit, const char* call, std::uint64_t count) const {
   calls_->require_unit(call, unit);
   const UnitSpec& its = model_.units[unit];
   if (count == its.count()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): {} elements were given, but it has {}", call, its.name, count,
-                          its.count()));
+              fmt::format("{}('{}'): {} elements were given, but the unit has {}", call, its.name,
+                          count, its.count()));
 }
 
-/// What a new store's masters of the chunk are made from.
+/// Makes the masters of a chunk in a new store from the lent parameters.
 void EngineImpl::widen_params(ChunkId id, std::span<float> masters) const {
   const Chunk& chunk = table_->chunk(id);
   const TypedSpan<std::byte> params = lent_params_[chunk.unit].subspan(chunk.begin, masters.size());
@@ -192,12 +194,13 @@ void EngineImpl::refuse_step(const Error& why) {
   }(*this, why));
 }
 
-/// Why this rank will not make the step.
+/// Returns why this rank will not make the step; none if it will.
 std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const std::byte>> gradients,
                                               const StepOptions& options) const {
   if (gradients.size() != model_.units.size()) {
-    return Error(ErrorCode::kInvalidArgument, fmt::format("{} gradients were given for {} units",
-                                                          gradients.size(), model_.units.size()));
+    return Error(ErrorCode::kInvalidArgument,
+                 fmt::format("{} gradients were given for {} units: give one for each",
+                             gradients.size(), model_.units.size()));
   }
   try {
     require_blob_given("step()");
@@ -215,14 +218,16 @@ std::optional<Error> EngineImpl::lent_refusal(std::span<const TypedSpan<const st
   const bool drawn = drawn_by(table_->state().format, rounding_).param;
   if (!some_left_out || !drawn || counted || holds_param(table_->state().format))
     return std::nullopt;
-  return Error(ErrorCode::kUnimplemented,
-               "a step leaves parameters out while parameters are rounded stochastically and "
-               "nobody counts their steps, so the store would round them differently when it is "
-               "opened again: make a new store, or choose `param_rounding=nearest`");
+  return Error(
+      ErrorCode::kUnimplemented,
+      "some parameters have no gradient in this step, but parameters are rounded stochastically "
+      "and nobody counts their steps. The store would round them differently when it is opened "
+      "again: make a new store, or choose `param_rounding=nearest`");
 }
 
-/// All ranks make the step, or none does, and each throws. Whether it is to be stored, too, is rank
-/// 0's to say. Without a verdict the engine has ended.
+/// Agrees with the other ranks on the step: either all make it, or none does and each throws.
+/// Returns whether the step is to be stored, which rank 0 decides. Without a verdict the engine has
+/// ended.
 Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
                                           const std::optional<Error>& refusal) {
   require_all_open("step()");
@@ -249,15 +254,15 @@ Task<bool> EngineImpl::agree_on_lent_step(const StepOptions& options,
   co_return all[0].checkpoint != 0;
 }
 
-/// No update starts before the trainers of all ranks have agreed to the step, so none is ever
-/// undone.
+/// Makes a step. No update starts before the trainers of all ranks have agreed to the step, so none
+/// is ever undone.
 Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const std::byte>> gradients,
                                               const StepOptions& options) {
   cancel_.check();
   const std::optional<Error> refusal = lent_refusal(gradients, options);
   const bool checkpoint = co_await agree_on_lent_step(options, refusal);
   at_rest_ = false;
-  // Until then the gradients of the step before are in use.
+  // The gradients of the step before are in use until all units are updated.
   for (UnitId u = 0; u < table_->unit_count(); ++u) co_await cache_->wait_updated(u);
   co_await checkpoint_ended();
   for (UnitId u = 0; u < table_->unit_count(); ++u) grads_->lend(u, gradients[u]);
@@ -278,9 +283,10 @@ Task<StepResult> EngineImpl::finish_lent_step(std::span<const TypedSpan<const st
                        .grad_norm = std::numeric_limits<double>::quiet_NaN()};
 }
 
-/// The parameters' counts of steps are those of the step's blob, as whoever resumes has them: the
-/// trainer may have set others than follow from the steps made. Where a unit's is another one and
-/// no gradient rounds it by that, its parameters are made of its masters anew.
+/// Takes each parameter's count of steps from the step's blob, because a run that resumes will take
+/// it from there. The trainer may have set other counts than follow from the steps made. If a
+/// unit's count has changed and no gradient of this step rounds its parameters, they are made again
+/// from its masters.
 void EngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradients,
                              std::span<const std::byte> blob) {
   if (own_steps_.empty()) return;
@@ -296,7 +302,7 @@ void EngineImpl::take_counts(std::span<const TypedSpan<const std::byte>> gradien
   }
 }
 
-/// Returns when every unit is updated whose records are in memory.
+/// Returns when all units whose records are in memory are updated.
 Task<> EngineImpl::updated_from_memory() {
   const auto in_memory = [&](UnitId u) {
     const UnitChunks& chunks = table_->unit(u);
@@ -309,20 +315,20 @@ Task<> EngineImpl::updated_from_memory() {
 
 void EngineImpl::require_blob_given(const char* call) const {
   if (!blob_awaited_) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{} was called before generation {} was given the blob that it waits "
-                          "for: call give_blob() first",
-                          call, generation_));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "{} was called while generation {} still waits for its blob: call give_blob() first",
+          call, generation_));
 }
 
 void EngineImpl::give_blob(std::span<const std::byte> blob) {
   const Turn turn(turn_);
   if (!blob_awaited_) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "give_blob(): generation {} does not wait for a blob: say in its step that one follows",
-            generation_));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("give_blob(): generation {} does not wait for a blob: set "
+                            "StepOptions::blob_follows in its step",
+                            generation_));
   }
   if (blob.size() > blob_bytes_max()) {
     throw Error(ErrorCode::kInvalidArgument, refusal_text(StepRefusal::kBlob, {.blob = blob}));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_load.cc: from a store to state in memory: every record is read and compared.
-// One that is damaged is repaired from another rank's copy; where there is none, all ranks go back
-// to the generation before and read that.
+// core/engine/engine_load.cc: makes the state in memory from a store. Every record is read and
+// verified. A damaged record is repaired from another rank's copy. If there is no copy, all ranks
+// go back to the generation before and read that.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace ziggurat {
 namespace {
 
-/// Reads of a record before it is given up: a transfer may go wrong where the medium is whole, and
-/// what it costs to believe it is a generation.
+/// How often a record is read before it counts as damaged. A transfer may fail although the drive
+/// holds the right bytes, and losing a record can cost a generation.
 constexpr int kLooks = 2;
 
 }  // namespace
@@ -26,7 +26,8 @@ void EngineImpl::read_blob(const StoreState& state) {
   const std::optional<UnwrappedBlob> its = unwrap_blob(state.blob);
   if (!its) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("store {}: the blob of generation {} was not written by an engine",
+                fmt::format("store {}: the blob of generation {} has no header of this engine: "
+                            "give another `store`, or set `resume=never` to replace this one",
                             storage_->paths(), state.generation));
   }
   generation_ = its->generation;
@@ -35,8 +36,8 @@ void EngineImpl::read_blob(const StoreState& state) {
   resumed_blob_.assign(its->blob.begin(), its->blob.end());
 }
 
-/// Each candidate is read anew as a whole, blob included: what the one before it left in memory is
-/// overwritten.
+/// Loads the newest generation that can be loaded. Each candidate is read again completely,
+/// including its blob, and overwrites what the one before it left in memory.
 Task<> EngineImpl::load_state() {
   StripedStore& store = *storage_->store;
   std::vector<RecordCopies::Repair> repairs;
@@ -56,7 +57,8 @@ Task<> EngineImpl::load_state() {
     co_await std::move(settling);
   }
   co_await repair_records(repairs);
-  if (copies_) co_await storage_->quorum.barrier();  // no rank goes on if one could not be repaired
+  // No rank continues if another one could not be repaired.
+  if (copies_) co_await storage_->quorum.barrier();
   const StoreState& state = store.state();
   notes_.insert(notes_.end(), state.notes.begin(), state.notes.end());
   make_sweep();
@@ -86,8 +88,8 @@ Task<bool> EngineImpl::look_at_record(std::span<std::byte> record, RecordDamage&
   co_return whole;
 }
 
-/// Reads and compares a record of the store's generation; false, with the fault in `damage`, if it
-/// is not what was written.
+/// Reads and verifies a record of the store's generation. If it is damaged, returns false and says
+/// in `damage` what is wrong.
 Task<bool> EngineImpl::load_record(std::span<std::byte> record, RecordDamage& damage) {
   const StripedStore& store = *storage_->store;
   const std::uint64_t stored = store.durable_generation();

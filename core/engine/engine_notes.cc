@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_notes.cc: what was chosen at open, in the lines that begin a run.
+// core/engine/engine_notes.cc: describes what was chosen at open, in the lines that begin a run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,11 +13,11 @@ namespace ziggurat {
 
 void EngineImpl::describe() {
   for (const auto& drive : storage_->drives)
-    notes_.push_back(fmt::format("files through {}", drive->description()));
+    notes_.push_back(fmt::format("files are read and written through {}", drive->description()));
   if (storage_->store && storage_->store->stripe_count() > 1) {
     for (const StripedStore::Share& share : storage_->store->shares())
-      notes_.push_back(
-          fmt::format("{} of records in {}", format_bytes(share.record_bytes), share.directory));
+      notes_.push_back(fmt::format("{} of records are in {}", format_bytes(share.record_bytes),
+                                   share.directory));
   }
   notes_.push_back(
       fmt::format("the model has {} units and {} chunks, whose records have at most {}; host "
@@ -29,14 +29,15 @@ void EngineImpl::describe() {
   const bool swept = config_.placement.optimizer == Tier::kNvme;
   const StateTraffic traffic = state_traffic(table_->state(), params_->in_memory());
   notes_.push_back(fmt::format(
-      "optimizer state: {}, {:.4g} bytes a parameter{}", to_string(table_->state()),
+      "optimizer state is {} and takes {:.4g} bytes per parameter{}", to_string(table_->state()),
       traffic.written,
-      swept ? fmt::format("; a step reads {:.4g} and writes them anew", traffic.read) : ""));
+      swept ? fmt::format("; a step reads {:.4g} of these and writes all", traffic.read) : ""));
   notes_.push_back(durability());
   describe_records();
 }
 
-/// Where records are divided: how many stay on which tier, and what a step moves.
+/// Describes, if records are divided among tiers, how many stay on which tier, and what a step
+/// moves.
 void EngineImpl::describe_records() {
   const std::size_t on_device = records_->device_count();
   const std::size_t on_host = records_->host_count();
@@ -60,11 +61,12 @@ void EngineImpl::describe_records() {
   notes_.push_back(std::move(line));
 }
 
-/// Where memory, workers and drives are; nothing where memory is one.
+/// Describes where memory, workers and drives are; nothing on a machine with one node.
 void EngineImpl::describe_nodes() {
   if (!runtime_.topology.has_several_nodes()) return;
   if (!node_plan_.why_not.empty()) {
-    notes_.push_back(fmt::format("NUMA: nothing is placed: {}", node_plan_.why_not));
+    notes_.push_back(
+        fmt::format("nothing is placed on NUMA nodes, because {}", node_plan_.why_not));
     return;
   }
   std::string chunks;
@@ -78,12 +80,13 @@ void EngineImpl::describe_nodes() {
   notes_.push_back(fmt::format("host memory: {}", pool_->placement()));
   notes_.push_back(chunks);
   for (const auto& [directory, node] : storage_->drive_nodes) {
-    notes_.push_back(node < 0 ? fmt::format("drive of {}: its NUMA node is not known", directory)
-                              : fmt::format("the drive of {} is on NUMA node {}", directory, node));
+    notes_.push_back(node < 0
+                         ? fmt::format("the NUMA node of the drive of {} is unknown", directory)
+                         : fmt::format("the drive of {} is on NUMA node {}", directory, node));
   }
 }
 
-/// What a kill loses, and what it costs that it does not lose more.
+/// Describes which steps a kill loses, and what this durability costs.
 std::string EngineImpl::durability() const {
   if (!storage_->store)
     return "there is no store: nothing is durable, and the state is lost when the process ends";
@@ -91,37 +94,38 @@ std::string EngineImpl::durability() const {
   if (config_.placement.optimizer == Tier::kNvme) {
     if (config_.durable_every_steps > 1) {
       return fmt::format(
-          "every {} steps (durable_every_steps) one becomes durable; a kill loses what came after "
-          "the last one",
+          "one step in {} (durable_every_steps) becomes durable; a kill loses the steps after the "
+          "last durable one",
           config_.durable_every_steps);
     }
-    return one_slot ? "slots 1 takes half the space, but a kill while a sweep writes loses the run"
-                    : "every finished step becomes durable, and no more bytes are written for it";
+    return one_slot ? "with slots 1 the store takes half the space, but a kill while a sweep "
+                      "writes loses the run"
+                    : "every finished step becomes durable without any additional writes";
   }
   const std::string where = std::string(to_string(config_.placement.optimizer));
   if (config_.durable_every_s == 0) {
     return fmt::format(
-        "optimizer state is on {}, and durable_every is 0: it becomes durable when "
+        "optimizer state is on {}, and durable_every is 0, so the state becomes durable only when "
         "the run ends or is interrupted; a kill loses all steps before that",
         where);
   }
   return fmt::format(
       "optimizer state is on {}: every {:g} s of training (durable_every) a checkpoint of {} is "
-      "written beside the next step; a kill loses what came after the last one{}",
+      "written during the next step; a kill loses the steps after the last checkpoint{}",
       where, config_.durable_every_s, format_bytes(table_->total_record_bytes()),
-      one_slot ? ", or with slots 1 the run, if it comes while one is written" : "");
+      one_slot ? ", and a kill while one is written loses the run, because slots is 1" : "");
 }
 
-/// What travels in fewer bits, and how far off it then is.
+/// Describes which values travel in fewer bits, and how large their errors are.
 void EngineImpl::describe_quantization() {
   const auto within = [](QuantizedBits bits) {
-    return fmt::format("each within {:.2f} % of the largest of its block of {}",
+    return fmt::format("each value is within {:.2f} % of the largest in its block of {}",
                        std::ceil(1e4 * quantization_error(bits)) / 1e2, kQuantizedBlock);
   };
   const Quantization& quantization = config_.quantization;
   if (quantization.weights) {
     notes_.push_back(
-        fmt::format("parameters travel between ranks in 8 bits: {}, the same on every rank",
+        fmt::format("parameters travel between ranks in 8 bits: {}, and is the same on every rank",
                     within(QuantizedBits::k8)));
   }
   if (!quantization.gradients()) return;
@@ -131,17 +135,18 @@ void EngineImpl::describe_quantization() {
           ? fmt::format("between the {} ranks of a node, and their sums again between {} nodes",
                         nodes.within, nodes.nodes)
           : "once";
-  notes_.push_back(fmt::format(
-      "gradients travel between ranks in {} bits: {}; rounded {}", quantization.gradient_bits,
-      within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
+  notes_.push_back(fmt::format("gradients travel between ranks in {} bits: {}; they are rounded {}",
+                               quantization.gradient_bits,
+                               within(static_cast<QuantizedBits>(quantization.gradient_bits)),
+                               way));
 }
 
-/// Among how many ranks the state is divided, and what making slices equal costs.
+/// Describes among how many ranks the state is divided, and how much of it is padding.
 void EngineImpl::describe_ranks() {
   if (is_lent() && runtime_.ranks->world_size() > 1) {
     notes_.push_back(
-        fmt::format("rank {} of {} has {:.1f} M elements of its own; a step, and what is durable, "
-                    "is common to all ranks",
+        fmt::format("rank {} of {} has {:.1f} M elements of its own; all ranks make each step "
+                    "together, and it becomes durable on all of them",
                     runtime_.ranks->rank(), runtime_.ranks->world_size(),
                     static_cast<double>(model_.count()) * 1e-6));
   }
@@ -152,8 +157,8 @@ void EngineImpl::describe_ranks() {
   const auto padding = static_cast<double>(table_->padded_count() - model_.count());
   const TensorPart part = ranks.tensor;
   notes_.push_back(fmt::format(
-      "rank {} of {}{}, ZeRO stage {}{}: updates {:.1f} M of {:.1f} M elements, {:.2f} % of these "
-      "padding{}",
+      "rank {} of {}{} uses ZeRO stage {}{} and updates {:.1f} M of {:.1f} M elements, of which "
+      "{:.2f} % are padding{}",
       runtime_.ranks->rank(), ranks.ranks(),
       part.ranks > 1 ? fmt::format(" (part {} of {} of every layer)", part.rank, part.ranks) : "",
       ranks.stage,
@@ -163,11 +168,10 @@ void EngineImpl::describe_ranks() {
       100 * padding / static_cast<double>(table_->padded_count()),
       config_.quantization.gradients()
           ? ""
-          : fmt::format("; gradients between ranks in {}", to_string(reduction().dtype))));
+          : fmt::format("; gradients travel between ranks in {}", to_string(reduction().dtype))));
   if (reduction().staged) {
     notes_.push_back(fmt::format(
-        "ranks exchange what they have on GPUs through host memory: {} are set aside for "
-        "gradients{}",
+        "ranks exchange data on GPUs through host memory: {} are set aside for gradients{}",
         format_bytes(plan_.bucket_bytes),
         plan_.staged_bytes > 0
             ? fmt::format(", {} for gathered parameters", format_bytes(plan_.staged_bytes))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_ranks.cc: what the ranks of one engine must have alike, at open and in every
-// step, and how they find out that they have not.
+// core/engine/engine_ranks.cc: what must be equal on all ranks of one engine, at open and in every
+// step, and how they find out that it is not.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,17 +21,17 @@ struct Fact {
   std::uint64_t value;
 };
 
-/// How a rank left a part of opening its store.
+/// How a part of opening the store ended on one rank.
 struct StoreVerdict {
   enum Kind : std::uint32_t {
     kGood,
-    kFollowed,       ///< because of another rank
-    kLost,           ///< nothing here is whole
-    kLostElsewhere,  ///< what is here is whole, and no use without another's part
-    kFailed,         ///< for another reason
+    kFollowed,       ///< another rank has failed
+    kLost,           ///< this rank's part of the store has no undamaged generation
+    kLostElsewhere,  ///< this rank's part is undamaged, but useless without another rank's part
+    kFailed,         ///< failed for another reason
   };
   Kind kind = kGood;
-  std::array<char, 1020> text{};  ///< why, cut off where it is longer; ends with a NUL
+  std::array<char, 1020> text{};  ///< the reason, cut to fit; ends with a NUL
 };
 
 StoreVerdict verdict_of(const std::exception_ptr& error) {
@@ -56,14 +56,16 @@ std::uint64_t text_hash(const std::string& text) {
   return hash64(std::as_bytes(std::span(text)), 0);
 }
 
-/// Out of the coroutine that finds it: GCC 12 takes the frame's memory for another allocator's.
+/// Throws outside the coroutine that finds the loss, because GCC 12 frees the memory of such a
+/// coroutine with the wrong allocator.
 [[noreturn]] void throw_lost(const char* why, const std::optional<StateLine>& line) {
   throw StoreLost(why, line);
 }
 
 }  // namespace
 
-/// What is lent is this rank's own, and divided with nobody, however many ranks there are.
+/// Finds this rank's place. Lent parameters belong to this rank alone and are divided with no
+/// other, whatever the number of ranks.
 void EngineImpl::find_place() {
   const Communicator& ranks = *runtime_.ranks;
   const int sharing = is_lent() ? 1 : ranks.world_size();
@@ -75,10 +77,12 @@ void EngineImpl::find_place() {
   }
 }
 
-/// Every rank sees every difference, and all leave with the same error. What is lent is each rank's
-/// own: the run's identity names the model that it is of.
+/// Compares settings with the other ranks. Every rank sees every difference, and all throw the same
+/// error. Models of lent parameters are not compared, because each rank has its own: the run's
+/// identity names the whole model.
 Task<> EngineImpl::agree_on_settings() {
-  // To a GPU a unit is gathered in pieces, to the host-emulated device at once.
+  // A unit is gathered in pieces if the device is a GPU, and all at once if it is emulated on the
+  // host.
   const bool in_pieces = !is_lent() && reduction().staged && sharding().params_sharded();
   std::vector<Fact> facts{
       {is_lent() ? "`run`" : "the run (data, seed, batch)", text_hash(config_.run_identity)},
@@ -109,7 +113,7 @@ Task<> EngineImpl::agree_on_settings() {
                           channels_->store->world_size(), differing));
 }
 
-/// Stage 3: device memory for whole units, as much on every rank.
+/// In stage 3: sets aside device memory for whole units, the same size on every rank.
 Task<> EngineImpl::set_gather_region_aside() {
   if (!table_->sharding().params_sharded()) co_return;
   const std::uint64_t everywhere = co_await storage_->quorum.min(device_plan_.live_bytes);
@@ -123,15 +127,14 @@ void EngineImpl::validate_quantization(const Strategy& strategy) const {
   const int per_node = config_.ranks_per_node;
   require_quantizable(quantization, strategy, per_node == 0 ? strategy.dp : per_node);
   if (quantization.gradients() && config_.reduce_dtype) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "`reduce_dtype={}` and `quantized_gradients={}` exclude each other: give one of them",
-            to_string(*config_.reduce_dtype), quantization.gradient_bits));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("`reduce_dtype={}` and `quantized_gradients={}` cannot be used "
+                            "together: give only one of them",
+                            to_string(*config_.reduce_dtype), quantization.gradient_bits));
   }
 }
 
-/// The nodes by which quantized exchanges go; no grid where nothing is quantized.
+/// Returns the nodes for quantized exchanges; an empty grid if nothing is quantized.
 NodeGrid EngineImpl::exchanges() const {
   return config_.quantization.any() ? sharding().nodes() : NodeGrid{};
 }
@@ -142,7 +145,8 @@ ReductionSettings EngineImpl::reduction() const {
           .staged = !device_.host_accessible()};
 }
 
-/// Why another rank failed: it says so as it ends every call, one that it will never make too.
+/// Returns why another rank failed. That rank gives its reason to every call that it ends, even to
+/// this one, which it will never make.
 Task<std::exception_ptr> EngineImpl::first_cause(std::exception_ptr followed) {
   try {
     co_await runtime_.ranks->barrier();
@@ -152,8 +156,9 @@ Task<std::exception_ptr> EngineImpl::first_cause(std::exception_ptr followed) {
   co_return followed;
 }
 
-/// Runs a part of opening the store, which every rank leaves at the same place. Where one leaves it
-/// because no generation is whole, and none for another reason, all throw StoreLost.
+/// Runs a part of opening the store. Every rank ends it at the same place. If it ends on a rank
+/// because no generation is undamaged, and on no rank for another reason, all ranks throw
+/// StoreLost.
 Task<> EngineImpl::unless_lost(Task<> part) {
   std::exception_ptr error;
   try {
@@ -166,7 +171,7 @@ Task<> EngineImpl::unless_lost(Task<> part) {
   try {
     co_await storage_->ranks.all_gather(std::as_bytes(std::span(&own, 1)),
                                         std::as_writable_bytes(std::span(all)));
-  } catch (...) {  // the ranks have parted, for the first reason
+  } catch (...) {  // the exchange failed for the same reason as the part
     if (!error) error = std::current_exception();
   }
   const auto said = [&](StoreVerdict::Kind kind) {
@@ -181,7 +186,7 @@ Task<> EngineImpl::unless_lost(Task<> part) {
   if (error) std::rethrow_exception(error);
 }
 
-/// The others must not wait for a rank that has failed.
+/// Tells the other ranks that this rank has failed, so that they do not wait for it.
 void EngineImpl::tell_ranks(const std::exception_ptr& error) noexcept {
   if (runtime_.ranks->world_size() == 1) return;
   try {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_repair.cc: a damaged record is written anew from the copy of it on another
-// rank, once a generation stands: until then nothing is written. A crash in between leaves the
-// record damaged, the copy whole, and the next open at the same place.
+// core/engine/engine_repair.cc: repairs a damaged record with the copy of it on another rank.
+// Nothing is written before the ranks have agreed on a generation. After a crash during a repair
+// the record is still damaged and the copy undamaged, and the next open repairs it again.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -11,12 +11,13 @@
 
 namespace ziggurat {
 
-/// In order, this one among them.
+/// Returns the ranks that have the same records as this one, in order, including this one.
 std::vector<int> EngineImpl::ranks_with_copies() const {
   return in_runs_of(strategy_->update_shards(), place_.rank, place_.data_group).outer;
 }
 
-/// For messages: "ranks 1, 3"; empty if no other rank has these records.
+/// Names the other ranks that have these records, for messages: "ranks 1, 3"; empty if there are
+/// none.
 std::string EngineImpl::copies_elsewhere() const {
   std::string numbers;
   int others = 0;
@@ -29,8 +30,9 @@ std::string EngineImpl::copies_elsewhere() const {
   return fmt::format("rank{} {}", others == 1 ? "" : "s", numbers);
 }
 
-/// Takes from `damaged` what another rank can give back. All ranks call, and learn of each other's
-/// damage first: without any, nothing is compared.
+/// Plans repairs, and removes from `damaged` the records that another rank can restore. Every rank
+/// calls this. The ranks first find out whether any of them has damage; without any, nothing is
+/// compared.
 Task<std::vector<RecordCopies::Repair>> EngineImpl::plan_repairs(
     std::vector<RecordDamage>& damaged) {
   std::vector<int> members = ranks_with_copies();
@@ -42,7 +44,8 @@ Task<std::vector<RecordCopies::Repair>> EngineImpl::plan_repairs(
   co_return co_await std::move(planning);
 }
 
-/// One after the other, in the order that all ranks with these records have alike.
+/// Makes the repairs one after another. All ranks that have these records make them in the same
+/// order.
 Task<> EngineImpl::repair_records(const std::vector<RecordCopies::Repair>& repairs) {
   for (const RecordCopies::Repair& repair : repairs) {
     if (repair.from == copies_->ranks().rank()) co_await give_copy(repair);
@@ -50,7 +53,8 @@ Task<> EngineImpl::repair_records(const std::vector<RecordCopies::Repair>& repai
   }
 }
 
-/// The record was whole when it was read. If it is not any more, who gets it finds that out.
+/// Sends a record, which was undamaged when it was read. If it is damaged now, the receiver finds
+/// that out.
 Task<> EngineImpl::give_copy(const RecordCopies::Repair& repair) {
   const ChunkId id = repair.damage.chunk;
   const bool in_memory = records_->holds(id, generation_) && !records_->updated_on_device(id);
@@ -72,14 +76,14 @@ Task<> EngineImpl::take_copy(const RecordCopies::Repair& repair) {
       co_await is_record_of(*context_, store, id, store.durable_generation(), memory.work.record);
   if (!right) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{} is damaged ({}), and the copy that rank {} gave of it is not what "
-                            "was written, although it was when that rank read it. Check the drives "
+                fmt::format("{} is damaged ({}), and the copy from rank {} is damaged too, "
+                            "although that rank had read it without error before. Check the drives "
                             "of both ranks (smartctl, dmesg) and start again",
                             store.place_of(id), repair.damage.fault, giver));
   }
   co_await store.repair(id, memory.work.record);
   co_await take_record(id, memory.work);
-  notes_.push_back(fmt::format("{} was damaged ({}); repaired from the copy on rank {}",
+  notes_.push_back(fmt::format("{} was damaged ({}) and was repaired from the copy on rank {}",
                                store.place_of(id), repair.damage.fault, giver));
   log().warn("{}", notes_.back());
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_reshard.cc: a store of other ranks, or in another format, made this run's in
-// the same directories: built beside the old one, which stands until the new one is whole.
+// core/engine/engine_reshard.cc: converts a store of other ranks, or in another format, to this
+// run's in the same directories. The new store is built beside the old one, which remains until the
+// new one is complete.
 #include <fmt/format.h>
 
 #include "base/error.h"
@@ -11,7 +12,7 @@
 namespace ziggurat {
 namespace {
 
-/// As a Quorum's rank: rank 0 does `work`, the others wait for it.
+/// Does `work` on rank 0 while the other ranks wait for it. Every rank calls this.
 Task<> first_rank_does(Quorum& ranks, Task<> work, const char* what) {
   Task<> nothing = []() -> Task<> { co_return; }();
   Task<> done = together(ranks, std::move(ranks.rank() == 0 ? work : nothing), what);
@@ -20,7 +21,7 @@ Task<> first_rank_does(Quorum& ranks, Task<> work, const char* what) {
 
 }  // namespace
 
-/// Before a store is looked for.
+/// Finishes what an earlier conversion left unfinished, before a store is looked for.
 Task<> EngineImpl::end_succession() {
   StoreSuccession succession(runtime_.reactor, storage_->places);
   Task<> done =
@@ -28,17 +29,18 @@ Task<> EngineImpl::end_succession() {
   co_await std::move(done);
 }
 
-/// The old store, while a new one is made of it. On the reactor, but for build().
+/// The old store while it is converted. All calls but build() are made on the reactor.
 class Resharding {
  public:
   explicit Resharding(EngineImpl& engine) : engine_(engine) {}
 
-  /// False: there is no store, or one that opens as it is.
+  /// Reads and locks the old store. Returns false if there is no store, or one that needs no
+  /// conversion.
   Task<bool> begin();
-  /// An engine over the new store, which is whole and durable on every rank when this returns. Not
-  /// on the reactor.
+  /// Returns an engine over the new store, which is then complete and durable on every rank. Not
+  /// called on the reactor.
   std::unique_ptr<EngineImpl> build();
-  /// The new store takes the old one's place.
+  /// Puts the new store in the old one's place.
   Task<> complete(EngineImpl& engine);
   void close() {
     succession_.reset();
@@ -95,7 +97,7 @@ Task<bool> Resharding::begin() {
   order_ = succession_->order();
   Task<> locking = first_rank_does(of.storage_->quorum, lock(), "lock the store");
   co_await std::move(locking);
-  // Its owner may have made a step between the look and the lock.
+  // The store's owner may have made a step between the first look and the lock.
   Task<> again =
       of.unless_lost(together(of.storage_->quorum, look(), "read the store that is resharded"));
   co_await std::move(again);
@@ -104,9 +106,10 @@ Task<bool> Resharding::begin() {
 
 void Resharding::require_same_model() const {
   if (stored_->content().model == engine_.model_.name) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("`resume=reshard`: the store {} holds model '{}', not '{}'",
-                          stored_->place(), stored_->content().model, engine_.model_.name));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("`resume=reshard`: the store {} holds model '{}', but this run trains '{}'",
+                  stored_->place(), stored_->content().model, engine_.model_.name));
 }
 
 EngineConfig Resharding::config() const {
@@ -123,17 +126,17 @@ std::unique_ptr<EngineImpl> Resharding::build() {
   auto engine =
       std::make_unique<EngineImpl>(engine_.model_, config(), engine_.runtime_, engine_.device_);
   engine->open(*stored_, {.continues_line = true, .in_place = true});
-  engine->make_durable();  // no rank goes on before the parts of all are whole
+  engine->make_durable();  // no rank continues before the parts of all ranks are complete
   const int ranks = stored_->content().layout.ranks;
-  engine->notes_.insert(
-      engine->notes_.begin(),
-      fmt::format("the store was resharded from one of {} rank{}", ranks, ranks == 1 ? "" : "s"));
+  engine->notes_.insert(engine->notes_.begin(),
+                        fmt::format("the store was converted in place from a store of {} rank{}",
+                                    ranks, ranks == 1 ? "" : "s"));
   return engine;
 }
 
 Task<> Resharding::complete(EngineImpl& engine) {
   Quorum& ranks = engine_.storage_->quorum;
-  co_await ranks.barrier();  // every rank's part is whole
+  co_await ranks.barrier();  // now every rank's part is complete
   Task<> completing =
       first_rank_does(ranks, succession_->complete(), "put the resharded store in its place");
   co_await std::move(completing);

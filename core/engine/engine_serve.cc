@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_serve.cc: pieces that other ranks have: whose they are, and their state.
+// core/engine/engine_serve.cc: the pieces that other ranks have, and their state.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,12 +33,14 @@ std::vector<LentEngine::Piece> EngineImpl::pieces_of(int rank) const {
   return known_pieces(rank).all;
 }
 
-/// They are asked for once for each array of each piece.
+/// Returns the pieces of `rank`. They are kept, because they are needed for each array of each
+/// piece.
 const EngineImpl::Pieces& EngineImpl::known_pieces(int rank) const {
   if (const auto known = pieces_.find(rank); known != pieces_.end()) return known->second;
   if (!service_ && rank != 0)
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("rank {} does not exist, because there is 1 rank: give 0", rank));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("rank {} does not exist, because there is only one rank: give 0", rank));
   std::vector<Piece> all = service_ ? service_->pieces_of(rank) : own_pieces();
   Pieces& its = pieces_[rank];
   its.all = std::move(all);
@@ -52,17 +54,18 @@ void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_vie
   const Pieces& pieces = known_pieces(rank);
   const auto found = pieces.places.find(piece);
   if (found == pieces.places.end()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("read_state_of(rank {}, '{}'): it has nothing of that name", rank, piece));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("read_state_of(rank {}, '{}'): the rank has no piece of that name",
+                            rank, piece));
   }
   const std::size_t index = found->second;
   const std::uint64_t count = pieces.all[index].count;
   if (values.size() != count) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("read_state_of(rank {}, '{}'): {} elements were asked for, but it has {} there",
-                    rank, piece, values.size(), count));
+        fmt::format(
+            "read_state_of(rank {}, '{}'): {} elements were asked for, but the piece has {}", rank,
+            piece, values.size(), count));
   }
   if (rank == runtime_.ranks->rank()) return read_state(static_cast<UnitId>(index), name, values);
   const std::size_t state = state_index("read_state_of", piece, name);
@@ -73,7 +76,7 @@ void EngineImpl::read_state_of(int rank, std::string_view piece, std::string_vie
   }(*this, rank, index, state, values));
 }
 
-/// For another rank.
+/// Gives the state of one of this rank's pieces to another rank.
 Task<> EngineImpl::serve_state(std::uint64_t piece, std::uint64_t state,
                                const StateService::Give& give) {
   cancel_.check();
@@ -88,21 +91,24 @@ Task<> EngineImpl::serve_state(std::uint64_t piece, std::uint64_t state,
   }
 }
 
-/// A step that it has not come to will never be made.
+/// Ends the run if this rank waits for a step that the closed rank has not come to, and so will
+/// never make.
 void EngineImpl::rank_closed(int rank, std::uint64_t steps) {
   if (!agreeing_ || agreements_ <= steps) return;
-  fail(std::make_exception_ptr(
-      Error(ErrorCode::kUnavailable,
-            fmt::format("rank {} has closed its engine, but rank {} makes step {}", rank,
-                        runtime_.ranks->rank(), generation_ + 1))));
+  fail(std::make_exception_ptr(Error(
+      ErrorCode::kUnavailable, fmt::format("rank {} has closed its engine, but rank {} waits for "
+                                           "it in step {}: make the same steps on every rank",
+                                           rank, runtime_.ranks->rank(), generation_ + 1))));
 }
 
-/// Without all ranks nothing is agreed on any more: the engine has ended.
+/// Throws if a rank has closed its engine. The ranks can then agree on nothing more, so this engine
+/// has ended too.
 void EngineImpl::require_all_open(const char* call) {
   const int rank = service_ ? service_->closed_rank() : -1;
   if (rank < 0) return;
-  const Error error(ErrorCode::kUnavailable,
-                    fmt::format("{}: rank {} has closed its engine", call, rank));
+  const Error error(
+      ErrorCode::kUnavailable,
+      fmt::format("{}: rank {} has closed its engine, but every rank must take part", call, rank));
   fail(std::make_exception_ptr(error));
   throw error;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/engine_state.cc: the state of a unit by name, read and written by a trainer that
-// lends its parameters.
+// core/engine/engine_state.cc: how a trainer that lends its parameters reads and writes the state
+// of a unit by name.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,7 +22,7 @@
 namespace ziggurat {
 namespace {
 
-/// Records that copy_state() holds: one is read while another is taken.
+/// The number of records that copy_state() has in memory: one is read while another is taken.
 constexpr std::size_t kCopiedAtOnce = 2;
 
 }  // namespace
@@ -34,19 +34,19 @@ std::vector<std::string> EngineImpl::state_names() const {
 void EngineImpl::require_updated(const char* call, UnitId unit) const {
   if (table_->unit(unit).updated_count == table_->unit(unit).chunk_count) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}('{}'): a part of it is frozen, so that part has no state", call,
+              fmt::format("{}('{}'): a part of the unit is frozen, so that part has no state", call,
                           model_.units[unit].name));
 }
 
-/// The place of `name` among state_names().
+/// Returns the index of `name` in state_names().
 std::size_t EngineImpl::state_index(const char* call, std::string_view piece,
                                     std::string_view name) const {
   const OptimizerKind kind = table_->state().optimizer;
   if (const std::optional<std::size_t> index = find_state(kind, name)) return *index;
   throw Error(
       ErrorCode::kInvalidArgument,
-      fmt::format("{}('{}', '{}'): there is no such array: the state of {} is {}", call, piece,
-                  name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
+      fmt::format("{}('{}', '{}'): there is no such array: the state of {} consists of {}", call,
+                  piece, name, to_string(kind), fmt::join(ziggurat::state_names(kind), ", ")));
 }
 
 std::size_t EngineImpl::require_state(const char* call, UnitId unit, std::string_view name,
@@ -70,9 +70,10 @@ void EngineImpl::read_state(UnitId unit, std::string_view name, std::span<float>
   }(*this, unit, index, values));
 }
 
-/// From where it is, `memory` being taken for it: it need not be durable, since a step's blob may
-/// come later. A kept one was looked at when it was read or made. What the trainer wrote since is
-/// in it, and then it is in `written`.
+/// Returns the chunk's newest record from wherever it is; `memory` is taken for it. The record need
+/// not be durable, because the blob of its step may come later. A record that stays in memory was
+/// verified when it was read or made. If the trainer has written state since, the record is in
+/// `written` and includes it.
 Task<std::span<const std::byte>> EngineImpl::newest_record(ChunkId id, ItemMemory& memory,
                                                            std::vector<std::byte>& written) {
   co_await sweep_->record_written(id, generation_);
@@ -158,8 +159,8 @@ void EngineImpl::write_state(UnitId unit, std::string_view name, std::span<const
         self.at_rest_ = false;
         const UnitChunks& chunks = self.table_->unit(of);
         for (ChunkId id = chunks.first_chunk; id < chunks.first_chunk + chunks.chunk_count; ++id) {
-          // What was written before the newest step goes into that step's record, and this does
-          // not.
+          // State that was written before the newest step belongs to that step's record. This waits
+          // for that record, so that the new values go into the next one.
           co_await self.sweep_->record_written(id, self.generation_);
           const std::span<const float> its =
               given.subspan(self.table_->chunk(id).begin, self.table_->real_count(id));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/engine/engine_step.cc: a training step from its announcement to its verdict.
 //
-// Updates may start during backward, before the step is known to be good; until the verdict each of
-// them can be taken back (core/schedule/optimizer/optimizer_sweep.h). So nothing throws on one rank
-// alone between the last gradient and the verdict: what is wrong travels to all ranks, which then
-// make the step together or undo it together.
+// Updates may start during backward, before the step is known to be good. Until the verdict each of
+// them can be taken back (core/schedule/optimizer/optimizer_sweep.h). So between the last gradient
+// and the verdict no rank throws alone: an error is sent to all ranks, which then make the step
+// together or undo it together.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,8 @@
 
 namespace ziggurat {
 
-/// One OptimizerStep a parameter group; group 0 is that of parameters in no group.
+/// Returns one OptimizerStep for each parameter group. Group 0 has the parameters that are in no
+/// group.
 StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) const {
   const OptimizerConfig& optimizer = config_.optimizer;
   const Betas betas = betas_of(options);
@@ -33,7 +34,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
                                    .grad_scale = grad_scale,
                                    .t = generation_ + 1,
                                    .seed = optimizer.rounding_seed};
-  // Noise that is a parameter's own counts its own steps.
+  // If the noise depends on the parameter, it counts the parameter's own steps.
   if (!table_->rounding()) settings.rounding_step = generation_ + 1;
   if (!options.groups.empty()) return scalars_of(options.groups, settings);
   StepScalars steps{OptimizerStep::make(settings)};
@@ -51,7 +52,7 @@ StepScalars EngineImpl::scalars(const StepOptions& options, float grad_scale) co
   return steps;
 }
 
-/// A trainer's own groups; what they say goes for all their parameters.
+/// Returns the steps for a trainer's own groups. Their settings apply to all their parameters.
 StepScalars EngineImpl::scalars_of(std::span<const GroupStep> groups,
                                    OptimizerStep::Settings settings) {
   StepScalars steps;
@@ -80,8 +81,9 @@ Betas EngineImpl::betas_of(const StepOptions& options) const {
                                       .beta2 = static_cast<double>(config_.optimizer.beta2)});
 }
 
-/// Gradients are the sum over the ranks of each one's, times the loss scale; what is meant is the
-/// mean. Divided in the step's scalars, so that no value is rounded once more.
+/// Returns the number by which gradients are divided. They are the sum over the ranks, times the
+/// loss scale, but the step needs the mean. The division is part of the step's scalars, so that no
+/// value is rounded once more.
 double EngineImpl::gradient_divisor(const StepOptions& options) const {
   return static_cast<double>(options.loss_scale.value_or(1.0F)) *
          static_cast<double>(table_->sharding().total());
@@ -96,7 +98,7 @@ bool EngineImpl::may_guess() const {
   return sweep_->can_guess() && watch_.worth_it();
 }
 
-/// What is wrong with `options` is said by step(), on every rank.
+/// Begins a step with announced options. If `options` are invalid, step() says so, on every rank.
 void EngineImpl::prepare_step(const StepOptions& options) {
   const Turn turn(turn_);
   require_not_lent("prepare_step()");
@@ -139,16 +141,17 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
     const std::uint64_t step = generation_ + 1;
     co_await undo_step();
     if (verdict.refused) {
-      throw Error(verdict.refused->code(),
-                  fmt::format("step {}: {}; nothing was updated, generation {} stands", step,
-                              verdict.refused->what(), generation_));
+      throw Error(
+          verdict.refused->code(),
+          fmt::format("step {}: {}; nothing was updated, and generation {} is still current", step,
+                      verdict.refused->what(), generation_));
     }
     if (options.loss_scale)
       co_return StepResult{.generation = generation_, .grad_norm = norm, .skipped = true};
     throw Error(ErrorCode::kNotFinite,
-                fmt::format("step {}: the gradient norm is {}; nothing was updated, generation {} "
-                            "stands: skip the step, and where that happens often lower the "
-                            "learning rate or lengthen its warm-up",
+                fmt::format("step {}: the gradient norm is {}; nothing was updated, and generation "
+                            "{} is still current: skip the step, and if that happens often, lower "
+                            "the learning rate or lengthen its warm-up",
                             step, norm, generation_));
   }
   const double divisor = gradient_divisor(options);
@@ -168,7 +171,8 @@ Task<StepResult> EngineImpl::finish_step(const StepOptions& options) {
       .generation = generation_, .grad_norm = norm, .clipped = coefficient < 1.0F, .saves = saves};
 }
 
-/// Without a verdict the step can be neither made nor undone: the engine has ended.
+/// Judges the step. Without a verdict the step can be neither made nor undone, so an error ends the
+/// engine.
 Task<StepVerdict> EngineImpl::judged(const StepOptions& options) {
   std::exception_ptr error;
   try {
@@ -200,9 +204,10 @@ Task<StepVerdict> EngineImpl::judge_step(const StepOptions& options) {
   co_return verdict;
 }
 
-/// The norm's sums of squares of all slices, tile by tile: each rank then adds up the same numbers
-/// in the same order. What must be alike on all ranks goes with them, and whether a rank refuses
-/// the step. An objection goes to `verdict`: every rank finds one, or none does.
+/// Exchanges the sums of squares of all slices, tile by tile, so that each rank adds up the same
+/// numbers in the same order. The same message has the facts that must be equal on all ranks, and
+/// whether a rank refuses the step. An objection is put into `verdict`: either every rank finds
+/// one, or none does.
 Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal,
                                  StepVerdict& verdict) {
   const CountedTime waited(runtime_.metrics, Counter::kWaitRanksNs);
@@ -227,15 +232,15 @@ Task<> EngineImpl::agree_on_step(const StepOptions& options, StepRefusal refusal
     const auto objected = objection(theirs, rank, facts, own);
     if (objected && !against) against.emplace(ErrorCode::kInvalidArgument, *objected);
   }
-  // What one rank gives up can be no checkpoint: nobody waits for it any longer.
+  // A checkpoint that one rank has given up cannot be completed, so no rank needs to wait for it.
   if (verdict.saving == SaveState::kGivenUp && saves_) saves_->give_up_with_others();
   const auto differs = norm.difference();
   if (!differs || against) co_return;
   against.emplace(
       ErrorCode::kUnavailable,
-      fmt::format("unit {} ('{}'): the gradients of parameters that every tensor-parallel rank "
-                  "has whole are not the same on ranks {} and {}: the machines of such a group "
-                  "must compute alike (same CPU, same libraries), or one of them is faulty",
+      fmt::format("unit {} ('{}'): the gradients of parameters that tensor-parallel ranks share "
+                  "differ between ranks {} and {}. Use machines with the same CPU and the same "
+                  "libraries in a tensor-parallel group, and check whether one of them is faulty",
                   differs->unit, model_.units[differs->unit].name, differs->first_rank,
                   differs->rank));
 }
@@ -267,7 +272,7 @@ bool EngineImpl::makes_step(const GroupStep& group) const {
          (sgd || (group.dampening == 0 && !group.nesterov));
 }
 
-/// Every parameter has a group's settings, and they make a step.
+/// Whether every parameter has the settings of a group, and all settings are valid.
 bool EngineImpl::groups_fit(const StepOptions& options) const {
   if (options.groups.empty()) return !config_.param_groups.empty() || group_count_ <= 1;
   return config_.param_groups.empty() && options.groups.size() == group_count_ &&
@@ -277,12 +282,14 @@ bool EngineImpl::groups_fit(const StepOptions& options) const {
 std::string EngineImpl::groups_text(const StepOptions& options) const {
   if (!config_.param_groups.empty()) {
     return fmt::format(
-        "{} groups of settings were given, but `param_groups` makes them: give a step none",
+        "{} groups of settings were given, but `param_groups` defines them already: give none to a "
+        "step",
         options.groups.size());
   }
   if (options.groups.size() != group_count_) {
-    return fmt::format("{} groups of settings were given, but the model has {}: give one for each",
-                       options.groups.size(), group_count_);
+    return fmt::format(
+        "{} groups of settings were given, but the model has {}: give settings for each group",
+        options.groups.size(), group_count_);
   }
   const auto bad =
       std::ranges::find_if(options.groups, [&](const GroupStep& g) { return !makes_step(g); });
@@ -291,38 +298,38 @@ std::string EngineImpl::groups_text(const StepOptions& options) const {
       is_lent() ? fmt::format("'{}'", model_.units[index].name) : fmt::format("group {}", index);
   return fmt::format(
       "no step can be made with the settings of {}: learning rate {:g}, betas {:g} and {:g}, eps "
-      "{:g}, decay {:g}, gradient scale {:g}, dampening {:g}{}: give finite ones, betas in [0, 1) "
-      "and an eps of at least 0; only sgd has dampening and nesterov",
+      "{:g}, decay {:g}, gradient scale {:g}, dampening {:g}{}: give finite numbers, betas in [0, "
+      "1) and an eps of at least 0; only sgd may have dampening and nesterov",
       whose, bad->learning_rate, bad->beta1, bad->beta2, bad->eps, bad->weight_decay,
       bad->grad_scale, bad->dampening, bad->nesterov ? ", nesterov" : "");
 }
 
-/// For a refusal of this rank's own: with the values.
+/// Describes this rank's own refusal, with the values.
 std::string EngineImpl::refusal_text(StepRefusal refusal, const StepOptions& options) const {
   const Betas betas = betas_of(options);
   switch (refusal) {
     case StepRefusal::kLearningRate:
-      return fmt::format("the learning rate is {}: give a finite one", options.learning_rate);
+      return fmt::format("the learning rate is {}: give a finite number", options.learning_rate);
     case StepRefusal::kBetas:
       return fmt::format("the betas are {:g} and {:g}: each must be at least 0 and less than 1",
                          betas.beta1, betas.beta2);
     case StepRefusal::kGroups: return groups_text(options);
     case StepRefusal::kLossScale:
-      return fmt::format("the loss scale is {:g}: give a positive, finite one",
+      return fmt::format("the loss scale is {:g}: give a positive, finite number",
                          options.loss_scale.value_or(0.0F));
     case StepRefusal::kBlob:
-      return fmt::format("the blob has {} bytes: the store holds at most {}", options.blob.size(),
-                         blob_bytes_max());
+      return fmt::format("the blob has {} bytes, but the store has room for only {}",
+                         options.blob.size(), blob_bytes_max());
     case StepRefusal::kAnnounced:
-      return "step() has another learning rate, other betas, other groups or another loss scale "
-             "than "
-             "prepare_step() announced: give both the same";
+      return "the learning rate, betas, groups or loss scale of step() differ from what "
+             "prepare_step() announced: give both calls the same";
     case StepRefusal::kNone: break;
   }
   return to_string(refusal);
 }
 
-/// The state is as before the step's first gradient, or the engine gives none of it out any more.
+/// Undoes the step, so that the state is as before the step's first gradient. If that fails, the
+/// engine ends and does not give out any state.
 Task<> EngineImpl::undo_step() {
   std::exception_ptr cause;
   try {
@@ -334,7 +341,7 @@ Task<> EngineImpl::undo_step() {
     begin_step();
     co_return;
   }
-  calls_->ended_step();  // from now on every call says why it cannot be made
+  calls_->ended_step();  // so that later calls throw the error with which the engine has ended
   const std::exception_ptr error = std::make_exception_ptr(undo_failed(cause));
   tell_ranks(error);
   cancel_.cancel(error);
@@ -353,13 +360,14 @@ Error EngineImpl::undo_failed(const std::exception_ptr& cause) const {
   } catch (const std::exception& error) {
     why = error.what();
   }
-  return {code, fmt::format("step {} was begun and could not be undone: {}. Memory now holds parts "
-                            "of two generations, so the engine gives none of it out; generation {} "
-                            "is whole in {}: close this engine and open the store again",
-                            generation_ + 1, why, durable_generation(), storage_->paths())};
+  return {code,
+          fmt::format("step {} was begun and could not be undone: {}. The state in memory is now a "
+                      "mixture of two generations, so this engine has ended. Generation {} is "
+                      "undamaged in {}: close this engine and open the store again",
+                      generation_ + 1, why, durable_generation(), storage_->paths())};
 }
 
-/// The next step makes generation_ + 1.
+/// Begins the step that makes generation_ + 1.
 void EngineImpl::begin_step() {
   guess_.reset();
   announced_.reset();
@@ -368,8 +376,8 @@ void EngineImpl::begin_step() {
   cache_->begin_generation(generation_);
 }
 
-/// What a step may bring, beside the engine's own header. A store made before there was room for
-/// the header holds that much less.
+/// Returns the largest blob that a step may have, without the engine's own header. A store of an
+/// earlier version has no room for the header, so it holds that much less.
 std::uint64_t EngineImpl::blob_bytes_max() const {
   if (!storage_->store) return config_.blob_bytes_max;
   const std::uint64_t head_bytes = line_record_ ? kBlobHeadBytes : sizeof(BlobHeader);

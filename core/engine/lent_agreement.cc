@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/lent_agreement.cc: the words of a step of lent gradients that is not made.
+// core/engine/lent_agreement.cc: the messages for a step with lent gradients that is not made.
 #include "core/engine/lent_agreement.h"
 
 #include <fmt/format.h>
@@ -30,20 +30,22 @@ std::optional<Error> lent_objection(std::span<const LentFacts> all, int own_rank
                                     const std::optional<Error>& refusal) {
   const LentFacts& own = all[static_cast<std::size_t>(own_rank)];
   const auto not_made = [&](ErrorCode code, const std::string& why) {
-    return Error(code, fmt::format("step {}: {}; nothing was updated, generation {} stands",
-                                   own.generation, why, own.generation - 1));
+    return Error(code,
+                 fmt::format("step {}: {}; nothing was updated, and generation {} is still current",
+                             own.generation, why, own.generation - 1));
   };
   if (refusal) return not_made(refusal->code(), refusal->what());
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const LentFacts& theirs = all[rank];
     if (theirs.refusal != 0) {
       return not_made(static_cast<ErrorCode>(theirs.refusal - 1),
-                      fmt::format("rank {} refused it: {}", rank, theirs.why.data()));
+                      fmt::format("rank {} refused the step: {}", rank, theirs.why.data()));
     }
     if (theirs.generation != own.generation) {
-      return not_made(ErrorCode::kInvalidArgument,
-                      fmt::format("rank {} makes step {}: every rank must make the same calls",
-                                  rank, theirs.generation));
+      return not_made(
+          ErrorCode::kInvalidArgument,
+          fmt::format("rank {} makes step {} instead: every rank must make the same calls", rank,
+                      theirs.generation));
     }
     if (theirs.options != own.options) {
       return not_made(ErrorCode::kInvalidArgument,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/record_copies.cc: who has what, and who gives what to whom.
+// core/engine/record_copies.cc: finds out which ranks have which records, and which rank gives
+// which record to which other.
 #include "core/engine/record_copies.h"
 
 #include <algorithm>
@@ -11,16 +12,18 @@
 namespace ziggurat {
 namespace {
 
-/// Chunks that ranks compare at a time: 8 bytes each, from every member.
+/// The number of chunks that ranks compare at a time; each takes 8 bytes from every member.
 constexpr std::size_t kComparedAtOnce = 4096;
 
-/// What a member says of a chunk: the record that its table expects, and whether it has it.
+/// A member's claim about a chunk: a hash of the record that its table expects, whose lowest bit
+/// says whether the member has that record undamaged.
 constexpr std::uint64_t kHasIt = 1;
 std::uint64_t claim(const StateStore::Expected& expected, bool whole) {
   return (mix_seed(expected.seed, expected.hash) & ~kHasIt) | (whole ? kHasIt : 0);
 }
 
-/// The first member that has what `to` lacks. `claims`: one of each member.
+/// Returns the first member that has the record which `to` lacks. `claims` has one claim from each
+/// member.
 std::optional<int> giver(std::span<const std::uint64_t> claims, std::size_t to) {
   const auto found = std::ranges::find(claims, claims[to] | kHasIt);
   if (found == claims.end()) return std::nullopt;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/state_service.cc: requests and answers.
+// core/engine/state_service.cc: sends and serves requests, and answers them.
 #include "core/engine/state_service.h"
 
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ std::span<std::byte> bytes_of(Message& message) {
   return std::as_writable_bytes(std::span(&message, 1));
 }
 
-/// A name's length, its count and itself, one piece after the other.
+/// Packs pieces one after another, each as the length of its name, its count and its name.
 std::vector<std::byte> packed(const std::vector<LentEngine::Piece>& pieces) {
   std::vector<std::byte> bytes;
   const auto append = [&](const void* from, std::size_t size_bytes) {
@@ -60,14 +60,14 @@ struct StateService::Request {
   Kind kind = Kind::kRead;
   std::uint64_t piece = 0;
   std::uint64_t state = 0;
-  std::uint64_t number = 0;  ///< kRead: the generation; kClosed: the steps
+  std::uint64_t number = 0;  ///< for kRead the generation, for kClosed the number of steps
 };
 
-/// Before `count` values, or in place of them.
+/// The head of an answer, which is followed by `count` values, or by none if it is a refusal.
 struct StateService::Answer {
   std::uint64_t count = 0;
-  std::uint64_t refusal = 0;     ///< 0: none; else 1 more than its ErrorCode
-  std::array<char, 1008> why{};  ///< as much as fits, ending in a zero
+  std::uint64_t refusal = 0;     ///< 0 if there is none; else 1 more than the refusal's ErrorCode
+  std::array<char, 1008> why{};  ///< the words of the refusal, cut to fit, ending in a zero
 };
 
 StateService::StateService(CancelScope& cancel, Reactor& reactor, Communicator& ranks,
@@ -81,7 +81,8 @@ StateService::StateService(CancelScope& cancel, Reactor& reactor, Communicator& 
     peers_.push_back(std::make_unique<Peer>(reactor));
 }
 
-/// Texts of several lengths, as long as the longest.
+/// Exchanges the pieces. Their texts have different lengths, so all are sent with the length of the
+/// longest.
 Task<> StateService::open() {
   requests_->on_send([this](int from) { hear(from); });
   std::vector<std::byte> own = packed(served_.pieces);
@@ -110,11 +111,10 @@ Task<> StateService::read(int rank, std::uint64_t piece, std::uint64_t state,
                           std::uint64_t generation, std::span<float> values) {
   co_await until_heard(peer(rank));
   if (peer(rank).closed) {
-    throw Error(
-        ErrorCode::kUnavailable,
-        fmt::format(
-            "rank {} has closed its engine, so its pieces are gone: read them before it does",
-            rank));
+    throw Error(ErrorCode::kUnavailable,
+                fmt::format("rank {} has closed its engine, so its pieces cannot be read any more: "
+                            "read them before the rank closes its engine",
+                            rank));
   }
   Request request{.piece = piece, .state = state, .number = generation};
   co_await requests_->send(bytes_of(request), rank);
@@ -141,7 +141,8 @@ int StateService::closed_rank() const {
   return found == peers_.end() ? -1 : static_cast<int>(found - peers_.begin());
 }
 
-/// Received at once, so that whoever waits for `heard` knows all that was sent to it before.
+/// Receives a request at once, so that a coroutine that waits for `heard` knows everything that was
+/// sent before.
 void StateService::hear(int from) {
   Peer& its = peer(from);
   if (its.coming++ == 0) its.heard.reset();
@@ -179,15 +180,17 @@ Task<> StateService::answer(int from, const Request& request) {
   if (refused) co_await refuse(from, *refused);
 }
 
-/// All ranks agree on each step, and the one that asks is not in it: so the state stays that of the
-/// generation which it has, and which this rank may be about to have.
+/// Gives the values of a piece. All ranks must take part in each step, and the rank that asks is
+/// not in one. So the state stays at that rank's generation, which this rank has reached or is
+/// about to reach.
 Task<> StateService::give(int from, const Request& request) {
   while (generation_ < request.number && !closing_) {
     made_.reset();
     co_await made_.wait();
   }
   if (closing_)
-    throw Error(ErrorCode::kUnavailable, "it is closing its engine, so its pieces are gone");
+    throw Error(ErrorCode::kUnavailable,
+                "this rank is closing its engine, so its pieces cannot be read any more");
   const Give send = [this, from](std::span<const float> values) -> Task<> {
     Answer head{.count = values.size()};
     co_await answers_->send(bytes_of(head), from);
@@ -207,7 +210,8 @@ Task<> StateService::until_heard(Peer& peer) {
   while (peer.coming > 0) co_await peer.heard.wait();
 }
 
-/// Nothing, where it has closed too: whoever hears first has been heard.
+/// Tells a rank that this one closes, unless that rank has closed too: then it has been told
+/// already, or needs no message.
 Task<> StateService::tell_closed(int rank, std::uint64_t steps) {
   co_await until_heard(peer(rank));
   if (peer(rank).closed) co_return;
@@ -224,7 +228,7 @@ Task<> StateService::close(std::uint64_t steps) {
   try {
     co_await serving_.wait_idle();
   } catch (const std::exception&) {
-    // The ranks have failed: nobody is left to hear.
+    // The ranks have failed, so no rank is left to be told.
   }
   requests_->on_send({});
   requests_.reset();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/step_agreement.cc: the words of a refused step.
+// core/engine/step_agreement.cc: the messages for a step that a rank refuses.
 #include "core/engine/step_agreement.h"
 
 #include <fmt/format.h>
@@ -15,9 +15,9 @@ const char* to_string(StepRefusal refusal) {
     case StepRefusal::kNone: break;
     case StepRefusal::kLearningRate: return "its learning rate is not finite";
     case StepRefusal::kBetas: return "its betas are not in [0, 1)";
-    case StepRefusal::kGroups: return "its groups are not those of its model";
+    case StepRefusal::kGroups: return "its groups of settings do not fit its model";
     case StepRefusal::kLossScale: return "its loss scale is not positive and finite";
-    case StepRefusal::kBlob: return "its blob is larger than the store holds";
+    case StepRefusal::kBlob: return "its blob is larger than the store has room for";
     case StepRefusal::kAnnounced: return "its step() differs from its prepare_step()";
   }
   return "nothing";
@@ -40,7 +40,7 @@ std::uint64_t options_hash(const StepOptions& options) {
 std::optional<std::string> objection(const StepFacts& theirs, int rank, const StepFacts& own,
                                      int own_rank) {
   if (theirs.refusal != StepRefusal::kNone)
-    return fmt::format("rank {} refused it: {}", rank, to_string(theirs.refusal));
+    return fmt::format("rank {} refused the step: {}", rank, to_string(theirs.refusal));
   const char* differs = nullptr;
   if (theirs.generation != own.generation) {
     differs = "makes another generation";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/storage.cc: directories to drives: two on one block device share a ring.
+// core/engine/storage.cc: finds the drives of directories. Directories on the same block device
+// share a ring.
 #include "core/engine/storage.h"
 
 #include <fmt/format.h>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kPageBytes = 4096;
 
-/// The block device under `path`, which is made if need be.
+/// Makes the directory `path` if it does not exist, and returns its block device.
 dev_t made_directory(const std::string& path) {
   std::error_code failure;
   std::filesystem::create_directories(path, failure);

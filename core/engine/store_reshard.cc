@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/store_reshard.cc: the new ranks are coroutines that meet on one reactor.
+// core/engine/store_reshard.cc: converts a store. Each new rank is a coroutine, and all of them
+// exchange on one reactor.
 #include "core/engine/store_reshard.h"
 
 #include <fmt/format.h>
@@ -28,7 +29,7 @@
 namespace ziggurat {
 namespace {
 
-/// Each rank's place in `target`. Errors: kInvalidArgument, with the arithmetic.
+/// Returns each rank's place in `target`. Errors: kInvalidArgument, with the arithmetic.
 std::vector<Sharding> shardings(const StoreReshard::Target& target) {
   EngineConfig config;
   config.tensor_parallel = target.tensor_parallel;
@@ -43,7 +44,8 @@ std::vector<Sharding> shardings(const StoreReshard::Target& target) {
   return all;
 }
 
-/// One layout for all ranks: chunks that suit each of them, with everything on NVMe.
+/// Returns the chunk size for all ranks: the smallest that suits any of them, with everything on
+/// NVMe.
 std::uint64_t smallest_chunk_tiles(const ModelSpec& part, const StateKind& state,
                                    const std::vector<Sharding>& cut, std::uint64_t host_bytes) {
   const Placement placement{.params = Tier::kNvme, .grads = Tier::kNvme, .optimizer = Tier::kNvme};
@@ -60,7 +62,7 @@ std::uint64_t smallest_chunk_tiles(const ModelSpec& part, const StateKind& state
   return tiles;
 }
 
-/// Throws what came first of a rank itself, not what followed from it.
+/// Throws the first error that a rank had itself, not one that followed from another rank's.
 void rethrow_first(std::vector<std::exception_ptr> errors) {
   std::ranges::stable_partition(errors, [](const std::exception_ptr& error) {
     return error && !followed_from_another(error);
@@ -101,8 +103,8 @@ class StoreReshard::Impl {
   Runtime& runtime_;
   std::vector<StoreDirectory> store_;
   SelfCommunicator alone_;
-  std::unique_ptr<Storage> storage_;      // of the old store's directories
-  std::unique_ptr<Storage> new_storage_;  // of the new one's
+  std::unique_ptr<Storage> storage_;      // the old store's directories
+  std::unique_ptr<Storage> new_storage_;  // the new store's directories
   std::unique_ptr<StoredState> stored_;
   std::optional<StoreSuccession> succession_;
   std::optional<Meeting> meeting_;
@@ -122,7 +124,7 @@ Task<> StoreReshard::Impl::open() {
   for (const StoreDirectory& directory : store_) {
     struct ::stat about {};
     if (::stat(directory.path.c_str(), &about) == 0) continue;
-    throw system_error(errno, fmt::format("{}: there is no store", directory.path));
+    throw system_error(errno, fmt::format("there is no store in {}", directory.path));
   }
   storage_ = Storage::open(runtime_, alone_, store_);
   succession_.emplace(runtime_.reactor, storage_->places);
@@ -166,7 +168,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   if (is_so_already(ChunkTable(part, tiles, state, cut.front()))) co_return result;
   const std::vector<std::size_t> order = succession_->order();
   succession_->lock_old();
-  co_await look();  // its owner may have made a step before the lock
+  co_await look();  // the store's owner may have made a step before the lock
   std::exception_ptr failure;
   try {
     for (const Sharding& its : cut) {
@@ -197,7 +199,7 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   ranks_.clear();
   if (failure) {
     new_storage_.reset();
-    succession_.emplace(runtime_.reactor, storage_->places);  // the locks are given back
+    succession_.emplace(runtime_.reactor, storage_->places);  // returns the locks
     co_await succession_->recover();
     std::rethrow_exception(failure);
   }
@@ -206,8 +208,8 @@ Task<StoreReshard::Result> StoreReshard::Impl::run(const Target& target) {
   co_return result;
 }
 
-/// Both stores are there for a while. Of several directories each has its part, which create()
-/// reserves before anything is written.
+/// Throws if there is no room for both stores at the same time. This checks only the sum over all
+/// directories; create() reserves each directory's part before anything is written.
 void StoreReshard::Impl::require_space() const {
   std::uint64_t needed = 0;
   for (const Rank& rank : ranks_) needed += rank.builder->file_bytes();
@@ -239,7 +241,7 @@ Task<> StoreReshard::Impl::build(const Target& target) {
   co_await each_rank(sealing);
 }
 
-/// `work` of every rank at once, since they meet in it.
+/// Does `work` for all ranks at once, because they exchange in it.
 Task<> StoreReshard::Impl::each_rank(const std::function<Task<>(std::size_t rank)>& work) {
   std::vector<std::exception_ptr> errors(ranks_.size());
   WorkGroup group(runtime_.reactor);
@@ -249,7 +251,7 @@ Task<> StoreReshard::Impl::each_rank(const std::function<Task<>(std::size_t rank
         co_await std::move(its);
       } catch (...) {
         error = std::current_exception();
-        meeting.lose(error);  // nobody may wait for a rank that has given up
+        meeting.lose(error);  // no other rank may wait for a rank that has failed
       }
     }(work(rank), *meeting_, errors[rank]));
   }
@@ -275,8 +277,8 @@ Task<> StoreReshard::Impl::create(std::size_t rank) {
   co_await std::move(creating);
 }
 
-/// In the order of ranks, so that what is read of the old store is read once, as far as it is cut
-/// alike.
+/// Makes all records, in the order of ranks. If the old store is divided in the same way, each part
+/// of it is then read only once.
 Task<> StoreReshard::Impl::make_records(const Target& target) {
   struct Record {
     StoreBuilder* builder;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/engine/store_rounding.cc: from what is asked for, and what a store names.
+// core/engine/store_rounding.cc: decides on roundings from the requested ones and those that a
+// store records.
 #include "core/engine/store_rounding.h"
 
 #include <fmt/format.h>
@@ -12,15 +13,16 @@ namespace {
 void require_same(const char* setting, const std::optional<Rounding>& asked, Rounding stored) {
   if (!asked || *asked == stored) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the store was made with `{0}={1}`, but this run asks for {2}: leave "
-                          "`{0}` out, give another `store`, or `resume=never` to replace it",
+              fmt::format("the store was made with `{0}={1}`, but this run asks for {2}: leave out "
+                          "`{0}`, give another `store`, or set `resume=never` to replace this one",
                           setting, to_string(stored), to_string(*asked)));
 }
 
-/// Whether parameters are made of masters: in bf16 each is its own.
+/// Whether parameters are made from masters. In bf16 each parameter is its own master.
 bool rounds_params(StateFormat format) { return format != StateFormat::kBf16; }
 
-/// Nothing where nothing is drawn, whatever a run may say.
+/// Returns the roundings to be recorded; none if nothing is rounded with noise, whatever the config
+/// says.
 std::optional<Roundings> named(StateFormat format, const Roundings& rounding) {
   if (rounds_state(format) || rounding.params == Rounding::kStochastic) return rounding;
   return std::nullopt;
@@ -43,7 +45,7 @@ std::optional<Roundings> rounding_of_copy(const OptimizerConfig& config, const S
   OptimizerConfig its = config;
   if (of.rounding && !its.param_rounding) its.param_rounding = of.rounding->params;
   if (of.rounding && as_before && !its.state_rounding) its.state_rounding = of.rounding->state;
-  // Parameters that a format cannot round so.
+  // The split format cannot round parameters as the source did.
   if (its.state.format == StateFormat::kSplit) its.param_rounding = config.param_rounding;
   return rounding_of_new_store(its);
 }
@@ -53,7 +55,7 @@ Roundings rounding_of_store(const OptimizerConfig& config, const std::optional<R
     return {.state = config.state_rounding.value_or(Rounding::kNearest),
             .params = param_rounding(config)};
   }
-  // What a format does not round may be said as one likes: it changes nothing.
+  // A setting for values that the format does not round has no effect, so any is accepted.
   const StateFormat format = config.state.format;
   if (rounds_state(format)) require_same("state_rounding", config.state_rounding, named->state);
   if (rounds_params(format)) require_same("param_rounding", config.param_rounding, named->params);

@@ -150,7 +150,7 @@ TEST(DividedRecords, SaysWhatStaysWhere) {
   EXPECT_THAT(rig.engine->description(),
               AllOf(Contains(AllOf(HasSubstr("records stay: "), HasSubstr(" on the device, "),
                                    HasSubstr(" in host memory"))),
-                    Contains(HasSubstr("every 5 steps (durable_every_steps)"))));
+                    Contains(HasSubstr("one step in 5 (durable_every_steps)"))));
 }
 
 TEST(DividedRecords, RefusesStepsBetweenSealsWithoutASecondSlot) {

@@ -207,7 +207,7 @@ TEST(EngineOnTwoNodesNotes, SayWhereMemoryWorkersAndDrivesAreAndWhatWasRefused) 
       AllOf(Contains(HasSubstr("host memory: ")), Contains(HasSubstr(" MiB on NUMA node 1")),
             Contains(HasSubstr("chunks and ")),
             Contains(HasSubstr("the drive of " + first.path() + " is on NUMA node 0")),
-            Contains(HasSubstr("drive of " + second.path() + ": its NUMA node is not known"))));
+            Contains(HasSubstr("the NUMA node of the drive of " + second.path() + " is unknown"))));
 }
 
 }  // namespace

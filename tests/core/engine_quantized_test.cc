@@ -232,11 +232,11 @@ TEST(EngineQuantizedOpen, SaysHowFarOffEachValueMayBe) {
     EXPECT_THAT(
         rig.engine->description(),
         ::testing::IsSupersetOf(
-            {HasSubstr("parameters travel between ranks in 8 bits: each within 0.40 % of the "
-                       "largest of its block of 256"),
-             HasSubstr("gradients travel between ranks in 4 bits: each within 7.15 % of the "
-                       "largest of its block of 256; rounded between the 2 ranks of a node, "
-                       "and their sums again between 2 nodes")}));
+            {HasSubstr("parameters travel between ranks in 8 bits: each value is within 0.40 % of "
+                       "the largest in its block of 256"),
+             HasSubstr("gradients travel between ranks in 4 bits: each value is within 7.15 % of "
+                       "the largest in its block of 256; they are rounded between the 2 ranks of a "
+                       "node, and their sums again between 2 nodes")}));
     rig.engine->make_durable();
   });
   expect_none(errors);

@@ -184,7 +184,7 @@ TEST(Engine, ANormThatIsNotFiniteUpdatesNothingAndLeavesTheLastGeneration) {
     const Error error =
         error_of([&] { rig.engine->step({.learning_rate = kLearningRate, .blob = {}}); });
     EXPECT_EQ(error.code(), ErrorCode::kNotFinite);
-    EXPECT_THAT(error.what(), HasSubstr("generation 1 stands: skip the step"));
+    EXPECT_THAT(error.what(), HasSubstr("generation 1 is still current: skip the step"));
   }
   Rig rig(model, config);
   EXPECT_EQ(rig.engine->generation(), 1U);

@@ -133,7 +133,8 @@ TEST_P(EngineVerdict, OfABadStepUndoesItAndTrainingGoesOn) {
   }
   const auto expect_undone = [&](Engine& engine, std::uint64_t step, Bad bad, int rank) {
     SCOPED_TRACE(words_of(bad, rank));
-    const std::string stands = fmt::format("nothing was updated, generation {} stands", step);
+    const std::string stands =
+        fmt::format("nothing was updated, and generation {} is still current", step);
     try {
       spoiled_step(engine, model_, step, bad, rank);
       ADD_FAILURE() << "rank " << rank << " made it";
@@ -308,7 +309,7 @@ TEST(EngineVerdictFailure, ToUndoAStepIsSaidByEveryCallAndTheDurableGenerationIs
         ADD_FAILURE() << call << " gave something out";
       } catch (const Error& error) {
         EXPECT_THAT(error.what(), HasSubstr("could not be undone")) << call;
-        EXPECT_THAT(error.what(), HasSubstr("generation 1 is whole in")) << call;
+        EXPECT_THAT(error.what(), HasSubstr("Generation 1 is undamaged in")) << call;
         EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("nothing was updated"))) << call;
       }
     };

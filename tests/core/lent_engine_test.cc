@@ -245,10 +245,12 @@ TEST_F(LentCalls, RefuseParametersThatAreNotTheModels) {
   EXPECT_THAT(with(params), HasSubstr("2 parameters are lent, but the model has 3 units"));
   params = trainer_.lent();
   params[1] = params[1].subspan(0, 104);
-  EXPECT_THAT(with(params), HasSubstr("'unit1': 104 elements of fp32 are lent, but it has 105"));
+  EXPECT_THAT(with(params),
+              HasSubstr("'unit1': 104 elements of fp32 are lent, but the unit has 105"));
   params = trainer_.lent();
   params[1] = {DType::kBFloat16, params[1].bytes.first(210)};
-  EXPECT_THAT(with(params), HasSubstr("105 elements of bf16 are lent, but it has 105 of fp32"));
+  EXPECT_THAT(with(params),
+              HasSubstr("105 elements of bf16 are lent, but the unit has 105 of fp32"));
 }
 
 TEST_F(LentCalls, RefuseThoseOfTrainersWhoseGradientsAreTheEngines) {
@@ -277,7 +279,7 @@ TEST_F(LentCalls, RefuseAStepThatIsNoneAndGoOn) {
   EXPECT_THAT(step(gradients), HasSubstr("2 gradients were given for 3 units"));
   gradients = good;
   gradients[2] = gradients[2].subspan(0, 19'999);
-  EXPECT_THAT(step(gradients), HasSubstr("19999 elements were given, but it has 20000"));
+  EXPECT_THAT(step(gradients), HasSubstr("19999 elements were given, but the unit has 20000"));
   for (const float wrong :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     groups[1].grad_scale = wrong;
@@ -347,7 +349,7 @@ TEST_F(LentCalls, MoveAUnitOnlyToMemoryThatHoldsIt) {
   const auto engine = open(config_of(kUsual, Where::kNvme, directory_));
   TypedArray moved = trainer_.params[2];
   EXPECT_THAT(refusal([&] { engine->lend_params(2, moved.span().subspan(0, 9)); }),
-              HasSubstr("9 elements were given, but it has 20000"));
+              HasSubstr("9 elements were given, but the unit has 20000"));
   TypedArray narrow(DType::kBFloat16, moved.count());
   EXPECT_THAT(refusal([&] { engine->lend_params(2, narrow.span()); }),
               HasSubstr("the parameter is fp32, but the memory is bf16"));

@@ -171,9 +171,10 @@ TEST(LentRanksRefusal, OfOneIsEveryRanksAndChangesNothing) {
                                     const StepOptions& options) {
       const Error error = thrown_by([&] { rank.engine.step(gradients, options); });
       EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr(rank.number == 1 ? "" : "rank 1 refused it"), HasSubstr(why),
-                        HasSubstr("nothing was updated, generation 1 stands")));
+      EXPECT_THAT(
+          error.what(),
+          AllOf(HasSubstr(rank.number == 1 ? "" : "rank 1 refused the step"), HasSubstr(why),
+                HasSubstr("nothing was updated, and generation 1 is still current")));
       EXPECT_EQ(rank.engine.generation(), 1U);
       EXPECT_TRUE(rank.trainer.same()) << "rank " << rank.number;
     };
@@ -219,7 +220,7 @@ TEST(LentRanksAgreement, NamesTheRankThatMakesAnotherStep) {
   const Error longest(ErrorCode::kUnimplemented, std::string(4000, 'x'));
   all[1] = lent_facts(7, options, false, longest);
   EXPECT_EQ(lent_objection(all, 0, {})->code(), ErrorCode::kUnimplemented);
-  EXPECT_THAT(lent_objection(all, 0, {})->what(), HasSubstr("rank 1 refused it: xxx"));
+  EXPECT_THAT(lent_objection(all, 0, {})->what(), HasSubstr("rank 1 refused the step: xxx"));
   EXPECT_THAT(lent_objection(all, 1, longest)->what(), HasSubstr(longest.what()));
 }
 

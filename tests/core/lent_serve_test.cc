@@ -193,9 +193,9 @@ TEST(LentServeRanks, RefuseWhatIsNotThere) {
     EXPECT_THAT(refused(2, "unit1", "master"),
                 HasSubstr("there is no rank 2 among 2 ranks: give 0 to 1"));
     EXPECT_THAT(refused(-1, "unit1", "master"), HasSubstr("rank -1"));
-    EXPECT_THAT(refused(1, "unit1", "master"), HasSubstr("it has nothing of that name"));
+    EXPECT_THAT(refused(1, "unit1", "master"), HasSubstr("the rank has no piece of that name"));
     EXPECT_THAT(refused(1, "unit2", "master"),
-                HasSubstr("105 elements were asked for, but it has 16384 there"));
+                HasSubstr("105 elements were asked for, but the piece has 16384"));
     values.resize(16'384);
     EXPECT_THAT(refused(1, "unit2", "sum"), HasSubstr("is master, exp_avg, exp_avg_sq"));
     values.resize(105);

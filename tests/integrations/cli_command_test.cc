@@ -258,7 +258,7 @@ TEST(CliCommand, SeveralDirectoriesAreOneStoreInAnyOrder) {
   };
   const Output first = train(2, a + "," + b);
   ASSERT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_THAT(first.out, HasSubstr("of records in " + b));
+  EXPECT_THAT(first.out, HasSubstr("of records are in " + b));
   const Output rest = train(4, b + "," + a);
   ASSERT_EQ(rest.exit_code, 0) << rest.err;
   auto bits = loss_bits(first.out);

@@ -112,7 +112,7 @@ TEST_F(CliRanks, ShowHowQuantizedExchangesGoAndRefuseWhatMakesNone) {
   const Output output =
       run("store", 2, {"--nproc", "2", "--zero-stage", "3", "--quantized-gradients", "8"});
   EXPECT_THAT(output.out,
-              HasSubstr("gradients travel between ranks in 8 bits: each within 0.40 %"));
+              HasSubstr("gradients travel between ranks in 8 bits: each value is within 0.40 %"));
   EXPECT_THAT(output.out, HasSubstr("gradients between them in 8 bits"));
   const auto refusal = [&](const Arguments& more) {
     const Output refused = ziggurat(folder_.path(), tiny_train(folder_, "none", 2) + more);

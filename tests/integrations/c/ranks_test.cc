@@ -304,7 +304,7 @@ TEST(CRanks, StepTogetherAndResumeTogether) {
     const std::string words = refusal(ZIGGURAT_INVALID_ARGUMENT, [&] { engine.step({wrong}); });
     EXPECT_THAT(words, AllOf(HasSubstr("step 2"),
                              HasSubstr("no step can be made with the settings of 'part'")));
-    EXPECT_THAT(words, HasSubstr(rank == 0 ? "rank 1 refused it" : "learning rate inf"));
+    EXPECT_THAT(words, HasSubstr(rank == 0 ? "rank 1 refused the step" : "learning rate inf"));
     EXPECT_THAT(refusal(ZIGGURAT_INVALID_ARGUMENT,
                         [&] {
                           engine.step(rank == 1 ? std::vector{sgd, sgd} : std::vector{sgd});

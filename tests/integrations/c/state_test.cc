@@ -389,9 +389,10 @@ TEST_F(CState, RefusesWhatAParameterDoesNotHave) {
 
   std::vector<float> values(static_cast<std::size_t>(kCounts[1]));
   ziggurat_memory memory = memory_of(values);
-  EXPECT_REFUSED(ziggurat_read_state(opened.engine, 1, "sum", &memory),
-                 "read_state('second', 'sum'): there is no such array: the state of adamw is "
-                 "master, exp_avg, exp_avg_sq");
+  EXPECT_REFUSED(
+      ziggurat_read_state(opened.engine, 1, "sum", &memory),
+      "read_state('second', 'sum'): there is no such array: the state of adamw consists of "
+      "master, exp_avg, exp_avg_sq");
   EXPECT_REFUSED(ziggurat_write_state(opened.engine, 1, "step", &memory), "write_state('second'");
   EXPECT_REFUSED(ziggurat_read_state(opened.engine, 0, "master", &memory), "105 elements");
   EXPECT_REFUSED(ziggurat_read_state(opened.engine, 2, "master", &memory), "parameter 2");

@@ -288,7 +288,7 @@ def test_a_group_that_makes_no_step_is_refused_at_the_step(change):
     step_alike((ours, theirs), (optimizer, expected), 1)
     before = dict(optimizer.param_groups[0])
     optimizer.param_groups[0].update(change)
-    with pytest.raises(ziggurat.InvalidArgument, match="generation 1 stands"):
+    with pytest.raises(ziggurat.InvalidArgument, match="generation 1 is still current"):
         optimizer.step()
     optimizer.param_groups[0].update(before)
     step_alike((ours, theirs), (optimizer, expected), 2)

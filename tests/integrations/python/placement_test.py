@@ -173,7 +173,7 @@ def test_a_state_takes_what_the_engine_says(layers, name, state_format):
     expected = optimizer._state_bytes(model.parameters())
     optimizer.open()
     assert optimizer.engine.figures()["host_used_bytes"] == pytest.approx(expected, rel=0.03)
-    (per_param,) = re.findall(r"([0-9.]+) bytes a parameter", optimizer.engine.describe())
+    (per_param,) = re.findall(r"([0-9.]+) bytes per parameter", optimizer.engine.describe())
     master, moment = _placement._BYTES[state_format]
     moments = len(optimizer.engine.state_names()) - 1
     assert float(per_param) == pytest.approx(master + moments * moment, rel=1e-4)

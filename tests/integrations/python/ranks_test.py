@@ -113,7 +113,7 @@ def steps(rank: int, world_size: int, port: int, store: str) -> None:
     try:
         engine.step([ziggurat.GroupStep(lr=float("nan"))] if rank == 1 else [good])
     except ziggurat.InvalidArgument as refused:
-        assert ("rank 1 refused it" in str(refused)) == (rank != 1), refused
+        assert ("rank 1 refused the step" in str(refused)) == (rank != 1), refused
     else:
         raise AssertionError("the step was made")
     engine.make_durable()
