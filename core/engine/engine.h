@@ -102,10 +102,11 @@ struct SaveOutcome {
 
 struct StepOptions {
   float learning_rate = 0;
-  /// The betas of this step, instead of EngineConfig::optimizer's. std::optional<Betas> betas =
-  /// std::nullopt; The trainer's own groups, one for each ParamSpec::group, given again in each
-  /// step. They replace the two members above and EngineConfig::optimizer's settings. Must not be
-  /// used together with EngineConfig::param_groups.
+  /// The betas of this step, instead of EngineConfig::optimizer's.
+  std::optional<Betas> betas = std::nullopt;
+  /// The trainer's own groups, one for each ParamSpec::group, given again in each step. They
+  /// replace the two members above and EngineConfig::optimizer's settings. Must not be used
+  /// together with EngineConfig::param_groups.
   std::span<const GroupStep> groups = {};
   /// The factor by which the trainer multiplied the loss (LossScaler::scale()); gradients are
   /// divided by it. If it is given, a norm that is not finite skips the step and is no error. So

@@ -26,8 +26,8 @@ void EngineImpl::read_blob(const StoreState& state) {
   const std::optional<UnwrappedBlob> its = unwrap_blob(state.blob);
   if (!its) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("store {}: the blob of generation {} has no header of this engine: "
-                            "give another `store`, or set `resume=never` to replace this one",
+                fmt::format("store {}: the blob of generation {} was not written by this engine, "
+                            "so the store cannot be resumed",
                             storage_->paths(), state.generation));
   }
   generation_ = its->generation;
