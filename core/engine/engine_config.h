@@ -37,7 +37,8 @@ struct OptimizerConfig {
   float beta1 = 0.9F;  ///< SGD: the momentum
   float beta2 = 0.95F;
   float eps = 1e-8F;
-  float weight_decay = 0.1F;  ///< decoupled in AdamW and Lion; the others add it to the gradient
+  /// Decoupled in AdamW and Lion; other optimizers add it to the gradient.
+  float weight_decay = 0.1F;
   /// Adagrad: the first value of the sums of squares in a new store. An existing store keeps its
   /// own.
   float initial_accumulator = 0;

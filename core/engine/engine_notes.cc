@@ -130,15 +130,15 @@ void EngineImpl::describe_quantization() {
   }
   if (!quantization.gradients()) return;
   const NodeGrid nodes = table_->sharding().nodes();
-  const std::string way =
-      nodes.within > 1 && nodes.nodes > 1
-          ? fmt::format("between the {} ranks of a node, and their sums again between {} nodes",
-                        nodes.within, nodes.nodes)
-          : "once";
-  notes_.push_back(fmt::format("gradients travel between ranks in {} bits: {}; they are rounded {}",
-                               quantization.gradient_bits,
-                               within(static_cast<QuantizedBits>(quantization.gradient_bits)),
-                               way));
+  const std::string way = nodes.within > 1 && nodes.nodes > 1
+                              ? fmt::format(
+                                    "they are rounded between the {} ranks of a node, and their "
+                                    "sums are rounded again between {} nodes",
+                                    nodes.within, nodes.nodes)
+                              : "they are rounded once";
+  notes_.push_back(
+      fmt::format("gradients travel between ranks in {} bits: {}; {}", quantization.gradient_bits,
+                  within(static_cast<QuantizedBits>(quantization.gradient_bits)), way));
 }
 
 /// Describes among how many ranks the state is divided, and how much of it is padding.

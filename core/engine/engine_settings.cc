@@ -79,22 +79,20 @@ std::vector<SettingOf<EngineConfig>> optimizer_table() {
                 .help = "how the optimizer's state is kept: fp32, bf16-moments, 8bit (moments), "
                         "split (fp32's bits, fewer bytes read) or bf16",
                 .at_resume = AtResume::kFixed}),
-      In::word(
-          "state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
-          rounding_names(),
-          {.values = "nearest|stochastic",
-           .help =
-               "rounding of moments and masters that are kept in bf16 (state formats bf16-moments "
-               "and bf16), for a store's life; default: stochastic in a new store"}),
+      In::word("state_rounding", [](auto& c) -> auto& { return c.optimizer.state_rounding; },
+               rounding_names(),
+               {.values = "nearest|stochastic",
+                .help = "rounding of moments and masters that are kept in bf16 (state formats "
+                        "bf16-moments and bf16); fixed when a store is made; default: stochastic"}),
       In::word("param_rounding", [](auto& c) -> auto& { return c.optimizer.param_rounding; },
                rounding_names(),
                {.values = "nearest|stochastic",
-                .help = "rounding of bf16 parameters from fp32 masters, for a store's life; "
-                        "default: nearest; not stochastic with split"}),
+                .help = "rounding of bf16 parameters from fp32 masters; fixed when a store is "
+                        "made; default: nearest; split allows only nearest"}),
       both_roundings(),
       betas(),
       In::number("eps", [](auto& c) -> auto& { return c.optimizer.eps; }, {.min = 0, .max = 1},
-                 {.values = "X", .help = "number added to what the optimizer divides by"}),
+                 {.values = "X", .help = "small number that the optimizer adds to its divisor"}),
       In::number("weight_decay", [](auto& c) -> auto& { return c.optimizer.weight_decay; },
                  {.min = 0, .max = 100},
                  {.values = "X",
@@ -143,8 +141,8 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
                  [](const Placement& placement) { return to_string(placement); },
                  {.values = "WHERE",
                   .help = "tier (device, host, nvme) of each class of state, or all=TIER; "
-                          "optimizer=device:2GiB,host:8GiB,nvme divides its records; auto: as the "
-                          "budgets allow",
+                          "optimizer=device:2GiB,host:8GiB,nvme divides its records; auto: chosen "
+                          "from the budgets",
                   .agreed_text =
                       [](const EngineConfig& c) {
                         return std::string(to_string(c.placement.optimizer));
@@ -160,7 +158,7 @@ std::vector<SettingOf<EngineConfig>> memory_table() {
       In::integer("max_reuse_distance", &EngineConfig::max_reuse_distance, kElementsOrNone,
                   {.values = "ELEMENTS",
                    .help = "a released unit stays on the device if at most this many elements of "
-                           "others are used before it is used again"}),
+                           "other units are used before it is used again"}),
       In::integer("param_persistence_threshold", &EngineConfig::param_persistence_threshold,
                   kElementsOrNone,
                   {.values = "ELEMENTS",
@@ -221,7 +219,8 @@ std::vector<SettingOf<EngineConfig>> ranks_table() {
       // The value from a rank's launcher matters only if exchanges are quantized.
       In::integer("ranks_per_node", &EngineConfig::ranks_per_node, kRanks,
                   {.values = "P",
-                   .help = "ranks on one machine, for quantized exchanges; 0: as the launcher says",
+                   .help = "number of ranks on one machine, for quantized exchanges; 0: the number "
+                           "that the launcher gives",
                    .agreed_text =
                        [](const EngineConfig& c) {
                          return c.quantization.any() ? std::to_string(c.ranks_per_node) : "";

@@ -13,12 +13,12 @@ namespace ziggurat {
 const char* to_string(StepRefusal refusal) {
   switch (refusal) {
     case StepRefusal::kNone: break;
-    case StepRefusal::kLearningRate: return "its learning rate is not finite";
-    case StepRefusal::kBetas: return "its betas are not in [0, 1)";
-    case StepRefusal::kGroups: return "its groups of settings do not fit its model";
-    case StepRefusal::kLossScale: return "its loss scale is not positive and finite";
-    case StepRefusal::kBlob: return "its blob is larger than the store has room for";
-    case StepRefusal::kAnnounced: return "its step() differs from its prepare_step()";
+    case StepRefusal::kLearningRate: return "the learning rate is not finite";
+    case StepRefusal::kBetas: return "the betas are not in [0, 1)";
+    case StepRefusal::kGroups: return "the groups of settings do not fit the model";
+    case StepRefusal::kLossScale: return "the loss scale is not positive and finite";
+    case StepRefusal::kBlob: return "the blob is larger than the store has room for";
+    case StepRefusal::kAnnounced: return "step() has other options than prepare_step()";
   }
   return "nothing";
 }
@@ -41,17 +41,23 @@ std::optional<std::string> objection(const StepFacts& theirs, int rank, const St
                                      int own_rank) {
   if (theirs.refusal != StepRefusal::kNone)
     return fmt::format("rank {} refused the step: {}", rank, to_string(theirs.refusal));
-  const char* differs = nullptr;
   if (theirs.generation != own.generation) {
-    differs = "makes another generation";
-  } else if (theirs.options != own.options) {
-    differs = "has another learning rate, other betas, other groups or another loss scale";
-  } else if (theirs.order != own.order) {
-    differs = "used the units in another order";
+    return fmt::format(
+        "rank {} makes another generation than rank {}: every rank must make the same calls", rank,
+        own_rank);
   }
-  if (differs == nullptr) return {};
-  return fmt::format("rank {} {} than rank {}: every rank must make the same calls", rank, differs,
-                     own_rank);
+  if (theirs.options != own.options) {
+    return fmt::format(
+        "rank {} has another learning rate, other betas, other groups or another loss scale than "
+        "rank {}: every rank must make the same calls",
+        rank, own_rank);
+  }
+  if (theirs.order != own.order) {
+    return fmt::format(
+        "rank {} used the units in another order than rank {}: every rank must make the same calls",
+        rank, own_rank);
+  }
+  return {};
 }
 
 }  // namespace ziggurat

@@ -236,13 +236,13 @@ std::string DevicePlan::text() const {
     list += fmt::format("{}{} {}", list.empty() ? "" : ", ", what, format_bytes(size_bytes));
   };
   add("activations", trainer_bytes);
-  add("parameters placed there", home_bytes);
-  add("optimizer state placed there", record_bytes);
-  add("gradients placed there", gradient_bytes);
+  add("parameters on the device", home_bytes);
+  add("optimizer state on the device", record_bytes);
+  add("gradients on the device", gradient_bytes);
   add("staging of updates", staging_bytes);
   add("accumulators", accumulator_bytes + other_accumulator_bytes);
   add("parameters in use", in_use_bytes);
-  add("between them", slack_bytes);
+  add("fragmentation", slack_bytes);
   return list;
 }
 

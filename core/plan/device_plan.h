@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/plan/device_plan.h: divides the device budget before anything is allocated.
 //
-//   budget = what the trainer takes (activations, workspace)
-//          + state placed there: parameters, records, all gradients (with clipping none can go
-//            before the last has come)
-//          + staging of gradients and parameters that live elsewhere, for records that the device
-//            updates
-//          + one fp32 accumulator of the largest unit that is set aside, or two where they fit
-//          + accumulators of units that no set-aside one serves (GradientFlow), as many as are out
-//            at once
-//          + parameters in use, where they are not at home there whole: at least those that the
-//            trainer uses at once, at most all
+//    budget = the trainer's memory (activations, workspace)
+//           + state placed on the device: parameters, records, gradients (all of them, because with
+//             clipping none is used before the last has arrived)
+//           + staging for records that the device updates while their gradients or parameters live
+//             elsewhere
+//           + one fp32 accumulator of the largest unit's size that is set aside, or two if they fit
+//           + accumulators of units that do not use these (GradientFlow), as many as are in use at
+//             once
+//           + parameters in use, unless all parameters live on the device: at least those that the
+//             trainer uses at once, at most all
 //
 // Pure functions; any thread.
 #pragma once

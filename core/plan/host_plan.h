@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/plan/host_plan.h: divides the host budget before anything is allocated.
 //
-//   budget = what stays (parameters, optimizer state placed on host; among ranks, buckets)
-//          + all gradients (if placed on host): with clipping, none can go before the last
-//          has come
-//          + reserves: one largest item of each class that waits on the pool
-//          + 11 more of the optimizer's work items, shared by every class; a chunk is the largest
-//          that leaves them room
-//          + records that are kept from sweep to sweep (core/schedule/optimizer/record_home.h)
-//          + where checkpoints are saved while training goes on, the buffers of such a save
+//    budget = memory that is used all the time (parameters and optimizer state placed on host; with
+//             several ranks, buckets)
+//           + all gradients, if they are placed on host, because with clipping none is used before
+//             the last has arrived
+//           + reserves: one largest item of each class that waits on the pool
+//           + 11 more of the optimizer's work items, shared by all classes; a chunk is the largest
+//             that leaves room for them
+//           + records that are kept from sweep to sweep (core/schedule/optimizer/record_home.h)
+//           + buffers for a save, if checkpoints are saved while training goes on
 #pragma once
 
 #include <cstdint>

@@ -172,8 +172,8 @@ std::string_view to_string(StateClass kind) noexcept {
     case StateClass::kBucket: return "gradient bucket";
     case StateClass::kQuantizedParams: return "quantized parameters";
     case StateClass::kKeptRecords: return "records kept from step to step";
-    case StateClass::kWorkItems: return "on the way from and to NVMe";
-    case StateClass::kSaveBuffers: return "on the way to a checkpoint";
+    case StateClass::kWorkItems: return "data on its way from and to NVMe";
+    case StateClass::kSaveBuffers: return "data on its way to a checkpoint";
   }
   return "?";
 }

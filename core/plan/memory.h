@@ -2,8 +2,9 @@
 // core/plan/memory.h: predicts the bytes that one rank holds, by class of state and tier, before
 // anything runs.
 //
-// Per parameter a rank holds at rest (Rajbhandari et al. 2020, "ZeRO", section 3.1: 2 + 2 + 12 with
-// mixed-precision Adam), N being the ranks that a class is cut over (core/sharding/strategy.h):
+// Between steps a rank holds these bytes per parameter (Rajbhandari et al. 2020, "ZeRO", section
+// 3.1: 2 + 2 + 12 with mixed-precision Adam). N is the number of ranks over which a class is cut
+// (core/sharding/strategy.h):
 //
 //   parameters     e / N            e: bytes of the model's type
 //   secondary      e / P            hpZ only, on the host (Wang et al. 2023, "ZeRO++", section 4.2)

@@ -4,15 +4,15 @@
 //
 // The bound follows the dependencies, not only the bytes. The optimizer's sweep over NVMe-placed
 // records may run
-//   - without clipping: from the moment gradients come, so anywhere in the step:
+//   - without clipping: as soon as gradients arrive, so anywhere in the step:
 //         bound = max(forward + backward, all work of the drive, the work of each copy link)
-//   - with clipping: only after the norm, which needs the whole backward. It then hides in the next
-//     forward, which cannot outrun it, and in backward only as far as leases hold records (read
-//     ahead of the norm, or written after forward's end):
+//   - with clipping: only after the norm, which needs the whole backward. It then runs during the
+//     next forward, which cannot overtake it, and during backward only as far as leases hold
+//     records (read before the norm, or written after forward's end):
 //         bound = min over h in [0, leased]:  max(backward, drive work of backward + h)
 //                                           + max(forward, drive work of forward + sweep - h)
-//     Moving h into backward's slack is free, and moving more gains nothing, so
-//     h = clamp(backward - its drive work, 0, leased).
+//     Moving h seconds of work into backward's idle drive time is free, and moving more does not
+//     help, so h = clamp(backward - its drive work, 0, leased).
 // The time of compute is measured on the workers. Optimizer tiles that ran between compute tiles
 // are part of it, so the optimizer's processor time is not added again. Reads and writes share the
 // drive, so its bandwidth is the one measured with a mix of both. The result is a bound under the

@@ -16,8 +16,8 @@
 //   stage 3        all_gather for forward and backward, reduce_scatter (2K + 1) Psi
 //   hybrid         the same within a group, all_reduce of the shard across groups
 //
-// K is 1 where all micro-batches of a unit run before the next unit, and the number of
-// micro-batches where each runs through the whole model. Gradients are accumulated first, and sent
+// K is 1 if all micro-batches run through one unit before the next unit, and the number of
+// micro-batches if each runs through the whole model. Gradients are accumulated first, and sent
 // once a step. With hpZ only the first pass gathers from all ranks.
 //
 // A direct exchange sends a slice to every rank of every other node: V (n-p)/n bytes leave the

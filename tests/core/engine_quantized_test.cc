@@ -236,7 +236,7 @@ TEST(EngineQuantizedOpen, SaysHowFarOffEachValueMayBe) {
                        "the largest in its block of 256"),
              HasSubstr("gradients travel between ranks in 4 bits: each value is within 7.15 % of "
                        "the largest in its block of 256; they are rounded between the 2 ranks of a "
-                       "node, and their sums again between 2 nodes")}));
+                       "node, and their sums are rounded again between 2 nodes")}));
     rig.engine->make_durable();
   });
   expect_none(errors);

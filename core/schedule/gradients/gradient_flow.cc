@@ -64,7 +64,7 @@ Task<DeviceBuffer> GradientFlow::take_accumulator(std::uint64_t size_bytes) {
   const std::uint64_t largest_bytes = context_.table.largest_unit_padded_count() * sizeof(float);
   if (takes_own_accumulator(size_bytes, largest_bytes)) co_return co_await one_more(size_bytes);
   while (spare_.empty()) {
-    if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // the trainer holds all
+    if (units_under_way_ == 0) co_return co_await one_more(size_bytes);  // trainer holds all others
     spare_returned_.reset();
     co_await spare_returned_.wait();
   }

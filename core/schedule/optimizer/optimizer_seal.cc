@@ -106,7 +106,7 @@ Task<> OptimizerSweep::sealed_or_ended(Task<> committing) {
 Task<> OptimizerSweep::checkpoint_chunk(ChunkId id, std::uint64_t generation,
                                         std::uint64_t stored) {
   const RecordHome& records = parts_.homes.records;
-  if (!records.stays(id)) co_return;  // constant, or written by each step
+  if (!records.stays(id)) co_return;  // constant, or each step writes it
   ZIGGURAT_CHECK(records.holds(id, generation), "chunk {}: what is in memory is not generation {}",
                  id, generation);
   Lease lease;

@@ -35,7 +35,7 @@ ParamCache::ParamCache(Context& context, ParamHome& home, ParamCacheLimits limit
   context.reactor.on_stall([this, alive] {
     if (alive.expired() || memory_waiters_ == 0) return;
     memory_returned_.fail(
-        std::make_exception_ptr(exhausted(0, "nothing on the device can be given back")));
+        std::make_exception_ptr(exhausted(0, "nothing on the device can be freed")));
   });
 }
 
