@@ -84,7 +84,7 @@ struct CheckpointRequest {
   std::map<std::string, std::string> resume;
   /// How many of the newest checkpoints in the folder are kept; 0 keeps all.
   std::uint64_t keep_last = 0;
-  std::uint64_t keep_every = 0;  ///< also keeps checkpoints of steps that this number divides
+  std::uint64_t keep_every = 0;  ///< also keeps every step that is a multiple of this
   bool keep_best = false;  ///< also keeps the checkpoint of the "step" in resume's "best_metric"
 };
 
@@ -191,8 +191,9 @@ class Engine {
     Host host;
     return acquire(unit, host);
   }
-  /// Tells that the work queued on `stream` so far is the last that reads the parameters. They are
-  /// not freed, reused or overwritten before that work has ended. On the Host it has ended already.
+  /// Unpins the parameters: the work queued on `stream` so far is the last that reads them. They
+  /// are not freed, reused or overwritten before that work has ended. On the Host it has ended
+  /// already.
   virtual void release(UnitId unit, StreamRef& stream) = 0;
   void release(UnitId unit) {
     Host host;
@@ -206,10 +207,10 @@ class Engine {
     Host host;
     return gradient(unit, host);
   }
-  /// Tells that `unit`'s gradient of this step is complete with the work queued on `stream` so far.
-  /// The gradient is rounded once to the model's type and sent on its way; the span of gradient()
-  /// is no longer valid. The unit's parameters may change from now on, so they cannot be acquired
-  /// again before step(). Not needed for a unit whose parameters are all frozen
+  /// Ends `unit`'s gradient of this step, which is complete with the work queued on `stream` so
+  /// far. The gradient is rounded once to the model's type and sent on its way; the span of
+  /// gradient() is no longer valid. The unit's parameters may change from now on, so they cannot be
+  /// acquired again before step(). Not needed for a unit whose parameters are all frozen
   /// (ParamGroup::frozen), because ranks do not exchange its gradient.
   virtual void finish_gradient(UnitId unit, StreamRef& stream) = 0;
   void finish_gradient(UnitId unit) {

@@ -351,7 +351,7 @@ class EngineImpl final : public LentEngine {
   mutable std::recursive_mutex turn_;
   // The pieces of ranks that were asked about; they do not change.
   mutable std::map<int, Pieces> pieces_;
-  std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, at open
+  std::vector<TypedSpan<std::byte>> lent_params_;  // per unit, as lent at open
   std::optional<TrainerCalls> calls_;
   std::uint64_t generation_ = 0;
   Roundings rounding_;  // the store's rounding, or the config's if the store allows a choice
@@ -368,7 +368,7 @@ class EngineImpl final : public LentEngine {
   bool resumed_ = false;
   bool loaded_ = false;                   // the state was loaded from a source, with its step
   std::size_t group_count_ = 0;           // number of groups of the model's parameters
-  std::optional<StepOptions> announced_;  // by prepare_step(), without the blob
+  std::optional<StepOptions> announced_;  // options of prepare_step(), without the blob
   std::vector<GroupStep> announced_groups_;
   std::optional<StepScalars> guess_;  // for the step under way, if updates start before its end
   SpeculationWatch watch_;

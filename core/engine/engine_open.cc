@@ -91,7 +91,7 @@ Task<> EngineImpl::open_on_reactor(const Initializer& initialize) {
   co_await service_->open();
 }
 
-/// Tells that this rank's part of `unit` is at home at `generation`. In stages 1 and 2 the other
+/// Notes that this rank's part of `unit` is at home at `generation`. In stages 1 and 2 the other
 /// ranks' parts must still be gathered.
 void EngineImpl::unit_updated(UnitId unit, std::uint64_t generation) {
   if (home_gather_) {

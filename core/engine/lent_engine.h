@@ -74,10 +74,10 @@ class LentEngine : public Engine {
   /// making. They get an error that names this rank and `why`, and nothing is changed. Throws
   /// `why`.
   virtual void refuse_step(const Error& why) = 0;
-  /// Tells that the parameters of `unit` are in other memory now. Waits for an update of them that
-  /// is under way. Errors: kInvalidArgument for another type or number of elements.
+  /// Takes the new memory of `unit`'s parameters, which the trainer has moved. Waits for an update
+  /// of them that is under way. Errors: kInvalidArgument for another type or number of elements.
   virtual void lend_params(UnitId unit, TypedSpan<std::byte> params) = 0;
-  /// Tells that the step's gradients are being computed, so records may be read ahead.
+  /// Notes that the step's gradients are being computed, so records may be read ahead.
   virtual void expect_gradients() = 0;
   /// Waits until `unit`'s parameters are those of the newest step.
   virtual void wait_updated(UnitId unit) = 0;

@@ -25,7 +25,7 @@ class RecordCopies {
 
   struct Repair {
     RecordDamage damage;  ///< the rank to be repaired knows what is wrong with the record
-    int from = 0;         ///< a rank of ranks(), as is `to`
+    int from = 0;         ///< number in ranks(), like `to`
     int to = 0;
   };
   /// Plans the repairs. `damaged` has the damaged records on this rank in the store's generation;

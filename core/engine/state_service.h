@@ -54,7 +54,7 @@ class StateService {
   /// rank.
   Task<> read(int rank, std::uint64_t piece, std::uint64_t state, std::uint64_t generation,
               std::span<float> values);
-  /// Tells that this rank's engine is at `generation`, so that requests for it are answered.
+  /// Notes that this rank's engine is at `generation`, so that requests for it are answered.
   void made(std::uint64_t generation);
   /// Returns a rank that has closed its engine; -1 if none has.
   int closed_rank() const;

@@ -58,7 +58,7 @@ struct StepVerdict {
   std::optional<Error> refused;
   double norm = 0;                      ///< norm of the gradients' mean over the ranks
   bool checkpoint = false;              ///< the step is stored if it is made
-  SaveState saving = SaveState::kNone;  ///< the largest state that any rank has
+  SaveState saving = SaveState::kNone;  ///< the highest SaveState of any rank
 };
 
 }  // namespace ziggurat

@@ -63,7 +63,7 @@ struct Storage {
   /// node.
   std::vector<int> chunk_drive_nodes() const;
   StripedStore::Environment environment(Runtime& runtime);
-  /// Tells that the store's files were renamed into other directories of the same drives.
+  /// Notes that the store's files were renamed into other directories of the same drives.
   /// `directories` has one for each place.
   void moved(std::span<const std::string> directories);
   std::string paths() const;  ///< for messages: the paths as given to --store

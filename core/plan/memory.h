@@ -47,7 +47,7 @@ ModelSize model_size(std::uint64_t count, int tp) noexcept;
 
 /// The type of an element of each class.
 struct Recipe {
-  DType dtype = DType::kBFloat16;         ///< parameters, and gradients at rest
+  DType dtype = DType::kBFloat16;         ///< of parameters, and of gradients at rest
   DType reduce_dtype = DType::kBFloat16;  ///< gradients between ranks
   StateKind state{};                      ///< masters and moments
 };
@@ -91,7 +91,7 @@ struct MemoryItem {
 };
 
 struct RankMemory {
-  std::vector<MemoryItem> items;    ///< only those above 0 bytes
+  std::vector<MemoryItem> items;    ///< without items of 0 bytes
   std::uint64_t padding_bytes = 0;  ///< the part of the items at rest that is padding
 
   std::uint64_t bytes(StateClass kind) const noexcept;

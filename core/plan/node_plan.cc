@@ -37,7 +37,7 @@ Used& least_loaded(std::vector<Used>& nodes) {
   });
 }
 
-/// Whether the longest lease fits beside the rest, wherever the rest lies. Free memory is in at
+/// Whether the longest lease fits beside all other memory, wherever that lies. Free memory is in at
 /// most one piece for every two parts.
 bool has_room_for_parts(std::size_t parts, const ChunkTable& table, const HostPlan& plan,
                         const NodeRequest& request) {

@@ -120,8 +120,8 @@ class Step {
     return {.same_node = same_node, .other_nodes = size_bytes - same_node};
   }
 
-  /// Counts the all_reduce of this rank's slice among the ranks that hold the same slice; they are
-  /// whole groups apart.
+  /// Counts the all_reduce of this rank's slice among the ranks that hold the same slice. There is
+  /// one of these ranks in each group.
   SentBytes replicas() const noexcept {
     const int ranks = strategy_.replicas();
     const int on_node = std::max(1, request_.dp_ranks_per_node / strategy_.shard_group);

@@ -46,7 +46,7 @@ namespace ziggurat {
 /// The bytes that a rank sends in a step to the ranks with which it divides every layer.
 struct TensorBytes {
   std::uint64_t forward = 0;
-  std::uint64_t again = 0;  ///< for forward work that backward repeats
+  std::uint64_t again = 0;  ///< sent for forward work that backward repeats
   std::uint64_t backward = 0;
   std::uint64_t shared_gradients = 0;  ///< gradients of parameters that are not divided
 };
@@ -88,7 +88,7 @@ struct TrafficItem {
 };
 
 struct StepTraffic {
-  std::vector<TrafficItem> items;  ///< in the order of Exchange; only those above 0 bytes
+  std::vector<TrafficItem> items;  ///< in the order of Exchange, without items of 0 bytes
   SentBytes sent(Exchange exchange) const noexcept;
   SentBytes sent() const noexcept;
 };

@@ -96,7 +96,7 @@ class ParamHome {
   TypedSpan<std::byte> in_unit(ChunkId chunk, std::byte* unit) const noexcept;
   struct Item {
     std::size_t index;    ///< number of the item in swap_
-    std::uint64_t begin;  ///< first element of the unit in the item
+    std::uint64_t begin;  ///< the item's first element in its unit
     std::uint64_t count;
   };
   /// Lists the items that hold `unit` on NVMe.
@@ -115,7 +115,7 @@ class ParamHome {
   std::vector<Lease> host_;                 // per unit
   std::vector<DeviceBuffer> device_;        // per unit
   std::vector<TypedSpan<std::byte>> lent_;  // per unit
-  std::unique_ptr<SwapFile> swap_;          // one item for each chunk, of others' slices too
+  std::unique_ptr<SwapFile> swap_;          // one item per chunk, other ranks' too
   // Per unit: memory into which a read is under way.
   std::vector<std::span<const std::byte>> reading_;
 };

@@ -5,10 +5,10 @@
 // Sums are made in fp32, in the order of ranks and of nodes.
 //
 // Half of a bucket's buffer is for what is sent and half for what is received. Each half has the
-// ranges of all slices, grouped by the ranks of a node: for each of them the ranges of the ranks in
-// its place on all nodes. With ranks 0 and 1 on one node, 2 and 3 on another, the order is 0 2 | 1
-// 3. So the part for a rank of the same node is one piece, and the sum that is sent on to node n is
-// in the n-th range.
+// ranges of all slices in this order: first those of the first rank of every node, then those of
+// the second rank of every node, and so on. With ranks 0 and 1 on one node, 2 and 3 on another, the
+// order is 0 2 | 1 3. So the part for a rank of the same node is one piece, and the n-th range of
+// what this rank sums goes to node n.
 #include <algorithm>
 #include <array>
 #include <functional>

@@ -62,8 +62,8 @@ class OptimizerSweep {
   };
   struct Settings {
     std::size_t work_items = 0;  ///< work items that fit beside all gradients and kept records
-    /// Every generation that this number divides becomes durable by itself; 0 if none does. The
-    /// store counts generations that it has sealed, but the engine counts finished steps.
+    /// Every generation that is a multiple of this number becomes durable by itself; 0 if none
+    /// does. The store counts generations that it has sealed, but the engine counts finished steps.
     std::uint64_t seal_every = 1;
     std::function<void(std::uint64_t generation)> before_seal;  ///< called with the engine's count
   };
@@ -79,7 +79,7 @@ class OptimizerSweep {
   /// Whether updates of the next step can be taken back: then the old record of each is undamaged
   /// in a slot that nothing writes before the verdict.
   bool can_guess() const;
-  /// Tells that a gradient of the step that makes `generation` is on its way, so records may be
+  /// Notes that a gradient of the step that makes `generation` is on its way, so records may be
   /// read ahead. With a `guess` at the step's scalars (the same in all calls of a step), the unit's
   /// chunks are updated as soon as its gradient arrives. A guess is allowed only if can_guess().
   void gradient_started(UnitId unit, std::uint64_t generation, const StepScalars* guess);
@@ -191,7 +191,7 @@ class OptimizerSweep {
   std::vector<std::uint64_t> stored_in_;  // per chunk: the store's generation of that record
   std::uint64_t next_stored_;             // the store's generation that is made next
   bool fresh_ = true;                     // nothing of that generation was written
-  int guess_track_ = -1;  // track of the trace; made when there is something to show
+  int guess_track_ = -1;                  // track of the trace; -1 until it is needed
 };
 
 }  // namespace ziggurat

@@ -12,7 +12,7 @@
 // would never hit. Any fixed set of k of n records saves k/n of the reads, which is the most that
 // is possible. The first ones are best: a sweep in forward order needs them right after the norm,
 // while the next forward waits for their units; and a backward that speculates ends with them, when
-// no compute is left behind which a read could hide.
+// no compute is left during which a read would cost no time.
 //
 // A record that stayed is not verified again: its hash was taken when it was made, in this memory.
 // Reactor's thread only.
@@ -73,7 +73,7 @@ class RecordHome {
   void set_holds(ChunkId chunk, std::uint64_t generation) noexcept {
     generations_[chunk] = generation;
   }
-  /// Tells that the record's bytes are about to change, so that holds() becomes false.
+  /// Notes that the record's bytes are about to change, so that holds() becomes false.
   void forget(ChunkId chunk) noexcept { generations_[chunk] = kNone; }
 
   /// Return how many records stay on the device, and in host memory.

@@ -16,7 +16,7 @@ namespace ziggurat {
 class RecordWatch {
  public:
   virtual ~RecordWatch() = default;
-  /// Tells that the chunk's record of `generation` is made. `record` stays valid until the Task
+  /// Called when the chunk's record of `generation` is made. `record` stays valid until the Task
   /// ends.
   virtual Task<> made(ChunkId chunk, std::uint64_t generation,
                       std::span<const std::byte> record) = 0;

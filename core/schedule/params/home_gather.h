@@ -22,7 +22,7 @@ class HomeGather {
   /// Begins with the state at `generation`, of which nothing was gathered yet.
   HomeGather(Context& context, ParamHome& home, ParamCache& cache, std::uint64_t generation);
 
-  /// Tells that this rank's slice of `unit` is at home at `generation`. Once that is so on all
+  /// Notes that this rank's slice of `unit` is at home at `generation`. Once that is so on all
   /// ranks, the unit is gathered and the cache is told.
   void slice_updated(UnitId unit, std::uint64_t generation);
 

@@ -42,7 +42,7 @@ struct ParamCacheLimits {
   std::uint64_t param_persistence_threshold = 0;
   /// The most elements that are loaded ahead of the trainer.
   std::uint64_t prefetch_elements_max = std::numeric_limits<std::uint64_t>::max();
-  std::size_t prefetch_units_max = 2;  ///< units ahead of the trainer
+  std::size_t prefetch_units_max = 2;  ///< most units loaded ahead of the trainer
 };
 
 class ParamCache {
@@ -73,10 +73,10 @@ class ParamCache {
   /// next use first, and waits if it must. Errors: kResourceExhausted with the device's account if
   /// no memory can come back.
   Task<DeviceBuffer> allocate(std::uint64_t size_bytes, Purpose purpose);
-  /// Tells that device memory came back: calls that wait in allocate() try again.
+  /// Notes that device memory came back: calls that wait in allocate() try again.
   void memory_returned();
 
-  /// Tells that `unit`'s gradient of this step is complete. Until the next begin_generation() its
+  /// Notes that `unit`'s gradient of this step is complete. Until the next begin_generation() its
   /// parameters may change at home, so they are neither acquired nor loaded ahead.
   void params_may_change(UnitId unit) noexcept { slots_[unit].may_change = true; }
   /// Waits until nothing is being loaded, so that parameters may change at home.
@@ -84,7 +84,7 @@ class ParamCache {
   /// Makes acquire() give the parameters of `generation` from now on. Cached parameters of another
   /// generation become stale.
   void begin_generation(std::uint64_t generation);
-  /// Tells that all chunks of `unit` are at home at `generation`.
+  /// Notes that all chunks of `unit` are at home at `generation`.
   void unit_updated(UnitId unit, std::uint64_t generation);
   /// Returns a hash of what this rank gathered since the last call (UnitGather); 0 if nothing is
   /// gathered.

@@ -8,9 +8,9 @@
 // 16-bit parameters at home do not change. Blocks begin where tiles do, so the number of ranks,
 // nodes or threads does not change any bit.
 //
-// The buffer has a unit's codes grouped by the ranks of this node: for each of them the slices of
-// the ranks in its place on all nodes. With ranks 0 and 1 on one node, 2 and 3 on another:  slices
-// 0 2 | 1 3
+// The buffer has a unit's codes in this order: first the slices of the first rank of every node,
+// then those of the second rank of every node, and so on. With ranks 0 and 1 on one node, 2 and 3
+// on another, the order is 0 2 | 1 3.
 //
 // Reactor's thread only.
 #pragma once

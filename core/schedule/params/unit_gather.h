@@ -68,7 +68,7 @@ class UnitGather {
   };
   /// Starts the gather of `unit` in a place that is free now; returns null if no place is.
   std::shared_ptr<Flight> start(UnitId unit, Need need, Signal& updated);
-  /// Tells that somebody reads the unit in its place until `read` happens.
+  /// Notes that somebody reads the unit in its place until `read` happens.
   void used_until(Flight& flight, const Event& read);
   /// Frees the place at once. The next gather there begins only after this one and its readers have
   /// ended.
