@@ -462,9 +462,9 @@ Task<> BackgroundSave::hold(ChunkId id) {
 
 Error BackgroundSave::not_answered(double seconds) const {
   return {ErrorCode::kDeadlineExceeded,
-          fmt::format("the drive of the checkpoint, or the server behind it, has not answered for "
-                      "{:g} s and seems to hang (`checkpoint_stall_max` is {:g}). Save to another "
-                      "drive, or raise `checkpoint_stall_max` if this drive is only slow",
+          fmt::format("the drive of the checkpoint (or the server behind it) has not answered for "
+                      "{:g} s, while `checkpoint_stall_max` is {:g}, and seems to hang. Save to "
+                      "another drive, or raise `checkpoint_stall_max` if this drive is only slow",
                       seconds, parts_.settings.stall_max_s)};
 }
 

@@ -69,7 +69,7 @@ void EngineImpl::validate_lent() {
           "with other ranks");
   require(config_.clip_norm == 0,
           fmt::format("`clip={}` cannot be used with lent gradients, because their trainer clips "
-                      "them itself: leave out `clip`",
+                      "them itself: leave this setting out",
                       config_.clip_norm));
   require(config_.param_groups.empty(),
           "`param_groups` cannot be used with lent parameters: give each step its groups instead");
@@ -326,8 +326,8 @@ void EngineImpl::give_blob(std::span<const std::byte> blob) {
   const Turn turn(turn_);
   if (!blob_awaited_) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("give_blob(): generation {} does not wait for a blob: set "
-                            "StepOptions::blob_follows in its step",
+                fmt::format("give_blob(): generation {} does not wait for a blob: say in that "
+                            "step's options that a blob follows",
                             generation_));
   }
   if (blob.size() > blob_bytes_max()) {

@@ -126,8 +126,8 @@ Task<> EngineImpl::open_store() {
   if (found && config_.resume == EngineConfig::Resume::kNew) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("`store={}`: there is a store already. Give another directory, or set "
-                    "`resume=auto` to resume from that store or `resume=never` to replace it",
+        fmt::format("`store={}`: there is a store already. Give another directory, `resume=auto` "
+                    "to train on from that store, or `resume=never` to replace it",
                     storage_->paths()));
   }
   if (found && config_.resume != EngineConfig::Resume::kNever) {

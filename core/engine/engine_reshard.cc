@@ -108,7 +108,7 @@ void Resharding::require_same_model() const {
   if (stored_->content().model == engine_.model_.name) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("`resume=reshard`: the store {} holds model '{}', but this run trains "
-                          "'{}': give that `model` or another `store`",
+                          "'{}': give another `store`",
                           stored_->place(), stored_->content().model, engine_.model_.name));
 }
 

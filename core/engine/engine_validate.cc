@@ -97,8 +97,8 @@ void EngineImpl::check_identity(const StoreState& state) {
     }
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("`store={}` belongs to another run: {}. Use the settings of that run, give "
-                    "another `store`, or set `resume=never` to replace this one",
+        fmt::format("`store={}` belongs to another run: {}. Give the settings of that run, another "
+                    "`store`, or `resume=never` to replace this one",
                     storage_->paths(),
                     differences.empty() ? fmt::format("the store has '{}', but this run has '{}'",
                                                       state.run_identity, config_.run_identity)

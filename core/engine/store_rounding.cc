@@ -12,10 +12,11 @@ namespace {
 
 void require_same(const char* setting, const std::optional<Rounding>& asked, Rounding stored) {
   if (!asked || *asked == stored) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("the store was made with `{0}={1}`, but this run asks for {2}: leave out "
-                          "`{0}`, give another `store`, or set `resume=never` to replace this one",
-                          setting, to_string(stored), to_string(*asked)));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("the store was made with `{0}={1}`, but this run asks for {2}: leave `{0}` out, "
+                  "give another `store`, or give `resume=never` to replace this one",
+                  setting, to_string(stored), to_string(*asked)));
 }
 
 /// Whether parameters are made from masters. In bf16 each parameter is its own master.

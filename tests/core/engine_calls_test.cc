@@ -96,7 +96,7 @@ TEST_P(EngineCalls, ThatAcquireWhatIsHeldFromAnOlderGenerationAreRefused) {
   engine.acquire(3);
   train_step(engine, model_, 0, kLearningRate);
   plain.step(0, kLearningRate);
-  expect_refused([&] { engine.acquire(3); }, "acquire(unit 3 'unit3')", "release() it first");
+  expect_refused([&] { engine.acquire(3); }, "acquire(unit 3 'unit3')", "release() first");
   engine.release(3);
   EXPECT_TRUE(same_params(engine, plain, model_));
 }

@@ -69,7 +69,7 @@ TEST_F(CVariants, WhatAnOptimizerHasNotIsRefused) {
   groups_[1].flags = 4 | ZIGGURAT_MAXIMIZE;
   EXPECT_REFUSED(step(), "groups.flags is 0x6");
   groups_[1].flags = ZIGGURAT_NESTEROV;
-  EXPECT_REFUSED(step(), "only sgd has dampening and nesterov");
+  EXPECT_REFUSED(step(), "only sgd may have dampening and nesterov");
   groups_[1].flags = 0;
   groups_[1].dampening = std::numeric_limits<float>::quiet_NaN();
   EXPECT_REFUSED(step(), "no step can be made with the settings of 'second'");
