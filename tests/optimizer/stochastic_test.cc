@@ -38,6 +38,12 @@ void set_state(TiledRecord& record, std::size_t index, std::span<const float> va
   write_state_values({record.kind, record.format}, index, values, record.bytes());
 }
 
+/// Keeps a measured figure in the test's report (--gtest_output=xml:FILE).
+void report(const std::string& name, StateFormat format, double value) {
+  ::testing::Test::RecordProperty(name + " in " + std::string(to_string(format)),
+                                  std::to_string(value));
+}
+
 /// `steps` steps of gradients of zero.
 void step(TiledRecord& record, OptimizerStep::Settings settings, std::uint64_t steps) {
   std::ranges::fill(record.grad.span(), bf16{0});
@@ -62,10 +68,14 @@ TEST(StochasticState, ASecondMomentFallsAsItsRuleHasIt) {
     const std::vector<float> ones(record.count, 1.0F);
     set_state(record, 2, ones);
     step(record, settings_of(kDefault), 1500);
-    EXPECT_NEAR(mean(state_of(record, 2)), kept, 0.02 * kept) << to_string(format);
+    const double fallen = mean(state_of(record, 2));
+    report("second moment, rounded stochastically,", format, fallen);
+    EXPECT_NEAR(fallen, kept, 0.02 * kept) << to_string(format);
     set_state(record, 2, ones);
     step(record, settings_of({}), 1500);
-    EXPECT_GT(mean(state_of(record, 2)), 0.99) << "to nearest, it stays: " << to_string(format);
+    const double stayed = mean(state_of(record, 2));
+    report("second moment, rounded to nearest,", format, stayed);
+    EXPECT_GT(stayed, 0.99) << to_string(format);
   }
 }
 
@@ -80,7 +90,9 @@ TEST(StochasticState, SmallDecaysOfAMasterAddUp) {
     for (const std::size_t moment : {1U, 2U})
       set_state(record, moment, std::vector<float>(record.count, 0.0F));
     step(record, settings, 400);
-    EXPECT_NEAR(mean(record.masters()), kept, 0x1p-8) << to_string(format);
+    const double decayed = mean(record.masters());
+    report("master", format, decayed);
+    EXPECT_NEAR(decayed, kept, 0x1p-8) << to_string(format);
   }
 }
 
@@ -104,8 +116,10 @@ TEST(StochasticState, VarianceIsTheRules) {
     }
     for (std::size_t index = 0; index < 3; index += 2) {
       const double want = variance(state_of(exact, index));
-      EXPECT_NEAR(variance(state_of(record, index)), want, 0.1 * want)
-          << "array " << index << " in " << to_string(format);
+      const double found = variance(state_of(record, index));
+      report("variance over the rule's, array " + std::to_string(index) + ",", format,
+             found / want);
+      EXPECT_NEAR(found, want, 0.1 * want) << "array " << index << " in " << to_string(format);
     }
   }
 }
