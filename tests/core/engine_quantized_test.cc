@@ -198,7 +198,7 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
                            config.quantization = kBoth;
                            config.ranks_per_node = 2;
                          }),
-              HasSubstr("3 ranks cannot fill nodes of 2"));
+              HasSubstr("3 ranks do not fill nodes of 2"));
   EXPECT_THAT(refusal_of(2,
                          [](EngineConfig& config) {
                            config.quantization = k8Bits;
