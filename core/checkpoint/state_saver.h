@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_saver.h: a rank's records to a sink, tensor by tensor, bit for bit.
+// core/checkpoint/state_saver.h: writes a rank's records to a sink, tensor by tensor, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,13 @@ class StateSaver {
   StateSaver(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSink& sink)
       : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
 
-  /// `record` is the chunk's, and stays as it is until the Task ends. Errors: the sink's.
+  /// Writes a chunk to the sink. `record` is the chunk's record, and must not change until the Task
+  /// ends. Errors: the sink's.
   Task<> save(ChunkId chunk, std::span<const std::byte> record);
 
  private:
-  /// A chunk has as many as its optimizer has, for each parameter.
+  /// Most arrays that are saved at once. A chunk has several for each parameter: as many as its
+  /// optimizer has.
   static constexpr std::size_t kArraysAtOnce = 4;
   Task<> save_array(const ChunkRuns::OfTensor& of, ChunkRecord record);
 

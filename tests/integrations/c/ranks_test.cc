@@ -406,7 +406,7 @@ TEST(CRanks, SaveAloneWhatAllHave) {
         return refusal(ZIGGURAT_INVALID_ARGUMENT, [&] { save("refused", other); });
       };
       EXPECT_THAT(refused(R"({"engine": 1, "rank": 1, )" + rest), HasSubstr("a part of engine 1"));
-      EXPECT_THAT(refused(""), HasSubstr("its pieces have 100 of 137 elements"));
+      EXPECT_THAT(refused(""), HasSubstr("have only 100 of its 137 elements"));
       EXPECT_THAT(refused(R"({"engine": 0, "rank": 1, "name": "none", "param": 0, "first": 100,
                               "count": 37})"),
                   HasSubstr("read_state_of(rank 1, 'none')"));
