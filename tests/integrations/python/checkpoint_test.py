@@ -499,7 +499,7 @@ def test_what_does_not_fit_is_named_before_anything_is_written(tmp_path):
     second = ziggurat.torch.AdamW([other.middle.weight], lr=1e-2, threads=1)
     with pytest.raises(ziggurat.InvalidArgument, match=r"middle.weight is \(132, 36\) .*\(2, 2\)"):
         load_checkpoint(tmp_path, second, other, strict=False)
-    with pytest.raises(ziggurat.InvalidArgument, match="no such directory, so no checkpoint"):
+    with pytest.raises(ziggurat.InvalidArgument, match="does not exist, so there is no checkpoint"):
         load_checkpoint(tmp_path / "step-000000001" / "none", second, other)
     with pytest.raises(ziggurat.InvalidArgument, match="saved with load_foreign_checkpoint"):
         load_checkpoint(tmp_path / "latest", second, other)
