@@ -256,7 +256,7 @@ std::unique_ptr<DirectFile> lock_checkpoints(TextPlace place, const std::string&
   } catch (const Error& error) {
     const int native = error.native();
     if (native == ENOSYS || native == EOPNOTSUPP || native == ENOLCK) return nullptr;
-    // EEXIST: made since exists() looked
+    // EEXIST: another process has made the file since exists() looked.
     const bool is_other = native == EWOULDBLOCK || native == EEXIST;
     if (!is_other) throw;
     throw Error(ErrorCode::kUnavailable,

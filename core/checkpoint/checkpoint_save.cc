@@ -290,7 +290,7 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
     std::string text(sizes[static_cast<std::size_t>(rank)], '\0');
     co_await ranks.recv(std::as_writable_bytes(std::span(text)), rank);
     const std::function<void()> add = [&] {
-      add_files(manifest, text, fmt::format("rank {}'s part of {}", rank, directory_));
+      add_files(manifest, text, fmt::format("{} of rank {}", directory_, rank));
     };
     co_await call(add);
   }
@@ -328,7 +328,7 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   co_await write_text(text_place(), request_.folder + "/latest",
                       directory_.substr(directory_.rfind('/') + 1) + "\n");
   const std::function<void()> sync_latest = [&] { io.sync_directory(request_.folder); };
-  co_await call(sync_latest);  // before retain() removes what it named
+  co_await call(sync_latest);  // durable before retain() removes what `latest` named before
   co_await retain();
 }
 

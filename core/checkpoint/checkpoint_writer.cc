@@ -97,7 +97,7 @@ Task<> CheckpointWriter::write(std::size_t tensor, std::span<const TensorRun> ru
                                std::span<const std::byte> array) {
   for (const std::size_t piece : pieces_of_[tensor]) {
     const std::vector<Segment> found = segments(tensors_[tensor], plan_.pieces[piece], runs);
-    // As a rule all segments are one stretch of the file.
+    // Usually all segments are one stretch of the file.
     for (std::size_t begin = 0; begin < found.size();) {
       std::size_t end = begin + 1;
       while (end < found.size() &&

@@ -28,7 +28,7 @@ class ChunkRuns {
 
   struct OfTensor {
     std::size_t tensor;  ///< of tensors()
-    std::size_t array;   ///< of arrays(); TensorRun::at counts its values in the chunk's record
+    std::size_t array;   ///< index in arrays(); TensorRun::at counts the values of that array
     std::vector<TensorRun> runs;
   };
   /// Returns what the chunk's record has, without padding, tensor by tensor.
@@ -48,7 +48,7 @@ class ChunkRuns {
   std::vector<StateTensor> tensors_;
   std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: number of the tensor
   std::vector<std::vector<int>> scales_;               // [unit][array]
-  std::vector<std::vector<std::uint64_t>> begins_;     // [unit][param]: first element in a unit
+  std::vector<std::vector<std::uint64_t>> begins_;  // [unit][param]: the parameter's first element
 };
 
 /// A chunk's record.

@@ -20,7 +20,7 @@ std::uint64_t LineOfCheckpoints::size_bytes() const noexcept {
 }
 
 std::string LineOfCheckpoints::description() const {
-  const std::string name = id ? "line " + short_text(*id) : "no line (made before lines were kept)";
+  const std::string name = id ? "line " + short_text(*id) : "no line (older than lines)";
   const std::string from =
       parent ? fmt::format(" (which left line {} at step {})", short_text(*parent), left_at) : "";
   const std::size_t count = checkpoints.size();
@@ -107,8 +107,8 @@ std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Rete
   if (retention.keep_last == 0) return gone;
   const std::uint64_t older =
       steps.size() - std::min<std::uint64_t>(steps.size(), retention.keep_last);
-  const auto is_best = [&](std::uint64_t i) {  // or the first step after it, if the best was not
-                                               // saved
+  const auto is_best = [&](std::uint64_t i) {
+    // True for the best step, or for the first after it if the best was not saved.
     return retention.keep_best && best && steps[i] >= *best && (i == 0 || steps[i - 1] < *best);
   };
   for (std::uint64_t i = 0; i < older; ++i) {

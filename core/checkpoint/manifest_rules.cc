@@ -129,14 +129,14 @@ void require_files(const Manifest& manifest) {
       refuse(fmt::format("tensor '{}' has two pieces in file '{}'", name,
                          manifest.files[piece.file].name));
     if (!by_file[piece.file].emplace(piece.offset_bytes, &piece).second)
-      refuse(fmt::format("tensor '{}' overlaps another one in file '{}'", name,
+      refuse(fmt::format("tensor '{}' overlaps another tensor in file '{}'", name,
                          manifest.files[piece.file].name));
   }
   for (std::size_t f = 0; f < by_file.size(); ++f) {
     std::uint64_t end = 0;
     for (const auto& [begin, piece] : by_file[f]) {
       if (begin < end)
-        refuse(fmt::format("tensor '{}' overlaps another one in file '{}'",
+        refuse(fmt::format("tensor '{}' overlaps another tensor in file '{}'",
                            manifest.content.tensors[piece->tensor].name, manifest.files[f].name));
       end = begin + bytes_of(manifest, *piece);
     }

@@ -54,7 +54,8 @@ std::string json_text(const nlohmann::json& value) {
   try {
     return value.dump();
   } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
+    throw Error(ErrorCode::kInvalidArgument,
+                "safetensors: a name or a metadata text is not UTF-8: write it in UTF-8");
   }
 }
 

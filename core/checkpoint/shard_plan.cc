@@ -92,7 +92,7 @@ class Rooms {
 
   std::size_t leaves_ = 1;
   std::size_t count_ = 0;
-  // below node n are 2 n and 2 n + 1
+  // the children of node n are 2 n and 2 n + 1
   std::vector<std::uint64_t> most_ = std::vector<std::uint64_t>(2);
 };
 

@@ -20,7 +20,7 @@ namespace ziggurat {
 /// Most bytes of tensors in a file; its header is not counted.
 inline constexpr std::uint64_t kShardBytesMax = std::uint64_t{4} << 30;
 
-/// A rank among those that save.
+/// Says which of the ranks that save a rank is.
 struct SavingRank {
   int rank = 0;
   int ranks = 1;

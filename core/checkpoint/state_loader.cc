@@ -376,8 +376,9 @@ Task<> StateLoader::decode(std::size_t codes, const ChunkRuns::OfTensor& of,
   const StateTensor& tensor = source_.content().tensors[codes];
   const auto found = scales_.find(codes);
   if (found == scales_.end()) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, but has no scales",
-                                                  source_.place(), tensor.name));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: '{}' is in 8 bits, but has no scales to read it with",
+                            source_.place(), tensor.name));
   }
   const auto [scales, before] = found->second;
   const std::array<float, 256>& table = eight_bit_values(code_of(tensor.array));

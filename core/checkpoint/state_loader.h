@@ -52,10 +52,10 @@ class StateLoader {
   /// The source's tensors, by array and by the name that this table's model has for their owner.
   using ByName = std::map<std::pair<std::string, std::string>, int>;
   ByName source_tensors() const;
-  /// Where the scales of 8-bit codes are. scales_ has them by the number of the codes' tensor.
+  /// Says where the scales of 8-bit codes are. scales_ maps the number of the codes' tensor to it.
   struct Scales {
     std::size_t tensor;          // of the source
-    std::uint64_t unit_element;  // of the codes' first element, in the unit of the scales
+    std::uint64_t unit_element;  // index of the first code in the unit of the scales
   };
   void find_scales();
   void match();
@@ -83,7 +83,7 @@ class StateLoader {
   ChunkRuns runs_;
   std::vector<int> sources_;   // per tensor of runs_: the source's tensor; -1 if there is none
   std::vector<Array> arrays_;  // per array of runs_
-  std::unordered_map<std::size_t, Scales> scales_;  // by tensor of codes in the source
+  std::unordered_map<std::size_t, Scales> scales_;  // by the number of the codes' tensor
   std::set<std::string> missing_;                   // parameters that the source lacks
   std::vector<std::string> notes_;
   AlignedPool memory_;

@@ -14,7 +14,7 @@ namespace ziggurat {
 
 class StateSaver {
  public:
-  /// All references must outlive this.
+  /// Makes a saver of chunks. All references must outlive it.
   StateSaver(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSink& sink)
       : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
 

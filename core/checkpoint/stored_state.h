@@ -78,7 +78,7 @@ class StoredState final : public StateSource {
   StateContent content_;
   bool of_pieces_ = false;
   std::vector<ChunkTable> tables_;               // by rank
-  std::vector<std::size_t> first_tensors_;       // by rank, if of pieces: its first of content_
+  std::vector<std::size_t> first_tensors_;       // by rank: its first tensor in content_
   std::vector<std::vector<Stretch>> stretches_;  // by tensor, in the order of elements
   AlignedPool memory_;
   ProvenBytes records_;

@@ -13,7 +13,7 @@
 namespace ziggurat {
 
 struct TensorPiece {
-  std::string name;                 ///< of the whole; empty if the part belongs to no tensor
+  std::string name;                 ///< of the whole tensor; empty if the part belongs to none
   std::vector<std::int64_t> shape;  ///< of the whole
   std::vector<TensorBox> boxes;     ///< one after the other they are the part, each row by row
 

@@ -87,7 +87,8 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
       constant_format_({{"master fp32", sizeof(float) * kTileElements}}) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("model '{}' has no units: give it at least one", model.name));
   }
   for (const UnitSpec& unit : model.units) {
     add_unit(unit, chunk_tiles_max);
@@ -100,7 +101,8 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
   const std::uint64_t count = unit.count();
   if (count == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("unit '{}' of model '{}' has no parameters", unit.name, model_.name));
+                fmt::format("unit '{}' of model '{}' has no parameters: give it at least one",
+                            unit.name, model_.name));
   }
   const std::uint64_t slice_count = slice_elements(count, sharding_.world_size);
   const std::uint64_t padded_count = slice_count * static_cast<std::uint64_t>(sharding_.world_size);
@@ -114,7 +116,7 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
                     .first_tile_alone = tile_count_alone_});
   const std::uint64_t slice_tiles = slice_count / kTileElements;
   const std::vector<bool> constant = constant_tiles(unit, padded_count);
-  std::set<std::uint64_t> places;  // where, in a slice, constant tiles begin or end in any slice
+  std::set<std::uint64_t> places;  // in a slice, where constant tiles of any slice begin or end
   for (std::size_t tile = 1; tile < constant.size(); ++tile) {
     if (constant[tile] != constant[tile - 1]) places.insert(tile % slice_tiles);
   }

@@ -298,7 +298,7 @@ std::string ChunkTable::layout() const {
     layout["rounding"] = {{"state", to_string(rounding_->state)},
                           {"params", to_string(rounding_->params)}};
   }
-  if (sharding_.ranks() > 1) {  // a store of one rank does not name its ranks
+  if (sharding_.ranks() > 1) {  // layouts of one rank do not name ranks
     layout["ranks"] = sharding_.ranks();
     if (sharding_.tensor.ranks > 1) layout["tensor_parallel"] = sharding_.tensor.ranks;
     if (sharding_.replicas > 1) layout["shard_group"] = sharding_.world_size;

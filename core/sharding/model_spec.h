@@ -33,7 +33,7 @@ struct ParamSpec {
   /// Number of parameters that are fused along tp_dim, each divided by itself: 3 where columns are
   /// q | k | v.
   int tp_sections = 1;
-  /// Where a trainer lends a slice: the number of its first element in the whole parameter.
+  /// Number of a slice's first element in the whole parameter, if a trainer lends slices.
   std::uint64_t first_element = 0;
 
   std::uint64_t count() const {

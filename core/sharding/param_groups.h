@@ -22,7 +22,7 @@ namespace ziggurat {
 struct ParamGroup {
   std::string params;  ///< pattern of names: * stands for any characters, ? for one
   float lr_scale = 1;  ///< multiplies the step's learning rate, whatever its schedule
-  /// Also applies to parameters that do not decay by themselves (ParamSpec::decay).
+  /// Weight decay also of parameters that do not decay by themselves (ParamSpec::decay).
   std::optional<float> weight_decay = std::nullopt;
   std::optional<float> beta1 = std::nullopt;
   std::optional<float> beta2 = std::nullopt;

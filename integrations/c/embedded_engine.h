@@ -38,7 +38,7 @@ struct EmbeddedGroup {
 };
 
 struct EmbeddedStep {
-  std::vector<EmbeddedGroup> groups;  ///< one more than the largest EmbeddedParam::group
+  std::vector<EmbeddedGroup> groups;  ///< as many as the largest EmbeddedParam::group, plus one
   float grad_scale = 1;
   std::span<const std::byte> blob;
   bool blob_follows = false;

@@ -139,7 +139,7 @@ typedef struct ziggurat_group {
 
 typedef struct ziggurat_step_options {
   uint32_t struct_size;
-  uint32_t group_count;          ///< one more than the largest ziggurat_param.group
+  uint32_t group_count;          ///< the largest ziggurat_param.group, plus one
   const ziggurat_group* groups;  ///< an array of `group_count` groups
   float grad_scale;  ///< multiplies every gradient, in addition to its own scale; 0 is the same as
                      ///< 1

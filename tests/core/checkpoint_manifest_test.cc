@@ -186,7 +186,7 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"hashed_much", [](Manifest& m) { m.pieces[0].hashed[0].size_bytes = 1 << 30; },
                "covers 1073741824 bytes"},
         Broken{"on_another", [](Manifest& m) { m.pieces[2].offset_bytes = 138; },
-               "overlaps another one in file 'a.safetensors'"},
+               "overlaps another tensor in file 'a.safetensors'"},
         Broken{"overlap", [](Manifest& m) { m.pieces[1].box.offsets[0] = 1; },
                "the pieces of tensor 'w' overlap"},
         Broken{"missing", [](Manifest& m) { m.pieces.pop_back(); }, "only 0 of its 7 elements"},
