@@ -81,7 +81,7 @@ Task<std::string> find_checkpoint(TextPlace place, std::string path);
 
 /// Returns the lock that a process holds while it saves in the folder or removes something from it;
 /// null if the filesystem has no locks. Errors: kUnavailable if another process holds the lock for
-/// longer than `wait`; errno's.
+/// longer than `wait`; system errors.
 std::unique_ptr<DirectFile> lock_checkpoints(TextPlace place, const std::string& folder,
                                              std::chrono::milliseconds wait);
 

@@ -45,7 +45,7 @@ class CheckpointSave {
     std::string folder;
     Retention retention{};
     StateContent content;  ///< rank 0's counts
-    ShardPlan plan;        ///< this rank's
+    ShardPlan plan;        ///< of this rank
   };
 
   /// Makes the directory, and on every rank its files. Either all ranks begin or none does. A
@@ -62,7 +62,7 @@ class CheckpointSave {
 
   /// Ends the save; every rank calls it once. `failure` says why this rank could not give
   /// everything to its sink; no checkpoint is made then. Returns when the checkpoint is durable
-  /// under its name. Errors: `failure`; errno's; PeerFailed. After an error nothing of the
+  /// under its name. Errors: `failure`; system errors; PeerFailed. After an error nothing of the
   /// checkpoint stays, as far as its files can be removed. But all of it stays if it is whole and
   /// only `latest` could not be written. What retention could not remove becomes a note.
   Task<> commit(std::exception_ptr failure);

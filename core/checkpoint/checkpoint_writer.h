@@ -29,7 +29,7 @@ class CheckpointWriter final : public StateSink {
   };
   /// Makes the files of `plan` in `directory`, which must exist, reserves their space and writes
   /// their headers. `tensors` are ChunkRuns::tensors(). Errors: kResourceExhausted if there is too
-  /// little space; errno's. After an error the files are removed again.
+  /// little space; system errors. After an error the files are removed again.
   static Task<std::unique_ptr<CheckpointWriter>> create(Environment environment,
                                                         std::string directory, ShardPlan plan,
                                                         std::vector<StateTensor> tensors);
@@ -41,7 +41,7 @@ class CheckpointWriter final : public StateSink {
                std::span<const std::byte> array) override;
   /// Syncs the files after everything was given, and returns the pieces with their hashes. The
   /// files are durable when their directory is synced, too. Errors: kInvalidArgument naming a
-  /// tensor of which a part was not given or was given twice; errno's.
+  /// tensor of which a part was not given or was given twice; system errors.
   Task<std::vector<StatePiece>> finish();
   /// Leaves the files when this is destroyed.
   void keep() noexcept { kept_ = true; }

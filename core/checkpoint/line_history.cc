@@ -20,7 +20,7 @@ std::uint64_t LineOfCheckpoints::size_bytes() const noexcept {
 }
 
 std::string LineOfCheckpoints::description() const {
-  const std::string name = id ? "line " + short_text(*id) : "no line (older than lines)";
+  const std::string name = id ? "line " + short_text(*id) : "no line (old)";
   const std::string from =
       parent ? fmt::format(" (which left line {} at step {})", short_text(*parent), left_at) : "";
   const std::size_t count = checkpoints.size();

@@ -28,8 +28,8 @@ class PieceSource final : public StateSource {
       std::function<void(std::size_t param, std::uint64_t first, std::span<float> values)>;
 
   /// Makes a source of `params`. `whole` must outlive this, and `blob` replaces the blob of
-  /// `whole`. Errors: kInvalidArgument for a shape that is not the source's; kUnimplemented for
-  /// codes of 8 bits that would have to be divided.
+  /// `whole`. Errors: kInvalidArgument for a shape that the source does not have; kUnimplemented
+  /// for codes of 8 bits that would have to be divided.
   PieceSource(StateSource& whole, std::vector<Param> params, std::vector<std::byte> blob,
               ReadOwn read_own);
 

@@ -22,7 +22,7 @@ class ProvenBytes {
  public:
   using Key = std::pair<std::size_t, std::size_t>;
   using Bytes = std::shared_ptr<const AlignedBytes>;
-  /// Reads and compares the bytes of a key. Errors: its own.
+  /// Reads and compares the bytes of a key. Errors: whatever the reading throws.
   using Read = std::function<Task<>(std::span<std::byte> into)>;
 
   /// `memory` provides the bytes, and must outlive this.

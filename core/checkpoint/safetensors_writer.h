@@ -45,7 +45,7 @@ class SafetensorsWriter {
 
   /// Creates the temporary file and writes the header. Errors: kInvalidArgument (see
   /// safetensors_header(); or the file exists and must not be replaced; or the folder does not
-  /// exist), kResourceExhausted (the disk is full), errno's with the path.
+  /// exist), kResourceExhausted (the disk is full), system errors with the path.
   SafetensorsWriter(std::string path, std::vector<SafetensorsTensor> tensors, Options options);
   ~SafetensorsWriter();  ///< removes the temporary file unless finish() succeeded
   SafetensorsWriter(const SafetensorsWriter&) = delete;
@@ -53,17 +53,17 @@ class SafetensorsWriter {
 
   /// Appends values in the order of the tensors and of their elements; a call may cross from one
   /// tensor to the next. Values of bf16 and fp16 tensors are rounded (float_to_bf16, float_to_fp16:
-  /// fp16 becomes infinite from 65,520 on). Errors: kInvalidArgument past the last element; errno's
-  /// with path and offset.
+  /// fp16 becomes infinite from 65,520 on). Errors: kInvalidArgument past the last element; system
+  /// errors with path and offset.
   void append(std::span<const float> values);
 
   /// Appends values of the tensor that is being written, in that tensor's type, bit for bit.
-  /// Errors: kInvalidArgument past its last element, or for a part of a value; errno's.
+  /// Errors: kInvalidArgument past its last element, or for a part of a value; system errors.
   void append_bits(std::span<const std::byte> bytes);
 
   /// Ends the file after every tensor is whole: syncs it, renames it and syncs the folder. Errors:
-  /// kInvalidArgument if values are missing, naming the tensor; errno's. After an error nothing has
-  /// the final name that did not have it before.
+  /// kInvalidArgument if values are missing, naming the tensor; system errors. After an error
+  /// nothing has the final name that did not have it before.
   void finish();
 
   std::uint64_t file_bytes() const noexcept { return file_bytes_; }

@@ -34,7 +34,7 @@ class StateLoader {
   StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSource& source,
               LoadOptions options, float initial_accumulator);
 
-  /// Fills the chunk's record. Errors: the source's.
+  /// Fills the chunk's record. Errors: those of the source.
   Task<> load(ChunkId chunk, std::span<std::byte> record);
 
   /// Step at which the loaded state stands.

@@ -19,7 +19,7 @@ class StateSaver {
       : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
 
   /// Writes a chunk to the sink. `record` is the chunk's record, and must not change until the Task
-  /// ends. Errors: the sink's.
+  /// ends. Errors: those of the sink.
   Task<> save(ChunkId chunk, std::span<const std::byte> record);
 
  private:

@@ -30,7 +30,7 @@ class StateSource {
   virtual const StateContent& content() const noexcept = 0;
   /// Reads `runs` of tensor `tensor` of content() into `array`, and compares them with their hash
   /// if the source has hashes. Any number of reads may be under way. Errors: kDataLoss naming the
-  /// file and the tensor; errno's.
+  /// file and the tensor; system errors.
   virtual Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
                       std::span<std::byte> array) = 0;
   /// Returns the directory or the file, for messages.
@@ -41,7 +41,7 @@ class StateSink {
  public:
   virtual ~StateSink() = default;
   /// Takes `runs` of tensor `tensor` from `array`. They replace what was given before for the same
-  /// elements. Errors: errno's, naming the file.
+  /// elements. Errors: system errors, naming the file.
   virtual Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                        std::span<const std::byte> array) = 0;
 };

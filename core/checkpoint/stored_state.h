@@ -24,7 +24,7 @@ class StoredState final : public StateSource {
   /// Most bytes of records that are kept, in case the next chunk needs the rest of them.
   static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{64} << 20;
 
-  /// Opens a store. Errors: StoreReader's; kDataLoss for an impossible layout.
+  /// Opens a store. Errors: those of StoreReader; kDataLoss for an impossible layout.
   static Task<std::unique_ptr<StoredState>> open(Reactor& reactor, WorkerPool& workers,
                                                  std::vector<StripePlace> places);
 

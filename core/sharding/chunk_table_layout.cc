@@ -70,7 +70,7 @@ nlohmann::json parsed(const std::string& layout) {
   for (const char* key : {"model", "optimizer", "state_format", "param"})
     static_cast<void>(top.at(key).text());
   if (top.at("chunk_tiles_max").number() == 0)
-    top.refuse("chunk_tiles_max is 0, so its chunks would have no tiles");
+    top.refuse("chunk_tiles_max is 0, so chunks would have no tiles");
   for (const char* key : {"ranks", "tensor_parallel", "shard_group", "slices_held"})
     if (top.has(key)) static_cast<void>(top.at(key).number(kRanksMax));
   return json;
@@ -275,8 +275,8 @@ std::string differences(const ModelSpec& stored, const ModelSpec& own) {
   }
   for (const auto& its : there)
     if (!here.contains(its.first)) missing_here.push_back(its.first);
-  std::string text = listed("missing in the store", missing_there) +
-                     listed("missing in this program", missing_here) +
+  std::string text = listed("the store lacks", missing_there) +
+                     listed("this program lacks", missing_here) +
                      listed("other shapes", other_shapes);
   if (text.empty()) return "their parameters differ in order, in type or in which of them decay";
   text.pop_back();
@@ -349,8 +349,8 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the store's state is {}, but this run's is {}: give `optimizer={}` "
-                            "`state_format={}`, `resume=reshard` to convert it if its optimizer is "
-                            "the same, another `store`, or `resume=never` to replace it",
+                            "`state_format={}`, `resume=reshard` to convert a state of the same "
+                            "optimizer, another `store`, or `resume=never` to replace it",
                             to_string(stored), to_string(state), to_string(stored.optimizer),
                             to_string(stored.format)));
   }

@@ -25,7 +25,7 @@ struct LastError {
   std::string in_settings{};  ///< the message as the library wrote it
   std::string in_c{};
 };
-/// This thread's.
+/// Returns the last error of this thread.
 LastError& last_error();
 /// Returns the status of the exception that is being handled, and makes its message the last error.
 ziggurat_status status_of_thrown() noexcept;

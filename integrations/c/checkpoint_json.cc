@@ -134,7 +134,8 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
     if (engines.empty() || parts.size() != engines.size() || values.size() != memory.size())
       throw wrong(
           fmt::format("content: \"engines\" has {} lists for {} engines, and \"values\" has {} "
-                      "parts for {} values: give at least one engine, and one of these for each",
+                      "parts for {} values: give at least one engine, one list for each engine and "
+                      "one part for each of the values",
                       parts.size(), engines.size(), values.size(), memory.size()));
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
@@ -157,7 +158,7 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
       if (given && save.params[part.param].trained)
         throw wrong(
             fmt::format("content: \"values\" names '{}', which \"params\" calls trained: its "
-                        "values are an engine's",
+                        "values belong to an engine",
                         part.part.name));
       if (given && save.params[part.param].type != tensor_type(memory[v].dtype))
         throw wrong(fmt::format("content: the values of '{}' are {}, but \"params\" calls them {}",

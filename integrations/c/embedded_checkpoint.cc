@@ -361,12 +361,12 @@ void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
                               TypedSpan<std::byte> values) {
   const std::vector<StateTensor>& tensors = reader_->content().tensors;
   if (tensor >= tensors.size())
-    throw wrong(fmt::format("there is no tensor {}, because {} has only {}", tensor,
+    throw wrong(fmt::format("there is no tensor {}, because {} has only {} tensors", tensor,
                             reader_->place(), tensors.size()));
   const StateTensor& its = tensors[tensor];
   if (first > its.count() || values.count() > its.count() - first) {
-    throw wrong(fmt::format("elements {} to {} of '{}' were asked for, but it has only {}", first,
-                            first + values.count(), its.name, its.count()));
+    throw wrong(fmt::format("elements {} to {} of '{}' were asked for, but the tensor has only {}",
+                            first, first + values.count(), its.name, its.count()));
   }
   const bool same = dtype_of(its.type) == values.dtype;
   if (its.type == TensorType::kU8 || (!same && values.dtype != DType::kFloat32)) {

@@ -69,7 +69,7 @@ struct EmbeddedSave {
 
 /// Saves a checkpoint. Every rank of `runtime` calls it between steps, at the same place among its
 /// engines and exchanges; or one rank alone. Returns when the checkpoint is durable under its name.
-/// Errors: CheckpointSave's; those of copying the state, after which there is no checkpoint.
+/// Errors: those of CheckpointSave; those of copying the state, after which there is no checkpoint.
 void save_checkpoint(Runtime& runtime, EmbeddedSave save);
 
 /// Parts of a checkpoint that an engine's parameters are, and the steps that each has made.
@@ -87,7 +87,8 @@ struct EmbeddedParts {
 /// A checkpoint that is open for reading.
 class EmbeddedCheckpoint {
  public:
-  /// Opens the checkpoint `path`, or the newest one in that folder. Errors: CheckpointReader's.
+  /// Opens the checkpoint `path`, or the newest one in that folder. Errors: those of
+  /// CheckpointReader.
   EmbeddedCheckpoint(Runtime& runtime, const std::string& path);
   ~EmbeddedCheckpoint();
   EmbeddedCheckpoint(const EmbeddedCheckpoint&) = delete;
@@ -99,8 +100,8 @@ class EmbeddedCheckpoint {
   /// Describes the checkpoint as JSON.
   std::string description() const;
   /// Reads elements from `first` on, as many as `values` holds, in the tensor's type or widened to
-  /// fp32. Errors: kInvalidArgument for a tensor, elements or a type that cannot be read; the
-  /// reader's.
+  /// fp32. Errors: kInvalidArgument for a tensor, elements or a type that cannot be read; those of
+  /// the reader.
   void read(std::size_t tensor, std::uint64_t first, TypedSpan<std::byte> values);
 
  private:

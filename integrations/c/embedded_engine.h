@@ -57,7 +57,7 @@ struct EmbeddedLoad {
   std::vector<TensorPiece> parts;    ///< the part of the source's that each parameter is
   std::vector<std::uint64_t> steps;  ///< steps that each parameter has made
   bool weights_only = false;
-  bool continues_line = false;  ///< LoadOptions's
+  bool continues_line = false;  ///< as LoadOptions::continues_line
 };
 
 /// Thread-safe: calls from several threads are made one after the other.
@@ -65,10 +65,10 @@ class EmbeddedEngine {
  public:
   /// Opens an engine. `config` has all settings, but a host budget of 0 becomes as much as a run
   /// uses well. `runtime` must outlive the engine. Errors: kInvalidArgument for parameters that
-  /// make no model; LentEngine::open()'s.
+  /// make no model; those of LentEngine::open().
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
   /// Opens an engine from a copy of the state. The parameters become the masters in it, rounded.
-  /// Has the same errors, the source's, and kInvalidArgument for parts that do not fit.
+  /// Errors: the same, those of the source, and kInvalidArgument for parts that do not fit.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
                  const EmbeddedLoad& load);
 

@@ -26,7 +26,7 @@ class EmbeddedExchange {
  public:
   /// Opens an exchange. Every rank of `runtime` opens it, at the same place among its engines and
   /// exchanges. `runtime` must outlive it. Errors: kInvalidArgument if another rank opens one of
-  /// another name in its place; Communicator's.
+  /// another name in its place; those of Communicator.
   EmbeddedExchange(Runtime& runtime, std::string name);
   /// Waits for calls that are under way.
   ~EmbeddedExchange();
@@ -39,8 +39,8 @@ class EmbeddedExchange {
   /// Replaces `values` by their sums over the ranks, added in the order of ranks.
   std::uint64_t begin_all_reduce(std::span<double> values);
   std::uint64_t begin_barrier();
-  /// Waits until a call has ended. Errors: Communicator's; kInvalidArgument for a number that no
-  /// call has, or that was finished before.
+  /// Waits until a call has ended. Errors: those of Communicator; kInvalidArgument for a number
+  /// that no call has, or that was finished before.
   void finish(std::uint64_t ticket);
 
  private:

@@ -60,11 +60,11 @@ std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const cha
 
 /// Returns memory that the caller lends. Errors: kInvalidArgument naming `what`.
 TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what);
-/// Returns `count` elements of `dtype` in a row. Errors: memory_of()'s.
+/// Returns `count` elements of `dtype` in a row. Errors: those of memory_of().
 TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint64_t count,
                                  const char* what);
-/// Returns the gradient that is lent for `param`, one of many. Errors: elements_at()'s, naming the
-/// parameter.
+/// Returns the gradient that is lent for `param`, one of many. Errors: those of elements_at(),
+/// naming the parameter.
 TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,
                                        void* address, ziggurat_dtype dtype);
 

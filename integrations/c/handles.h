@@ -35,7 +35,7 @@ class Handles {
     if (found == objects_.end()) throw unknown(handle);
     return found->second;
   }
-  /// Returns the object, and removes it so that nobody finds it any more. Errors: find()'s.
+  /// Returns the object, and removes it so that nobody finds it any more. Errors: those of find().
   std::shared_ptr<Object> take(std::uint64_t handle) {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);
@@ -44,7 +44,8 @@ class Handles {
     objects_.erase(found);
     return object;
   }
-  /// Removes the object. If somebody holds it, returns false and leaves it. Errors: find()'s.
+  /// Removes the object. If somebody holds it, returns false and leaves it. Errors: those of
+  /// find().
   bool remove_if_unused(std::uint64_t handle) {
     std::shared_ptr<Object> last;  // destroyed when the lock is free again
     const std::lock_guard lock(mutex_);

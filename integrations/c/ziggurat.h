@@ -239,8 +239,8 @@ ZIGGURAT_API ziggurat_status ziggurat_exchange_close(ziggurat_exchange exchange)
 ZIGGURAT_API ziggurat_status ziggurat_begin_all_to_all(ziggurat_exchange exchange,
                                                        const void* input, void* output,
                                                        uint64_t slice_bytes, uint64_t* ticket);
-/// Gathers the `input` of all ranks: slice r of `output` becomes rank r's. A rank's own `input` may
-/// lie in its slice of `output` already.
+/// Gathers the `input` of all ranks: slice r of `output` becomes the `input` of rank r. A rank's
+/// own `input` may lie in its slice of `output` already.
 ZIGGURAT_API ziggurat_status ziggurat_begin_all_gather(ziggurat_exchange exchange,
                                                        const void* input, void* output,
                                                        uint64_t input_bytes, uint64_t* ticket);
@@ -447,8 +447,8 @@ ZIGGURAT_API ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text
 /// DeepSpeed's path and with DeepSpeed's defaults. "given" has the whole config. "notes" has a line
 /// for each key that changes nothing. `name` is what messages call the config. `context` is JSON:
 /// {"world_size": 2, "settings": ["host_memory"]}, which are the number of ranks and the names of
-/// our settings that the script takes in addition to DeepSpeed's. `text` and `needed_bytes` are as
-/// in ziggurat_describe(). Errors: ZIGGURAT_INVALID_ARGUMENT, naming the key.
+/// our settings that the script takes in addition to those of DeepSpeed. `text` and `needed_bytes`
+/// are as in ziggurat_describe(). Errors: ZIGGURAT_INVALID_ARGUMENT, naming the key.
 ZIGGURAT_API ziggurat_status ziggurat_deepspeed_config(const char* config, const char* name,
                                                        const char* context, char* text,
                                                        uint64_t capacity_bytes,

@@ -57,7 +57,7 @@ TEST_P(CDurable, ListsWhatDiffersFromAStoreOfOtherParameters) {
   ASSERT_DONE(open(here()));
   close();
   params_[1].name = "third";
-  EXPECT_REFUSED(open(here()), "missing in the store: third; missing in this program: second");
+  EXPECT_REFUSED(open(here()), "the store lacks: third; this program lacks: second");
   std::swap(params_[0], params_[1]);
   params_[0].name = "second";
   EXPECT_REFUSED(open(here()),
