@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/checkpoint/blob_header.h: what stands before the trainer's blob in a store's generation.
 //
-// A store that began its line has a header alone: the line is its uuid. One that continues a line,
-// or began a child of one, has a record of that too.
+// A store that began its line has only a header, because its uuid names the line. A store that
+// continues a line, or began a child of one, also has a record of the line.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +27,11 @@ struct BlobLine {
   LineId id;
   LineId parent;  ///< zeros: none
   std::uint64_t left_at = 0;
-  std::uint64_t epochs_before = 0;  ///< openings of the line before this store's first
+  std::uint64_t epochs_before = 0;  ///< how often the line was opened before this store was
   friend bool operator==(const BlobLine&, const BlobLine&) = default;
 };
 
-/// What stands before a blob at most.
+/// Most bytes that can stand before a blob.
 inline constexpr std::uint64_t kBlobHeadBytes = sizeof(BlobHeader) + sizeof(BlobLine);
 
 inline std::vector<std::byte> wrap_blob(std::uint64_t generation,
@@ -52,7 +52,7 @@ struct UnwrappedBlob {
   std::optional<BlobLine> line;
   std::span<const std::byte> blob;
 };
-/// Nothing where `wrapped` is not what wrap_blob() makes.
+/// Returns nothing if wrap_blob() cannot have made `wrapped`.
 inline std::optional<UnwrappedBlob> unwrap_blob(std::span<const std::byte> wrapped) {
   BlobHeader header;
   if (wrapped.size() < sizeof(header)) return std::nullopt;
@@ -68,7 +68,7 @@ inline std::optional<UnwrappedBlob> unwrap_blob(std::span<const std::byte> wrapp
   return its;
 }
 
-/// The record of a store that continues `line`.
+/// Returns the record for a store that continues `line`.
 inline BlobLine continued(const StateLine& line) {
   return {.id = line.id,
           .parent = line.parent.value_or(LineId{}),
@@ -76,7 +76,8 @@ inline BlobLine continued(const StateLine& line) {
           .epochs_before = line.epoch};
 }
 
-/// The line of a store with such a record, or without one, whose uuid and epoch these are.
+/// Returns the line of a store that has `record`, or has none. The store's uuid and epoch are
+/// `store` and `epoch`.
 inline StateLine line_of(const std::optional<BlobLine>& record, const LineId& store,
                          std::uint64_t epoch) {
   if (!record) return {.id = store, .epoch = epoch, .parent = {}, .left_at = 0};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_folder.cc: names, and what is behind them.
+// core/checkpoint/checkpoint_folder.cc: finds, reads, marks and removes the checkpoints of a
+// folder.
 #include "core/checkpoint/checkpoint_folder.h"
 
 #include <fmt/format.h>
@@ -27,7 +28,7 @@ std::string path_of(const std::string& directory, std::string_view name) {
   return fmt::format("{}/{}", directory, name);
 }
 
-/// Past `prefix` and digits; nothing where they do not stand there.
+/// Returns what follows `prefix` and digits; nothing if `text` does not begin with them.
 std::optional<std::string_view> after_number(std::string_view text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
   text.remove_prefix(prefix.size());
@@ -64,8 +65,8 @@ std::optional<CheckpointEntry> entry_of(const std::string& name) {
   return CheckpointEntry{.step = step, .name = name};
 }
 
-/// Archives are moved away with a link left. Asked of the filesystem itself: drives that are not on
-/// it have none.
+/// Returns true for a link, which may be left where an archive was moved away. Asks the filesystem
+/// itself, because drives that are not on it have none.
 bool is_link(const std::string& path) {
   std::error_code ignored;
   return std::filesystem::is_symlink(path, ignored);
@@ -78,7 +79,8 @@ std::uint64_t file_bytes(IoEngine& io, const std::string& path) {
   return size;
 }
 
-/// Reads the manifest's facts into `facts`; throws what is wrong with it.
+/// Reads what the manifest says into `facts`. Throws an error that says what is wrong with the
+/// checkpoint.
 void take_facts(IoEngine& io, const std::string& directory, const std::string& text,
                 CheckpointFacts& facts) {
   const ManifestSummary its = summarize_manifest(text, path_of(directory, Manifest::kFileName));
@@ -93,12 +95,13 @@ void take_facts(IoEngine& io, const std::string& directory, const std::string& t
   for (const StateFile& file : its.files) {
     const std::uint64_t found = file_bytes(io, path_of(directory, file.name));
     if (found == file.size_bytes) continue;
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}/{}: it has {} bytes, but {} were written",
+    throw Error(ErrorCode::kDataLoss, fmt::format("{}/{} has {} bytes, but {} were written",
                                                   directory, file.name, found, file.size_bytes));
   }
   if (io.exists(path_of(directory, kMark))) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: a run that read it found it damaged ({})", directory, kMark));
+                fmt::format("a run that read {} found it damaged, as its file '{}' says", directory,
+                            kMark));
   }
 }
 
@@ -136,7 +139,7 @@ std::vector<CheckpointEntry> whole_checkpoints(IoEngine& io, const std::string& 
 
 namespace {
 
-/// What the first bytes of the manifest say, also where the rest is damaged.
+/// Reads the line from the first bytes of the manifest, even if the rest is damaged.
 Task<std::optional<StateLine>> line_by_head(TextPlace place, std::string directory) {
   const std::string path = path_of(directory, Manifest::kFileName);
   try {
@@ -149,7 +152,7 @@ Task<std::optional<StateLine>> line_by_head(TextPlace place, std::string directo
     co_await file->read(0, std::as_writable_bytes(std::span(head)));
     co_return line_in(head, path);
   } catch (const Error&) {
-    // Whoever wants to know why it cannot be read looks at all of it.
+    // The cause is not reported: whoever wants to know it reads the whole manifest.
   }
   co_return std::nullopt;
 }
@@ -215,11 +218,11 @@ Task<std::string> find_checkpoint(TextPlace place, std::string path) {
   if (place.io.exists(path_of(path, Manifest::kFileName))) co_return path;
   const std::vector<CheckpointEntry> entries = whole_checkpoints(place.io, path);
   if (entries.empty()) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: there is no checkpoint: it has neither a {} nor a directory {}.. with one",
-                    path, Manifest::kFileName, kNameBegin),
-        ENOENT);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: there is no checkpoint, because the directory has neither a {} "
+                            "nor a directory {}.. that has one",
+                            path, Manifest::kFileName, kNameBegin),
+                ENOENT);
   }
   if (entries.size() == 1) co_return path_of(path, entries.front().name);
   const std::vector<CheckpointFacts> all = co_await look_at_checkpoints(place, path);
@@ -232,8 +235,8 @@ Task<std::string> find_checkpoint(TextPlace place, std::string path) {
     std::vector<std::string> lines;
     for (const LineOfCheckpoints* const line : newest) lines.push_back(line->description());
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: it has checkpoints of several lines of history, and none of them "
-                            "is the newest: {}; name the checkpoint itself",
+                fmt::format("{} has checkpoints of several lines of history, and none of the lines "
+                            "is the newest ({}): name one checkpoint itself",
                             path, fmt::join(lines, "; ")));
   }
   CheckpointEntry chosen = newest.front()->checkpoints.back().entry;
@@ -253,11 +256,12 @@ std::unique_ptr<DirectFile> lock_checkpoints(TextPlace place, const std::string&
   } catch (const Error& error) {
     const int native = error.native();
     if (native == ENOSYS || native == EOPNOTSUPP || native == ENOLCK) return nullptr;
-    const bool is_other = native == EWOULDBLOCK || native == EEXIST;  // made since we looked
+    // EEXIST: another process has made the file since exists() looked.
+    const bool is_other = native == EWOULDBLOCK || native == EEXIST;
     if (!is_other) throw;
     throw Error(ErrorCode::kUnavailable,
-                fmt::format("{}: another process saves a checkpoint there now; save to a folder of "
-                            "its own, or when it has ended",
+                fmt::format("another process saves a checkpoint in {} now: save to another folder, "
+                            "or wait until the other process has ended",
                             folder),
                 EWOULDBLOCK);
   }
@@ -271,10 +275,11 @@ std::string remove_checkpoint(IoEngine& io, const std::string& directory) {
       if (error.native() != ENOENT) throw;
     }
   };
-  if (is_link(directory)) return directory + ": it is a link, and stays";
+  if (is_link(directory)) return directory + " is a link, so it stays";
   try {
     unless_gone([&] { io.remove(path_of(directory, Manifest::kFileName)); });
-    // Also where there is none: whoever removed it may have been killed before that was durable.
+    // Sync even if there was no manifest: whoever removed it may have been killed before that was
+    // durable.
     unless_gone([&] { io.sync_directory(directory); });
     std::vector<std::string> names;
     unless_gone([&] { names = io.names_in(directory); });
@@ -292,10 +297,10 @@ std::string remove_checkpoint(IoEngine& io, const std::string& directory) {
     }
     const std::size_t count = others.size();
     others.resize(std::min<std::size_t>(count, 3));
-    return fmt::format("{}: the folder stays, because it has files that no save made ({}{})",
+    return fmt::format("the directory {} stays, because it has files that no save made ({}{})",
                        directory, fmt::join(others, ", "), count > others.size() ? ", .." : "");
   } catch (const Error& error) {
-    return fmt::format("{}: not all of it can be removed: {}", directory, error.what());
+    return fmt::format("not all files of {} can be removed: {}", directory, error.what());
   }
 }
 

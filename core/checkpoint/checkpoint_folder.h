@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_folder.h: what lies in a folder of checkpoints, of how many lines of
-// history, and what of it may be removed.
+// core/checkpoint/checkpoint_folder.h: finds and removes checkpoints in a folder, which may have
+// several lines of history.
 //
-//   FOLDER/step-000000010/           of whichever line came first
-//   FOLDER/step-000000010-1a2b3c4d/  of another line (its first digits), where that name was taken
+//   FOLDER/step-000000010/           the line that saved this step first
+//   FOLDER/step-000000010-1a2b3c4d/  another line (its first digits), because that name was taken
 //
-// A directory without a manifest is what a save or a removal left that was cut off. One with a file
-// `damaged` has bytes that are not what was written: a resume that found that out says so there.
-// What has other names was put there by somebody else: it is not followed, read or removed.
+// A directory without a manifest is left over from a save or a removal that was cut off. A file
+// `damaged` marks a checkpoint with damaged bytes: a resume that found them made the file. Entries
+// with other names belong to somebody else, so they are not followed, read or removed.
 #pragma once
 
 #include <chrono>
@@ -32,57 +32,63 @@ struct CheckpointEntry {
   std::string name;
   friend auto operator<=>(const CheckpointEntry&, const CheckpointEntry&) = default;
 };
-/// The directories with a checkpoint's name, whole or not, ascending; a link to one is none. None
-/// where there is no folder.
+/// Returns the directories with a checkpoint's name, whole or not, in ascending order, without
+/// links. Empty if there is no folder.
 std::vector<CheckpointEntry> checkpoint_entries(IoEngine& io, const std::string& folder);
-/// Those that have a manifest, which is not read.
+/// Returns the checkpoints that have a manifest, without reading it.
 std::vector<CheckpointEntry> whole_checkpoints(IoEngine& io, const std::string& folder);
 
-/// What a checkpoint says of itself, and whether it can be what it says: by its manifest's own hash
-/// and its files' sizes, not by their bytes.
+/// What a checkpoint says of itself, and whether that can be true: checked by its manifest's own
+/// hash and its files' sizes, but not by the files' bytes.
 struct CheckpointFacts {
   CheckpointEntry entry;
-  std::optional<StateLine> line;  ///< also where only the manifest's first bytes can be read
+  std::optional<StateLine> line;  ///< known even if only the manifest's first bytes can be read
   std::string model;
   std::string run_identity;
   int ranks = 1;                           ///< that saved it
-  int tensor_parallel = 1;                 ///< of those, that divided each layer
-  std::optional<std::uint64_t> best_step;  ///< of the run, when this was saved
+  int tensor_parallel = 1;                 ///< how many of the ranks divided each layer
+  std::optional<std::uint64_t> best_step;  ///< the run's best step when this was saved
   std::uint64_t size_bytes = 0;            ///< of its files
-  bool readable = false;                   ///< the above is known
-  std::string flaw;                        ///< why it does not count; empty: it does
+  bool readable = false;                   ///< the members above are known
+  std::string flaw;                        ///< why the checkpoint cannot be used; empty if it can
   bool counts() const noexcept { return flaw.empty(); }
   std::optional<LineId> line_id() const { return line ? std::optional(line->id) : std::nullopt; }
 };
-/// Errors: those of a folder that cannot be read; what a single checkpoint has is its flaw.
+/// Reads the facts of one checkpoint, or of all in a folder. Errors: those of a folder that cannot
+/// be read; what is wrong with a single checkpoint becomes its flaw.
 Task<CheckpointFacts> look_at_checkpoint(TextPlace place, std::string folder,
                                          CheckpointEntry entry);
 Task<std::vector<CheckpointFacts>> look_at_checkpoints(TextPlace place, std::string folder);
-/// By the first bytes of its manifest alone; nothing where they name none, or cannot be read.
+/// Returns a checkpoint's line by the first bytes of its manifest; nothing if they name no line or
+/// cannot be read.
 Task<std::optional<LineId>> line_of_checkpoint(TextPlace place, std::string directory);
 
-/// The checkpoint `directory` has a line, and no newer one of it lies beside it: who goes on from
-/// it continues the line.
+/// Returns true if the checkpoint `directory` has a line and no newer checkpoint of that line lies
+/// beside it. A run that goes on from such a checkpoint continues the line.
 Task<bool> is_newest_of_line(TextPlace place, std::string directory);
 
-/// The mark of damage: `why`, for people. Durable when it returns.
+/// Marks a checkpoint as damaged; `why` is for people. The mark is durable when the Task ends.
 Task<> mark_damaged(TextPlace place, std::string directory, std::string why);
-/// Removes the mark: the checkpoint was put back, or had only been unreadable for a while.
+/// Removes the mark of damage from a checkpoint that was put back or was only unreadable for a
+/// while.
 void unmark_damaged(IoEngine& io, const std::string& directory);
 
-/// `path`, or if that is a folder of checkpoints, the newest of its newest line; a newer one that
-/// cannot be read goes before it, so that whoever opens it hears of it. Errors: kInvalidArgument
-/// where there is none, or no line is the newest, naming them.
+/// Returns `path` or, if it is a folder of checkpoints, the newest checkpoint of its newest line. A
+/// newer checkpoint that cannot be read is returned instead, so that whoever opens it learns of it.
+/// Errors: kInvalidArgument if there is no checkpoint, or if no line is the newest, naming the
+/// lines.
 Task<std::string> find_checkpoint(TextPlace place, std::string path);
 
-/// Held by whoever saves in the folder or removes something of it; none where the filesystem has no
-/// locks. Errors: kUnavailable where another process has it for longer than `wait`; errno's.
+/// Returns the lock that a process holds while it saves in the folder or removes something from it;
+/// null if the filesystem has no locks. Errors: kUnavailable if another process holds the lock for
+/// longer than `wait`; system errors.
 std::unique_ptr<DirectFile> lock_checkpoints(TextPlace place, const std::string& folder,
                                              std::chrono::milliseconds wait);
 
-/// Removes a checkpoint, or what is left of one: its manifest first, so that no half one is ever
-/// taken for whole. Only files that a save makes are; a name that is gone is done. Returns what is
-/// left and why, for people: nothing else is an error here. Nothing left: empty.
+/// Removes a checkpoint, or what is left of one. Its manifest is removed first, so that a
+/// half-removed checkpoint is never taken for a whole one. Only files that a save makes are
+/// removed, and a file that is gone already is no error. Returns what is left and why, for people,
+/// instead of throwing an error; empty if nothing is left.
 std::string remove_checkpoint(IoEngine& io, const std::string& directory);
 
 }  // namespace ziggurat

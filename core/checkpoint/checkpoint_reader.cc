@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_reader.cc: from runs to the hashed stretches that hold them.
+// core/checkpoint/checkpoint_reader.cc: reads runs of tensors from the hashed stretches that hold
+// them.
 #include "core/checkpoint/checkpoint_reader.h"
 
 #include <fmt/format.h>
@@ -26,10 +27,10 @@ Task<std::unique_ptr<CheckpointReader>> CheckpointReader::open(Environment envir
 Task<> CheckpointReader::read_manifest() {
   const std::string path = fmt::format("{}/{}", directory_, Manifest::kFileName);
   if (!environment_.io.exists(path)) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{}: there is no checkpoint: it has no {}", directory_, Manifest::kFileName),
-        ENOENT);
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{}: there is no checkpoint, because the directory has no {}",
+                            directory_, Manifest::kFileName),
+                ENOENT);
   }
   const std::string text =
       co_await read_text({environment_.reactor, environment_.io, environment_.observers}, path,
@@ -40,13 +41,13 @@ Task<> CheckpointReader::read_manifest() {
     const std::string shard = directory_ + "/" + its.name;
     if (!environment_.io.exists(shard)) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: it is missing, although the manifest names it", shard), ENOENT);
+                  fmt::format("{} is missing, although the manifest names it", shard), ENOENT);
     }
     files_.push_back(
         RangeFile::open(environment_.reactor, environment_.io, shard, {}, environment_.observers));
     if (const std::uint64_t found = files_.back()->size_bytes(); found != its.size_bytes) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: it has {} bytes, but {} were written{}", shard, found,
+                  fmt::format("{} has {} bytes, but {} were written{}", shard, found,
                               its.size_bytes, cut_off(files_.size() - 1, found)));
     }
   }
@@ -62,7 +63,7 @@ Task<> CheckpointReader::read_manifest() {
   }
 }
 
-/// Which tensors a file that ends at `size_bytes` has lost bytes of.
+/// Names the tensors that lost bytes in a file that ends at `size_bytes`.
 std::string CheckpointReader::cut_off(std::size_t file, std::uint64_t size_bytes) const {
   constexpr std::size_t kNamesMax = 8;
   std::vector<std::string> names;
@@ -108,7 +109,7 @@ Task<> CheckpointReader::read(std::size_t tensor, std::span<const TensorRun> run
   }
 }
 
-/// Bytes [first, first + count) of a piece.
+/// Copies bytes [first, first + count) of a piece to `out`.
 Task<> CheckpointReader::read_piece(std::size_t piece, std::uint64_t first, std::uint64_t count,
                                     std::span<std::byte> out) {
   const std::vector<std::uint64_t>& begins = hashed_begins_[piece];
@@ -148,12 +149,12 @@ Task<> CheckpointReader::read_hashed(const StatePiece& piece, std::size_t index,
   co_await run_pass(environment_.reactor, environment_.workers, "verify checkpoint", into.size(),
                     job);
   if (hash == expected.hash) co_return;
-  throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: bytes {} to {}, of '{}', are not what was written: this checkpoint "
-                          "is damaged; load another one",
-                          file.path(), piece.offset_bytes + begin,
-                          piece.offset_bytes + begin + expected.size_bytes,
-                          manifest_.content.tensors[piece.tensor].name));
+  throw Error(
+      ErrorCode::kDataLoss,
+      fmt::format("{}: bytes {} to {}, which hold '{}', are damaged: load another checkpoint",
+                  file.path(), piece.offset_bytes + begin,
+                  piece.offset_bytes + begin + expected.size_bytes,
+                  manifest_.content.tensors[piece.tensor].name));
 }
 
 Task<> CheckpointReader::prove(const StatePiece& piece) {
@@ -172,8 +173,8 @@ Task<> CheckpointReader::prove_header(std::size_t index) {
   co_await files_[index]->read(0, header);
   if (hash64(header, 0) == file.header_hash) co_return;
   throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: its header is not what was written, so other tools misread it; "
-                          "ziggurat still loads the file, by the manifest",
+              fmt::format("the header of {} is damaged, so other tools misread the file; ziggurat "
+                          "still loads it by the manifest",
                           files_[index]->path()));
 }
 

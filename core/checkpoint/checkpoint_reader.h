@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_reader.h: a checkpoint directory as a source of state: every byte that
-// is given out was hashed and compared. Reactor's thread.
+// core/checkpoint/checkpoint_reader.h: a checkpoint directory as a source of state. Every byte that
+// it gives out was hashed and compared first. Reactor's thread.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,11 @@ class CheckpointReader final : public StateSource {
     IoEngine& io;
     IoObservers observers{};
   };
-  /// Proven bytes that are kept, in case the next chunk needs the rest of them.
+  /// Most bytes of proven data that are kept, in case the next chunk needs the rest of them.
   static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{32} << 20;
 
-  /// Reads the manifest of `directory`; the shards are opened and their sizes compared. Errors:
-  /// kInvalidArgument where there is no checkpoint; kDataLoss naming what is wrong.
+  /// Reads the manifest of `directory`, opens the shards and compares their sizes. Errors:
+  /// kInvalidArgument if there is no checkpoint; kDataLoss naming what is wrong.
   static Task<std::unique_ptr<CheckpointReader>> open(Environment environment,
                                                       std::string directory);
 
@@ -39,7 +39,7 @@ class CheckpointReader final : public StateSource {
               std::span<std::byte> array) override;
   std::string place() const override { return directory_; }
 
-  /// Reads and compares everything of a piece, or a file's header.
+  /// Reads and compares all bytes of a piece, or of a file's header.
   Task<> prove(const StatePiece& piece);
   Task<> prove_header(std::size_t file);
 
@@ -60,8 +60,9 @@ class CheckpointReader final : public StateSource {
   std::string directory_;
   Manifest manifest_;
   std::vector<std::unique_ptr<RangeFile>> files_;
-  std::vector<std::vector<std::size_t>> pieces_of_;        // per tensor
-  std::vector<std::vector<std::uint64_t>> hashed_begins_;  // per piece, in bytes
+  std::vector<std::vector<std::size_t>> pieces_of_;  // per tensor
+  // per piece: where its hashed stretches begin, in bytes
+  std::vector<std::vector<std::uint64_t>> hashed_begins_;
   AlignedPool memory_;
   ProvenBytes proven_;
 };

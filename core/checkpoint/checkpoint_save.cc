@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_save.cc: the order of a commit, and what is left when it fails.
+// core/checkpoint/checkpoint_save.cc: the order of a save, and what is removed when it fails.
 #include "core/checkpoint/checkpoint_save.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 namespace ziggurat {
 namespace {
 
-/// That a save waits for another process's.
+/// How long a save waits until another process's save has ended.
 constexpr std::chrono::seconds kLockWait{1};
 
 std::string manifest_path(const std::string& directory) {
@@ -42,7 +42,7 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (const std::exception& what) {
     text = what.what();
   }
-  return text.empty() ? "it does not say why" : text;
+  return text.empty() ? "the error has no text" : text;
 }
 
 }  // namespace
@@ -52,12 +52,13 @@ CheckpointSave::CheckpointSave(Environment environment, Request request)
       request_(std::move(request)),
       directory_(request_.folder + "/" + checkpoint_name(request_.content.step)) {}
 
-/// All ranks go on, or each throws: what it met itself, or what another did. Who only followed
-/// another leaves the word to that one.
+/// Returns if no rank has an error. Otherwise every rank throws: its own error or that of another
+/// rank. A rank whose error only follows from another rank's reports none, so that the cause is
+/// named.
 Task<> CheckpointSave::agree(std::exception_ptr error) {
   struct Message {
-    std::array<char, 512> text{};  ///< ends with a NUL; empty: nothing is wrong
-    int native = 0;                ///< errno's, by which all ranks decide alike what to do next
+    std::array<char, 512> text{};  ///< ends with a NUL; empty if nothing is wrong
+    int native = 0;                ///< errno, by which all ranks decide alike what to do next
   };
   Message own;
   const bool follows = followed_from_another(error);
@@ -85,7 +86,7 @@ std::optional<LineId> CheckpointSave::line() const {
   return its ? std::optional(its->id) : std::nullopt;
 }
 
-/// Rank 0 makes the directory, and says what it is called.
+/// Makes the directory on rank 0, and tells its name to all ranks.
 Task<> CheckpointSave::agree_on_directory() {
   std::exception_ptr error;
   try {
@@ -103,8 +104,8 @@ Task<> CheckpointSave::agree_on_directory() {
   directory_ = request_.folder + "/" + all.front().data();
 }
 
-/// Under the step's own name, or where that is another line's or somebody else's, under one that
-/// has the line's too.
+/// Makes the directory under the step's own name. If that name belongs to another line or to
+/// somebody else, uses the name that also has the line.
 Task<> CheckpointSave::make_directory() {
   IoEngine& io = environment_.io;
   const std::function<void()> begin = [&] {
@@ -125,13 +126,13 @@ Task<> CheckpointSave::make_directory() {
     co_return;
   }
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: something that is not a checkpoint of this line of history has this "
-                          "name: move it away",
+              fmt::format("{} is not a checkpoint of this line of history, but has the name of the "
+                          "new one: move it away",
                           directory_),
               EEXIST);
 }
 
-/// The name is free, or of a checkpoint that this one replaces.
+/// Returns true if the name is free. A checkpoint that this one replaces is removed first.
 Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
   IoEngine& io = environment_.io;
   const std::string directory = request_.folder + "/" + name.name;
@@ -149,15 +150,16 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
   if (left) co_return false;
   if (!whole) co_return true;
   const CheckpointFacts its = co_await look_at_checkpoint(text_place(), request_.folder, name);
-  // One that cannot be read may be another line's: it is replaced only where it names this one.
+  // A checkpoint that cannot be read may be another line's: replace it only if it names this line.
   if (its.line_id() != line()) co_return false;
   if (its.counts()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: this step's checkpoint is there already, and stays as it is", directory),
+        fmt::format("this step's checkpoint {} exists already and stays as it is", directory),
         EEXIST);
   }
-  notes_.push_back(fmt::format("{}: it is replaced, since it is damaged: {}", directory, its.flaw));
+  notes_.push_back(
+      fmt::format("the checkpoint {} is replaced, because it is damaged: {}", directory, its.flaw));
   std::string left_over;
   const std::function<void()> replace = [&] { left_over = remove_checkpoint(io, directory); };
   co_await call(replace);
@@ -165,8 +167,8 @@ Task<bool> CheckpointSave::takes(const CheckpointEntry& name) {
   co_return left_over.empty();
 }
 
-/// What has no manifest. Without a lock others may be writing it, but for what has this line's name
-/// and step, which nobody else saves.
+/// Removes directories without a manifest. Without a lock other processes may be writing them, so
+/// this removes only the one with this line's name and step, which nobody else saves.
 void CheckpointSave::remove_cut_off() {
   IoEngine& io = environment_.io;
   const std::uint64_t step = request_.content.step;
@@ -178,8 +180,8 @@ void CheckpointSave::remove_cut_off() {
       remove(directory);
     } else if (entry.step == step) {
       notes_.push_back(
-          fmt::format("{}: it has no manifest, and stays: this filesystem has no locks, so another "
-                      "process may be writing it. Remove it if none is",
+          fmt::format("{} has no manifest but stays, because this filesystem has no locks and "
+                      "another process may be writing it: remove it if no process is",
                       directory));
     }
   }
@@ -228,7 +230,7 @@ Task<std::unique_ptr<CheckpointSave>> CheckpointSave::begin(Environment environm
   co_return std::move(save);
 }
 
-/// Nobody asks for those of a save that is not begun.
+/// Logs the notes of a save that did not begin, because nobody can ask for them.
 void CheckpointSave::say_notes() const {
   for (const std::string& note : notes_) log().warn("{}", note);
 }
@@ -247,7 +249,7 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   std::exception_ptr agreed;
   try {
     co_await agree(error);
-    // Rank 0 may publish from here on, and die before it says so: nobody else removes a file.
+    // From here on rank 0 may publish and die before it says so, so no other rank removes a file.
     writer_->keep();
     co_await gather(manifest);
     std::exception_ptr published;
@@ -268,10 +270,10 @@ Task<> CheckpointSave::commit(std::exception_ptr failure) {
   std::rethrow_exception(agreed);
 }
 
-/// Rank 0's manifest gets the files and pieces of all.
+/// Adds the files and pieces of all ranks to rank 0's manifest.
 Task<> CheckpointSave::gather(Manifest& manifest) {
   Communicator& ranks = environment_.ranks;
-  // Megabytes of text, where tensors are many: not on the reactor's thread.
+  // The text has megabytes if there are many tensors, so it is not made on the reactor's thread.
   std::string own;
   const std::function<void()> write_own = [&] { own = files_text(manifest); };
   co_await call(write_own);
@@ -288,14 +290,14 @@ Task<> CheckpointSave::gather(Manifest& manifest) {
     std::string text(sizes[static_cast<std::size_t>(rank)], '\0');
     co_await ranks.recv(std::as_writable_bytes(std::span(text)), rank);
     const std::function<void()> add = [&] {
-      add_files(manifest, text, fmt::format("rank {}'s part of {}", rank, directory_));
+      add_files(manifest, text, fmt::format("{} of rank {}", directory_, rank));
     };
     co_await call(add);
   }
 }
 
-/// Errors: before the manifest is durable under its name, and then nothing is under it; or of what
-/// follows, and then the checkpoint is whole (published_).
+/// Publishes the manifest. After an error that comes before the manifest is durable, nothing has
+/// its name. After a later error the checkpoint is whole (published_).
 Task<> CheckpointSave::publish(const Manifest& manifest) {
   IoEngine& io = environment_.io;
   std::string text;
@@ -309,7 +311,7 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   };
   std::exception_ptr error;
   try {
-    // The names of the shards are durable before the manifest that speaks of them.
+    // Make the names of the shards durable before the manifest names them.
     co_await call(sync_shards);
     Task<> writing = write_text(text_place(), manifest_path(directory_), std::move(text));
     co_await std::move(writing);
@@ -326,7 +328,7 @@ Task<> CheckpointSave::publish(const Manifest& manifest) {
   co_await write_text(text_place(), request_.folder + "/latest",
                       directory_.substr(directory_.rfind('/') + 1) + "\n");
   const std::function<void()> sync_latest = [&] { io.sync_directory(request_.folder); };
-  co_await call(sync_latest);  // before what it named is removed
+  co_await call(sync_latest);  // durable before retain() removes what `latest` named before
   co_await retain();
 }
 
@@ -334,12 +336,13 @@ Task<> CheckpointSave::retain() noexcept {
   try {
     if (request_.retention.keep_last > 0) co_await let_go();
   } catch (const std::exception& error) {
-    notes_.push_back(
-        fmt::format("{}: old checkpoints could not be removed: {}", request_.folder, error.what()));
+    notes_.push_back(fmt::format("old checkpoints in {} could not be removed: {}", request_.folder,
+                                 error.what()));
   }
 }
 
-/// What the request's retention lets go. Of other lines only a manifest's first bytes are read.
+/// Removes what the request's retention lets go. Reads only the first bytes of other lines'
+/// manifests.
 Task<> CheckpointSave::let_go() {
   IoEngine& io = environment_.io;
   std::vector<CheckpointEntry> entries;
@@ -366,7 +369,8 @@ Task<> CheckpointSave::let_go() {
   co_await call(remove_them);
 }
 
-/// False where the manifest may be there after a crash: then every file that it names must be.
+/// Removes the manifest again. Returns false if it may be there after a crash: every file that it
+/// names must stay then.
 bool CheckpointSave::withdraw() noexcept {
   try {
     if (environment_.io.exists(manifest_path(directory_)))
@@ -381,7 +385,8 @@ bool CheckpointSave::withdraw() noexcept {
 void CheckpointSave::clean() noexcept {
   writer_.reset();
   if (published_ || environment_.ranks.rank() != 0) return;
-  // What is left has no manifest: nobody takes it for a checkpoint, and the next save removes it.
+  // What is left has no manifest, so nobody takes it for a checkpoint, and the next save removes
+  // it.
   try {
     static_cast<void>(remove_checkpoint(environment_.io, directory_));
   } catch (const std::exception&) {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_save.h: one checkpoint of all ranks, from its directory to the name
-// that makes it one.
+// core/checkpoint/checkpoint_save.h: saves one checkpoint of all ranks, from making its directory
+// to publishing its manifest.
 //
 //   FOLDER/step-000000010/rank-00000-of-00002-00000.safetensors ..
-//                         manifest.json       appears when every byte of the others is durable
+//                         manifest.json       appears when every byte of the shards is durable
 //   FOLDER/step-000000010-1a2b3c4d/           where another line of history has that name already
 //   FOLDER/latest                             the directory's name: for people and other tools, a
-//                                             hint that nothing here reads
+//                                             hint that ziggurat does not read
 //
-//   FOLDER/.lock                              held by whoever saves in it: one at a time
+//   FOLDER/.lock                              held by the one process that saves in the folder
 //
-// A directory without a manifest is what a save or a removal left that was cut off: nobody loads
-// it, and the next save in the folder removes it. All ranks see one filesystem. Reactor's thread.
+// A directory without a manifest is left over from a save or a removal that was cut off. Nobody
+// loads it, and the next save in the folder removes it. All ranks see one filesystem. Reactor's
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -36,34 +37,34 @@ class CheckpointSave {
     Reactor& reactor;
     WorkerPool& workers;
     IoEngine& io;
-    Communicator& ranks;  ///< of all ranks, and of nothing else while a save is under way
+    Communicator& ranks;  ///< all ranks; used for nothing else while a save is under way
     IoObservers observers{};
-    BlockingCalls calls{};  ///< names on the target: it may hang
+    BlockingCalls calls{};  ///< run calls that name files on the target, which may hang
   };
   struct Request {
     std::string folder;
     Retention retention{};
     StateContent content;  ///< rank 0's counts
-    ShardPlan plan;        ///< this rank's
+    ShardPlan plan;        ///< of this rank
   };
 
-  /// Makes the directory, and every rank its files. All ranks begin, or none. A checkpoint of this
-  /// step and line that has a flaw (CheckpointFacts) is replaced. Errors: kInvalidArgument, EEXIST,
-  /// where one without a flaw is there already; kUnavailable where another process saves in the
-  /// folder; kResourceExhausted naming the path; PeerFailed where it was another rank's error.
+  /// Makes the directory, and on every rank its files. Either all ranks begin or none does. A
+  /// checkpoint of this step and line that has a flaw (CheckpointFacts) is replaced. Errors:
+  /// kInvalidArgument with EEXIST if one without a flaw exists; kUnavailable if another process
+  /// saves in the folder; kResourceExhausted naming the path; PeerFailed for another rank's error.
   static Task<std::unique_ptr<CheckpointSave>> begin(Environment environment, Request request);
 
   StateSink& sink() noexcept { return *writer_; }
   const std::string& directory() const noexcept { return directory_; }
-  /// Rank 0's: what was to be removed and is still there. No error of the save.
+  /// On rank 0: what should have been removed but is still there. That is no error of the save.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   std::uint64_t size_bytes() const noexcept { return writer_ ? writer_->size_bytes() : 0; }
 
-  /// Every rank calls it once. `failure`: this rank could not give everything to its sink, and no
-  /// checkpoint is made. Returns when it is durable under its name. Errors: `failure`; errno's;
-  /// PeerFailed. After an error nothing of it stays, as far as files can be removed; or all of it
-  /// does, where that is whole and `latest` could not be written. What retention could not remove
-  /// is a note.
+  /// Ends the save; every rank calls it once. `failure` says why this rank could not give
+  /// everything to its sink; no checkpoint is made then. Returns when the checkpoint is durable
+  /// under its name. Errors: `failure`; system errors; PeerFailed. After an error nothing of the
+  /// checkpoint stays, as far as its files can be removed. But all of it stays if it is whole and
+  /// only `latest` could not be written. What retention could not remove becomes a note.
   Task<> commit(std::exception_ptr failure);
 
  private:
@@ -80,7 +81,7 @@ class CheckpointSave {
   TextPlace text_place() const noexcept {
     return {environment_.reactor, environment_.io, environment_.observers, environment_.calls};
   }
-  /// Names on the target.
+  /// Runs calls that name files on the target.
   Task<> call(const std::function<void()>& calls) const {
     return environment_.calls.run(environment_.reactor, calls);
   }
@@ -94,9 +95,9 @@ class CheckpointSave {
   Request request_;
   std::string directory_;
   std::vector<std::string> notes_;
-  std::unique_ptr<DirectFile> lock_;  // rank 0's; none where the filesystem has no locks
+  std::unique_ptr<DirectFile> lock_;  // on rank 0; null if the filesystem has no locks
   std::unique_ptr<CheckpointWriter> writer_;
-  bool published_ = false;  // rank 0: the manifest has its name, or may have it after a crash
+  bool published_ = false;  // on rank 0: the manifest has its name, or may have it after a crash
 };
 
 }  // namespace ziggurat

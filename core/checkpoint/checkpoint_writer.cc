@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_writer.cc: runs of tensors to stretches of files.
+// core/checkpoint/checkpoint_writer.cc: writes runs of tensors to stretches of files.
 #include "core/checkpoint/checkpoint_writer.h"
 
 #include <fmt/format.h>
@@ -50,7 +50,8 @@ Task<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(Environment env
   co_return std::move(writer);
 }
 
-/// All space first: a disk that is too small is found out before anything is written.
+/// Reserves all space first, so that a disk that is too small is found out before anything is
+/// written.
 void CheckpointWriter::make_files() {
   for (const StateFile& file : plan_.files) {
     paths_.push_back(directory_ + "/" + file.name);
@@ -70,7 +71,7 @@ void CheckpointWriter::remove_files() noexcept {
     try {
       environment_.io.remove(path);
     } catch (const std::exception&) {
-      // What stays is no checkpoint: no manifest speaks of it, and the next save removes it.
+      // A file that stays does no harm: no manifest names it, and the next save removes it.
     }
   }
 }
@@ -96,7 +97,7 @@ Task<> CheckpointWriter::write(std::size_t tensor, std::span<const TensorRun> ru
                                std::span<const std::byte> array) {
   for (const std::size_t piece : pieces_of_[tensor]) {
     const std::vector<Segment> found = segments(tensors_[tensor], plan_.pieces[piece], runs);
-    // As a rule all of it is one stretch of the file.
+    // Usually all segments are one stretch of the file.
     for (std::size_t begin = 0; begin < found.size();) {
       std::size_t end = begin + 1;
       while (end < found.size() &&
@@ -134,15 +135,15 @@ Task<> CheckpointWriter::write_piece(std::size_t index, std::span<const Segment>
   if (fresh) written_bytes_ += stretch.size();
 }
 
-/// Everything of the piece was given, once.
+/// Requires that everything of the piece was given exactly once.
 void CheckpointWriter::finish_piece(std::size_t index) {
   StatePiece& piece = plan_.pieces[index];
   const StateTensor& tensor = tensors_[piece.tensor];
   const std::uint64_t bytes = piece.box.count() * ziggurat::size_bytes(tensor.type);
   const auto refuse = [&](std::uint64_t begin, std::uint64_t end, const char* what) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: bytes {} to {} of {} of '{}' were {}: the saved pieces do not "
-                            "make up the part that was announced",
+                fmt::format("{}: bytes {} to {} of the {} bytes of '{}' were {}: give every byte "
+                            "of the announced part exactly once",
                             directory_, begin, end, bytes, tensor.name, what));
   };
   std::uint64_t end = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/checkpoint_writer.h: the files that one rank writes of a checkpoint: filled in
+// core/checkpoint/checkpoint_writer.h: the files of a checkpoint that one rank writes: filled in
 // any order, hashed on the way, synced at the end. Reactor's thread.
 #pragma once
 
@@ -27,23 +27,23 @@ class CheckpointWriter final : public StateSink {
     IoObservers observers{};
     BlockingCalls calls{};
   };
-  /// Makes the files of `plan` in `directory`, which is there, with their space reserved and their
-  /// headers written. `tensors` are ChunkRuns::tensors(). Errors: kResourceExhausted where the
-  /// space is not there, errno's; what was made is removed then.
+  /// Makes the files of `plan` in `directory`, which must exist, reserves their space and writes
+  /// their headers. `tensors` are ChunkRuns::tensors(). Errors: kResourceExhausted if there is too
+  /// little space; system errors. After an error the files are removed again.
   static Task<std::unique_ptr<CheckpointWriter>> create(Environment environment,
                                                         std::string directory, ShardPlan plan,
                                                         std::vector<StateTensor> tensors);
-  /// Without keep(): removes its files.
+  /// Removes its files unless keep() was called.
   ~CheckpointWriter() override;
 
-  /// What no piece of this rank covers is left to others.
+  /// Leaves what no piece of this rank covers to other ranks.
   Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                std::span<const std::byte> array) override;
-  /// Everything was given: syncs the files. The pieces, with their hashes; the files are whole
-  /// when their directory was synced, too. Errors: kInvalidArgument naming a tensor of which a part
-  /// was not given, or given twice; errno's.
+  /// Syncs the files after everything was given, and returns the pieces with their hashes. The
+  /// files are durable when their directory is synced, too. Errors: kInvalidArgument naming a
+  /// tensor of which a part was not given or was given twice; system errors.
   Task<std::vector<StatePiece>> finish();
-  /// The files stay.
+  /// Leaves the files when this is destroyed.
   void keep() noexcept { kept_ = true; }
 
   const std::vector<StateFile>& files() const noexcept { return plan_.files; }
@@ -53,7 +53,7 @@ class CheckpointWriter final : public StateSink {
  private:
   CheckpointWriter(Environment environment, std::string directory, ShardPlan plan,
                    std::vector<StateTensor> tensors);
-  /// Elements that follow one another in the array and in a piece.
+  /// Elements that follow one another both in the array and in a piece.
   struct Segment {
     std::uint64_t in_piece, at, count;
   };
@@ -72,7 +72,7 @@ class CheckpointWriter final : public StateSink {
   std::vector<std::unique_ptr<RangeFile>> files_;
   std::vector<std::string> paths_;
   std::vector<std::vector<std::size_t>> pieces_of_;  // per tensor
-  /// Per piece: what was written, by where it begins.
+  /// Per piece: the stretches that were written, by where they begin.
   std::vector<std::map<std::uint64_t, HashedBytes>> hashed_;
   std::uint64_t written_bytes_ = 0;
   AlignedPool memory_;

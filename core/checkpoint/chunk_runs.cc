@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/chunk_runs.cc: from places in a part's unit to places in whole parameters.
+// core/checkpoint/chunk_runs.cc: turns places in a part's unit into places in whole parameters.
 #include "core/checkpoint/chunk_runs.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ void ChunkRuns::add_unit(UnitId unit, const UnitSpec& whole) {
           {.name = a == 0 ? param.name : state_tensor_name(arrays_[a].name, param.name),
            .owner = param.name,
            .array = arrays_[a].name,
-           // A constant record is of fp32 masters, whatever the others hold.
+           // A constant record has fp32 masters, whatever other records have.
            .type = param.constant ? TensorType::kF32 : type_of(arrays_[a].element),
            .shape = param.shape});
     }
@@ -151,7 +151,7 @@ void take_array(const ChunkRecord& record, ArrayAs as, std::uint64_t first,
   } else if (size == state_arrays(state)[as.array].element_bytes()) {
     read_state_array(state, as.array, record.bytes, first, out);
   } else {
-    // A constant parameter is fp32 wherever it lies, and this record holds bf16.
+    // A constant parameter's tensor is fp32, but this chunk's record holds it in bf16.
     std::vector<float> values(first + out.size() / size);
     read_state_values(state, as.array, record.bytes, values);
     std::memcpy(out.data(), values.data() + first, out.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/chunk_runs.h: a rank's chunks as runs of the model's tensors, and the other way.
-// Arithmetic only; any thread.
+// core/checkpoint/chunk_runs.h: a rank's chunks as runs of the model's tensors. Arithmetic only;
+// any thread.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,22 @@ class ChunkRuns {
   /// `table` must outlive this.
   explicit ChunkRuns(const ChunkTable& table);
 
-  /// All of the model, whatever this rank has of it; constant parameters have a master alone.
+  /// All tensors of the model, whatever part of it this rank has. A constant parameter has only a
+  /// master.
   const std::vector<StateTensor>& tensors() const noexcept { return tensors_; }
   std::vector<StateUnit> units() const;
   const std::vector<StateArray>& arrays() const noexcept { return arrays_; }
 
   struct OfTensor {
     std::size_t tensor;  ///< of tensors()
-    std::size_t array;   ///< of arrays(): TensorRun::at counts its values in the chunk's record
+    std::size_t array;   ///< index in arrays(); TensorRun::at counts the values of that array
     std::vector<TensorRun> runs;
   };
-  /// What the chunk's record has, padding left out; a tensor at a time.
+  /// Returns what the chunk's record has, without padding, tensor by tensor.
   std::vector<OfTensor> of(ChunkId chunk) const;
 
-  /// Tensor of array `array` over parameter `param` of `unit`, or over the unit itself where the
-  /// array is of scales; -1: there is none.
+  /// Returns the tensor of array `array` over parameter `param` of `unit`, or over the unit itself
+  /// if the array holds scales; -1 if there is none.
   int tensor(std::size_t array, UnitId unit, std::size_t param) const;
 
  private:
@@ -45,9 +46,9 @@ class ChunkRuns {
   const ChunkTable& table_;
   std::vector<StateArray> arrays_;
   std::vector<StateTensor> tensors_;
-  std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: tensor
+  std::vector<std::vector<std::vector<int>>> params_;  // [unit][param][array]: number of the tensor
   std::vector<std::vector<int>> scales_;               // [unit][array]
-  std::vector<std::vector<std::uint64_t>> begins_;     // [unit][param]: in this rank's unit
+  std::vector<std::vector<std::uint64_t>> begins_;  // [unit][param]: the parameter's first element
 };
 
 /// A chunk's record.
@@ -56,15 +57,16 @@ struct ChunkRecord {
   ChunkId chunk;
   std::span<const std::byte> bytes;
 };
-/// One of its arrays, as a tensor of that type has its values.
+/// An array of a record, and the type of the tensor to which its values belong.
 struct ArrayAs {
   std::size_t array;  ///< of ChunkRuns::arrays()
   TensorType type;
 };
-/// Values of the array from its `first` on, bit for bit.
+/// Copies values of the array from its `first` on, bit for bit.
 void take_array(const ChunkRecord& record, ArrayAs as, std::uint64_t first,
                 std::span<std::byte> out);
-/// The whole array, where the record has those values one after the other; empty where it does not.
+/// Returns the whole array if the record has its values one after the other in that type; empty
+/// otherwise.
 std::span<const std::byte> array_in(const ChunkRecord& record, ArrayAs as);
 
 }  // namespace ziggurat

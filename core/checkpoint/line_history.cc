@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/line_history.cc: parents and children among lines.
+// core/checkpoint/line_history.cc: finds parents and children among lines of history.
 #include "core/checkpoint/line_history.h"
 
 #include <fmt/format.h>
@@ -20,11 +20,11 @@ std::uint64_t LineOfCheckpoints::size_bytes() const noexcept {
 }
 
 std::string LineOfCheckpoints::description() const {
-  const std::string name = id ? "line " + short_text(*id) : "no line (made before lines were kept)";
+  const std::string name = id ? "line " + short_text(*id) : "no line (old)";
   const std::string from =
       parent ? fmt::format(" (which left line {} at step {})", short_text(*parent), left_at) : "";
   const std::size_t count = checkpoints.size();
-  return fmt::format("{}{}: {} checkpoint{} up to step {}, {}", name, from, count,
+  return fmt::format("{}{} with {} checkpoint{} up to step {}, {}", name, from, count,
                      count == 1 ? "" : "s", count == 0 ? 0 : checkpoints.back().entry.step,
                      format_bytes(size_bytes()));
 }
@@ -107,7 +107,8 @@ std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Rete
   if (retention.keep_last == 0) return gone;
   const std::uint64_t older =
       steps.size() - std::min<std::uint64_t>(steps.size(), retention.keep_last);
-  const auto is_best = [&](std::uint64_t i) {  // or the first after it, where it was not saved
+  const auto is_best = [&](std::uint64_t i) {
+    // True for the best step, or for the first after it if the best was not saved.
     return retention.keep_best && best && steps[i] >= *best && (i == 0 || steps[i - 1] < *best);
   };
   for (std::uint64_t i = 0; i < older; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/line_history.h: the lines of history that a folder's checkpoints are of: which is
-// the newest, what a state of one was made from, and which checkpoints retention lets go.
+// core/checkpoint/line_history.h: the lines of history of a folder's checkpoints: which line is the
+// newest, which checkpoints a state came from, and which ones retention lets go.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,15 @@
 
 namespace ziggurat {
 
-/// Checkpoints of one line, or those made before lines were kept (no id).
+/// Checkpoints of one line, or those that were made before lines were recorded (no id).
 struct LineOfCheckpoints {
   std::optional<LineId> id;
   std::optional<LineId> parent;
   std::uint64_t left_at = 0;
   std::vector<CheckpointFacts> checkpoints;  ///< by step
   std::uint64_t size_bytes() const noexcept;
-  /// "line 1a2b3c4d (which left line 5e6f7081 at step 10): 3 checkpoints up to step 30, 6 MiB".
+  /// Describes the line: "line 1a2b3c4d (which left line 5e6f7081 at step 10) with 3 checkpoints up
+  /// to step 30, 6 MiB".
   std::string description() const;
 };
 
@@ -31,29 +32,31 @@ class LineHistory {
 
   const std::vector<LineOfCheckpoints>& lines() const noexcept { return lines_; }
   const LineOfCheckpoints* find(const std::optional<LineId>& id) const;
-  /// Lines that no other came from. Checkpoints without a line are older than all that have one.
+  /// Lines that no other line came from. Checkpoints without a line are older than all lines.
   std::vector<const LineOfCheckpoints*> newest() const;
-  /// What a state of `line` can go back to, newest first: its own checkpoints; its parent's up
-  /// to the step at which it left that, and so on; last what has no line. Those with a flaw too,
-  /// and those that cannot be read: they may be of any line.
+  /// Returns the checkpoints that a state of `line` can go back to, newest first: those of its own
+  /// line; those of its parent up to the step at which it left the parent, and so on; last those
+  /// without a line. Checkpoints with a flaw are among them, and those that cannot be read, which
+  /// may be of any line.
   std::vector<CheckpointFacts> of(const std::optional<StateLine>& line) const;
 
  private:
   std::vector<LineOfCheckpoints> lines_;
-  std::vector<CheckpointFacts> unreadable_;  // of no line that is known
+  std::vector<CheckpointFacts> unreadable_;  // checkpoints that cannot be read
 };
 
-/// Which checkpoints of a line stay when a new one is whole.
+/// Says which checkpoints of a line stay when a new one is whole.
 struct Retention {
-  std::uint64_t keep_last = 0;   ///< the newest ones; 0: all
-  std::uint64_t keep_every = 0;  ///< and those of every so many steps
-  bool keep_best = false;        ///< and the best step's, by the newest one's "best_metric"
+  std::uint64_t keep_last = 0;   ///< the newest ones; 0 keeps all
+  std::uint64_t keep_every = 0;  ///< also those of every so many steps
+  bool keep_best = false;        ///< also the best step's, by the newest one's "best_metric"
 };
-/// The steps that `retention` lets go, of those that count, ascending. The newest never is. `best`:
-/// best_step() of the newest.
+/// Returns those of the ascending `steps`, all of usable checkpoints, that `retention` lets go. The
+/// newest is never among them. `best` is best_step() of the newest.
 std::vector<std::uint64_t> expired(const std::vector<std::uint64_t>& steps, Retention retention,
                                    std::optional<std::uint64_t> best);
-/// What `newest`, which was just made, lets go: of its own line, without a flaw, and older.
+/// Returns the checkpoints that `newest`, which was just made, lets go: older ones of its own line
+/// without a flaw.
 std::vector<CheckpointEntry> expired(std::span<const CheckpointFacts> checkpoints,
                                      Retention retention, const CheckpointFacts& newest);
 

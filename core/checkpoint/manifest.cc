@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/manifest.cc: to JSON and back; a text that comes back differently is refused.
+// core/checkpoint/manifest.cc: writes a manifest as JSON, and reads and checks it.
 #include "core/checkpoint/manifest.h"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ std::vector<std::byte> bytes_of(const JsonField& field) {
     std::from_chars(text.data() + 2 * i, text.data() + 2 * i + 2, value, 16);
     bytes[i] = static_cast<std::byte>(value);
   }
-  if (bytes_text(bytes) != text) field.refuse("it is not bytes in hexadecimal digits");
+  if (bytes_text(bytes) != text) field.refuse("the value must be bytes in hexadecimal digits");
   return bytes;
 }
 
@@ -60,7 +60,9 @@ std::optional<Roundings> rounding_of(const JsonField& field) {
   if (field.is_null() || !field.has("state_rounding")) return std::nullopt;
   const auto word = [&](const char* key) {
     const std::optional<Rounding> rounding = parse_rounding(field.at(key).text());
-    if (!rounding) field.at(key).refuse("this program does not know that rounding");
+    if (!rounding)
+      field.at(key).refuse(
+          fmt::format("this program does not know the rounding '{}'", field.at(key).text()));
     return *rounding;
   };
   return Roundings{.state = word("state_rounding"), .params = word("param_rounding")};
@@ -75,7 +77,12 @@ std::optional<StateKind> state_of(const JsonField& field) {
   }
   const auto optimizer = parse_optimizer(field.at("optimizer").text());
   const auto format = parse_state_format(field.at("format").text());
-  if (!optimizer || !format) field.refuse("this program does not know that state");
+  if (!optimizer)
+    field.refuse(
+        fmt::format("this program does not know the optimizer '{}'", field.at("optimizer").text()));
+  if (!format)
+    field.refuse(
+        fmt::format("this program does not know the state format '{}'", field.at("format").text()));
   return StateKind{*optimizer, *format};
 }
 
@@ -105,8 +112,8 @@ ordered_json content_json(const StateContent& content) {
     tensors.push_back(
         {tensor.name, tensor.owner, tensor.array, to_string(tensor.type), tensor.shape});
   ordered_json resume = ordered_json::object();
-  // Parsed as it is read, in the order of keys: an object that keeps another order looks each of
-  // them up from the front.
+  // Parsed into an object that sorts its keys, because one that keeps another order looks each key
+  // up from the front.
   for (const auto& [name, text] : content.resume)
     resume[name] = ordered_json(nlohmann::json::parse(text));
   return {{"model", content.model},
@@ -132,7 +139,7 @@ ordered_json line_json(const StateLine& line) {
 
 LineId line_id_of(const JsonField& field) {
   const std::optional<LineId> id = parse_line_id(field.text());
-  if (!id) field.refuse("it is not a line's id, which has 32 hexadecimal digits");
+  if (!id) field.refuse("a line's id must have 32 hexadecimal digits");
   return *id;
 }
 
@@ -152,7 +159,8 @@ StateContent content_of(const JsonField& field) {
   StateContent content;
   content.model = field.at("model").text();
   const JsonField dtype = field.at("dtype");
-  if (!parse_dtype(dtype.text())) dtype.refuse("it is not a type that parameters can have");
+  if (!parse_dtype(dtype.text()))
+    dtype.refuse(fmt::format("parameters cannot have the type '{}'", dtype.text()));
   content.dtype = *parse_dtype(dtype.text());
   content.state = state_of(field.at("state"));
   content.rounding = rounding_of(field.at("state"));
@@ -176,7 +184,8 @@ StateContent content_of(const JsonField& field) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const JsonField its = tensors.at(t);
     const auto type = parse_tensor_type(its.at(3).text());
-    if (!type) its.refuse("its type is not known");
+    if (!type)
+      its.refuse(fmt::format("this program does not know the type '{}'", its.at(3).text()));
     content.tensors.push_back({.name = its.at(std::size_t{0}).text(),
                                .owner = its.at(1).text(),
                                .array = its.at(2).text(),
@@ -216,7 +225,8 @@ StatePiece piece_of(const JsonField& its) {
                    .hashed = {}};
   const JsonField sizes = its.at(5);
   const JsonField hashes = its.at(6);
-  if (sizes.size() != hashes.size()) its.refuse("it has more hashes than sizes, or fewer");
+  if (sizes.size() != hashes.size())
+    its.refuse(fmt::format("the piece has {} sizes, but {} hashes", sizes.size(), hashes.size()));
   for (std::size_t i = 0; i < sizes.size(); ++i)
     piece.hashed.push_back({sizes.at(i).number(), hashes.at(i).hex()});
   return piece;
@@ -234,7 +244,7 @@ std::vector<StateFile> files_of(const JsonField& files) {
   return all;
 }
 
-/// Behind the files that are there already.
+/// Adds files and pieces behind those that the manifest has already.
 void read_files(const JsonField& top, Manifest& manifest) {
   const auto before = static_cast<std::uint32_t>(manifest.files.size());
   for (StateFile& file : files_of(top.at("files"))) manifest.files.push_back(std::move(file));
@@ -245,18 +255,20 @@ void read_files(const JsonField& top, Manifest& manifest) {
   }
 }
 
-/// The text behind the checksum's line, proven.
+/// Checks the checksum in the first line, and returns the text behind that line.
 std::string_view proven(std::string_view text, const std::string& place) {
   const std::size_t begin = kChecksumBegin.size() + kDigits + kChecksumEnd.size();
   const bool framed =
       text.size() > begin && text.starts_with(kChecksumBegin) &&
       text.substr(kChecksumBegin.size() + kDigits, kChecksumEnd.size()) == kChecksumEnd;
   if (!framed)
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it does not begin with a checksum", place));
+    throw Error(ErrorCode::kDataLoss, fmt::format("{} does not begin with a checksum", place));
   const std::string_view rest = text.substr(begin);
   if (text.substr(kChecksumBegin.size(), kDigits) != hex(hash64(std::as_bytes(std::span(rest)), 0)))
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: its checksum is wrong: it was changed or cut short", place));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("the checksum of {} is wrong, because the text was changed or cut short",
+                    place));
   return rest;
 }
 
@@ -269,7 +281,7 @@ std::string body(const Manifest& manifest) {
   return text;
 }
 
-/// The value of one of the rows that body() makes; nothing where there is no such row.
+/// Returns the value of one of the rows that body() makes; nothing if there is no such row.
 std::optional<nlohmann::json> row_of(std::string_view text, std::string_view name,
                                      const std::string& place) {
   const std::string begin = fmt::format("\n\"{}\":", name);
@@ -281,7 +293,7 @@ std::optional<nlohmann::json> row_of(std::string_view text, std::string_view nam
   return parse_strict(fmt::format("{{{}}}", row), place).at(std::string(name));
 }
 
-/// null says that the run has none, and that it was not forgotten.
+/// Returns true for a name that may be null: the run has no such value, and did not forget it.
 bool may_be_null(std::string_view name) { return name == "loss_scale" || name == "best_metric"; }
 
 }  // namespace
@@ -330,7 +342,8 @@ Manifest parse_manifest(std::string_view text, const std::string& place) {
   const JsonField top(json, place);
   if (const std::uint64_t schema = top.at("schema").number(); schema != Manifest::kSchema) {
     top.refuse(
-        fmt::format("its schema is {}, but this program reads {}: a newer version may read it",
+        fmt::format("the manifest's schema is {}, but this program reads only {}: use a newer "
+                    "version of the program",
                     schema, Manifest::kSchema));
   }
   const bool has_line = top.has("line");
@@ -352,7 +365,8 @@ ManifestSummary summarize_manifest(std::string_view text, const std::string& pla
   const std::optional<nlohmann::json> content = row_of(text, "content", place);
   const std::optional<nlohmann::json> files = row_of(text, "files", place);
   if (!content || !files)
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: it has no content or no files", place));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the manifest {} has no {}", place, content ? "files" : "content"));
   ManifestSummary summary{.content = content_of(JsonField(*content, place + ".content")),
                           .files = files_of(JsonField(*files, place + ".files"))};
   summary.content.line = line_in(text, place);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/manifest_rules.h: what a manifest may say, whoever made it. Private to
+// core/checkpoint/manifest_rules.h: the rules of a manifest, whoever made it. Private to
 // core/checkpoint.
 #pragma once
 
@@ -9,7 +9,8 @@
 
 namespace ziggurat {
 
-/// The first rule that it breaks, naming the tensor or the file; empty: none.
+/// Returns what breaks the first broken rule, naming the tensor or the file; empty if no rule is
+/// broken.
 std::string broken_rule(const Manifest& manifest);
 
 }  // namespace ziggurat

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/piece_source.cc: names, shapes and runs of parts, from those of the whole.
+// core/checkpoint/piece_source.cc: finds names, shapes and runs of parts from those of whole
+// tensors.
 #include "core/checkpoint/piece_source.h"
 
 #include <fmt/format.h>
@@ -32,7 +33,8 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
   content_.step = its.step;
   content_.line = its.line;
   content_.blob = std::move(blob);
-  // Blocks of scales are counted in units, which have the reader's names where they are alike.
+  // Scales have blocks of units, so units that are alike get the names that the reader has for
+  // them.
   std::map<std::string, std::string> names;
   for (const Param& param : params_) names[param.part.name] = param.name;
   for (StateUnit unit : its.units) {
@@ -53,24 +55,24 @@ PieceSource::PieceSource(StateSource& whole, std::vector<Param> params, std::vec
   add_scales();
 }
 
-/// `of_source`: the source's tensors of the parameter.
+/// Adds a parameter; `of_source` are the source's tensors of it.
 void PieceSource::add_param(std::size_t index, std::span<const std::size_t> of_source) {
   const Param& param = params_[index];
   bool has_master = false;
   for (const std::size_t t : of_source) {
     const StateTensor& its = whole_.content().tensors[t];
     if (its.shape != param.part.shape) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("{}: '{}' has the shape [{}] there and [{}] in this model", whole_.place(),
-                      its.name, fmt::join(its.shape, ", "), fmt::join(param.part.shape, ", ")));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("{} has '{}' with the shape [{}], but this model has it with [{}]",
+                              whole_.place(), its.name, fmt::join(its.shape, ", "),
+                              fmt::join(param.part.shape, ", ")));
     }
     if (its.type == TensorType::kU8 && !param.part.is_whole()) {
       throw Error(
           ErrorCode::kUnimplemented,
           fmt::format(
               "{}: '{}' is in 8 bits, with scales for blocks of the whole parameter, but this rank "
-              "has only a part of it: load it on one rank, or save it from several",
+              "has only a part of it: load the state on one rank, or save it from several ranks",
               whole_.place(), its.name));
     }
     const bool master = its.array == kMaster;

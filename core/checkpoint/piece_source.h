@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/piece_source.h: a source of whole tensors as one of parts: what a rank that has
-// pieces of its own reads of a checkpoint. Reactor's thread.
+// core/checkpoint/piece_source.h: a source of whole tensors as a source of parts, for a rank that
+// reads pieces of its own from a checkpoint. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -16,19 +16,20 @@ namespace ziggurat {
 
 class PieceSource final : public StateSource {
  public:
-  /// A parameter of the engine that reads: its name and shape there, and what it is of the
-  /// source's.
+  /// A parameter of the engine that reads: its name and shape in the engine, and which part of the
+  /// source's tensor it is.
   struct Param {
     std::string name;
     std::vector<std::int64_t> shape;
     TensorPiece part;
   };
-  /// Values of a parameter whose master the source does not have.
+  /// Gives values of a parameter whose master the source does not have.
   using ReadOwn =
       std::function<void(std::size_t param, std::uint64_t first, std::span<float> values)>;
 
-  /// `whole` must outlive this. `blob` is in place of the source's. Errors: kInvalidArgument for a
-  /// shape that is not the source's; kUnimplemented for codes of 8 bits that are to be divided.
+  /// Makes a source of `params`. `whole` must outlive this, and `blob` replaces the blob of
+  /// `whole`. Errors: kInvalidArgument for a shape that the source does not have; kUnimplemented
+  /// for codes of 8 bits that would have to be divided.
   PieceSource(StateSource& whole, std::vector<Param> params, std::vector<std::byte> blob,
               ReadOwn read_own);
 
@@ -38,13 +39,13 @@ class PieceSource final : public StateSource {
   std::string place() const override { return whole_.place(); }
 
  private:
-  static constexpr std::size_t kOwn = SIZE_MAX;  ///< in place of a tensor of the source
-  /// Where a tensor of content() is from.
+  static constexpr std::size_t kOwn = SIZE_MAX;  ///< stands for no tensor of the source
+  /// Says where a tensor of content() is from.
   struct From {
     std::size_t tensor;
-    std::size_t param = kOwn;  ///< kOwn: it is the source's tensor as it is
+    std::size_t param = kOwn;  ///< kOwn: the source's tensor is read as it is
   };
-  /// `of_source`: the source's tensors of it, but for scales.
+  /// Adds a parameter; `of_source` are the source's tensors of it, without scales.
   void add_param(std::size_t index, std::span<const std::size_t> of_source);
   void add_scales();
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/proven_bytes.cc: who asks while they are read waits; those used longest ago go.
+// core/checkpoint/proven_bytes.cc: whoever asks for bytes that are being read waits for them; the
+// bytes used longest ago are dropped.
 #include "core/checkpoint/proven_bytes.h"
 
 #include "base/bytes.h"
@@ -31,12 +32,13 @@ Task<ProvenBytes::Bytes> ProvenBytes::get(Key key, Size size, const Read& read) 
   co_return its->bytes;
 }
 
-/// What an entry holds: no less than a page.
+/// Returns how many bytes an entry holds: at least a page.
 std::uint64_t ProvenBytes::held_bytes(const Entry& entry) {
   return round_up(entry.bytes->span().size(), AlignedBytes::kAlignment);
 }
 
-/// As the one used last. Not one that has gone since, be it that its key is being read anew.
+/// Keeps an entry as the one used last. Does not keep an entry that was dropped meanwhile, even if
+/// its key is being read again.
 void ProvenBytes::keep(const Key& key, const EntryPtr& entry) {
   if (const auto found = entries_.find(key); found == entries_.end() || found->second != entry)
     return;

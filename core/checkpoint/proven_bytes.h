@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/checkpoint/proven_bytes.h: bytes that were read and compared with their hash, kept for a
-// while: a neighbour needs the rest of what is hashed together. Reactor's thread.
+// while because a neighbour needs the rest of what is hashed together. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -22,19 +22,20 @@ class ProvenBytes {
  public:
   using Key = std::pair<std::size_t, std::size_t>;
   using Bytes = std::shared_ptr<const AlignedBytes>;
-  /// Reads and compares what a key stands for. Errors: its own.
+  /// Reads and compares the bytes of a key. Errors: whatever the reading throws.
   using Read = std::function<Task<>(std::span<std::byte> into)>;
 
-  /// `memory`: theirs; outlives this.
+  /// `memory` provides the bytes, and must outlive this.
   ProvenBytes(Reactor& reactor, AlignedPool& memory, std::uint64_t kept_bytes_max)
       : reactor_(reactor), memory_(memory), kept_bytes_max_(kept_bytes_max) {}
 
-  /// What AlignedBytes are made of.
+  /// Arguments of AlignedBytes.
   struct Size {
     std::uint64_t bytes;
     std::uint64_t lead_bytes = 0;
   };
-  /// The bytes of `key`, read once however many ask at a time. `read` is used before the Task ends.
+  /// Returns the bytes of `key`, which are read once however many ask for them at a time. `read` is
+  /// used only until the Task ends.
   Task<Bytes> get(Key key, Size size, const Read& read);
 
  private:
@@ -43,7 +44,7 @@ class ProvenBytes {
         : bytes(std::make_shared<AlignedBytes>(std::move(memory))), ready(reactor) {}
     std::shared_ptr<AlignedBytes> bytes;
     Signal ready;
-    std::list<Key>::iterator place{};  ///< in kept_, where it is kept
+    std::list<Key>::iterator place{};  ///< its place in kept_, if it is kept
     bool kept = false;
   };
   using EntryPtr = std::shared_ptr<Entry>;
@@ -54,13 +55,13 @@ class ProvenBytes {
   AlignedPool& memory_;
   std::uint64_t kept_bytes_max_;
   std::map<Key, EntryPtr> entries_;
-  std::list<Key> kept_;  // the one used last comes last
+  std::list<Key> kept_;  // the key used last comes last
   std::uint64_t kept_bytes_ = 0;
 };
 
-/// Runs `job`, which goes through `size_bytes` of memory once: on a worker, or at once where
-/// handing it over would cost more (a model has thousands of biases). `name` as
-/// WorkerPool::run()'s.
+/// Runs `job`, which goes through `size_bytes` of memory once. It runs on a worker, or at once if
+/// handing it over would cost more (a model has thousands of biases). `name` is that of
+/// WorkerPool::run().
 Task<> run_pass(Reactor& reactor, WorkerPool& workers, const char* name, std::uint64_t size_bytes,
                 const std::function<void()>& job);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/safetensors_header.cc: nothing is believed before it was checked.
+// core/checkpoint/safetensors_header.cc: reads a header, and believes nothing before it is checked.
 #include "core/checkpoint/safetensors_header.h"
 
 #include <fmt/format.h>
@@ -18,7 +18,8 @@ namespace {
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr std::size_t kDimensionsMax = 64;
 
-/// Types whose values are whole bytes; those of 4 and 6 bits are no training state.
+/// Types whose values are whole bytes. Types of 4 and 6 bits are left out, because no training
+/// state has them.
 constexpr std::array<std::pair<std::string_view, std::uint64_t>, 17> kSizes{{{"BOOL", 1},
                                                                              {"U8", 1},
                                                                              {"I8", 1},
@@ -40,7 +41,8 @@ constexpr std::array<std::pair<std::string_view, std::uint64_t>, 17> kSizes{{{"B
 std::uint64_t type_bytes(const JsonField& type) {
   const std::string name = type.text();
   const auto found = std::ranges::find(kSizes, name, [](const auto& known) { return known.first; });
-  if (found == kSizes.end()) type.refuse(fmt::format("the type '{}' is not known", name));
+  if (found == kSizes.end())
+    type.refuse(fmt::format("this program does not know the type '{}'", name));
   return found->second;
 }
 
@@ -49,7 +51,7 @@ std::uint64_t bytes_of(const JsonField& shape, const std::vector<std::int64_t>& 
   std::uint64_t bytes = element_bytes;
   for (const std::int64_t dimension : dimensions) {
     if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dimension), &bytes))
-      shape.refuse("no file holds as many values");
+      shape.refuse("the shape has more values than a file can hold");
   }
   return bytes;
 }
@@ -58,9 +60,11 @@ StoredTensor tensor_of(const std::string& name, const JsonField& field, std::uin
   field.require_keys({"dtype", "shape", "data_offsets"});
   const JsonField shape = field.at("shape");
   if (shape.size() > kDimensionsMax)
-    shape.refuse(fmt::format("it has {} dimensions", shape.size()));
+    shape.refuse(fmt::format("the tensor has {} dimensions, but at most {} are supported",
+                             shape.size(), kDimensionsMax));
   const JsonField offsets = field.at("data_offsets");
-  if (offsets.size() != 2) offsets.refuse("it does not have two values");
+  if (offsets.size() != 2)
+    offsets.refuse(fmt::format("data_offsets must have 2 values, but has {}", offsets.size()));
   const std::uint64_t end = offsets.at(1).number(data_bytes);
   const std::uint64_t begin = offsets.at(std::size_t{0}).number(end);
   const std::uint64_t element_bytes = type_bytes(field.at("dtype"));
@@ -72,7 +76,8 @@ StoredTensor tensor_of(const std::string& name, const JsonField& field, std::uin
                       .size_bytes = end - begin};
   if (const std::uint64_t needed = bytes_of(shape, tensor.shape, element_bytes);
       needed != tensor.size_bytes)
-    field.refuse(fmt::format("it has {} bytes, but its shape needs {}", tensor.size_bytes, needed));
+    field.refuse(
+        fmt::format("the tensor has {} bytes, but its shape needs {}", tensor.size_bytes, needed));
   return tensor;
 }
 
@@ -82,15 +87,15 @@ void require_contiguous(const std::vector<StoredTensor>& tensors, std::uint64_t 
   for (const StoredTensor& tensor : tensors) {
     if (tensor.offset_bytes != end) {
       throw Error(ErrorCode::kDataLoss,
-                  fmt::format("{}: '{}' begins at {}, but what is before it ends at {}", place,
+                  fmt::format("{}: '{}' begins at {}, but the tensor before it ends at {}", place,
                               tensor.name, tensor.offset_bytes, end));
     }
     end += tensor.size_bytes;
   }
   if (end != data_bytes) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: its tensors have {} bytes, but {} follow the header", place, end,
-                            data_bytes));
+                fmt::format("the tensors of {} have {} bytes, but {} bytes follow the header",
+                            place, end, data_bytes));
   }
 }
 
@@ -100,15 +105,15 @@ std::uint64_t safetensors_json_bytes(std::string_view first, std::uint64_t file_
                                      const std::string& place) {
   std::uint64_t length = 0;
   if (first.size() < kSafetensorsLengthBytes || file_bytes < kSafetensorsLengthBytes) {
-    throw Error(
-        ErrorCode::kDataLoss,
-        fmt::format("{}: it has only {} bytes, too few for a safetensors file", place, file_bytes));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} has only {} bytes, which are too few for a safetensors file", place,
+                            file_bytes));
   }
   std::memcpy(&length, first.data(), sizeof(length));
   if (length > kSafetensorsHeaderBytesMax || length > file_bytes - kSafetensorsLengthBytes) {
     throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: it is not a safetensors file, or it was cut off: its header would "
-                            "have {} bytes in a file of {}",
+                fmt::format("{} is not a safetensors file or was cut off, because its header would "
+                            "have {} bytes in a file of {} bytes",
                             place, length, file_bytes));
   }
   return length;
@@ -118,12 +123,12 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
                                            const std::string& place) {
   const nlohmann::json parsed = parse_strict(json, place);
   const JsonField root(parsed, place);
-  if (!parsed.is_object()) root.refuse("its header is not an object");
+  if (!parsed.is_object()) root.refuse("the header must be a JSON object");
   SafetensorsHeader header;
   for (const auto& [name, value] : parsed.items()) {
     const JsonField field(value, fmt::format("{}: '{}'", place, name));
     if (name == kMetadata) {
-      if (!value.is_object()) field.refuse("it is not an object");
+      if (!value.is_object()) field.refuse("the metadata must be a JSON object");
       for (const auto& [key, text] : value.items())
         header.metadata[key] = JsonField(text, fmt::format("{}.{}", field.path(), key)).text();
       continue;
@@ -131,7 +136,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
     if (name.empty()) field.refuse("a tensor has no name");
     header.tensors.push_back(tensor_of(name, field, data_bytes));
   }
-  // Those without an element come before what begins where they do.
+  // Tensors without an element come before the tensor that begins where they do.
   std::ranges::sort(header.tensors, {}, [](const StoredTensor& tensor) {
     return std::pair(tensor.offset_bytes, tensor.size_bytes);
   });

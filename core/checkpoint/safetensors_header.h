@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/safetensors_header.h: what a safetensors file says of itself, from files that
-// nobody vouches for.
+// core/checkpoint/safetensors_header.h: reads what a safetensors file says of itself, from a file
+// that may be damaged.
 //
-// Format: huggingface/safetensors, README "Format". Refused beside what is no such file: a header
-// of over 100 MB (the reference reader's limit), a key twice, tensors that overlap, leave holes or
-// leave the file, sizes that are not those of type and shape. Any thread.
+// Format: huggingface/safetensors, README "Format". Refuses, besides files of another format, a
+// header of over 100 MB (the reference reader's limit), a key that is there twice, tensors that
+// overlap, leave holes or leave the file, and sizes that do not fit type and shape. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@
 namespace ziggurat {
 
 inline constexpr std::uint64_t kSafetensorsHeaderBytesMax = 100'000'000;
-/// Before the JSON: its length, little-endian.
+/// Number of bytes before the JSON, which hold its length, little-endian.
 inline constexpr std::uint64_t kSafetensorsLengthBytes = 8;
 
 struct StoredTensor {
   std::string name;
-  std::string type_name;           ///< "I64": as the format has it
-  std::optional<TensorType> type;  ///< none: of a type that the engine has no use for
+  std::string type_name;           ///< the format's name of the type, such as "I64"
+  std::optional<TensorType> type;  ///< empty for a type that the engine has no use for
   std::vector<std::int64_t> shape;
-  std::uint64_t offset_bytes = 0;  ///< from where the header ends
+  std::uint64_t offset_bytes = 0;  ///< counted from where the header ends
   std::uint64_t size_bytes = 0;
 };
 
@@ -36,11 +36,12 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// The length of the JSON, from the file's first bytes. Errors: kDataLoss naming `place` where the
-/// file is too short for it.
+/// Returns the length of the JSON, read from the file's first bytes. Errors: kDataLoss naming
+/// `place` if the file is too short for it.
 std::uint64_t safetensors_json_bytes(std::string_view first, std::uint64_t file_bytes,
                                      const std::string& place);
-/// `data_bytes`: what follows the header. Errors: kDataLoss naming `place` and the tensor.
+/// Reads a header that `data_bytes` follow in the file. Errors: kDataLoss naming `place` and the
+/// tensor.
 SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t data_bytes,
                                            const std::string& place);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/safetensors_source.cc: one file or those of an index, and where each tensor lies.
+// core/checkpoint/safetensors_source.cc: opens one file or those of an index, and finds where each
+// tensor lies.
 #include "core/checkpoint/safetensors_source.h"
 
 #include <fmt/format.h>
@@ -17,28 +18,28 @@ namespace ziggurat {
 namespace {
 
 constexpr std::string_view kEnding = ".safetensors";
-/// An index or a config may have as much as a header.
+/// Longest index or config that is read: as long as the longest header.
 constexpr std::uint64_t kTextBytesMax = kSafetensorsHeaderBytesMax;
 
 std::string in(const std::string& directory, std::string_view name) {
   return fmt::format("{}/{}", directory, name);
 }
 
-/// File names, each with the tensors that the index says it has.
+/// Returns the names of files, each with the tensors that the index says it has.
 std::map<std::string, std::vector<std::string>> files_of(const std::string& text,
                                                          const std::string& path) {
   const nlohmann::json parsed = parse_strict(text, path);
   const JsonField map = JsonField(parsed, path).at("weight_map");
-  if (!map.value().is_object()) map.refuse("it is not an object");
+  if (!map.value().is_object()) map.refuse("weight_map must be a JSON object");
   std::map<std::string, std::vector<std::string>> files;
   for (const auto& [name, value] : map.value().items()) {
     const JsonField field(value, fmt::format("{}.{}", map.path(), name));
     const std::string file = field.text();
     if (file.empty() || file.front() == '.' || file.find('/') != std::string::npos)
-      field.refuse(fmt::format("'{}' is not a file in this directory", file));
+      field.refuse(fmt::format("'{}' is not the name of a file in this directory", file));
     files[file].push_back(name);
   }
-  if (files.empty()) map.refuse("it names no tensor");
+  if (files.empty()) map.refuse("weight_map names no tensor");
   return files;
 }
 
@@ -75,18 +76,19 @@ Task<> SafetensorsSource::open_all() {
   std::set<std::string> names;
   for (const StateTensor& tensor : content_.tensors) {
     if (names.insert(tensor.name).second) continue;
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is there twice", path_, tensor.name));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{} has two tensors called '{}'", path_, tensor.name));
   }
   if (content_.tensors.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: it has no tensor of a type that a parameter can have", path_));
+                fmt::format("{} has no tensor of a type that a parameter can have", path_));
   }
   content_.dtype = dtype_of(content_.tensors.front().type).value_or(DType::kFloat32);
 }
 
 Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::string>* wanted) {
   if (!where_.io.exists(path))
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: there is no such file", path),
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("the file {} does not exist", path),
                 ENOENT);
   files_.push_back(
       DirectFile::open(where_.reactor, where_.io, path, {.direct = false}, where_.observers));
@@ -100,8 +102,8 @@ Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::stri
   const SafetensorsHeader header = parse_safetensors_header(json, size - begin, path);
   if (header.metadata.contains("DCP_SHARDING_INFO")) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: its tensors are parts of those of a checkpoint: give the "
-                            "directory that has the manifest",
+                fmt::format("{} is a shard of a checkpoint, whose tensors are only parts: give the "
+                            "directory that has the checkpoint's manifest",
                             path));
   }
   std::set<std::string> left;
@@ -111,13 +113,14 @@ Task<> SafetensorsSource::add_file(std::string path, const std::vector<std::stri
     add_tensor(tensor, {.file = files_.size() - 1, .offset_bytes = begin + tensor.offset_bytes});
   }
   if (left.empty()) co_return;
-  throw Error(ErrorCode::kDataLoss,
-              fmt::format("{}: '{}' is not in it, although the index says that it is", path,
-                          *left.begin()));
+  throw Error(
+      ErrorCode::kDataLoss,
+      fmt::format("{} does not have '{}', although the index names that tensor for this file", path,
+                  *left.begin()));
 }
 
 void SafetensorsSource::add_tensor(const StoredTensor& tensor, Place place) {
-  // Codes are nobody's weights, and an array without an element is none of a model's.
+  // Codes are never weights, and no parameter of a model is without an element.
   if (!tensor.type || !dtype_of(*tensor.type) || tensor.size_bytes == 0) {
     left_out_.push_back(fmt::format("{} ({})", tensor.name, tensor.type_name));
     return;

@@ -2,7 +2,7 @@
 // core/checkpoint/safetensors_source.h: weights that other tools saved, as a source of state: a
 // safetensors file, or a directory that transformers saved. Reactor's thread.
 //
-// The format has no hashes: headers are checked, values are taken as they are.
+// The format has no hashes, so headers are checked, but values are taken as they are.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,16 @@ class SafetensorsSource final : public StateSource {
   static constexpr std::string_view kIndexName = "model.safetensors.index.json";
   static constexpr std::string_view kConfigName = "config.json";
 
-  /// A file of that ending, or a directory with one of the names above in it.
+  /// Returns true if `path` ends like a safetensors file or is a directory with weights or an
+  /// index.
   static bool is_there(IoEngine& io, const std::string& path);
-  /// Names that begin with `prefix` lose it: what a model is called in its head's. Errors:
-  /// kDataLoss naming the file and the tensor; kInvalidArgument for a shard of a checkpoint, whose
-  /// tensors are parts.
+  /// Opens the files. Names that begin with `prefix` lose it, because a model with a head prefixes
+  /// the names of its body. Errors: kDataLoss naming the file and the tensor; kInvalidArgument for
+  /// a shard of a checkpoint, whose tensors are parts.
   static Task<std::unique_ptr<SafetensorsSource>> open(TextPlace files, std::string path,
                                                        std::string prefix);
 
-  /// Masters, of what types they have; what is of no such type is in left_out().
+  /// Masters in the types that the files have. Tensors that no parameter can be are in left_out().
   const StateContent& content() const noexcept override { return content_; }
   Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
               std::span<std::byte> array) override;
@@ -39,7 +40,7 @@ class SafetensorsSource final : public StateSource {
 
   /// Tensors that no parameter can be, with their types: "h.0.attn.bias (BOOL)".
   const std::vector<std::string>& left_out() const noexcept { return left_out_; }
-  /// The text of config.json beside them; empty: there is none.
+  /// Text of the config.json beside the weights; empty if there is none.
   const std::string& config() const noexcept { return config_; }
 
  private:
@@ -50,7 +51,7 @@ class SafetensorsSource final : public StateSource {
   SafetensorsSource(TextPlace files, std::string path, std::string prefix)
       : where_(files), path_(std::move(path)), prefix_(std::move(prefix)) {}
   Task<> open_all();
-  /// `wanted`: the names to take; null: all.
+  /// Adds a file's tensors: those named in `wanted`, or all if that is null.
   Task<> add_file(std::string path, const std::vector<std::string>* wanted);
   void add_tensor(const StoredTensor& tensor, Place place);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/safetensors_writer.cc: header, streaming, and publication by rename.
+// core/checkpoint/safetensors_writer.cc: writes the header and the tensors, and publishes the file
+// by renaming it.
 #include "core/checkpoint/safetensors_writer.h"
 
 #include <fcntl.h>
@@ -44,7 +45,7 @@ void sync_folder(const std::string& path) {
   const int result = ::fsync(fd);
   const int error = errno;
   ::close(fd);
-  // Some filesystems have no fsync of folders (EINVAL): nothing to be done there.
+  // Some filesystems cannot sync folders (EINVAL), and nothing can be done about it.
   if (result != 0 && error != EINVAL)
     throw system_error(error, fmt::format("cannot sync the folder {}", folder));
 }
@@ -53,14 +54,16 @@ std::string json_text(const nlohmann::json& value) {
   try {
     return value.dump();
   } catch (const nlohmann::json::exception&) {
-    throw Error(ErrorCode::kInvalidArgument, "safetensors: a name or a metadata text is not UTF-8");
+    throw Error(ErrorCode::kInvalidArgument,
+                "safetensors: a name or a metadata text is not UTF-8: write it in UTF-8");
   }
 }
 
 Error exists_error(const std::string& path) {
-  return {ErrorCode::kInvalidArgument,
-          fmt::format("{} is there already: give another name, or say `force` to replace it", path),
-          EEXIST};
+  return {
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} is there already: give another name, or give `force` to replace it", path),
+      EEXIST};
 }
 
 }  // namespace
@@ -73,23 +76,23 @@ std::uint64_t SafetensorsTensor::count() const noexcept {
 
 std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
                                const std::map<std::string, std::string>& metadata) {
-  // By hand, in the order of the offsets: a JSON object that keeps its order looks each key up from
-  // the front.
+  // The JSON is written by hand, in the order of the offsets, because a JSON object that keeps its
+  // order looks each key up from the front.
   std::string json = "{";
   if (!metadata.empty()) json += fmt::format("\"__metadata__\":{}", json_text(metadata));
   std::set<std::string_view> names;
   std::uint64_t offset = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     if (tensor.name.empty() || tensor.name == "__metadata__" || !names.insert(tensor.name).second) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          fmt::format("safetensors: '{}' cannot name a tensor (empty, reserved or repeated)",
-                      tensor.name));
+      throw Error(ErrorCode::kInvalidArgument,
+                  fmt::format("safetensors: '{}' cannot name a tensor, because names must not be "
+                              "empty, __metadata__ or repeated",
+                              tensor.name));
     }
     if (std::any_of(tensor.shape.begin(), tensor.shape.end(),
                     [](std::int64_t d) { return d < 0; })) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("safetensors: {} has a negative dimension", tensor.name));
+                  fmt::format("safetensors: tensor '{}' has a negative dimension", tensor.name));
     }
     const std::uint64_t end = offset + tensor.size_bytes();
     json += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
@@ -121,7 +124,8 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsTe
   if (::lstat(path_.c_str(), &status) == 0) {
     if (!S_ISREG(status.st_mode)) {
       throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("{} is not a file: give another name", path_), EEXIST);
+                  fmt::format("{} exists and is not a regular file: give another name", path_),
+                  EEXIST);
     }
     if (!overwrite_) throw exists_error(path_);
   }
@@ -129,7 +133,7 @@ SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<SafetensorsTe
   fd_ = ::mkostemp(temporary_path_.data(), O_CLOEXEC);
   if (fd_ < 0) throw system_error(errno, fmt::format("cannot create a file beside {}", path_));
   try {
-    // Reserving first turns a disk that is too small into an error now, not after minutes.
+    // Reserving space first turns a disk that is too small into an error now, not after minutes.
     const int error = ::posix_fallocate(fd_, 0, static_cast<off_t>(file_bytes_));
     if (error != 0 && error != EOPNOTSUPP && error != EINVAL) {
       throw system_error(error, fmt::format("cannot reserve {} bytes for {}", file_bytes_, path_));
@@ -194,8 +198,9 @@ void SafetensorsWriter::append(std::span<const float> values) {
       case TensorType::kF16: write(rounded(part, float_to_fp16)); break;
       case TensorType::kU8:
         throw Error(ErrorCode::kInvalidArgument,
-                    fmt::format("{}: '{}' has codes, to which no value can be rounded", path_,
-                                tensor.name));
+                    fmt::format("{}: '{}' holds codes, to which values cannot be rounded: append "
+                                "its bytes with append_bits()",
+                                path_, tensor.name));
     }
     element_ += part.size();
     values = values.subspan(part.size());
@@ -215,11 +220,12 @@ std::span<const std::byte> SafetensorsWriter::rounded(std::span<const float> val
 void SafetensorsWriter::finish() {
   pass_whole_tensors();
   if (tensor_ != tensors_.size()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {} has {} of {} values", path_, tensors_[tensor_].name, element_,
-                            tensors_[tensor_].count()));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("{}: '{}' has only {} of its {} values: append the others before finish()",
+                    path_, tensors_[tensor_].name, element_, tensors_[tensor_].count()));
   }
-  // mkostemp gives 0600; the file is the user's to share, so the umask decides.
+  // mkostemp() makes files of mode 0600. This file is the user's to share, so the umask decides.
   const mode_t mask = ::umask(0);
   ::umask(mask);
   if (::fchmod(fd_, 0666 & ~mask) != 0)
@@ -228,7 +234,8 @@ void SafetensorsWriter::finish() {
   const unsigned flags = overwrite_ ? 0 : RENAME_NOREPLACE;
   int result = ::renameat2(AT_FDCWD, temporary_path_.c_str(), AT_FDCWD, path_.c_str(), flags);
   if (result != 0 && errno == EINVAL && !overwrite_) {
-    // No RENAME_NOREPLACE here (NFS, some FUSE): a hard link refuses an existing name just as well.
+    // The filesystem has no RENAME_NOREPLACE (NFS, some FUSE): a hard link refuses an existing name
+    // just as well.
     result = ::link(temporary_path_.c_str(), path_.c_str());
     if (result == 0) ::unlink(temporary_path_.c_str());
   }

@@ -2,11 +2,11 @@
 // core/checkpoint/safetensors_writer.h: a model file in the safetensors format, written in one pass
 // with bounded memory.
 //
-// The file appears under its name only when it is whole: it is built beside it under a temporary
-// name, synced and renamed. Format (huggingface/safetensors, README "Format"): 8 bytes
-// little-endian length of the header, the header as JSON, padded with spaces so that data begins
-// 8-byte aligned, then the tensors, contiguous, in the order of their offsets, little-endian.
-// Blocking calls, one thread. Not a reader.
+// The file is built under a temporary name in the same folder and synced. It gets its own name only
+// when it is whole. Format (huggingface/safetensors, README "Format"): the length of the header in
+// 8 bytes, little-endian; the header as JSON, padded with spaces so that data begins 8-byte
+// aligned; then the tensors without gaps, in the order of their offsets, little-endian. Blocking
+// calls, one thread. Does not read such files.
 #pragma once
 
 #include <cstddef>
@@ -29,42 +29,41 @@ struct SafetensorsTensor {
   std::uint64_t size_bytes() const noexcept { return count() * ziggurat::size_bytes(type); }
 };
 
-/// The length and the JSON: everything of a file before its first tensor.
-/// Errors: kInvalidArgument for a name that is empty, repeated or "__metadata__", a negative
-/// dimension, or a header above the 100 MB that readers accept.
+/// Returns the length and the JSON: everything of a file before its first tensor. Errors:
+/// kInvalidArgument for a name that is empty, repeated or "__metadata__", a negative dimension, or
+/// a header above the 100 MB that readers accept.
 std::string safetensors_header(std::span<const SafetensorsTensor> tensors,
                                const std::map<std::string, std::string>& metadata);
 
 class SafetensorsWriter {
  public:
   struct Options {
-    bool overwrite = false;  ///< replace a file that is there; otherwise that is an error
+    bool overwrite = false;  ///< replaces a file that exists; otherwise that is an error
     std::map<std::string, std::string>
-        metadata;  ///< "__metadata__"; {"format", "pt"} is what transformers looks for
+        metadata;  ///< "__metadata__"; transformers looks for {"format", "pt"}
   };
 
   /// Creates the temporary file and writes the header. Errors: kInvalidArgument (see
-  /// safetensors_header; the file exists and may not be replaced; the folder is not there),
-  /// kResourceExhausted (the disk is full), errno's with the path.
+  /// safetensors_header(); or the file exists and must not be replaced; or the folder does not
+  /// exist), kResourceExhausted (the disk is full), system errors with the path.
   SafetensorsWriter(std::string path, std::vector<SafetensorsTensor> tensors, Options options);
-  ~SafetensorsWriter();  ///< without finish(): removes the temporary file, so that nothing
-                         ///< half-written stays
+  ~SafetensorsWriter();  ///< removes the temporary file unless finish() succeeded
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
-  /// The next values, in the order of the tensors and of their elements; a call may cross from one
-  /// tensor to the next. bf16 and fp16 tensors are rounded (float_to_bf16, float_to_fp16:
-  /// fp16 becomes infinite from 65,520 on). Errors: kInvalidArgument past
-  /// the last element; errno's with path and offset.
+  /// Appends values in the order of the tensors and of their elements; a call may cross from one
+  /// tensor to the next. Values of bf16 and fp16 tensors are rounded (float_to_bf16, float_to_fp16:
+  /// fp16 becomes infinite from 65,520 on). Errors: kInvalidArgument past the last element; system
+  /// errors with path and offset.
   void append(std::span<const float> values);
 
-  /// The next values of the tensor whose turn it is, as its type has them: every bit stays. Errors:
-  /// kInvalidArgument past its last element, or for a part of a value; errno's.
+  /// Appends values of the tensor that is being written, in that tensor's type, bit for bit.
+  /// Errors: kInvalidArgument past its last element, or for a part of a value; system errors.
   void append_bits(std::span<const std::byte> bytes);
 
-  /// Every tensor is whole: syncs, renames, syncs the folder. Errors: kInvalidArgument if values
-  /// are missing, naming the tensor; errno's. After an error nothing is under the final name that
-  /// was not there before.
+  /// Ends the file after every tensor is whole: syncs it, renames it and syncs the folder. Errors:
+  /// kInvalidArgument if values are missing, naming the tensor; system errors. After an error
+  /// nothing has the final name that did not have it before.
   void finish();
 
   std::uint64_t file_bytes() const noexcept { return file_bytes_; }
@@ -80,11 +79,11 @@ class SafetensorsWriter {
   std::vector<SafetensorsTensor> tensors_;
   bool overwrite_;
   int fd_ = -1;
-  std::size_t tensor_ = 0;     // the one being written
+  std::size_t tensor_ = 0;     // number of the tensor that is being written
   std::uint64_t element_ = 0;  // of it
   std::uint64_t written_bytes_ = 0;
   std::uint64_t file_bytes_ = 0;
-  std::vector<std::byte> buffer_;  // rounded values, kBufferBytes at most
+  std::vector<std::byte> buffer_;  // rounded values, at most kBufferBytes
 };
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/shard_plan.cc: slices cut into boxes, boxes dealt out to files.
+// core/checkpoint/shard_plan.cc: cuts slices into boxes, and deals the boxes out to files.
 #include "core/checkpoint/shard_plan.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace ziggurat {
 namespace {
 
-/// The part's box in the whole parameter: one, or one for each section of those that are fused.
+/// Returns a part's box as boxes of the whole parameter: one, or one for each fused section.
 std::vector<TensorBox> whole_boxes(const ParamSpec& param, TensorPart part, const TensorBox& box) {
   if (part.ranks == 1 || param.tp_dim < 0) return {box};
   const auto d = static_cast<std::size_t>(param.tp_dim);
@@ -34,7 +34,8 @@ std::vector<TensorBox> whole_boxes(const ParamSpec& param, TensorPart part, cons
   return boxes;
 }
 
-/// In pieces of at most `count_max` elements, cut across the first dimension that can be.
+/// Cuts a box into boxes of at most `count_max` elements, across the first dimension that can be
+/// cut.
 void cut_box(TensorBox box, std::uint64_t count_max, std::vector<TensorBox>& boxes) {
   while (box.count() > count_max) {
     const auto d = static_cast<std::size_t>(
@@ -50,7 +51,8 @@ void cut_box(TensorBox box, std::uint64_t count_max, std::vector<TensorBox>& box
   boxes.push_back(std::move(box));
 }
 
-/// Room in files, by number: a tree of which each node has the most of what is below it.
+/// Room that is left in each file, by its number: a tree in which each node has the most room of
+/// the nodes below it.
 class Rooms {
  public:
   static constexpr std::size_t kNone = SIZE_MAX;
@@ -64,12 +66,12 @@ class Rooms {
     most_[node] = bytes;
     while ((node /= 2) > 0) most_[node] = std::max(most_[2 * node], most_[2 * node + 1]);
   }
-  /// The first from `file` on that has room for `bytes`, of which there are some.
+  /// Returns the first file from `file` on that has room for `bytes`, which must not be 0.
   std::size_t first(std::size_t file, std::uint64_t bytes) const {
     if (file >= count_) return kNone;
     std::size_t node = leaves_ + file;
     while (most_[node] < bytes) {
-      // Up, until there is a neighbour to the right.
+      // Go up until there is a neighbour to the right.
       while (node % 2 == 1) node /= 2;
       if (node == 0) return kNone;
       ++node;
@@ -90,10 +92,11 @@ class Rooms {
 
   std::size_t leaves_ = 1;
   std::size_t count_ = 0;
-  std::vector<std::uint64_t> most_ = std::vector<std::uint64_t>(2);  // node n has 2 n and 2 n + 1
+  // the children of node n are 2 n and 2 n + 1
+  std::vector<std::uint64_t> most_ = std::vector<std::uint64_t>(2);
 };
 
-/// Pieces dealt out to files.
+/// Deals pieces out to files.
 class ShardFiles {
  public:
   ShardFiles(const std::vector<StateTensor>& tensors, const SavingRank& rank,
@@ -129,7 +132,7 @@ class ShardFiles {
     std::uint64_t size_bytes = 0;
   };
 
-  /// The first with room that has nothing of the tensor, or a new one.
+  /// Returns the first file with room that has nothing of the tensor yet, or a new file.
   std::size_t file_for(std::uint32_t tensor, std::uint64_t bytes) {
     std::size_t file = rooms_.first(0, bytes);
     while (file != Rooms::kNone && files_[file].tensors.contains(tensor))
@@ -140,7 +143,8 @@ class ShardFiles {
     return files_.size() - 1;
   }
 
-  /// Wider types come first, so that each value lies on a multiple of its size.
+  /// Names all files. Pieces of wider types come first, so that each value lies on a multiple of
+  /// its size.
   void name_files() {
     const auto width = [&](const StatePiece& piece) {
       return size_bytes(tensors_[piece.tensor].type);
@@ -155,7 +159,7 @@ class ShardFiles {
     }
   }
 
-  /// One that has these pieces.
+  /// Names the file that has these pieces, and makes its header.
   void name_file(std::span<StatePiece> pieces) {
     std::vector<SafetensorsTensor> tensors;
     std::string offsets;
@@ -168,7 +172,7 @@ class ShardFiles {
       piece.offset_bytes = at;
       at += piece.box.count() * size_bytes(tensor.type);
     }
-    // What PyTorch's distributed checkpoint looks for in a shard: _HFStorageReader's metadata.
+    // PyTorch's distributed checkpoint looks for this metadata in a shard (_HFStorageReader).
     plan_.headers.push_back(safetensors_header(
         tensors, {{"format", "pt"}, {"DCP_SHARDING_INFO", "{" + offsets + "}"}}));
     const std::string& header = plan_.headers.back();
@@ -203,7 +207,8 @@ class Planner {
   }
 
  private:
-  /// Elements of the unit whose chunks this rank writes: one range, since slices are.
+  /// Returns the elements of the unit whose chunks this rank writes: one range, because slices are
+  /// ranges.
   ElementRun range_of(UnitId unit) const {
     const UnitChunks& chunks = table_.unit(unit);
     ElementRun range{0, 0};

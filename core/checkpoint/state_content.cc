@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_content.cc: how arrays are called.
+// core/checkpoint/state_content.cc: how arrays are named.
 #include "core/checkpoint/state_content.h"
 
 #include <fmt/format.h>

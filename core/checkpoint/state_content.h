@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_content.h: what a copy of a model's training state has, whoever holds it: a
-// checkpoint, a store, a file of weights.
+// core/checkpoint/state_content.h: what a copy of a model's training state contains, whether a
+// checkpoint, a store or a file of weights holds it.
 #pragma once
 
 #include <cstddef>
@@ -17,15 +17,15 @@
 
 namespace ziggurat {
 
-/// One array over one parameter, or, of scales, over one unit.
+/// One array over one parameter or, if it holds scales, over one unit.
 struct StateTensor {
-  /// What it is called where all are in one place: a master has its parameter's name, any other
-  /// array state_tensor_name().
+  /// Its name where all tensors are in one place: a master has its parameter's name, any other
+  /// array has state_tensor_name().
   std::string name;
-  std::string owner;  ///< the parameter; of scales, the unit
+  std::string owner;  ///< the parameter; for scales, the unit
   std::string array;  ///< "master", "exp_avg", "exp_avg.scale": optimizer/state_arrays.h
   TensorType type = TensorType::kF32;
-  std::vector<std::int64_t> shape;  ///< of the whole, whoever has parts of it
+  std::vector<std::int64_t> shape;  ///< shape of the whole, whoever has parts of it
 
   std::uint64_t count() const noexcept {
     std::uint64_t total = 1;
@@ -38,14 +38,14 @@ struct StateTensor {
 /// "optimizer.exp_avg.wte.weight".
 std::string state_tensor_name(const std::string& array, const std::string& owner);
 
-/// Parameters that lie one after the other; blocks of scales are counted from where they begin.
+/// Parameters that lie one after the other. Blocks of scales are counted from where a unit begins.
 struct StateUnit {
   std::string name;
   std::vector<std::string> params;
   friend bool operator==(const StateUnit&, const StateUnit&) = default;
 };
 
-/// How the state lay among ranks where it was saved. For people: a load does not need it.
+/// How the state lay among ranks when it was saved. Only people read this: a load does not need it.
 struct SavedLayout {
   int ranks = 1;
   int tensor_parallel = 1;
@@ -56,22 +56,22 @@ struct SavedLayout {
 };
 
 struct StateContent {
-  std::string model;                                 ///< ModelSpec::name
-  DType dtype = DType::kBFloat16;                    ///< of the parameters that a trainer is given
-  std::optional<StateKind> state;                    ///< none: weights alone
+  std::string model;               ///< ModelSpec::name
+  DType dtype = DType::kBFloat16;  ///< type of the parameters that a trainer is given
+  std::optional<StateKind> state;  ///< empty for weights alone
   std::optional<Roundings> rounding = std::nullopt;  ///< ChunkTable::rounding()
-  std::vector<StateUnit> units;                      ///< in order; none: not known
+  std::vector<StateUnit> units;                      ///< in order; empty if they are not known
   std::vector<StateTensor> tensors;
   std::uint64_t step = 0;       ///< finished optimizer steps
   std::vector<std::byte> blob;  ///< the trainer's own
   std::string run_identity;     ///< EngineConfig::run_identity
   std::string numerics_fingerprint;
   SavedLayout layout;
-  /// What a trainer says of its run beside the blob, for tools and people: JSON texts by name, of
-  /// kResumeNames.
+  /// What a trainer says of its run beside the blob, for tools and people: JSON texts by name, with
+  /// the names of kResumeNames.
   std::map<std::string, std::string> resume;
   std::map<std::string, std::string> versions;  ///< "ziggurat": "0.1.0"
-  std::optional<StateLine> line{};              ///< none: it was made before lines were kept
+  std::optional<StateLine> line{};              ///< empty if it was made before lines were recorded
 
   friend bool operator==(const StateContent&, const StateContent&) = default;
 };

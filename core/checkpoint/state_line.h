@@ -2,9 +2,10 @@
 // core/checkpoint/state_line.h: the line of history that a state belongs to: steps that were made
 // one after the other, each from the one before it.
 //
-// A line begins with a store, and has its uuid for a name; a store that takes that one's place and
-// goes on from the line's newest state continues it. Who goes on from any other state leaves the
-// line and begins a child of it: what the old line made after that step is another history.
+// A line begins with a store and is named by that store's uuid. A store that takes the first one's
+// place and goes on from the line's newest state continues the line. A run that goes on from any
+// other state leaves the line and begins a child of it, because what the old line made after that
+// step is another history.
 #pragma once
 
 #include <fmt/format.h>
@@ -23,12 +24,12 @@ struct LineId {
   auto operator<=>(const LineId&) const = default;
 };
 
-/// 32 digits; in messages and names of directories the first 8 do.
+/// Returns 32 digits; messages and names of directories have only the first 8 of them.
 inline std::string to_text(const LineId& id) {
   return fmt::format("{:016x}{:016x}", id.high, id.low);
 }
 inline std::string short_text(const LineId& id) { return to_text(id).substr(0, 8); }
-/// Nothing for any other text than to_text()'s.
+/// Returns nothing for a text that to_text() cannot have made.
 inline std::optional<LineId> parse_line_id(std::string_view text) {
   LineId id;
   if (text.size() != 32) return std::nullopt;
@@ -39,10 +40,11 @@ inline std::optional<LineId> parse_line_id(std::string_view text) {
 }
 
 struct StateLine {
-  LineId id;                     ///< the uuid of the store with which it began
-  std::uint64_t epoch = 0;       ///< how often it had been opened
-  std::optional<LineId> parent;  ///< the line that it left; none: it began anew, or it is not known
-  std::uint64_t left_at = 0;     ///< the step at which it left its parent
+  LineId id;                     ///< uuid of the store with which the line began
+  std::uint64_t epoch = 0;       ///< how often the line had been opened
+  std::optional<LineId> parent;  ///< the line that it left; empty if it left none or that is not
+                                 ///< known
+  std::uint64_t left_at = 0;     ///< step at which it left its parent
   friend bool operator==(const StateLine&, const StateLine&) = default;
 };
 

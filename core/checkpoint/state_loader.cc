@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_loader.cc: which tensor of the source each array comes from, and by which
-// way.
+// core/checkpoint/state_loader.cc: which tensor of the source each array comes from, and how.
 #include "core/checkpoint/state_loader.h"
 
 #include <fmt/format.h>
@@ -21,7 +20,7 @@
 namespace ziggurat {
 namespace {
 
-/// exp_avg_sq and Adagrad's sum have no sign.
+/// Returns the code of an array: exp_avg_sq and Adagrad's sum have no sign.
 EightBitCode code_of(const std::string& array) {
   return array == "exp_avg_sq" || array == "sum" ? EightBitCode::kUnsigned : EightBitCode::kSigned;
 }
@@ -59,20 +58,20 @@ void StateLoader::require_optimizer() const {
   if (options_.weights_only) return;
   if (!content.state) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: it has weights and no optimizer state: load its weights alone, "
-                            "and training begins at step 0",
+                fmt::format("{} has weights but no optimizer state: load its weights alone, which "
+                            "begins training at step 0",
                             source_.place()));
   }
   const OptimizerKind saved = content.state->optimizer;
   const OptimizerKind wanted = table_.state().optimizer;
   if (state_names(saved) == state_names(wanted)) return;
   throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: its state is {}'s, but this run's optimizer is {}: give "
-                          "`optimizer={}`, or load its weights alone",
+              fmt::format("the state in {} is of the optimizer {}, but this run's optimizer is {}: "
+                          "give `optimizer={}`, or load its weights alone",
                           source_.place(), to_string(saved), to_string(wanted), to_string(saved)));
 }
 
-/// Blocks of scales begin at the same elements.
+/// Returns true if blocks of scales begin at the same elements in the source and in this table.
 bool StateLoader::units_alike() const { return source_.content().units == runs_.units(); }
 
 StateLoader::ByName StateLoader::source_tensors() const {
@@ -93,13 +92,15 @@ StateLoader::ByName StateLoader::source_tensors() const {
     if (is_new) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("{}: '{}' and '{}' would both be loaded as '{}'", source_.place(),
-                    tensors[static_cast<std::size_t>(at->second)].name, tensors[i].name, owner));
+        fmt::format(
+            "{}: '{}' and '{}' would both be loaded as '{}': change the rules of `load_rename`",
+            source_.place(), tensors[static_cast<std::size_t>(at->second)].name, tensors[i].name,
+            owner));
   }
   for (std::size_t r = 0; r < used.size(); ++r) {
     if (used[r]) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("{}: it has nothing called '{}', which a rule of `load_rename` names",
+                fmt::format("{} has no parameter called '{}', which a rule of `load_rename` names",
                             source_.place(), options_.renames[r].from));
   }
   return found;
@@ -113,7 +114,7 @@ void StateLoader::match() {
   if (!options_.weights_only) note_fresh_arrays();
 }
 
-/// Which of the source's each tensor is.
+/// Finds the source's tensor for each tensor of this table.
 void StateLoader::match_tensors() {
   const std::vector<StateTensor>& saved = source_.content().tensors;
   const std::string& master = runs_.arrays()[0].name;
@@ -130,10 +131,11 @@ void StateLoader::match_tensors() {
     found.erase(its);
     if (options_.weights_only && tensor.array != master) continue;
     const StateTensor& there = saved[static_cast<std::size_t>(index)];
-    // Scales of other units are read where values are decoded.
+    // Scales of other units may have another shape; they are read where values are decoded.
     if (there.shape != tensor.shape && tensor.owner == tensor.name) {
-      misshapen.push_back(fmt::format("'{}' is [{}] there and [{}] here", tensor.name,
-                                      fmt::join(there.shape, ", "), fmt::join(tensor.shape, ", ")));
+      misshapen.push_back(fmt::format("'{}' has the shape [{}] there and [{}] in this model",
+                                      tensor.name, fmt::join(there.shape, ", "),
+                                      fmt::join(tensor.shape, ", ")));
     }
     sources_[t] = index;
   }
@@ -143,24 +145,25 @@ void StateLoader::match_tensors() {
   }
   const bool strict = !options_.initialize;
   std::vector<std::string> wrong;
-  if (!missing_.empty()) wrong.push_back(fmt::format("it lacks '{}'", fmt::join(missing_, "', '")));
+  if (!missing_.empty())
+    wrong.push_back(fmt::format("the source lacks '{}'", fmt::join(missing_, "', '")));
   if (!unexpected.empty())
-    wrong.push_back(fmt::format("this model lacks its '{}'", fmt::join(unexpected, "', '")));
+    wrong.push_back(
+        fmt::format("this model lacks the source's '{}'", fmt::join(unexpected, "', '")));
   if (misshapen.empty() && (wrong.empty() || !strict)) {
     if (!missing_.empty()) wrong.front() += ", which keep their initial values";
     for (std::string& note : wrong) notes_.push_back(std::move(note));
     return;
   }
   wrong.insert(wrong.end(), misshapen.begin(), misshapen.end());
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format(
-          "{}: its parameters are not this model's: {}. Use `load_rename` for parameters that have "
-          "other names, or `load_partial` to load those that fit; other shapes cannot be loaded",
-          source_.place(), fmt::join(wrong, "; ")));
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("the parameters in {} are not this model's: {}. Use `load_rename` for "
+                          "parameters that have other names, or `load_partial` to load those that "
+                          "fit; other shapes cannot be loaded",
+                          source_.place(), fmt::join(wrong, "; ")));
 }
 
-/// By which way an array comes.
+/// Decides how an array comes from the source.
 void StateLoader::match_array(std::size_t a) {
   const std::vector<StateTensor>& saved = source_.content().tensors;
   const StateArray& array = runs_.arrays()[a];
@@ -198,8 +201,8 @@ void StateLoader::note_fresh_arrays() {
   }
   if (fresh > 0)
     notes_.push_back(
-        fmt::format("{} arrays of the optimizer, '{}' first, were not saved and begin anew, "
-                    "because their parameters were frozen",
+        fmt::format("{} arrays of the optimizer, '{}' first, were not saved because their "
+                    "parameters were frozen, so they begin with their initial values",
                     fresh, first));
 }
 
@@ -214,7 +217,7 @@ Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
   std::set<std::size_t> converted;
   for (const ChunkRuns::OfTensor& of : all) {
     if (sources_[of.tensor] < 0) continue;
-    // A constant record holds fp32, as its tensor does.
+    // A constant record holds fp32, as its tensor does, so its bytes are copied.
     if (arrays_[of.array].way == Way::kSame) co_await copy(of, id, record);
     if (arrays_[of.array].way == Way::kConverted && !runs_.arrays()[of.array].is_scale())
       converted.insert(of.array);
@@ -222,7 +225,8 @@ Task<> StateLoader::load(ChunkId id, std::span<std::byte> record) {
   for (const std::size_t array : converted) co_await convert(array, all, id, record);
 }
 
-/// Every byte of the record comes from the source as it is there: no padding, nothing missing.
+/// Returns true if every byte of the record comes unchanged from the source: the record has no
+/// padding, and nothing is missing.
 bool StateLoader::fills(ChunkId id, std::span<const ChunkRuns::OfTensor> all,
                         std::span<const std::byte> record) const {
   const bool constant = table_.chunk(id).constant;
@@ -242,7 +246,8 @@ bool StateLoader::fills(ChunkId id, std::span<const ChunkRuns::OfTensor> all,
   return std::ranges::all_of(missing, [](std::uint64_t bytes) { return bytes == 0; });
 }
 
-/// What is not loaded over it stays: zeros, or initial values where the source lacks parameters.
+/// Fills the record with what stays where nothing is loaded over it: zeros, or initial values if
+/// the source lacks parameters.
 void StateLoader::begin_record(ChunkId id, std::span<std::byte> record) const {
   const Chunk& chunk = table_.chunk(id);
   const bool initial = !missing_.empty();
@@ -268,7 +273,7 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
   const std::uint32_t in_record =
       constant ? static_cast<std::uint32_t>(sizeof(float)) : array.element_bytes();
   if (size_bytes(type) != in_record) {
-    // A constant parameter in a record that is not.
+    // A constant parameter is fp32, but this chunk's record is not constant and holds another type.
     std::vector<ChunkRuns::OfTensor> one{of};
     co_await convert(of.array, one, id, record);
     co_return;
@@ -291,7 +296,8 @@ Task<> StateLoader::copy(const ChunkRuns::OfTensor& of, ChunkId id, std::span<st
   co_await workers_.run(reactor_, "copy state", job);
 }
 
-/// All of the chunk's values of an array, since those of 8 bits are encoded block by block.
+/// Converts all of the chunk's values of an array at once, because 8-bit values are encoded in
+/// blocks.
 Task<> StateLoader::convert(std::size_t array, std::span<const ChunkRuns::OfTensor> all, ChunkId id,
                             std::span<std::byte> record) {
   std::vector<float> values(table_.real_count(id));
@@ -330,7 +336,7 @@ Task<> StateLoader::read_values(const ChunkRuns::OfTensor& of, std::span<float> 
   }
 }
 
-/// Blocks of scales are counted from the beginning of the source's unit.
+/// Finds the scales of codes. Their blocks are counted from the beginning of the source's unit.
 void StateLoader::find_scales() {
   const StateContent& content = source_.content();
   const auto is_scale = [](const StateTensor& tensor) { return tensor.array.ends_with(".scale"); };
@@ -364,14 +370,15 @@ void StateLoader::find_scales() {
   }
 }
 
-/// Codes with the scales of their blocks.
+/// Decodes codes with the scales of their blocks.
 Task<> StateLoader::decode(std::size_t codes, const ChunkRuns::OfTensor& of,
                            std::span<const std::byte> bytes, std::span<float> values) {
   const StateTensor& tensor = source_.content().tensors[codes];
   const auto found = scales_.find(codes);
   if (found == scales_.end()) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("{}: '{}' is in 8 bits, but has no scales",
-                                                  source_.place(), tensor.name));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("{}: '{}' is in 8 bits, but has no scales to read it with",
+                            source_.place(), tensor.name));
   }
   const auto [scales, before] = found->second;
   const std::array<float, 256>& table = eight_bit_values(code_of(tensor.array));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_loader.h: a rank's records from any source: how the state was cut there
-// does not matter, and where its formats are others it is converted.
+// core/checkpoint/state_loader.h: fills a rank's records from any source. It does not matter how
+// the source divides the state, and other formats are converted.
 //
-// What keeps every bit: the same format; fp32 and split; bf16 to fp32; 8 bits where units have the
-// same parameters in the same order. Anything else rounds, and notes() names it. Reactor's thread.
+// These cases keep every bit: the same format; fp32 and split; bf16 to fp32; 8 bits if units have
+// the same parameters in the same order. Anything else rounds, and notes() names it. Reactor's
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -25,35 +26,36 @@ namespace ziggurat {
 
 class StateLoader {
  public:
-  /// All references must outlive this. Errors: kInvalidArgument naming the source and every
-  /// parameter that it has in another shape and, unless LoadOptions::initialize is given, that it
-  /// lacks or the model lacks; for another optimizer's state, and for weights without one unless
-  /// those are all that is wanted.
+  /// Matches the source's tensors with those of `table`. All references must outlive this. Errors:
+  /// kInvalidArgument, naming the source and all parameters concerned, if parameters have another
+  /// shape in the source or, unless LoadOptions::initialize is given, if the source or the model
+  /// lacks some; for the state of another optimizer; for weights without an optimizer's state,
+  /// unless only weights are wanted.
   StateLoader(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSource& source,
               LoadOptions options, float initial_accumulator);
 
-  /// Makes the chunk's record. Errors: the source's.
+  /// Fills the chunk's record. Errors: those of the source.
   Task<> load(ChunkId chunk, std::span<std::byte> record);
 
-  /// The step that the state stands at.
+  /// Step at which the loaded state stands.
   std::uint64_t step() const noexcept;
-  /// What is lost or left out, a line each.
+  /// What is lost or left out, one line for each.
   std::vector<std::string> notes() const;
 
  private:
-  /// How an array of this table comes from the source.
+  /// Says how an array of this table comes from the source.
   enum class Way : std::uint8_t { kFresh, kSame, kConverted };
   struct Array {
     Way way = Way::kFresh;
     std::string note{};
   };
-  /// The source's tensors by array and by what this table's model calls their owner.
+  /// The source's tensors, by array and by the name that this table's model has for their owner.
   using ByName = std::map<std::pair<std::string, std::string>, int>;
   ByName source_tensors() const;
-  /// Where codes of 8 bits have their scales: by the place of the codes' tensor in the source.
+  /// Says where the scales of 8-bit codes are. scales_ maps the number of the codes' tensor to it.
   struct Scales {
     std::size_t tensor;          // of the source
-    std::uint64_t unit_element;  // the codes' first, in the unit whose blocks the scales are of
+    std::uint64_t unit_element;  // index of the first code in the unit of the scales
   };
   void find_scales();
   void match();
@@ -79,9 +81,9 @@ class StateLoader {
   LoadOptions options_;
   float initial_accumulator_;
   ChunkRuns runs_;
-  std::vector<int> sources_;   // per tensor of runs_: of the source's; -1: none
+  std::vector<int> sources_;   // per tensor of runs_: the source's tensor; -1 if there is none
   std::vector<Array> arrays_;  // per array of runs_
-  std::unordered_map<std::size_t, Scales> scales_;  // of the source's codes
+  std::unordered_map<std::size_t, Scales> scales_;  // by the number of the codes' tensor
   std::set<std::string> missing_;                   // parameters that the source lacks
   std::vector<std::string> notes_;
   AlignedPool memory_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_saver.cc: a few arrays of a record at a time.
+// core/checkpoint/state_saver.cc: saves a few arrays of a record at a time.
 #include "core/checkpoint/state_saver.h"
 
 #include <algorithm>

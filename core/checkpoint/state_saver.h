@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/state_saver.h: a rank's records to a sink, tensor by tensor, bit for bit.
+// core/checkpoint/state_saver.h: writes a rank's records to a sink, tensor by tensor, bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,17 @@ namespace ziggurat {
 
 class StateSaver {
  public:
-  /// All references must outlive this.
+  /// Makes a saver of chunks. All references must outlive it.
   StateSaver(Reactor& reactor, WorkerPool& workers, const ChunkTable& table, StateSink& sink)
       : reactor_(reactor), workers_(workers), table_(table), sink_(sink), runs_(table) {}
 
-  /// `record` is the chunk's, and stays as it is until the Task ends. Errors: the sink's.
+  /// Writes a chunk to the sink. `record` is the chunk's record, and must not change until the Task
+  /// ends. Errors: those of the sink.
   Task<> save(ChunkId chunk, std::span<const std::byte> record);
 
  private:
-  /// A chunk has as many as its optimizer has, for each parameter.
+  /// Most arrays that are saved at once. A chunk has several for each parameter: as many as its
+  /// optimizer has.
   static constexpr std::size_t kArraysAtOnce = 4;
   Task<> save_array(const ChunkRuns::OfTensor& of, ChunkRecord record);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // core/checkpoint/state_source.h: state by name: where it is read from and written to, whatever
-// holds it and however it was cut there.
+// holds it and however it is divided.
 //
-// The currency is the run: elements of a tensor that follow one another, counted in the whole
-// tensor in row-major order. Who reads says which runs he wants and where in his array each begins;
-// the source knows in which files they lie. Reactor's thread.
+// Readers and writers exchange runs: elements of a tensor that follow one another, counted in the
+// whole tensor in row-major order. The reader says which runs it wants and where in its array each
+// begins; the source knows in which files they lie. Reactor's thread.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace ziggurat {
 
-/// Elements [first, first + count) of a tensor, at [at, at + count) of somebody's array.
+/// Elements [first, first + count) of a tensor, which lie at [at, at + count) of an array.
 struct TensorRun {
   std::uint64_t first;
   std::uint64_t count;
@@ -28,19 +28,20 @@ class StateSource {
  public:
   virtual ~StateSource() = default;
   virtual const StateContent& content() const noexcept = 0;
-  /// Reads `runs` of tensor `tensor` of content() into `array`, proven to be what was written. Any
-  /// number may be under way. Errors: kDataLoss naming the file and the tensor; errno's.
+  /// Reads `runs` of tensor `tensor` of content() into `array`, and compares them with their hash
+  /// if the source has hashes. Any number of reads may be under way. Errors: kDataLoss naming the
+  /// file and the tensor; system errors.
   virtual Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
                       std::span<std::byte> array) = 0;
-  /// For messages: the directory or the file.
+  /// Returns the directory or the file, for messages.
   virtual std::string place() const = 0;
 };
 
 class StateSink {
  public:
   virtual ~StateSink() = default;
-  /// Takes `runs` of tensor `tensor` from `array`. What was given before for the same elements is
-  /// replaced. Errors: errno's, naming the file.
+  /// Takes `runs` of tensor `tensor` from `array`. They replace what was given before for the same
+  /// elements. Errors: system errors, naming the file.
   virtual Task<> write(std::size_t tensor, std::span<const TensorRun> runs,
                        std::span<const std::byte> array) = 0;
 };

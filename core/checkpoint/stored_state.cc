@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/stored_state.cc: which record of which rank has an element, and its proof.
+// core/checkpoint/stored_state.cc: finds which record of which rank has an element, and proves it.
 #include "core/checkpoint/stored_state.h"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 namespace ziggurat {
 namespace {
 
-/// What a rank of the store has. Stages 1 to 3 hold the same.
+/// Returns which part of the state a rank of the store has. Stages 1 to 3 hold the same.
 SavingRank saving_rank(const ChunkTable& table, int rank) {
   const Sharding& ranks = table.sharding();
   return {.rank = rank,
@@ -28,7 +28,8 @@ SavingRank saving_rank(const ChunkTable& table, int rank) {
           .replica = rank / ranks.tensor.ranks / ranks.world_size};
 }
 
-/// Also of stores made before layouts said so: each of several ranks has the layout of one.
+/// Returns true also for stores that were made before layouts were marked: they have several ranks,
+/// and each of them has the layout of one.
 bool is_of_pieces(const std::string& layout, int ranks) {
   return ziggurat::is_of_pieces(layout) ||
          (ranks > 1 && ChunkTable::sharding_of(layout).ranks() == 1);
@@ -86,7 +87,7 @@ void StoredState::describe() {
   for (std::vector<Stretch>& of : stretches_) std::ranges::sort(of, {}, &Stretch::first);
 }
 
-/// Each rank's, as its layout says; its records must be those.
+/// Reads each rank's table from its layout, and checks that its records match.
 void StoredState::read_tables() {
   for (int rank = 0; rank < reader_->ranks(); ++rank) {
     StoredRecords records{.count = reader_->chunk_count(rank), .size_bytes = 0};
@@ -107,13 +108,13 @@ void StoredState::read_tables() {
     if (!same) {
       throw Error(
           ErrorCode::kDataLoss,
-          fmt::format("{}: rank {} has {} records that do not match the {} of its layout", place_,
-                      rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
+          fmt::format("{}: rank {} has {} records, which do not match the {} records of its layout",
+                      place_, rank, reader_->chunk_count(rank), tables_.back().chunks().size()));
     }
   }
 }
 
-/// One model's, or every rank's own.
+/// Describes the tensors of one model, or every rank's own.
 void StoredState::describe_tensors() {
   const std::size_t models = of_pieces_ ? tables_.size() : 1;
   std::set<std::string> owners;
@@ -141,7 +142,8 @@ void StoredState::describe_tensors() {
   }
 }
 
-/// What is on several ranks is read from the one that a checkpoint would have it from.
+/// Adds where a rank's chunks have the tensors' elements. What several ranks hold is read from the
+/// rank that would write it to a checkpoint.
 void StoredState::add_stretches(int rank) {
   const ChunkTable& table = tables_[static_cast<std::size_t>(rank)];
   const ChunkRuns runs(table);
@@ -169,11 +171,12 @@ void StoredState::add_stretches(int rank) {
 
 void StoredState::require_whole(const char* what) const {
   if (!of_pieces_) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, "
-                          "such as PyTorch, knows which parameters the pieces of its {} belong to: "
-                          "save a checkpoint with the trainer, and begin with that on other ranks",
-                          place_, what, ranks_text(reader_->ranks())));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{}: {} is refused, and nothing was changed. Only the store's trainer, such as "
+                  "PyTorch, knows which parameters the pieces of its {} belong to: save a "
+                  "checkpoint with the trainer, and load that checkpoint on other ranks",
+                  place_, what, ranks_text(reader_->ranks())));
 }
 
 Task<> StoredState::read(std::size_t tensor, std::span<const TensorRun> runs,
@@ -225,7 +228,7 @@ Task<> StoredState::read_record(int rank, ChunkId chunk, std::span<std::byte> in
 }
 
 ChunkTable StoredState::whole_table(std::uint64_t chunk_tiles_max) const {
-  if (reader_->ranks() > 1) require_whole("to put it together");
+  if (reader_->ranks() > 1) require_whole("putting its pieces together");
   const ChunkTable& part = tables_.front();
   return {whole_of(part.model(), part.sharding().tensor.ranks), chunk_tiles_max, part.state()};
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/stored_state.h: a store, of however many ranks, as a source of state, at rest or
-// while its owner trains on: what reshards, exports and looks at it needs neither its ranks nor a
+// core/checkpoint/stored_state.h: a store of any number of ranks as a source of state, at rest or
+// while its owner trains on. Whoever reshards, exports or inspects it needs neither its ranks nor a
 // model. Reactor's thread.
 #pragma once
 
@@ -21,34 +21,35 @@ namespace ziggurat {
 
 class StoredState final : public StateSource {
  public:
-  /// Records that are kept, in case the next chunk needs the rest of them.
+  /// Most bytes of records that are kept, in case the next chunk needs the rest of them.
   static constexpr std::uint64_t kKeptBytesMax = std::uint64_t{64} << 20;
 
-  /// Errors: StoreReader's; kDataLoss for a layout that makes no sense.
+  /// Opens a store. Errors: those of StoreReader; kDataLoss for an impossible layout.
   static Task<std::unique_ptr<StoredState>> open(Reactor& reactor, WorkerPool& workers,
                                                  std::vector<StripePlace> places);
 
   const StateContent& content() const noexcept override { return content_; }
-  /// Errors beside: kUnavailable where the owner has overtaken it: open it again.
+  /// Has the errors of StateSource::read() and kUnavailable if the store's owner has overwritten
+  /// what is read: open the store again then.
   Task<> read(std::size_t tensor, std::span<const TensorRun> runs,
               std::span<std::byte> array) override;
   std::string place() const override { return place_; }
 
-  /// What is damaged and was not needed, and which newer generation was given up for it.
+  /// What is damaged but was not needed, and which newer generation was given up because of damage.
   const std::vector<std::string>& notes() const noexcept { return reader_->state().notes; }
-  /// How it is cut, as ChunkTable::from_layout() wants it.
+  /// How the store is divided, as ChunkTable::from_layout() wants it.
   const std::string& layout() const noexcept { return reader_->state().layout; }
-  /// Its trainer lends its parameters: each rank has pieces of its own, of any shapes, which the
-  /// trainer alone puts together. They are the tensors of content(), of all ranks; where two ranks
-  /// have one of the same name, as "rank1/NAME".
+  /// Returns true if the store's trainer lends its parameters. Each rank then has pieces of its
+  /// own, of any shapes, which only the trainer can put together. content() has the pieces of all
+  /// ranks as tensors; a piece with the name of another rank's piece is called "rank1/NAME".
   bool of_pieces() const noexcept { return of_pieces_; }
-  /// Errors: kInvalidArgument where it is of pieces, saying that `what` is none's but their
-  /// trainer's.
+  /// Refuses `what` for a store of pieces. Errors: kInvalidArgument, saying that only the store's
+  /// trainer can do it.
   void require_whole(const char* what) const;
-  /// That its records have.
+  /// Number of slots that its records have.
   std::uint32_t slots() const noexcept { return reader_->state().slots; }
-  /// The same state of one rank, in chunks of at most so many tiles. Errors: kInvalidArgument for
-  /// pieces of several ranks.
+  /// Returns the table of the same state on one rank, in chunks of at most `chunk_tiles_max` tiles.
+  /// Errors: kInvalidArgument for pieces of several ranks.
   ChunkTable whole_table(std::uint64_t chunk_tiles_max) const;
   /// Reads and compares every record.
   Task<> prove(const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
@@ -77,8 +78,8 @@ class StoredState final : public StateSource {
   StateContent content_;
   bool of_pieces_ = false;
   std::vector<ChunkTable> tables_;               // by rank
-  std::vector<std::size_t> first_tensors_;       // by rank: of content_, where it is of pieces
-  std::vector<std::vector<Stretch>> stretches_;  // by tensor, in order
+  std::vector<std::size_t> first_tensors_;       // by rank: its first tensor in content_
+  std::vector<std::vector<Stretch>> stretches_;  // by tensor, in the order of elements
   AlignedPool memory_;
   ProvenBytes records_;
 };

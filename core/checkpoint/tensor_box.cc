@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/tensor_box.cc: cutting, intersecting and walking boxes.
+// core/checkpoint/tensor_box.cc: cuts, intersects and walks boxes.
 #include "core/checkpoint/tensor_box.h"
 
 #include <algorithm>
@@ -11,14 +11,15 @@ namespace {
 
 std::uint64_t wide(std::int64_t value) noexcept { return static_cast<std::uint64_t>(value); }
 
-/// Elements of one index of each dimension.
+/// Returns for each dimension how many elements lie below one of its indices.
 std::vector<std::uint64_t> strides_of(std::span<const std::int64_t> shape) {
   std::vector<std::uint64_t> strides(shape.size(), 1);
   for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * wide(shape[d]);
   return strides;
 }
 
-/// Elements [first, end) of dimensions `d` and up, below the indices that `at` has before them.
+/// Cuts elements [first, end) of dimensions `d` and up into boxes. `at` has the indices of the
+/// dimensions before `d`.
 void cut(std::span<const std::int64_t> shape, std::span<const std::uint64_t> strides, std::size_t d,
          std::uint64_t first, std::uint64_t end, TensorBox& at, std::vector<TensorBox>& boxes) {
   if (first == end) return;
@@ -92,7 +93,8 @@ void for_each_common_run(
   const std::size_t rank = both.shape.size();
   const std::vector<std::uint64_t> in_a = strides_of(a.shape);
   const std::vector<std::uint64_t> in_b = strides_of(b.shape);
-  // Dimensions from `inner` on are one run: all but the outermost of them are whole in both.
+  // Dimensions from `inner` on make one run: all but the outermost of these are whole in both
+  // boxes.
   std::size_t inner = rank;
   std::uint64_t run = 1;
   while (inner > 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/tensor_piece.cc: from a part's elements to the whole's.
+// core/checkpoint/tensor_piece.cc: finds where a part's elements lie in the whole tensor.
 #include "core/checkpoint/tensor_piece.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ std::uint64_t TensorPiece::count() const noexcept {
 std::vector<TensorRun> whole_runs(const TensorPiece& part, const TensorRun& run) {
   std::vector<TensorRun> runs;
   const TensorBox whole = whole_box(part.shape);
-  std::uint64_t begin = 0;  // of the box, in the part
+  std::uint64_t begin = 0;  // first element of the box, counted in the part
   for (const TensorBox& box : part.boxes) {
     const std::uint64_t end = begin + box.count();
     const std::uint64_t from = std::max(begin, run.first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/tensor_type.h: element types of arrays that leave the engine, by their names in
+// core/checkpoint/tensor_type.h: element types of arrays that leave the engine, with their names in
 // safetensors.
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr std::size_t size_bytes(TensorType type) noexcept {
   }
 }
 
-/// In the order of TensorType.
+/// Names of the types, in the order of TensorType.
 inline constexpr std::array<std::string_view, 4> kTensorTypeNames{"F32", "BF16", "F16", "U8"};
 constexpr std::string_view to_string(TensorType type) noexcept {
   return kTensorTypeNames[static_cast<std::size_t>(type)];
@@ -43,7 +43,7 @@ constexpr TensorType tensor_type(DType dtype) noexcept {
   }
   return TensorType::kF32;
 }
-/// None for codes.
+/// Returns nothing for codes.
 constexpr std::optional<DType> dtype_of(TensorType type) noexcept {
   switch (type) {
     case TensorType::kF32: return DType::kFloat32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/checkpoint/tensor_values.cc: 16 bits to 32, wherever they lie.
+// core/checkpoint/tensor_values.cc: widens 16 bits to 32, whatever their alignment.
 #include "core/checkpoint/tensor_values.h"
 
 #include <cstdint>

@@ -9,7 +9,8 @@
 
 namespace ziggurat {
 
-/// To fp32, exactly. `type` is no code's; `values` are as many as `bytes` hold.
+/// Widens values to fp32, exactly. `type` must not be that of codes, and `values` must have room
+/// for all values in `bytes`.
 void widen(TensorType type, std::span<const std::byte> bytes, std::span<float> values);
 
 }  // namespace ziggurat

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/chunk_table.cc: cutting units into chunks. How the cut is written down is in
-// chunk_table_layout.cc.
+// core/sharding/chunk_table.cc: cuts units into chunks. chunk_table_layout.cc writes the cut as
+// text and reads it back.
 #include "core/sharding/chunk_table.h"
 
 #include <fmt/format.h>
@@ -17,16 +17,16 @@
 namespace ziggurat {
 namespace {
 
-/// Where each of a unit's parameters begins, and where the last one ends.
+/// Returns where each of a unit's parameters begins and, as the last value, where the unit ends.
 std::vector<std::uint64_t> begins_of(const UnitSpec& unit) {
   std::vector<std::uint64_t> begins{0};
   for (const ParamSpec& param : unit.params) begins.push_back(begins.back() + param.count());
   return begins;
 }
 
-/// The settings of elements [begin, end) of `unit`, whose parameters begin at `begins`; what lies
-/// behind them is padding and does not decay. `part` is what the unit has of parameters that are
-/// divided, where noise is theirs.
+/// Returns the settings of elements [begin, end) of `unit`, whose parameters begin at `begins`.
+/// Elements after the last parameter are padding and do not decay. If noise is drawn by parameters,
+/// `part` is the part that this rank has of divided parameters; otherwise it is empty.
 std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_t> begins,
                               std::uint64_t begin, std::uint64_t end,
                               const std::optional<TensorPart>& part) {
@@ -47,7 +47,7 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_
       runs.push_back(run);
     }
   };
-  // A unit may have thousands of parameters, and a chunk a few of them.
+  // A unit may have thousands of parameters, but a chunk only a few: skip to its first one.
   auto p = static_cast<std::size_t>(std::ranges::upper_bound(begins, begin) - begins.begin()) - 1;
   for (; p < unit.params.size() && begins[p] < end; ++p) {
     const ParamSpec& param = unit.params[p];
@@ -58,8 +58,8 @@ std::vector<DecayRun> runs_of(const UnitSpec& unit, std::span<const std::uint64_
   return runs;
 }
 
-/// Which tiles of a unit have only constant parameters: what only pads a unit that has such
-/// parameters is constant too. Empty where no parameter is.
+/// Returns which tiles of a unit hold only constant parameters. If the unit has a constant
+/// parameter, tiles of padding alone count as constant too. Empty if no parameter is constant.
 std::vector<bool> constant_tiles(const UnitSpec& unit, std::uint64_t padded_count) {
   if (std::ranges::none_of(unit.params, &ParamSpec::constant)) return {};
   std::vector<bool> constant(padded_count / kTileElements, true);
@@ -87,7 +87,8 @@ ChunkTable::ChunkTable(const ModelSpec& model, std::uint64_t chunk_tiles_max, St
       constant_format_({{"master fp32", sizeof(float) * kTileElements}}) {
   ZIGGURAT_CHECK(chunk_tiles_max > 0, "chunks of no tiles");
   if (model.units.empty()) {
-    throw Error(ErrorCode::kInvalidArgument, fmt::format("model '{}' has no units", model.name));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("model '{}' has no units: give it at least one", model.name));
   }
   for (const UnitSpec& unit : model.units) {
     add_unit(unit, chunk_tiles_max);
@@ -100,7 +101,8 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
   const std::uint64_t count = unit.count();
   if (count == 0) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("unit '{}' of model '{}' has no parameters", unit.name, model_.name));
+                fmt::format("unit '{}' of model '{}' has no parameters: give it at least one",
+                            unit.name, model_.name));
   }
   const std::uint64_t slice_count = slice_elements(count, sharding_.world_size);
   const std::uint64_t padded_count = slice_count * static_cast<std::uint64_t>(sharding_.world_size);
@@ -114,7 +116,7 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
                     .first_tile_alone = tile_count_alone_});
   const std::uint64_t slice_tiles = slice_count / kTileElements;
   const std::vector<bool> constant = constant_tiles(unit, padded_count);
-  std::set<std::uint64_t> places;  // in a slice, where constant tiles begin or end in any slice
+  std::set<std::uint64_t> places;  // in a slice, where constant tiles of any slice begin or end
   for (std::size_t tile = 1; tile < constant.size(); ++tile) {
     if (constant[tile] != constant[tile - 1]) places.insert(tile % slice_tiles);
   }
@@ -148,7 +150,7 @@ void ChunkTable::add_unit(const UnitSpec& unit, std::uint64_t chunk_tiles_max) {
   tile_count_alone_ += slice_elements(count, 1) / kTileElements;
 }
 
-/// `places`: where chunks must end.
+/// Cuts a slice of `tiles` tiles into chunks. A chunk must end at each of `places`.
 std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
                                                        std::span<const std::uint64_t> places,
                                                        std::uint64_t chunk_tiles_max) {
@@ -157,7 +159,7 @@ std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
   const auto cut_evenly = [&](std::uint64_t end) {
     const std::uint64_t length = end - begin;
     const std::uint64_t pieces = (length + chunk_tiles_max - 1) / chunk_tiles_max;
-    // Even cut: 433 tiles in 19 chunks are 22 or 23 tiles each, never 18 full ones and a crumb.
+    // Cut evenly: 433 tiles in 19 chunks give 22 or 23 tiles each, not 18 full chunks and a crumb.
     for (std::uint64_t i = 0; i < pieces; ++i)
       cut.push_back({begin + length * i / pieces, begin + length * (i + 1) / pieces});
     begin = end;
@@ -167,7 +169,7 @@ std::vector<ChunkTable::TileRun> ChunkTable::cut_slice(std::uint64_t tiles,
   return cut;
 }
 
-/// Tiles [begin, end) of the newest unit are one chunk more.
+/// Adds tiles [begin, end) of the newest unit as one more chunk.
 void ChunkTable::add_chunk(const UnitSpec& unit, std::uint64_t begin, std::uint64_t end,
                            bool constant) {
   const std::uint64_t count = (end - begin) * kTileElements;

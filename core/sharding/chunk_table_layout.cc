@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/chunk_table_layout.cc: a cut as JSON, and back: from a text that nobody vouches
-// for.
+// core/sharding/chunk_table_layout.cc: writes a cut as JSON, and reads it back from a text that may
+// be damaged.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,12 +22,12 @@
 namespace ziggurat {
 namespace {
 
-/// A unit has no more, and so no product of a shape has: sums and bytes of these do not wrap.
+/// Most elements of a unit, and so of a shape: sums and sizes in bytes never overflow.
 constexpr std::int64_t kElementsMax = std::int64_t{1} << 50;
-/// Names of files have five digits for a rank.
+/// Most ranks of a store, because the names of files have five digits for a rank.
 constexpr std::uint64_t kRanksMax = 100'000;
 
-/// How masters become parameters; a layout's hash has it in it.
+/// Says how masters become parameters. The text is part of a layout, and so of the layout's hash.
 std::string_view param_text(DType dtype) {
   switch (dtype) {
     case DType::kBFloat16: return "bf16, nearest, ties away";
@@ -58,7 +58,8 @@ nlohmann::json to_json(const ModelSpec& model, TensorPart part) {
 constexpr const char* kPlace = "the store's layout";
 constexpr const char* kPieces = "pieces";
 
-/// Stores made before there was a choice of optimizer and format do not name them.
+/// Parses and checks a layout. Stores made before there was a choice of optimizer and format do not
+/// name them, so this adds the names that such stores imply.
 nlohmann::json parsed(const std::string& layout) {
   nlohmann::json json = parse_strict(layout, kPlace);
   if (json.is_object()) {
@@ -68,7 +69,8 @@ nlohmann::json parsed(const std::string& layout) {
   const JsonField top(json, kPlace);
   for (const char* key : {"model", "optimizer", "state_format", "param"})
     static_cast<void>(top.at(key).text());
-  if (top.at("chunk_tiles_max").number() == 0) top.refuse("its chunks have no tiles");
+  if (top.at("chunk_tiles_max").number() == 0)
+    top.refuse("chunk_tiles_max is 0, so chunks would have no tiles");
   for (const char* key : {"ranks", "tensor_parallel", "shard_group", "slices_held"})
     if (top.has(key)) static_cast<void>(top.at(key).number(kRanksMax));
   return json;
@@ -78,9 +80,10 @@ DType dtype_in(const nlohmann::json& layout) {
   const auto text = layout["param"].get<std::string>();
   const std::optional<DType> dtype = parse_dtype(text.substr(0, text.find(',')));
   if (!dtype || param_text(*dtype) != text) {
-    throw Error(ErrorCode::kDataLoss, fmt::format("the store's parameters are of the type '{}', "
-                                                  "which this program does not know: it knows {}",
-                                                  text, fmt::join(kDTypeNames, ", ")));
+    throw Error(ErrorCode::kDataLoss,
+                fmt::format("the store's parameters have the type '{}', which this program does "
+                            "not know; the known types are {}",
+                            text, fmt::join(kDTypeNames, ", ")));
   }
   return *dtype;
 }
@@ -90,14 +93,16 @@ StateKind state_in(const nlohmann::json& layout) {
   const auto format = parse_state_format(layout["state_format"].get<std::string>());
   if (!optimizer || !format) {
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("the store's state is {} in {}, which this program does not know",
-                            layout["optimizer"].dump(), layout["state_format"].dump()));
+                fmt::format("this program does not know the store's {} {}: open the store with the "
+                            "version of the program that made it",
+                            optimizer ? "state format" : "optimizer",
+                            layout[optimizer ? "state_format" : "optimizer"].dump()));
   }
   return {*optimizer, *format};
 }
 
-/// Stores that were made before layouts said so do not name it, nor do those where nothing is
-/// rounded with noise.
+/// Returns the roundings in a layout. Layouts of stores that round nothing with noise do not name
+/// them, nor do those that were made before layouts had them.
 std::optional<Roundings> rounding_in(const nlohmann::json& layout) {
   const JsonField top(layout, kPlace);
   if (!top.has("rounding")) return std::nullopt;
@@ -105,7 +110,8 @@ std::optional<Roundings> rounding_in(const nlohmann::json& layout) {
   const auto word = [&](const char* key) {
     const JsonField field = its.at(key);
     const std::optional<Rounding> rounding = parse_rounding(field.text());
-    if (!rounding) field.refuse("this program does not know that rounding");
+    if (!rounding)
+      field.refuse(fmt::format("this program does not know the rounding '{}'", field.text()));
     return *rounding;
   };
   return Roundings{.state = word("state"), .params = word("params")};
@@ -119,17 +125,19 @@ Sharding sharding_in(const nlohmann::json& layout) {
   const int held = layout.value("slices_held", 1);
   if (data < 1 || ranks % parts != 0 || group < 1 || data % group != 0 ||
       (held != 1 && held != group)) {
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("the store's layout is impossible: of {} ranks each {} divide the "
-                            "layers, {} of a part share the state, and each has {} slices of it",
-                            ranks, parts, group, held));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format("the store's layout is impossible: {} ranks in groups of {} divide the layers, "
+                    "{} ranks share one copy of the state, and each rank holds {} slices of it",
+                    ranks, parts, group, held));
   }
   Sharding sharding = Sharding::of(held > 1 ? 0 : 3, 0, data, group == data ? 0 : group);
   sharding.tensor.ranks = parts;
   return sharding;
 }
 
-/// The store of `layout` was made among as many ranks, and each has as much of the state.
+/// Refuses a run unless it has as many ranks as the store of `layout` was made by, and each rank
+/// holds as much of the state.
 void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
   const int ranks = layout.value("ranks", 1);
   const int parts = layout.value("tensor_parallel", 1);
@@ -139,35 +147,37 @@ void require_sharding(const nlohmann::json& layout, const Sharding& sharding) {
     };
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format(
-            "the store was made by {} rank{}{}, but this run has {}{}: give {}, `resume=reshard` "
-            "to cut it anew in its place, another `store`, or `resume=never` to replace it",
-            ranks, ranks == 1 ? "" : "s",
-            parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
-            flags(sharding.ranks(), sharding.tensor.ranks),
-            parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "", flags(ranks, parts)));
+        fmt::format("the store was made by {} rank{}{}, but this run has {}{}: give {}, "
+                    "`resume=reshard` to divide it again among this run's ranks, another `store`, "
+                    "or `resume=never` to replace it",
+                    ranks, ranks == 1 ? "" : "s",
+                    parts > 1 ? fmt::format(" of which each {} divide the layers", parts) : "",
+                    flags(sharding.ranks(), sharding.tensor.ranks),
+                    parts > 1 && sharding.tensor.ranks == 1 ? " and no `tp`" : "",
+                    flags(ranks, parts)));
   }
   if (const int group = layout.value("shard_group", ranks / parts); group != sharding.world_size) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store was made with {0} ranks for each copy of the state, but this run "
-                    "has {1}: give `strategy=hybrid` `shard_group={0}`, or a strategy without "
-                    "groups where {0} are all ranks, or `resume=reshard` to cut it anew",
-                    group, sharding.world_size));
+        fmt::format(
+            "the store was made with {0} ranks for each copy of the state, but this run has {1}: "
+            "give `strategy=hybrid` `shard_group={0}`, or a strategy without groups if the run has "
+            "{0} ranks, or `resume=reshard` to divide the state again",
+            group, sharding.world_size));
   }
   const bool whole = layout.value("slices_held", 1) > 1;
+  const char* const kept = whole ? "0" : "1, 2 or 3";
   if (whole != (!sharding.one_rank() && !sharding.optimizer_sharded())) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "the store was made with `zero_stage={}`, but this run has {}. With stage 0 every rank "
-            "has the whole state, with the others a slice: give a stage of the store's kind, "
-            "`resume=reshard` to cut it anew, another `store`, or `resume=never` to replace it",
-            whole ? "0" : "1, 2 or 3", sharding.stage));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("the store was made with `zero_stage={}`, but this run has {}. In "
+                            "stage 0 every rank has the whole state, in stages 1 to 3 a slice of "
+                            "it: give `zero_stage={}`, `resume=reshard` to divide the state again, "
+                            "another `store`, or `resume=never` to replace it",
+                            kept, sharding.stage, kept));
   }
 }
 
-/// `model` with the constant parameters that `layout` names.
+/// Returns `model` with those parameters marked as constant that `layout` names.
 ModelSpec with_constants(ModelSpec model, const std::string& layout) {
   const std::vector<std::string> constant = ChunkTable::constant_params(layout);
   const std::set<std::string> names(constant.begin(), constant.end());
@@ -175,11 +185,12 @@ ModelSpec with_constants(ModelSpec model, const std::string& layout) {
     for (ParamSpec& param : unit.params) {
       param.constant = names.contains(param.name);
       if (!param.constant || param.frozen) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  fmt::format("parameter '{}' was frozen when the store was made, so the store has "
-                              "no optimizer state for it, and this run would train it: freeze it "
-                              "in param_groups, or export the model and begin a new store with it",
-                              param.name));
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("parameter '{}' was frozen when the store was made, so the store has no "
+                      "optimizer state for it, but this run would train it: freeze it with "
+                      "`param_groups`, or export the model and begin a new store with it",
+                      param.name));
     }
   }
   return model;
@@ -199,16 +210,16 @@ ParamSpec param_in(const JsonField& field) {
     sound = sound && dimension > 0 && dimension <= kElementsMax / count;
     if (sound) count *= dimension;
   }
-  if (!sound) field.refuse("its shape is not one that a parameter can have");
+  if (!sound) field.refuse("a parameter cannot have this shape, tp_dim or tp_sections");
   return param;
 }
 
-/// The parts of a rank of the store, as a trainer would have named them.
+/// Returns the model that each rank of the store holds, as a trainer would have described it.
 ModelSpec model_in(const nlohmann::json& layout) {
   const JsonField top(layout, kPlace);
   ModelSpec model{.name = top.at("model").text(), .units = {}};
   const JsonField units = top.at("units");
-  if (units.size() == 0) units.refuse("there are none");
+  if (units.size() == 0) units.refuse("the layout has no units");
   for (std::size_t u = 0; u < units.size(); ++u) {
     const JsonField unit = units.at(u);
     UnitSpec& its =
@@ -218,9 +229,10 @@ ModelSpec model_in(const nlohmann::json& layout) {
     std::uint64_t count = 0;
     for (const ParamSpec& param : its.params) {
       count += param.count();
-      if (count > static_cast<std::uint64_t>(kElementsMax)) unit.refuse("it has too many elements");
+      if (count > static_cast<std::uint64_t>(kElementsMax))
+        unit.refuse(fmt::format("the unit has more than {} elements", kElementsMax));
     }
-    if (count == 0) unit.refuse("it has no parameters");
+    if (count == 0) unit.refuse("the unit has no parameters");
     if (!unit.has("param")) continue;
     const std::string text = unit.at("param").text();
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
@@ -230,7 +242,7 @@ ModelSpec model_in(const nlohmann::json& layout) {
   return model;
 }
 
-/// " label: a, b, and 3 more"; nothing of none.
+/// Returns " label: a, b, and 3 more;", or an empty text if there are no names.
 std::string listed(std::string_view label, const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 8;
   if (names.empty()) return "";
@@ -240,7 +252,7 @@ std::string listed(std::string_view label, const std::vector<std::string>& names
   return text + ";";
 }
 
-/// What of two models is not the same, in words.
+/// Says in words how two models differ.
 std::string differences(const ModelSpec& stored, const ModelSpec& own) {
   using Shapes = std::map<std::string, std::vector<std::int64_t>>;
   const auto shapes_of = [](const ModelSpec& model) {
@@ -258,14 +270,15 @@ std::string differences(const ModelSpec& stored, const ModelSpec& own) {
       missing_there.push_back(name);
     } else if (found->second != shape) {
       other_shapes.push_back(
-          fmt::format("{} is {} here, but {} there", name, shape, found->second));
+          fmt::format("{} is {} in this program, but {} in the store", name, shape, found->second));
     }
   }
   for (const auto& its : there)
     if (!here.contains(its.first)) missing_here.push_back(its.first);
-  std::string text = listed("missing there", missing_there) + listed("missing here", missing_here) +
+  std::string text = listed("the store lacks", missing_there) +
+                     listed("this program lacks", missing_here) +
                      listed("other shapes", other_shapes);
-  if (text.empty()) return "they differ in their order, in their types or in which of them decay";
+  if (text.empty()) return "their parameters differ in order, in type or in which of them decay";
   text.pop_back();
   return text.substr(1);
 }
@@ -285,7 +298,7 @@ std::string ChunkTable::layout() const {
     layout["rounding"] = {{"state", to_string(rounding_->state)},
                           {"params", to_string(rounding_->params)}};
   }
-  if (sharding_.ranks() > 1) {  // a store of one rank says nothing of ranks
+  if (sharding_.ranks() > 1) {  // layouts of one rank do not name ranks
     layout["ranks"] = sharding_.ranks();
     if (sharding_.tensor.ranks > 1) layout["tensor_parallel"] = sharding_.tensor.ranks;
     if (sharding_.replicas > 1) layout["shard_group"] = sharding_.world_size;
@@ -336,8 +349,8 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (stored != state) {
     throw Error(ErrorCode::kInvalidArgument,
                 fmt::format("the store's state is {}, but this run's is {}: give `optimizer={}` "
-                            "`state_format={}`, `resume=reshard` to convert it (the same "
-                            "optimizer's), another `store`, or `resume=never` to replace it",
+                            "`state_format={}`, `resume=reshard` to convert a state of the same "
+                            "optimizer, another `store`, or `resume=never` to replace it",
                             to_string(stored), to_string(state), to_string(stored.optimizer),
                             to_string(stored.format)));
   }
@@ -347,10 +360,10 @@ ChunkTable ChunkTable::from_layout(const ModelSpec& model, const std::string& la
   if (table.layout() != json.dump()) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("the store's model '{}' has other parameters or formats than this program's: "
-                    "{}: give the parameters that the store was made with, in their order, or "
-                    "another `store`",
-                    model.name, differences(model_in(json), model)));
+        fmt::format(
+            "the store's model '{}' has other parameters or formats than this program's ({}): give "
+            "the parameters that the store was made with, in their order, or another `store`",
+            model.name, differences(model_in(json), model)));
   }
   return table;
 }
@@ -373,8 +386,8 @@ std::string layout_of_pieces(const std::string& layout) {
   return json.dump();
 }
 
-/// Stores made through the C interface before layouts said so have a model of that name, in which
-/// each parameter is a unit.
+/// Returns true for a layout that layout_of_pieces() marked, and for the unmarked ones that the C
+/// interface made earlier: their model has the name below, and each parameter is a unit.
 bool is_of_pieces(const std::string& layout) {
   const nlohmann::json json = parsed(layout);
   if (json.contains(kPieces)) return true;
@@ -396,11 +409,13 @@ void require_records(const std::string& layout, StoredRecords records) {
     const std::uint64_t its = slice_elements(unit.count(), sharding.world_size) / kTileElements;
     tiles += its * held;
     chunks += (its / chunk_tiles_max + (its % chunk_tiles_max != 0 ? 1 : 0)) * held;
-    // A record has at least kTileBytes for a tile of elements.
+    // A record has at least kTileBytes for each tile of its elements.
     if (chunks <= records.count && tiles <= records.size_bytes / kTileBytes) continue;
-    throw Error(ErrorCode::kDataLoss,
-                fmt::format("{}: it describes more than the store's {} records, which have {}",
-                            kPlace, records.count, format_bytes(records.size_bytes)));
+    throw Error(
+        ErrorCode::kDataLoss,
+        fmt::format(
+            "{} describes more state than the store's {} records hold, which have {} in all",
+            kPlace, records.count, format_bytes(records.size_bytes)));
   }
 }
 

@@ -19,18 +19,21 @@ using UnitId = std::uint32_t;
 struct ParamSpec {
   std::string name;
   std::vector<std::int64_t> shape;
-  bool decay = true;  ///< weight decay applies (matrices, by custom; not biases and norms)
-  /// Whose settings a step uses: the trainer's own (StepOptions::groups), or by
-  /// EngineConfig::param_groups, if it has any, the one that assign_groups() finds
+  bool decay = true;  ///< weight decay applies (by custom to matrices, not to biases and norms)
+  /// Says whose settings a step uses. The trainer's own numbers name StepOptions::groups; if
+  /// EngineConfig::param_groups has any groups, assign_groups() sets the number instead.
   std::uint32_t group = 0;
-  bool frozen = false;  ///< its group is, by EngineConfig::param_groups
-  /// The store keeps it once, without optimizer state: it was frozen when the store was made
+  bool frozen = false;  ///< its group in EngineConfig::param_groups is frozen
+  /// True if the parameter was frozen when the store was made: the store keeps it once, without
+  /// optimizer state.
   bool constant = false;
-  /// The dimension that tensor-parallel ranks divide among them; -1: each has all of it
+  /// Dimension that tensor-parallel ranks divide among them; -1 if each rank has the whole
+  /// parameter.
   int tp_dim = -1;
-  /// Parameters that are fused along it, each divided by itself: 3 where columns are q | k | v
+  /// Number of parameters that are fused along tp_dim, each divided by itself: 3 where columns are
+  /// q | k | v.
   int tp_sections = 1;
-  /// Where a trainer lends a slice: which element of the whole parameter is its first
+  /// Number of a slice's first element in the whole parameter, if a trainer lends slices.
   std::uint64_t first_element = 0;
 
   std::uint64_t count() const {
@@ -45,7 +48,8 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParamSpec> params;
-  /// In place of ModelSpec::dtype, where parameters are in the trainer's memory (Tier::kTrainer).
+  /// Replaces ModelSpec::dtype for a unit whose parameters are in the trainer's memory
+  /// (Tier::kTrainer).
   std::optional<DType> dtype = std::nullopt;
 
   std::uint64_t count() const {
@@ -61,7 +65,7 @@ struct ModelSpec {
   std::string name;
   std::vector<UnitSpec> units;
   /// The type of the parameters that a trainer is given, and of gradients on their way to the
-  /// update; masters are fp32 whatever it is.
+  /// update. Masters are fp32 in every case.
   DType dtype = DType::kBFloat16;
 
   std::uint64_t count() const {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/param_groups.cc: groups as text, and from patterns to numbers.
+// core/sharding/param_groups.cc: reads and writes groups as text, and finds the group of each
+// parameter.
 #include "core/sharding/param_groups.h"
 
 #include <fmt/format.h>
@@ -16,15 +17,17 @@ namespace {
 void check(const ParamGroup& group) {
   const auto require = [&](bool good, std::string_view name, float value, std::string_view what) {
     if (good) return;
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("parameter group '{}': {} {:g}: {}", group.params, name, value, what));
+    throw Error(ErrorCode::kInvalidArgument, fmt::format("parameter group '{}' has {} {:g}: {}",
+                                                         group.params, name, value, what));
   };
   const auto not_negative = [&](std::string_view name, float value) {
-    require(value >= 0 && std::isfinite(value), name, value, "it must be 0 or more, and finite");
+    require(value >= 0 && std::isfinite(value), name, value,
+            "the value must be finite and at least 0");
   };
   const auto below_one = [&](std::string_view name, std::optional<float> value) {
     if (value)
-      require(*value >= 0 && *value < 1, name, *value, "it must be at least 0 and less than 1");
+      require(*value >= 0 && *value < 1, name, *value,
+              "the value must be at least 0 and less than 1");
   };
   not_negative("lr-scale", group.lr_scale);
   if (group.weight_decay) not_negative("weight-decay", *group.weight_decay);
@@ -33,7 +36,7 @@ void check(const ParamGroup& group) {
   below_one("beta2", group.beta2);
 }
 
-/// What stands before the next `separator`; `rest` goes on behind it.
+/// Returns the text before the next `separator`; what follows that stays in `rest`.
 std::string_view take(std::string_view& rest, char separator) {
   const std::size_t at = rest.find(separator);
   const std::string_view word = rest.substr(0, at);
@@ -48,7 +51,7 @@ std::optional<float> parse_float(std::string_view text) {
   return value;
 }
 
-/// "lr-scale=0.5" or "frozen" into `group`; false if it is no such thing.
+/// Reads "lr-scale=0.5" or "frozen" into `group`. Returns false if `entry` is not a setting.
 bool read_entry(std::string_view entry, ParamGroup& group) {
   if (entry == "frozen" || entry == "frozen=true" || entry == "frozen=false") {
     group.frozen = entry != "frozen=false";
@@ -73,19 +76,22 @@ bool read_entry(std::string_view entry, ParamGroup& group) {
 }
 
 ParamGroup parse_group(std::string_view text) {
+  const std::string_view whole = text;
   ParamGroup group;
   group.params = take(text, ':');
   if (group.params.empty() || text.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a group is PATTERN:KEY=VALUE[,KEY=VALUE..] or PATTERN:frozen: write groups so, "
-                "with ';' between them");
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format("'{}' is not a parameter group: write PATTERN:KEY=VALUE[,KEY=VALUE..] or "
+                    "PATTERN:frozen, with ';' between groups",
+                    whole));
   }
   while (!text.empty()) {
     const std::string_view entry = take(text, ',');
     if (read_entry(entry, group)) continue;
     throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("'{}' is not a setting of a group: give lr-scale, weight-decay, beta1, "
-                            "beta2 or eps with = and a number, or frozen",
+                fmt::format("'{}' is not a setting of a parameter group: give lr-scale, "
+                            "weight-decay, beta1, beta2 or eps with = and a number, or frozen",
                             entry));
   }
   return group;
@@ -119,7 +125,7 @@ std::string to_text(std::span<const ParamGroup> groups) {
 }
 
 bool matches(std::string_view pattern, std::string_view name) noexcept {
-  // Greedy with one way back: to the last *, which then takes one character more.
+  // Matches greedily with one way back: to the last *, which then takes one character more.
   std::size_t p = 0;
   std::size_t n = 0;
   std::size_t star = std::string_view::npos;
@@ -162,9 +168,10 @@ void assign_groups(ModelSpec& model, std::span<const ParamGroup> groups) {
     if (used[i]) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
-        fmt::format("parameter group '{}': it gets no parameter of model '{}' (a parameter goes to "
-                    "the first group whose pattern matches its name; names are like '{}')",
-                    groups[i].params, model.name, first));
+        fmt::format(
+            "parameter group '{}' gets no parameter of model '{}': a parameter goes to the first "
+            "group whose pattern matches its name, and the first parameter's name is '{}'",
+            groups[i].params, model.name, first));
   }
 }
 

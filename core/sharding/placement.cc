@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/placement.cc: placements as people write them.
+// core/sharding/placement.cc: reads and writes placements as people write them.
 #include "core/sharding/placement.h"
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ Tier parse_tier(const std::string& word) {
               fmt::format("'{}' is not a tier; use device, host or nvme", word));
 }
 
-/// "device:2GiB", or "nvme" alone.
+/// One tier and its size, if it has one: "device:2GiB", or "nvme" alone.
 struct Share {
   Tier tier;
   std::optional<std::uint64_t> size_bytes;
@@ -34,11 +34,14 @@ Share parse_share(const std::string& word) {
   return share;
 }
 
-/// From the top of the tower down; the last takes what is left.
+/// Divides optimizer records from the top of the tower down; the last tier takes what is left.
 void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
   const auto refuse = [](const std::string& why) {
-    throw Error(ErrorCode::kInvalidArgument,
-                fmt::format("optimizer: {}; write it like device:2GiB,host:8GiB,nvme", why));
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        fmt::format(
+            "the placement of optimizer is wrong: {}; write it like device:2GiB,host:8GiB,nvme",
+            why));
   };
   placement.device_record_bytes = 0;
   placement.host_record_bytes.reset();
@@ -51,13 +54,13 @@ void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
     }
     if (last && share.size_bytes)
       refuse(
-          fmt::format("'{}' has a size, but no tier after it takes what is left: add one without a "
-                      "size, such as nvme",
+          fmt::format("'{}' has a size, but no tier after it takes what is left, so add a tier "
+                      "without a size, such as nvme",
                       to_string(share.tier)));
     if (!last && !share.size_bytes)
       refuse(
           fmt::format("'{}' has no size, so it takes everything and no tier can follow it: give it "
-                      "a size, or make it the last",
+                      "a size, or make it the last tier",
                       to_string(share.tier)));
     if (last) placement.optimizer = share.tier;
     if (!last && share.tier == Tier::kDevice) placement.device_record_bytes = *share.size_bytes;
@@ -65,7 +68,7 @@ void divide_optimizer(Placement& placement, const std::vector<Share>& shares) {
   }
 }
 
-/// One class, with what was given for it.
+/// Places one class of state on the tiers that were given for it.
 void place(Placement& placement, const std::string& name, const std::vector<Share>& shares) {
   if (name == "optimizer") return divide_optimizer(placement, shares);
   if (name != "all" && name != "params" && name != "grads") {
@@ -74,11 +77,10 @@ void place(Placement& placement, const std::string& name, const std::vector<Shar
         fmt::format("'{}' is not a class of state; use params, grads, optimizer or all", name));
   }
   if (shares.size() > 1 || shares.front().size_bytes) {
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "{} goes to one tier, without a size: only optimizer can be divided among tiers",
-            name));
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("{} must be placed on one tier, without a size: only optimizer can be "
+                            "divided among tiers",
+                            name));
   }
   const Tier tier = shares.front().tier;
   if (name == "all") placement = {.params = tier, .grads = tier, .optimizer = tier};
@@ -105,7 +107,7 @@ Placement parse_placement(const std::string& text) {
   std::istringstream parts(text);
   std::string name;
   std::vector<Share> shares;
-  // A part without a class goes on with the last one's.
+  // A part without a class belongs to the class before it.
   for (std::string part; std::getline(parts, part, ',');) {
     const std::size_t equals = part.find('=');
     if (equals != std::string::npos) {

@@ -9,36 +9,38 @@
 
 namespace ziggurat {
 
-/// A level of the tower; or memory of the trainer's own, which it lends the engine (Engine::open):
-/// parameters and gradients alone can be there, both of them, and no setting names it.
+/// A level of the tower, or the trainer's own memory, which it lends to the engine (Engine::open).
+/// Parameters and gradients can be in the trainer's memory, but only both together, and no setting
+/// names that tier.
 enum class Tier : std::uint8_t { kDevice, kHost, kNvme, kTrainer };
 
 std::string_view to_string(Tier tier) noexcept;
 
-/// Which tier each class of state lives on.
+/// Says which tier each class of state lives on.
 ///
-/// Optimizer records may be divided, in the order of the model: the first ones are on the device,
-/// as many as `device_record_bytes` hold, those after them in host memory, the rest on NVMe. With
-/// `optimizer` on NVMe every step writes all of them there, wherever they stay: none that stays in
-/// memory is read again. With `optimizer` in memory checkpoints alone write them.
+/// Optimizer records may be divided, in the order of the model: the first ones, as many as
+/// `device_record_bytes` hold, are on the device, those after them in host memory, the rest on
+/// NVMe. If `optimizer` is on NVMe, every step writes all records there, and reads none back that
+/// stays in memory. If `optimizer` is in memory, only checkpoints write records.
 struct Placement {
   Tier params = Tier::kHost;
   Tier grads = Tier::kHost;
-  Tier optimizer = Tier::kNvme;           ///< of the records that are left
-  std::uint64_t device_record_bytes = 0;  ///< of the device's memory
-  /// As much of host memory, with `optimizer` on NVMe; none given: what nothing else needs.
+  Tier optimizer = Tier::kNvme;           ///< tier of the records that are left
+  std::uint64_t device_record_bytes = 0;  ///< device memory for records
+  /// Host memory for records if `optimizer` is on NVMe. Not given: all memory that nothing else
+  /// needs.
   std::optional<std::uint64_t> host_record_bytes{};
-  /// All of that is chosen from the budgets when an engine is opened (core/plan/auto_placement.h),
-  /// with `optimizer` on NVMe.
+  /// True if the engine chooses all of the above from the budgets when it is opened, with
+  /// `optimizer` on NVMe (core/plan/auto_placement.h).
   bool automatic = false;
 };
 
 /// Reads "params=host,grads=host,optimizer=nvme" or "all=host"; classes not named keep their
-/// default. Records are divided from the top: "optimizer=device:2GiB,host:8GiB,nvme", where each
-/// tier but the last has a size. "auto" leaves it all to the engine. Errors: kInvalidArgument
-/// naming the word that is wrong.
+/// default. Optimizer records are divided from the top: "optimizer=device:2GiB,host:8GiB,nvme",
+/// where each tier except the last has a size. "auto" leaves every choice to the engine. Errors:
+/// kInvalidArgument naming the wrong word.
 Placement parse_placement(const std::string& text);
-/// What parse_placement() reads as the same.
+/// Returns a text that parse_placement() reads as the same placement.
 std::string to_string(const Placement& placement);
 
 }  // namespace ziggurat

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/quantization.cc: what is refused, and why.
+// core/sharding/quantization.cc: which quantization is refused, and why.
 #include "core/sharding/quantization.h"
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace ziggurat {
 namespace {
 
-/// The flags that ask for it.
+/// Names the settings that ask for quantization.
 std::string flags(const Quantization& quantization) {
   std::string text = quantization.weights ? "`quantized_weights`" : "";
   if (quantization.gradients()) {
@@ -30,7 +30,9 @@ void require_quantizable(const Quantization& quantization, const Strategy& strat
   };
   const int bits = quantization.gradient_bits;
   if (bits != 4 && bits != 8 && bits != 16)
-    refuse(fmt::format("`quantized_gradients={}`: give 4 or 8, or 16 for none", bits));
+    refuse(fmt::format(
+        "`quantized_gradients={}` is not supported: give 4 or 8 bits, or 16 for no quantization",
+        bits));
   if (!quantization.any()) return;
   if (strategy.dp == 1)
     refuse(flags(quantization) +
@@ -47,8 +49,8 @@ void require_quantizable(const Quantization& quantization, const Strategy& strat
   const int within = std::min(strategy.dp, dp_ranks_per_node);
   if (strategy.dp % within != 0) {
     refuse(
-        fmt::format("{} cannot be used here: {} ranks cannot fill nodes of {}. Set "
-                    "`ranks_per_node` to a divisor of the ranks",
+        fmt::format("{} cannot be used, because {} ranks do not fill nodes of {}: set "
+                    "`ranks_per_node` to a divisor of the number of ranks",
                     flags(quantization), strategy.dp, within));
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/reduction.h: how gradients go between ranks: in which type, and how much at once;
-// and whether what ranks exchange passes through host memory.
+// core/sharding/reduction.h: how ranks exchange gradients: in which type, how much at once, and
+// whether what they exchange passes through host memory.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +9,23 @@
 
 namespace ziggurat {
 
-/// Buckets of gradients in host memory: one being rounded, one between the ranks, one being taken
-/// in; and their size unless told otherwise.
+/// Number of buckets of gradients in host memory (one is being rounded, one is between the ranks,
+/// one is being added up), and their default size in elements.
 inline constexpr std::uint64_t kReduceBuckets = 3;
 inline constexpr std::uint64_t kReduceBucketCount = std::uint64_t{4} << 20;
 
-/// Buffers of gathered parameters in host memory, on their way to a device that ranks cannot reach:
-/// one between the ranks, one being copied.
+/// Number of buffers in host memory for gathered parameters on their way to a device that ranks
+/// cannot reach: one is between the ranks, one is being copied.
 inline constexpr std::uint64_t kStagedGathers = 2;
 
 struct ReductionSettings {
-  DType dtype = DType::kBFloat16;  ///< of the values that ranks send, unless they are quantized
-  /// Elements of one bucket, all slices together, rounded to whole tiles of each; a bucket ends
-  /// with its chunk.
+  DType dtype = DType::kBFloat16;  ///< type of the values that ranks send, unless they are
+                                   ///< quantized
+  /// Elements of one bucket with the slices of all ranks, each rounded to whole tiles. A bucket
+  /// ends where its chunk ends.
   std::uint64_t bucket_elements = kReduceBucketCount;
-  /// The CPU, and so the ranks, cannot reach the device's memory. Buckets are copied from there and
-  /// back; parameters are gathered in host memory, in pieces of as many elements.
+  /// True if the CPU, and so the ranks, cannot reach the device's memory. Buckets are then copied
+  /// to host memory and back, and parameters are gathered there in pieces of `bucket_elements`.
   bool staged = false;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/strategy.cc: what was asked for, made whole or refused.
+// core/sharding/strategy.cc: completes or refuses a strategy that was asked for.
 #include "core/sharding/strategy.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, message);
 }
 
-/// The stage that a name stands for.
+/// Returns the stage that a name stands for.
 int stage_of(StrategyName name) noexcept { return name == StrategyName::kNone ? 0 : 3; }
 
 void require_stage_fits(StrategyName name, int stage) {
@@ -23,10 +23,9 @@ void require_stage_fits(StrategyName name, int stage) {
           "`strategy=hybrid` needs `zero_stage` 1, 2 or 3, because stage 0 divides nothing among "
           "the ranks of a group");
   } else if (stage != stage_of(name)) {
-    refuse(
-        fmt::format("`strategy={0}` is `zero_stage={1}`, not {2}: give one of them, or both "
-                    "alike",
-                    to_string(name), stage_of(name), stage));
+    refuse(fmt::format(
+        "`strategy={0}` means `zero_stage={1}`, not {2}: leave out one of the two settings",
+        to_string(name), stage_of(name), stage));
   }
 }
 
@@ -41,7 +40,9 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
   }
   const int group = request.shard_group;
   if (group == 0)
-    refuse("`strategy=hybrid` needs `shard_group`, the number of ranks that share one state");
+    refuse(
+        "`strategy=hybrid` needs `shard_group`, the number of ranks that share one copy of the "
+        "state");
   if (group < 2 || dp % group != 0) {
     refuse(fmt::format(
         "`shard_group={0}` does not divide the {1} data-parallel ranks into groups of 2 or more: "
@@ -54,7 +55,7 @@ int shard_group(const StrategyRequest& request, int stage, int dp) {
 }  // namespace
 
 Strategy resolve(const StrategyRequest& request, int dp) {
-  if (dp < 1) refuse(fmt::format("there are {} data-parallel ranks: start 1 or more", dp));
+  if (dp < 1) refuse(fmt::format("the run has {} data-parallel ranks: start at least 1", dp));
   const int stage =
       request.zero_stage.value_or(stage_of(request.name.value_or(StrategyName::kFull)));
   if (stage < 0 || stage > 3) refuse(fmt::format("`zero_stage={}`: give 0, 1, 2 or 3", stage));
@@ -74,8 +75,8 @@ Strategy resolve(const StrategyRequest& request, int dp) {
   if (strategy.hpz < 2 || strategy.hpz >= strategy.shard_group ||
       strategy.shard_group % strategy.hpz != 0) {
     refuse(
-        fmt::format("`hpz={0}` does not divide the {1} ranks that share a state into several "
-                    "groups of 2 or more: give a smaller divisor of {1}",
+        fmt::format("`hpz={0}` does not divide the {1} ranks that share a copy of the state into "
+                    "several groups of 2 or more: give a smaller divisor of {1}",
                     strategy.hpz, strategy.shard_group));
   }
   return strategy;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// core/sharding/tensor_part.cc: a parameter as rows of sections, of which a part has a stretch.
+// core/sharding/tensor_part.cc: where a tensor-parallel part's elements lie in the whole parameter.
 #include "core/sharding/tensor_part.h"
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@ ParamSpec part_of(ParamSpec param, int ranks) {
     throw Error(
         ErrorCode::kInvalidArgument,
         fmt::format("`tp={}`: dimension {} of {} has {} elements{}, which {} ranks cannot divide "
-                    "evenly: {} would be left over",
+                    "evenly, because {} would be left over: give another `tp`",
                     ranks, param.tp_dim, param.name, along,
                     param.tp_sections > 1 ? fmt::format(" in {} sections", param.tp_sections) : "",
                     ranks, along % parts));
@@ -33,9 +33,10 @@ ParamSpec part_of(ParamSpec param, int ranks) {
   return param;
 }
 
-/// A divided parameter, as its part lies in memory: `sections` stretches, over and over.
+/// A divided parameter as its part lies in memory: `tp_sections` stretches for each index of the
+/// dimensions before tp_dim.
 struct Stretches {
-  std::uint64_t length;  ///< of one, in elements
+  std::uint64_t length;  ///< elements of one stretch
   std::uint64_t ranks;
   std::uint64_t rank;
 
@@ -44,7 +45,8 @@ struct Stretches {
     for (int d = 0; d < param.tp_dim; ++d) length /= wide(param.shape[static_cast<std::size_t>(d)]);
     length /= wide(param.tp_sections);
   }
-  /// The whole has those of all ranks in turn.
+  /// Returns where an element of the part lies in the whole, which has the stretches of all ranks
+  /// in turn.
   std::uint64_t whole(std::uint64_t element) const noexcept {
     return (element / length * ranks + rank) * length + element % length;
   }

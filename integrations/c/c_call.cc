@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/c_call.cc: codes to statuses, and the runtimes that there are.
+// integrations/c/c_call.cc: turns errors into statuses, and keeps the open runtimes.
 #include "integrations/c/c_call.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ ziggurat_status failed(ziggurat_status status, const char* message) noexcept {
   try {
     last_error() = {.in_settings = message, .in_c = in_c(message)};
   } catch (...) {
-    last_error() = {};  // no memory for the words: the status stands
+    last_error() = {};  // no memory for the message: only the status is returned
   }
   return status;
 }
@@ -55,11 +55,12 @@ ziggurat_status status_of_thrown() noexcept {
   } catch (const Error& error) {
     return failed(status_of(error.code()), error.what());
   } catch (const std::bad_alloc&) {
-    return failed(ZIGGURAT_RESOURCE_EXHAUSTED, "no memory is left for the call itself");
+    return failed(ZIGGURAT_RESOURCE_EXHAUSTED,
+                  "the call failed because no memory is left: free some memory");
   } catch (const std::exception& error) {
     return failed(ZIGGURAT_INTERNAL, error.what());
   } catch (...) {
-    return failed(ZIGGURAT_INTERNAL, "an error of an unknown kind was thrown");
+    return failed(ZIGGURAT_INTERNAL, "the library threw an error of an unknown kind");
   }
 }
 

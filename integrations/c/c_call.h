@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/c_call.h: what every C function does: what a caller wrote is checked, and what was
-// thrown becomes a status and words. Private to the library.
+// integrations/c/c_call.h: what every C function does: it checks what a caller wrote, and turns
+// what was thrown into a status and a message. Private to the library.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,19 +17,20 @@
 
 namespace ziggurat {
 
-/// Never destroyed: what a program leaves open at its exit ends with it, whatever its threads do.
+/// Returns the open runtimes. They are never destroyed: what a program leaves open ends with the
+/// program, whatever its threads do then.
 Handles<Runtime>& runtimes();
 
 struct LastError {
-  std::string in_settings{};  ///< as the library has said it
+  std::string in_settings{};  ///< the message as the library wrote it
   std::string in_c{};
 };
-/// This thread's.
+/// Returns the last error of this thread.
 LastError& last_error();
-/// The status of the exception that is being handled; its words become the last error.
+/// Returns the status of the exception that is being handled, and makes its message the last error.
 ziggurat_status status_of_thrown() noexcept;
 
-/// Nothing that is thrown reaches a C caller.
+/// Makes a call, and keeps everything that it throws from reaching the C caller.
 template <class Call>
 ziggurat_status guarded(const Call& call) noexcept {
   try {
@@ -56,7 +57,7 @@ inline std::span<std::byte> room_of(void* given, std::uint64_t size_bytes, const
   return {static_cast<std::byte*>(required(given, what)), size_bytes};
 }
 
-/// As much as there is room for, and a zero.
+/// Writes as much of the text as there is room for, and a zero.
 void give_text(const std::string& its, char* text, std::uint64_t capacity_bytes,
                std::uint64_t* needed_bytes);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/c_words.cc: every setting in C's words, and the advice that C has nothing for.
+// integrations/c/c_words.cc: says every setting in words of C, and leaves out advice that a C
+// caller cannot follow.
 #include "integrations/c/c_words.h"
 
 #include <fmt/format.h>
@@ -13,8 +14,8 @@
 namespace ziggurat {
 namespace {
 
-/// Where a C caller says what a setting says: a key of ziggurat_engine_open()'s settings, a call or
-/// a field; "": nowhere.
+/// Returns where a C caller gives what a setting gives: a key of ziggurat_engine_open()'s settings,
+/// a call or a field; empty if nowhere.
 const std::map<std::string, std::string, std::less<>>& places() {
   static const std::map<std::string, std::string, std::less<>> all = [] {
     std::map<std::string, std::string, std::less<>> its{
@@ -76,13 +77,15 @@ std::string json_of(const std::string& value) {
   return std::regex_match(value, kNumber) ? value : fmt::format("\"{}\"", value);
 }
 
-/// A message is about a key that the caller gave, be it one that means nothing in C.
+/// Returns true if a message must be about a key that the caller gave, even one that means nothing
+/// in C.
 bool is_given_as_key(std::string_view name, std::string_view place) {
   return place.empty() || name == "betas" || name == "clip" || name == "eps" ||
          name == "param_groups" || name == "threads" || name == "weight_decay";
 }
 
-/// What stands between quotes, as C has it; none: it is advice that C has nothing for.
+/// Returns in words of C what stands between backticks; nothing if it is advice that a C caller
+/// cannot follow.
 std::optional<std::string> translated(const std::string& quoted, bool is_advice) {
   const std::size_t equals = quoted.find('=');
   const auto found = places().find(std::string_view(quoted).substr(0, equals));
@@ -96,7 +99,8 @@ std::optional<std::string> translated(const std::string& quoted, bool is_advice)
   return value.empty() ? key : key + ": " + json_of(value);
 }
 
-/// With every quoted word in C's; none where it is advice, and C has nothing for one of them.
+/// Returns a piece with every quoted word in words of C; nothing if it advises something that a C
+/// caller cannot do.
 std::optional<std::string> spoken(std::string_view piece, bool is_advice) {
   std::string text;
   for (;;) {
@@ -112,17 +116,18 @@ std::optional<std::string> spoken(std::string_view piece, bool is_advice) {
   }
 }
 
-/// That advice begins with: of the first that is left.
+/// Returns the verb with which advice begins, for the first advice that is left.
 std::string verb_of(std::string_view piece) {
   for (const char* const verb : {"give ", "use ", "or ", "Give ", "Use "})
     if (piece.starts_with(verb)) return verb;
   return "";
 }
 
-/// Where advice was left out behind its verb, or before the next one.
+/// Mends a text from which advice was left out: removes the comma behind a verb, and a verb without
+/// any advice.
 std::string mended(std::string text) {
-  static const std::regex kNext("(: |; |\\. )([Gg]ive |[Uu]se )(, or |, )");
-  static const std::regex kLast("(: |; |\\. )([Gg]ive |[Uu]se |or )(?=\\. |; |$)");
+  static const std::regex kNext(R"((: |; |\. )([Gg]ive |[Uu]se )(, or |, ))");
+  static const std::regex kLast(R"((: |; |\. )([Gg]ive |[Uu]se |or )(?=\. |; |$))");
   text = std::regex_replace(text, kNext, "$1$2");
   return std::regex_replace(text, kLast, "");
 }
@@ -133,7 +138,7 @@ bool is_known_to_c(std::string_view name) { return places().contains(name); }
 
 std::string in_c(std::string_view message) {
   if (message.find('`') == std::string_view::npos) return std::string(message);
-  // Between what a message says and what it advises, and between one advice and the next.
+  // Separates what a message says from what it advises, and one advice from the next.
   static const std::regex kBetween(": |; |, or |, |\\. (?=[A-Z])");
   const std::string all(message);
   std::string text;

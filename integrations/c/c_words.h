@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/c_words.h: what a library says in names of settings, in what a C caller has: the
-// one place where that is written.
+// integrations/c/c_words.h: turns names of settings in a library's messages into words of a C
+// caller. Only this file knows these words.
 //
-// A library's message has `slots` or `slots=2`. Where ziggurat_engine_open()'s settings have the
-// key, that is "slots" or "slots": 2; what a C caller says elsewhere is named by the call or the
-// field. Advice that no C caller can follow is left out: the tail of a sentence that a ": ", "; ",
-// ", " or ". " begins, as far as the next one. What stands in such quotes and is no setting, like
-// `ziggurat plan`, stays.
+// A library's message has `slots` or `slots=2`. If ziggurat_engine_open()'s settings have that key,
+// the C caller reads "slots" or "slots": 2. A setting that a C caller gives elsewhere is named by
+// its call or its field. Advice that no C caller can follow is left out: the part of a sentence
+// from ": ", "; ", ", " or ". " to the next of these. Words in backticks that are no settings, like
+// `ziggurat plan`, stay.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ namespace ziggurat {
 
 std::string in_c(std::string_view message);
 
-/// Whether `name` is a setting that in_c() knows: one of C's, or one that it leaves out.
+/// Returns true if in_c() knows the setting `name`, either as one of C's or as one to leave out.
 bool is_known_to_c(std::string_view name);
 
 }  // namespace ziggurat

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/checkpoint_calls.cc: the C functions of checkpoints.
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -25,7 +27,7 @@ using ziggurat::required;
 using ziggurat::runtimes;
 using ziggurat::wrong;
 
-/// It keeps its runtime, which then cannot be destroyed.
+/// A checkpoint that a caller has open. It keeps its runtime, which cannot be destroyed meanwhile.
 struct OpenCheckpoint {
   std::shared_ptr<ziggurat::Runtime> runtime;
   std::unique_ptr<EmbeddedCheckpoint> checkpoint;
@@ -50,7 +52,9 @@ ziggurat_status ziggurat_save_checkpoint(ziggurat_runtime runtime,
     for (std::uint32_t e = 0; e < its.engine_count; ++e) {
       kept.push_back(engines().find(required(its.engines, "options.engines")[e]));
       if (kept.back()->runtime != on)
-        throw wrong("options.engines: one of them is an engine of another runtime");
+        throw wrong(fmt::format(
+            "options.engines[{}] is an engine of another runtime: save its state on that runtime",
+            e));
       saved.push_back(kept.back()->engine.get());
     }
     std::vector<ziggurat::TypedSpan<std::byte>> values;
@@ -115,7 +119,8 @@ ziggurat_status ziggurat_engine_load(ziggurat_runtime runtime, const ziggurat_pa
     const std::shared_ptr<OpenCheckpoint> from = checkpoints().find(checkpoint);
     auto open = std::make_shared<OpenEngine>();
     open->runtime = runtimes().find(runtime);
-    if (from->runtime != open->runtime) throw wrong("the checkpoint belongs to another runtime");
+    if (from->runtime != open->runtime)
+      throw wrong("the checkpoint was opened on another runtime: open it on this one");
     const std::vector<ziggurat::EmbeddedParam> all = ziggurat::params_of(params, count);
     std::vector<std::uint64_t> counts;
     for (const ziggurat::EmbeddedParam& param : all) counts.push_back(param.values.count());

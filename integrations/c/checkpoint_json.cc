@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/checkpoint_json.cc: what an embedder says of a checkpoint, from JSON.
+// integrations/c/checkpoint_json.cc: reads what an embedder says of a checkpoint in JSON.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,13 +16,14 @@ namespace {
 using nlohmann::json;
 using Shape = std::vector<std::int64_t>;
 
-/// `read` of the text; what nlohmann::json has against it is the caller's mistake.
+/// Calls `read` with the parsed text. An error of nlohmann::json is the caller's mistake.
 template <class Read>
 auto parsed(const char* what, std::string_view text, const Read& read) {
   try {
     return read(json::parse(text));
   } catch (const json::exception& error) {
-    throw wrong(fmt::format("{}: it is not the JSON that is wanted: {}", what, error.what()));
+    throw wrong(
+        fmt::format("{} is not the JSON that ziggurat.h describes: {}", what, error.what()));
   }
 }
 
@@ -30,16 +31,17 @@ bool is_shape(const Shape& shape) {
   return std::ranges::all_of(shape, [](std::int64_t size) { return size > 0; });
 }
 
-/// `count` elements of a tensor of `shape`, as `its` says where they are.
+/// Returns `count` elements of a tensor of `shape`, from the place that `its` names.
 TensorPiece part_of(const json& its, std::string name, Shape shape, std::uint64_t count) {
   TensorPiece part{.name = std::move(name), .shape = std::move(shape), .boxes = {}};
-  if (!is_shape(part.shape)) throw wrong(fmt::format("'{}' has a dimension below 1", part.name));
+  if (!is_shape(part.shape))
+    throw wrong(fmt::format("'{}' has a dimension below 1: give 1 or more", part.name));
   const std::uint64_t whole = whole_box(part.shape).count();
   if (its.contains("first")) {
     const auto first = its.at("first").get<std::uint64_t>();
     if (first > whole || count > whole - first) {
-      throw wrong(fmt::format("'{}': elements {} to {} were named, but it has {}", part.name, first,
-                              first + count, whole));
+      throw wrong(fmt::format("'{}': elements {} to {} were named, but the parameter has only {}",
+                              part.name, first, first + count, whole));
     }
     part.boxes = boxes_of(part.shape, first, count);
     return part;
@@ -51,9 +53,10 @@ TensorPiece part_of(const json& its, std::string name, Shape shape, std::uint64_
     inside = box.offsets[d] >= 0 && box.offsets[d] <= part.shape[d] &&
              box.shape[d] <= part.shape[d] - box.offsets[d];
   }
-  if (!inside || box.count() != count)
-    throw wrong(fmt::format("'{}': a box lies outside of it, or does not have {} elements",
-                            part.name, count));
+  if (!inside) throw wrong(fmt::format("'{}': a box lies outside of the parameter", part.name));
+  if (box.count() != count)
+    throw wrong(fmt::format("'{}': a box has {} elements, but it must have {}", part.name,
+                            box.count(), count));
   part.boxes.push_back(std::move(box));
   return part;
 }
@@ -64,7 +67,7 @@ EmbeddedSave::Part saved_part(const json& its, const std::vector<EmbeddedSave::P
   const auto index = its.at("param").get<std::size_t>();
   if (index >= params.size())
     throw wrong(
-        fmt::format("a part names parameter {}, but there are only {}", index, params.size()));
+        fmt::format("a part names parameter {}, but \"params\" has only {}", index, params.size()));
   return {.param = index, .part = part_of(its, params[index].name, params[index].shape, count)};
 }
 
@@ -72,10 +75,13 @@ EmbeddedSave::Param param_of(const json& its) {
   EmbeddedSave::Param param{.name = its.at("name").get<std::string>(),
                             .shape = its.at("shape").get<Shape>(),
                             .trained = its.at("trained").get<bool>()};
-  if (!is_shape(param.shape)) throw wrong(fmt::format("'{}' has a dimension below 1", param.name));
+  if (!is_shape(param.shape))
+    throw wrong(fmt::format("'{}' has a dimension below 1: give 1 or more", param.name));
   if (param.trained) return param;
   const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
-  if (!dtype) throw wrong(fmt::format("'{}': its type is not known", param.name));
+  if (!dtype)
+    throw wrong(fmt::format("'{}' has the unknown type {}: give bf16, fp16 or fp32", param.name,
+                            its.at("dtype").dump()));
   param.type = tensor_type(*dtype);
   return param;
 }
@@ -83,15 +89,17 @@ EmbeddedSave::Param param_of(const json& its) {
 EmbeddedSave::Other other_of(const json& its, const EmbeddedSave& save) {
   const auto engine = its.at("engine").get<std::size_t>();
   if (engine >= save.engines.size())
-    throw wrong(
-        fmt::format("content: a part of engine {}: there are {}", engine, save.engines.size()));
+    throw wrong(fmt::format("content: \"others\" names engine {}, but options.engines has only {}",
+                            engine, save.engines.size()));
   EmbeddedSave::Other other{
       .engine = engine,
       .rank = its.at("rank").get<int>(),
       .name = its.at("name").get<std::string>(),
       .part = saved_part(its, save.params, its.at("count").get<std::uint64_t>())};
   if (!save.params[other.part.param].trained)
-    throw wrong(fmt::format("content: '{}' is an engine's, and not trained", other.name));
+    throw wrong(fmt::format(
+        "content: \"others\" names '{}' of an engine, but \"params\" says that it is not trained",
+        other.name));
   return other;
 }
 
@@ -99,7 +107,9 @@ StateContent content_of(const json& its) {
   StateContent content;
   content.model = its.at("model").get<std::string>();
   const std::optional<DType> dtype = parse_dtype(its.at("dtype").get<std::string>());
-  if (!dtype) throw wrong("content: the type of the parameters is not known");
+  if (!dtype)
+    throw wrong(fmt::format("content: \"dtype\" is {}, which is not known: give bf16, fp16 or fp32",
+                            its.at("dtype").dump()));
   content.dtype = *dtype;
   content.step = its.at("step").get<std::uint64_t>();
   content.layout.placement = its.at("placement").get<std::string>();
@@ -122,28 +132,38 @@ EmbeddedSave EmbeddedSave::parse(std::string_view text, std::span<EmbeddedEngine
     const json& parts = its.at("engines");
     const json& values = its.at("values");
     if (engines.empty() || parts.size() != engines.size() || values.size() != memory.size())
-      throw wrong("content: \"engines\" or \"values\" is not as long as what is given beside it");
+      throw wrong(
+          fmt::format("content: \"engines\" has {} lists for {} engines, and \"values\" has {} "
+                      "parts for {} values: give at least one engine, one list for each engine and "
+                      "one part for each of the values",
+                      parts.size(), engines.size(), values.size(), memory.size()));
     for (std::size_t e = 0; e < engines.size(); ++e) {
       Engine& engine = save.engines.emplace_back(Engine{.engine = engines[e], .parts = {}});
       if (parts[e].size() != engines[e]->param_count())
-        throw wrong(fmt::format("content: {} parts were given for an engine of {} parameters",
-                                parts[e].size(), engines[e]->param_count()));
+        throw wrong(fmt::format(
+            "content: {} parts were given for an engine of {} parameters: give one for each",
+            parts[e].size(), engines[e]->param_count()));
       for (std::size_t p = 0; p < parts[e].size(); ++p) {
         engine.parts.push_back(saved_part(parts[e][p], save.params, engines[e]->count_of(p)));
         const Part& part = engine.parts.back();
         if (!part.part.boxes.empty() && !save.params[part.param].trained)
-          throw wrong(fmt::format("content: '{}' belongs to an engine, but is not trained",
-                                  part.part.name));
+          throw wrong(fmt::format(
+              "content: '{}' belongs to an engine, but \"params\" says that it is not trained",
+              part.part.name));
       }
     }
     for (std::size_t v = 0; v < memory.size(); ++v) {
       const Part part = saved_part(values[v], save.params, memory[v].count());
-      if (!part.part.boxes.empty() &&
-          (save.params[part.param].trained ||
-           save.params[part.param].type != tensor_type(memory[v].dtype)))
+      const bool given = !part.part.boxes.empty();
+      if (given && save.params[part.param].trained)
         throw wrong(
-            fmt::format("content: the values of '{}' have another type, or belong to an engine",
+            fmt::format("content: \"values\" names '{}', which \"params\" calls trained: its "
+                        "values belong to an engine",
                         part.part.name));
+      if (given && save.params[part.param].type != tensor_type(memory[v].dtype))
+        throw wrong(fmt::format("content: the values of '{}' are {}, but \"params\" calls them {}",
+                                part.part.name, to_string(tensor_type(memory[v].dtype)),
+                                to_string(save.params[part.param].type)));
       save.values.push_back({.part = part, .memory = {memory[v].dtype, memory[v].bytes}});
     }
     save.widened = its.value("widened", false);
@@ -163,8 +183,10 @@ EmbeddedParts EmbeddedParts::parse(std::string_view text, std::span<const std::u
                       .weights_only = its.at("weights_only").get<bool>()};
     const json& parts = its.at("parts");
     if (parts.size() != counts.size() || all.steps.size() != counts.size()) {
-      throw wrong(fmt::format("load: {} parts and {} counts of steps were given for {} parameters",
-                              parts.size(), all.steps.size(), counts.size()));
+      throw wrong(
+          fmt::format("load: {} parts and {} counts of steps were given for {} parameters: give "
+                      "one of each for every parameter",
+                      parts.size(), all.steps.size(), counts.size()));
     }
     for (std::size_t p = 0; p < counts.size(); ++p) {
       if (parts[p].is_null()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/deepspeed.cc: DeepSpeed's config for a script of any language: what it means to
-// the engine, and what is the script's to honour.
+// integrations/c/deepspeed.cc: reads DeepSpeed's config for a script of any language: what it means
+// to the engine, and what the script must honour itself.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ ConfigContext context_of(const std::string& text) {
   return context;
 }
 
-/// A value of the engine's is judged by the engine's table, before there is an engine.
+/// Checks a value by the engine's table of settings, before there is an engine.
 void check(const ConfigSetting& given, const std::string& file) {
   const auto table = ziggurat::engine_settings();
   const auto found = std::ranges::find(table, given.name, &Setting::name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_checkpoint.cc: engines' arrays to a save's sink, and a reader's values to
-// the embedder's memory.
+// integrations/c/embedded_checkpoint.cc: writes engines' arrays to a save's sink, and reads values
+// into the embedder's memory.
 #include "integrations/c/embedded_checkpoint.h"
 
 #include <fmt/format.h>
@@ -28,10 +28,10 @@
 namespace ziggurat {
 namespace {
 
-/// What is written or read at once.
+/// Most elements that are written or read at once.
 constexpr std::uint64_t kElementsAtOnce = std::uint64_t{1} << 20;
 
-/// A save's tensors, by parameter and array.
+/// Tensors of a save, by parameter and array.
 class Tensors {
  public:
   Tensors(const std::vector<EmbeddedSave::Param>& params, const StateKind& kind)
@@ -77,7 +77,8 @@ class Tensors {
   std::vector<std::vector<std::uint32_t>> of_;
 };
 
-/// `values` of an array of `type`, which came as fp32, as that type has them: at their beginning.
+/// Turns `values` of an array of `type`, which came as fp32, back into that type. The result lies
+/// at the beginning of `values`.
 void narrow_exactly(TensorType type, std::span<float> values) {
   if (type != TensorType::kBF16) return;
   const std::span<std::byte> bytes = std::as_writable_bytes(values);
@@ -87,7 +88,7 @@ void narrow_exactly(TensorType type, std::span<float> values) {
   }
 }
 
-/// An engine's parameter is a part of one.
+/// Returns true if an engine has only a part of some parameter.
 bool has_parts(const EmbeddedSave& save) {
   return std::ranges::any_of(save.engines, [](const EmbeddedSave::Engine& engine) {
     return std::ranges::any_of(engine.parts, [](const EmbeddedSave::Part& its) {
@@ -97,7 +98,7 @@ bool has_parts(const EmbeddedSave& save) {
 }
 
 std::string text_of(const std::optional<Roundings>& rounding) {
-  if (!rounding) return "no rounding that its store names";
+  if (!rounding) return "no recorded rounding";
   return fmt::format("`state_rounding={}` and `param_rounding={}`", to_string(rounding->state),
                      to_string(rounding->params));
 }
@@ -175,27 +176,27 @@ class Saving {
     return plan_boxes(tensors_.all(), boxes, {.rank = ranks.rank(), .ranks = ranks.world_size()});
   }
 
-  /// The engines of one checkpoint have one kind of state.
+  /// Requires that the engines of one checkpoint have one kind of state.
   void require_one_kind() const {
     for (std::size_t e = 1; e < save_.engines.size(); ++e) {
       const StateKind its = save_.engines[e].engine->copied_state(widens_);
       if (its != kind_) {
         throw wrong(fmt::format(
             "options.engines: the state of engine {} is {}, but that of engine 0 is {}; a "
-            "checkpoint has one `optimizer` and one `state_format`: save them apart",
+            "checkpoint has one `optimizer` and one `state_format`: save the engines apart",
             e, to_string(its), to_string(kind_)));
       }
       const std::optional<Roundings> rounding = save_.engines[e].engine->rounding();
       const std::optional<Roundings> first = save_.engines[0].engine->rounding();
       if (rounding == first) continue;
       throw wrong(
-          fmt::format("options.engines: engine {} has {}, and engine 0 has {}: a checkpoint has "
-                      "one `state_rounding` and one `param_rounding`: save them apart",
+          fmt::format("options.engines: engine {} has {}, but engine 0 has {}; a checkpoint has "
+                      "one `state_rounding` and one `param_rounding`: save the engines apart",
                       e, text_of(rounding), text_of(first)));
     }
   }
 
-  /// No rank begins where another could not so much as look at the folder.
+  /// Begins the save on all ranks, or on none if one of them cannot even reach the folder.
   Task<> begin() {
     std::vector<int> everyone(static_cast<std::size_t>(runtime_.ranks->world_size()));
     std::iota(everyone.begin(), everyone.end(), 0);
@@ -216,8 +217,8 @@ class Saving {
       co_await BlockingCalls(caller_).run(runtime_.reactor, make);
       io_ = runtime_.io_engine(runtime_.reactor, save_.folder);
     } catch (const std::filesystem::filesystem_error& failed) {
-      error = std::make_exception_ptr(
-          system_error(failed.code().value(), fmt::format("{}: cannot make it", save_.folder)));
+      error = std::make_exception_ptr(system_error(
+          failed.code().value(), fmt::format("cannot make the folder {}", save_.folder)));
     } catch (...) {
       error = std::current_exception();
     }
@@ -225,9 +226,10 @@ class Saving {
     co_await ranks_->all_reduce(std::span(&failed, 1), Communicator::Op::kMax);
     if (error) std::rethrow_exception(error);
     if (failed != 0) {
-      throw PeerFailed(ErrorCode::kUnavailable,
-                       fmt::format("{}: another rank could not begin to save: its error says why",
-                                   save_.folder));
+      throw PeerFailed(
+          ErrorCode::kUnavailable,
+          fmt::format("another rank could not begin to save to {}: that rank's error says why",
+                      save_.folder));
     }
     const CheckpointSave::Environment environment{.reactor = runtime_.reactor,
                                                   .workers = *runtime_.workers,
@@ -258,7 +260,7 @@ class Saving {
     co_await checkpoint_->sink().write(tensor, runs, values);
   }
 
-  /// One array of the part is in memory at a time.
+  /// Copies what another rank's engine has, one array at a time, so that only one is in memory.
   void copy_other(const EmbeddedSave::Other& its) {
     EmbeddedEngine& engine = *save_.engines[its.engine].engine;
     std::vector<float> values(its.part.part.count());
@@ -282,13 +284,13 @@ class Saving {
 
   Runtime& runtime_;
   EmbeddedSave save_;
-  /// Codes of 8 bits are by blocks of what an engine has, and not of whole parameters: the values
-  /// that they stand for are saved. Alike on all ranks.
+  /// True if codes of 8 bits are saved as the values that they stand for, because their scales are
+  /// for blocks of what an engine has, not of whole parameters. The same on all ranks.
   bool widens_;
   StateKind kind_;
   Tensors tensors_;
-  /// Names files, which may take minutes: a reactor that stood still meanwhile would be taken for
-  /// one that is gone, by the other ranks.
+  /// Makes calls that name files, which may take minutes. If the reactor stood still meanwhile, the
+  /// other ranks would think that this rank is gone.
   WorkerPool caller_{{.threads = 1, .cpus = {}}};
   std::unique_ptr<Communicator> ranks_;
   std::unique_ptr<IoEngine> io_;
@@ -304,7 +306,8 @@ void save_checkpoint(Runtime& runtime, EmbeddedSave save) {
 EmbeddedCheckpoint::EmbeddedCheckpoint(Runtime& runtime, const std::string& path)
     : runtime_(runtime) {
   if (!std::filesystem::is_directory(path))
-    throw wrong(fmt::format("{}: there is no such directory, so no checkpoint", path));
+    throw wrong(
+        fmt::format("the directory {} does not exist, so there is no checkpoint in it", path));
   runtime.reactor.block_on([](EmbeddedCheckpoint& self, const std::string& from) -> Task<> {
     std::exception_ptr error;
     try {
@@ -358,17 +361,18 @@ void EmbeddedCheckpoint::read(std::size_t tensor, std::uint64_t first,
                               TypedSpan<std::byte> values) {
   const std::vector<StateTensor>& tensors = reader_->content().tensors;
   if (tensor >= tensors.size())
-    throw wrong(
-        fmt::format("there is no tensor {}: {} has {}", tensor, reader_->place(), tensors.size()));
+    throw wrong(fmt::format("there is no tensor {}, because {} has only {} tensors", tensor,
+                            reader_->place(), tensors.size()));
   const StateTensor& its = tensors[tensor];
   if (first > its.count() || values.count() > its.count() - first) {
-    throw wrong(fmt::format("elements {} to {} were asked for of '{}', which has {}", first,
-                            first + values.count(), its.name, its.count()));
+    throw wrong(fmt::format("elements {} to {} of '{}' were asked for, but the tensor has only {}",
+                            first, first + values.count(), its.name, its.count()));
   }
   const bool same = dtype_of(its.type) == values.dtype;
   if (its.type == TensorType::kU8 || (!same && values.dtype != DType::kFloat32)) {
-    throw wrong(fmt::format("'{}' is {}: read it as that type, or as fp32 unless it holds codes",
-                            its.name, to_string(its.type)));
+    throw wrong(
+        fmt::format("'{}' has the type {}: read it in that type, or in fp32 unless it holds codes",
+                    its.name, to_string(its.type)));
   }
   runtime_.reactor.block_on([](CheckpointReader& reader, std::size_t index, const StateTensor& of,
                                std::uint64_t from, TypedSpan<std::byte> into,

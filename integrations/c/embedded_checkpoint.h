@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/embedded_checkpoint.h: checkpoints of an embedder: the state of its engines and
-// what it has in memory beside it, written by all ranks and read by any. The trainer's thread.
+// what else it has in memory, written by all ranks and read by any. The trainer's thread.
 #pragma once
 
 #include <cstddef>
@@ -20,85 +20,88 @@
 
 namespace ziggurat {
 
-/// What is saved, as a JSON text of the embedder's says it, with the objects beside it. A part is
-/// {"param": 3, "first": 128}, elements of it that follow one another, as many as the engine's
-/// parameter or the memory has, or {"param": 3, "offsets": [0, 8], "shape": [4, 8]}, a box; null:
-/// it is not saved here.
+/// What is saved: read from an embedder's JSON text, with the objects beside it. In the text a part
+/// is {"param": 3, "first": 128} for elements that follow one another, as many as the engine's
+/// parameter or the memory has; {"param": 3, "offsets": [0, 8], "box": [4, 8]} for a box; or null
+/// for what this rank does not save.
 struct EmbeddedSave {
   struct Param {
     std::string name;
     std::vector<std::int64_t> shape;
-    bool trained = true;                 ///< an engine has its state, on some rank
-    TensorType type = TensorType::kF32;  ///< of one that is not
+    bool trained = true;                 ///< an engine of some rank has its state
+    TensorType type = TensorType::kF32;  ///< the type of a parameter that is not trained
   };
   struct Part {
     std::size_t param = 0;  ///< of `params`
-    TensorPiece part;       ///< without boxes: nothing of it is saved here
+    TensorPiece part;       ///< without boxes if this rank saves nothing of it
   };
   struct Engine {
     EmbeddedEngine* engine;
-    std::vector<Part> parts;  ///< of each of its parameters
+    std::vector<Part> parts;  ///< one for each of the engine's parameters
   };
   struct Values {
     Part part;
     TypedSpan<const std::byte> memory;
   };
-  /// What the engine of another rank has, which this one reads there.
+  /// What the engine of another rank has, which this rank reads there.
   struct Other {
     std::size_t engine;  ///< of `engines`
     int rank;
-    std::string name;  ///< as the parameter is called there
+    std::string name;  ///< the parameter's name on that rank
     Part part;
   };
 
   std::string folder;
   Retention retention;
-  StateContent content;       ///< all but its state, units and tensors
-  std::vector<Param> params;  ///< all of the model, alike on every rank
+  StateContent content;       ///< all except its state, units and tensors
+  std::vector<Param> params;  ///< all of the model, the same on every rank
   std::vector<Engine> engines;
   std::vector<Values> values;
-  bool widened = false;  ///< codes of 8 bits as the values that they stand for
-  bool alone = false;    ///< this rank calls, and no other: it saves `others` too
+  bool widened = false;  ///< saves codes of 8 bits as the values that they stand for
+  bool alone = false;    ///< only this rank calls, and saves `others` too
   std::vector<Other> others;
 
-  /// Errors: kInvalidArgument naming what is wrong with `text`, or does not fit `engines`,
-  /// `memory`.
+  /// Reads `text`. Errors: kInvalidArgument naming what is wrong with it, or what does not fit
+  /// `engines` or `memory`.
   static EmbeddedSave parse(std::string_view text, std::span<EmbeddedEngine* const> engines,
                             std::span<const TypedSpan<std::byte>> memory);
 };
 
-/// Every rank of `runtime` calls it, at the same place among its engines and exchanges, between
-/// steps; or one alone. Returns when the checkpoint is durable under its name. Errors:
-/// CheckpointSave's; those of copying the state, and then there is no checkpoint.
+/// Saves a checkpoint. Every rank of `runtime` calls it between steps, at the same place among its
+/// engines and exchanges; or one rank alone. Returns when the checkpoint is durable under its name.
+/// Errors: those of CheckpointSave; those of copying the state, after which there is no checkpoint.
 void save_checkpoint(Runtime& runtime, EmbeddedSave save);
 
-/// The parts of an engine's parameters, and the steps that each has made.
+/// Parts of a checkpoint that an engine's parameters are, and the steps that each has made.
 struct EmbeddedParts {
   std::vector<TensorPiece> parts;
   std::vector<std::uint64_t> steps;
   bool weights_only = false;
 
-  /// {"parts": [{"name": .., "shape": [..], "first": 0} or with "offsets", "box"], "steps": [..],
-  /// "weights_only": false}. `counts`: elements of each parameter. Errors: kInvalidArgument.
+  /// Reads {"parts": [{"name": .., "shape": [..], "first": 0} or with "offsets", "box"], "steps":
+  /// [..], "weights_only": false}. `counts` has the number of elements of each parameter. Errors:
+  /// kInvalidArgument.
   static EmbeddedParts parse(std::string_view text, std::span<const std::uint64_t> counts);
 };
 
-/// A checkpoint that is read.
+/// A checkpoint that is open for reading.
 class EmbeddedCheckpoint {
  public:
-  /// The checkpoint `path`, or the newest in that folder. Errors: CheckpointReader's.
+  /// Opens the checkpoint `path`, or the newest one in that folder. Errors: those of
+  /// CheckpointReader.
   EmbeddedCheckpoint(Runtime& runtime, const std::string& path);
   ~EmbeddedCheckpoint();
   EmbeddedCheckpoint(const EmbeddedCheckpoint&) = delete;
   EmbeddedCheckpoint& operator=(const EmbeddedCheckpoint&) = delete;
 
   CheckpointReader& reader() noexcept { return *reader_; }
-  /// No newer one of its line of history lay beside it when it was opened.
+  /// Returns true if no newer checkpoint of its line lay beside it when it was opened.
   bool is_newest_of_line() const noexcept { return is_newest_of_line_; }
-  /// What it has, as JSON.
+  /// Describes the checkpoint as JSON.
   std::string description() const;
-  /// Elements from `first` on, as many as `values` holds, in the tensor's type or widened to fp32.
-  /// Errors: kInvalidArgument for what is not there; the reader's.
+  /// Reads elements from `first` on, as many as `values` holds, in the tensor's type or widened to
+  /// fp32. Errors: kInvalidArgument for a tensor, elements or a type that cannot be read; those of
+  /// the reader.
   void read(std::size_t tensor, std::uint64_t first, TypedSpan<std::byte> values);
 
  private:

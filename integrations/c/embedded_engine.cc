@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_engine.cc: parameters as units, and the budget of a run that keeps them
-// where the trainer has them.
+// integrations/c/embedded_engine.cc: makes units of parameters, and the budget of a run that keeps
+// parameters where the trainer has them.
 #include "integrations/c/embedded_engine.h"
 
 #include <fmt/format.h>
@@ -24,12 +24,12 @@
 namespace ziggurat {
 namespace {
 
-/// Room for the trainer's own part of a blob.
+/// Most bytes of the trainer's own part of a blob.
 constexpr std::uint64_t kTrainerBlobBytes = std::uint64_t{1} << 20;
-/// Tiles whose squares one job adds.
+/// Number of tiles whose squares one job adds.
 constexpr std::size_t kNormTiles = 32;
 
-/// Before the counts of steps and the trainer's blob.
+/// Stands before the counts of steps and the trainer's blob.
 struct StepsHeader {
   static constexpr std::uint64_t kMagic = 0x3173706574535a49;
   std::uint64_t magic = kMagic;
@@ -41,15 +41,17 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
   ModelSpec model{.name = "embedded", .units = {}, .dtype = params[0].values.dtype};
   std::set<std::string> names;
   for (const EmbeddedParam& param : params) {
-    if (param.name.empty()) throw wrong("a parameter has no name: give each one");
+    if (param.name.empty()) throw wrong("a parameter has no name: give each parameter a name");
     if (!names.insert(param.name).second)
-      throw wrong(fmt::format("two parameters have the name '{}'", param.name));
+      throw wrong(fmt::format("two parameters have the name '{}': give each parameter its own name",
+                              param.name));
     for (const std::int64_t size : param.shape) {
       if (size <= 0)
         throw wrong(
             fmt::format("parameter '{}' has a dimension of {}: give 1 or more", param.name, size));
     }
-    // Settings differ from parameter to parameter, if only by its count of steps.
+    // Every parameter is a group of its own: its settings differ from others', if only by its count
+    // of steps.
     const ParamSpec spec{.name = param.name,
                          .shape = param.shape,
                          .group = static_cast<std::uint32_t>(model.units.size())};
@@ -64,11 +66,11 @@ ModelSpec model_of(const std::vector<EmbeddedParam>& params) {
 
 void require_blob(std::span<const std::byte> blob) {
   if (blob.size() <= kTrainerBlobBytes) return;
-  throw wrong(fmt::format("the blob has {} bytes: the store holds at most {}", blob.size(),
+  throw wrong(fmt::format("the blob has {} bytes, but the store holds at most {}", blob.size(),
                           kTrainerBlobBytes));
 }
 
-/// What a blob begins with; an empty one is of generation 0.
+/// Returns the counts of steps with which a blob begins. An empty blob is that of generation 0.
 std::vector<std::uint64_t> steps_in(std::span<const std::byte> blob, std::size_t params) {
   std::vector<std::uint64_t> steps(params);
   if (blob.empty()) return steps;
@@ -84,7 +86,7 @@ std::vector<std::uint64_t> steps_in(std::span<const std::byte> blob, std::size_t
   return steps;
 }
 
-/// Sum of squares of one run of elements, tile by tile.
+/// Returns the sum of squares of one run of elements, added tile by tile.
 double squares(TypedSpan<const std::byte> values) {
   std::vector<float> widened(kTileElements);
   double sum = 0;
@@ -172,8 +174,8 @@ void EmbeddedEngine::require_count(const char* call, std::size_t param, std::siz
   }
   const UnitSpec& unit = model_.units[param];
   if (count == unit.count()) return;
-  throw wrong(fmt::format("{}(parameter {} '{}'): {} elements were given, but it has {}", call,
-                          param, unit.name, count, unit.count()));
+  throw wrong(fmt::format("{}(parameter {} '{}'): {} elements were given, but the parameter has {}",
+                          call, param, unit.name, count, unit.count()));
 }
 
 void EmbeddedEngine::lend_gradient(std::size_t param, TypedSpan<const std::byte> values,
@@ -208,7 +210,7 @@ void EmbeddedEngine::sum_gradient(std::size_t param, TypedSpan<const std::byte> 
   const bool own = !gradient.sum.empty() &&
                    gradient.values.bytes.data() == std::as_bytes(std::span(gradient.sum)).data();
   if (!own) {
-    // The step before may still read what is in it.
+    // Wait, because the step before may still read the sum.
     engine_->wait_updated(static_cast<UnitId>(param));
     gradient.sum.resize(values.count());
     for (std::size_t i = 0; i < values.count(); ++i) {
@@ -278,12 +280,12 @@ void EmbeddedEngine::param_written(std::size_t param) {
   });
 }
 
-/// A parameter's own settings, of those of its group.
+/// Returns every parameter's own settings, made from those of its group.
 std::vector<GroupStep> EmbeddedEngine::param_steps(const EmbeddedStep& step) const {
   if (step.groups.size() != group_count_) {
-    throw wrong(
-        fmt::format("step(): {} groups were given, but the parameters use {}: give one for each",
-                    step.groups.size(), group_count_));
+    throw wrong(fmt::format(
+        "step(): {} groups were given, but the parameters use {}: give the settings of each group",
+        step.groups.size(), group_count_));
   }
   std::vector<GroupStep> all;
   for (std::size_t p = 0; p < param_count(); ++p) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/embedded_engine.h: an engine for a trainer that knows parameters but no units:
-// each parameter is a unit, with its own type, its own count of steps and its own settings in a
-// step. Parameters and gradients are used where they are.
+// each parameter is a unit with its own type, count of steps and settings in a step. Parameters and
+// gradients are used where they are.
 //
-// The blob of a generation holds each parameter's count of steps before the trainer's own.
+// The blob of a generation has each parameter's count of steps before the trainer's own blob.
 #pragma once
 
 #include <cstddef>
@@ -27,18 +27,18 @@ struct EmbeddedParam {
   std::string name;
   std::vector<std::int64_t> shape;
   std::uint32_t group = 0;
-  TypedSpan<std::byte> values{};  ///< lent to the engine
+  TypedSpan<std::byte> values{};  ///< the parameter, lent to the engine
 };
 
 /// What a step does to the parameters of one group.
 struct EmbeddedGroup {
   GroupStep step;
-  /// The learning rate of a parameter's step t is divided by 1 + (t - 1) * lr_decay (Adagrad).
+  /// Divides the learning rate of a parameter's step t by 1 + (t - 1) * lr_decay (Adagrad).
   float lr_decay = 0;
 };
 
 struct EmbeddedStep {
-  std::vector<EmbeddedGroup> groups;  ///< one more than the largest EmbeddedParam::group
+  std::vector<EmbeddedGroup> groups;  ///< as many as the largest EmbeddedParam::group, plus one
   float grad_scale = 1;
   std::span<const std::byte> blob;
   bool blob_follows = false;
@@ -51,56 +51,57 @@ struct LentGradient {
   float scale = 1;
 };
 
-/// What an engine begins with, in place of its parameters' values.
+/// The state with which an engine begins, in place of its parameters' values.
 struct EmbeddedLoad {
   StateSource& source;
-  std::vector<TensorPiece> parts;    ///< what each parameter is of the source's
-  std::vector<std::uint64_t> steps;  ///< that each has made
+  std::vector<TensorPiece> parts;    ///< the part of the source's that each parameter is
+  std::vector<std::uint64_t> steps;  ///< steps that each parameter has made
   bool weights_only = false;
-  bool continues_line = false;  ///< LoadOptions's
+  bool continues_line = false;  ///< as LoadOptions::continues_line
 };
 
-/// Thread-safe: its calls are made one after the other.
+/// Thread-safe: calls from several threads are made one after the other.
 class EmbeddedEngine {
  public:
-  /// `config` says everything but a host budget of 0, which becomes what a run uses well. `runtime`
-  /// must outlive the engine. Errors: kInvalidArgument for parameters that make no model;
-  /// LentEngine::open()'s.
+  /// Opens an engine. `config` has all settings, but a host budget of 0 becomes as much as a run
+  /// uses well. `runtime` must outlive the engine. Errors: kInvalidArgument for parameters that
+  /// make no model; those of LentEngine::open().
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config);
-  /// The same from a copy of the state, whose masters the parameters become, rounded. Errors
-  /// beside: the source's, and those of what does not fit.
+  /// Opens an engine from a copy of the state. The parameters become the masters in it, rounded.
+  /// Errors: the same, those of the source, and kInvalidArgument for parts that do not fit.
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
                  const EmbeddedLoad& load);
 
   std::size_t param_count() const noexcept { return model_.units.size(); }
-  /// Lends the gradient of `param` in the step to come, which is multiplied by `scale`, in place of
-  /// what it had; the memory is the caller's again after wait(param) of that step.
+  /// Lends the gradient of `param` for the step to come, in place of an earlier one. It is
+  /// multiplied by `scale`. The memory is the caller's again after wait(param) of that step.
   void lend_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
-  /// The same for each; none is lent where one is wrong.
+  /// Lends several gradients; if one is wrong, lends none.
   void lend_gradients(std::span<const LentGradient> gradients);
-  /// Adds to it, in fp32, in memory of the engine's own; what was lent before and `values` are the
-  /// caller's again.
+  /// Adds to the gradient of `param`, in fp32, in the engine's own memory. What was lent before and
+  /// `values` are the caller's again.
   void add_gradient(std::size_t param, TypedSpan<const std::byte> values, float scale);
   void discard_gradients();
-  /// Global 2-norm of the gradients of the step to come, each times its scale: infinity or NaN
-  /// where one of them is not finite. Summed in the order of parameters and elements.
+  /// Returns the global 2-norm of the gradients of the step to come, each times its scale: infinity
+  /// or NaN if one of them is not finite. Summed in the order of parameters and elements.
   double gradient_norm();
 
   void expect_gradients();
-  /// The parameter was moved; or it was written since the last step, and its master is to be taken
-  /// anew.
+  /// lend_param() says that the parameter was moved. param_written() says that it was written since
+  /// the last step, so that its master is taken from it again.
   void lend_param(std::size_t param, TypedSpan<std::byte> values);
   void param_written(std::size_t param);
   StepResult step(const EmbeddedStep& step);
-  /// LentEngine's: this rank cannot make the step that the others are making. Throws `why`.
+  /// Says that this rank cannot make the step that the others are making, as
+  /// LentEngine::refuse_step() does. Throws `why`.
   void refuse_step(const Error& why);
   void wait(std::size_t param);
   void wait_all();
   void give_blob(std::span<const std::byte> blob);
   void make_durable();
 
-  /// LentEngine's, of the parameter. A master that is written takes the place of what
-  /// param_written() said before.
+  /// Name, read and write the arrays of a parameter's state, as LentEngine does. Writing a master
+  /// replaces what param_written() said before.
   std::vector<std::string> state_names() const;
   void read_state(std::size_t param, std::string_view name, std::span<float> values);
   void write_state(std::size_t param, std::string_view name, std::span<const float> values);
@@ -109,17 +110,18 @@ class EmbeddedEngine {
   StateKind copied_state(bool widen_codes) const;
   void copy_state(bool widen_codes, const LentEngine::TakeArray& take);
   std::uint64_t count_of(std::size_t param) const { return model_.units.at(param).count(); }
-  /// 0 where there is no such parameter.
+  /// Returns 0 if there is no such parameter.
   std::uint64_t count_or_none(std::size_t param) const {
     return param < param_count() ? model_.units[param].count() : 0;
   }
-  /// The parameter is there.
+  /// Returns the name of a parameter, which must exist.
   const std::string& name_of(std::size_t param) const { return model_.units.at(param).name; }
-  /// LentEngine's: what a rank has, and the state of it.
+  /// Return what a rank has, and the state of it, as LentEngine does.
   std::vector<LentEngine::Piece> pieces_of(int rank) const;
   void read_state_of(int rank, std::string_view param, std::string_view name,
                      std::span<float> values);
-  /// The parameter has made `steps`: from the next step on, and durable with it.
+  /// Sets how many steps the parameter has made. This counts from the next step on, and is durable
+  /// with that step.
   void set_steps(std::size_t param, std::uint64_t steps);
 
   struct State {
@@ -129,26 +131,27 @@ class EmbeddedEngine {
     std::uint64_t blob_bytes;
   };
   State state() const;
-  /// Steps that the parameter has made.
+  /// Returns how many steps the parameter has made.
   std::uint64_t steps_of(std::size_t param) const;
   std::vector<std::byte> resumed_blob() const;
   std::vector<std::string> description() const;
-  /// A JSON object: counters of the runtime, and the engine's host memory.
+  /// Returns a JSON object with the counters of the runtime and the engine's host memory.
   std::string figures() const;
 
  private:
   struct Gradient {
-    TypedSpan<const std::byte> values{};  ///< lent, or of `sum`; empty: none
+    TypedSpan<const std::byte> values{};  ///< lent, or those in `sum`; empty if there is no
+                                          ///< gradient
     float scale = 1;
-    std::vector<float> sum{};  ///< the engine's own; its memory stays from step to step
+    std::vector<float> sum{};  ///< in the engine's own memory, which is kept from step to step
   };
 
   EmbeddedEngine(Runtime& runtime, const std::vector<EmbeddedParam>& params, EngineConfig config,
                  const EmbeddedLoad* load);
   std::unique_ptr<LentEngine> opened_from(const EngineConfig& config, const EmbeddedLoad& load,
                                           std::span<const TypedSpan<std::byte>> lent);
-  /// What the caller lends or asks for, under the lock: nothing of an engine that has ended, which
-  /// then looks at nothing that was lent any more.
+  /// Makes a call that lends or asks for something, under the lock. If the engine has ended, throws
+  /// and forgets what was lent, because the engine does not look at it any more.
   template <class Call>
   auto lending(const Call& call) {
     const std::lock_guard lock(mutex_);
@@ -177,10 +180,10 @@ class EmbeddedEngine {
   std::vector<std::uint32_t> groups_;  ///< per parameter
   std::size_t group_count_ = 0;
   std::vector<std::uint64_t> steps_;  ///< per parameter
-  /// The same as the newest step left them: for its blob, which may come after set_steps().
+  /// Counts of steps as the newest step left them, for its blob, which may come after set_steps().
   std::vector<std::uint64_t> stored_steps_;
-  std::vector<bool> written_;        ///< per parameter, since the last step
-  std::vector<Gradient> gradients_;  ///< per parameter, of the step to come
+  std::vector<bool> written_;        ///< per parameter: written since the last step
+  std::vector<Gradient> gradients_;  ///< per parameter, for the step to come
   std::vector<std::byte> resumed_blob_;
   std::unique_ptr<LentEngine> engine_;
 };

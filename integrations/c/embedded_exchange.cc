@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_exchange.cc: calls from a trainer's threads to the reactor, in order.
+// integrations/c/embedded_exchange.cc: passes calls of a trainer's threads to the reactor, in
+// order.
 #include "integrations/c/embedded_exchange.h"
 
 #include <fmt/format.h>
@@ -15,10 +16,10 @@
 namespace ziggurat {
 namespace {
 
-/// Calls that were begun and not finished, at most.
+/// Most calls that may be begun and not yet finished.
 constexpr std::size_t kUnderWayMax = 4096;
 
-/// `call` to its end, which its caller waits for on another thread.
+/// Makes `call` and then sets `ended`, for which its caller waits on another thread.
 Task<> run(Task<> call, std::shared_ptr<std::promise<void>> ended) {
   try {
     co_await std::move(call);
@@ -28,7 +29,7 @@ Task<> run(Task<> call, std::shared_ptr<std::promise<void>> ended) {
   }
 }
 
-/// All ranks mean the same exchange.
+/// Requires that all ranks open the exchange of the same name.
 Task<> require_same_name(Communicator& ranks, const std::string& name) {
   const std::uint64_t own = hash64(std::as_bytes(std::span(name)), 0);
   std::vector<std::uint64_t> all(static_cast<std::size_t>(ranks.world_size()));
@@ -37,8 +38,8 @@ Task<> require_same_name(Communicator& ranks, const std::string& name) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == own) continue;
     throw wrong(
-        fmt::format("exchange '{}': rank {} opened an exchange of another name here: every rank "
-                    "must open its engines and exchanges in the same order",
+        fmt::format("exchange '{}': rank {} opened an exchange of another name in its place: open "
+                    "engines and exchanges in the same order on every rank",
                     name, rank));
   }
 }
@@ -60,7 +61,7 @@ EmbeddedExchange::EmbeddedExchange(Runtime& runtime, std::string name)
       error = std::current_exception();
     }
     if (!error) co_return;
-    self.ranks_.reset();  // its thread is this one
+    self.ranks_.reset();  // this is the reactor's thread
     std::rethrow_exception(error);
   }(*this));
 }
@@ -89,7 +90,8 @@ std::uint64_t EmbeddedExchange::begin_barrier() {
   return begin([](Communicator& ranks) { return ranks.barrier(); });
 }
 
-/// Posted under the lock, so that the reactor has calls in the order of their tickets.
+/// Begins a call. Posts it under the lock, so that the reactor has calls in the order of their
+/// tickets.
 std::uint64_t EmbeddedExchange::begin(Make make) {
   const std::lock_guard lock(mutex_);
   if (under_way_.size() == kUnderWayMax) {
@@ -112,8 +114,10 @@ void EmbeddedExchange::finish(std::uint64_t ticket) {
     const std::lock_guard lock(mutex_);
     const auto found = under_way_.find(ticket);
     if (found == under_way_.end()) {
-      throw wrong(fmt::format("exchange '{}': call {} is not under way: finish each call once",
-                              name_, ticket));
+      throw wrong(
+          fmt::format("exchange '{}': call {} is not under way, because it was finished before or "
+                      "never begun: finish each call once",
+                      name_, ticket));
     }
     ended = std::move(found->second);
     under_way_.erase(found);

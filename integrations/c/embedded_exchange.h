@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/embedded_exchange.h: what an embedder's ranks exchange among themselves, from host
-// memory to host memory, beside what its engines say.
+// memory to host memory, in addition to what their engines exchange.
 //
-// Calls may come from any thread; they are numbered as they begin, in the same order on every rank,
-// and several may be under way. The memory of a call is the exchange's until it is finished.
+// Calls may come from any thread. They are numbered as they begin, in the same order on every rank,
+// and several may be under way. The memory of a call belongs to the exchange until the call is
+// finished.
 #pragma once
 
 #include <cstddef>
@@ -23,22 +24,23 @@ namespace ziggurat {
 /// Thread-safe.
 class EmbeddedExchange {
  public:
-  /// Every rank of `runtime` opens it, at the same place among its engines and exchanges.
-  /// `runtime` must outlive it. Errors: kInvalidArgument for a name that another rank has not given
-  /// here; Communicator's.
+  /// Opens an exchange. Every rank of `runtime` opens it, at the same place among its engines and
+  /// exchanges. `runtime` must outlive it. Errors: kInvalidArgument if another rank opens one of
+  /// another name in its place; those of Communicator.
   EmbeddedExchange(Runtime& runtime, std::string name);
-  /// Waits for what is under way.
+  /// Waits for calls that are under way.
   ~EmbeddedExchange();
 
   std::size_t world_size() const noexcept { return world_size_; }
-  /// A number for finish(). Errors: kInvalidArgument where too many calls wait for it.
+  /// Begins a call, and returns a number for finish(). Errors: kInvalidArgument if too many calls
+  /// are not finished.
   std::uint64_t begin_all_to_all(std::span<const std::byte> input, std::span<std::byte> output);
   std::uint64_t begin_all_gather(std::span<const std::byte> input, std::span<std::byte> output);
-  /// In place: sums in the order of ranks.
+  /// Replaces `values` by their sums over the ranks, added in the order of ranks.
   std::uint64_t begin_all_reduce(std::span<double> values);
   std::uint64_t begin_barrier();
-  /// Waits for the call. Errors: Communicator's; kInvalidArgument for a number that is none's, or
-  /// that was finished before.
+  /// Waits until a call has ended. Errors: those of Communicator; kInvalidArgument for a number
+  /// that no call has, or that was finished before.
   void finish(std::uint64_t ticket);
 
  private:

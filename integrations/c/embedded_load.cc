@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/embedded_load.cc: opens an embedded engine with a copy of its state, and gives
+// integrations/c/embedded_load.cc: opens an embedded engine from a copy of its state, and makes
 // such a copy.
 #include <fmt/format.h>
 
@@ -12,13 +12,15 @@
 
 namespace ziggurat {
 
-/// The counts of steps come as those of a store do: in the blob.
+/// Opens an engine from `load`. The counts of steps come in the blob, as those of a store do.
 std::unique_ptr<LentEngine> EmbeddedEngine::opened_from(
     const EngineConfig& config, const EmbeddedLoad& load,
     std::span<const TypedSpan<std::byte>> lent) {
   if (load.parts.size() != param_count() || load.steps.size() != param_count()) {
-    throw wrong(fmt::format("{} parts and {} counts of steps are loaded for {} parameters",
-                            load.parts.size(), load.steps.size(), param_count()));
+    throw wrong(
+        fmt::format("{} parts and {} counts of steps were given for {} parameters: give one of "
+                    "each for every parameter",
+                    load.parts.size(), load.steps.size(), param_count()));
   }
   std::vector<PieceSource::Param> params;
   for (std::size_t p = 0; p < param_count(); ++p) {

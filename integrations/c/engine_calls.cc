@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/engine_calls.cc: memory and parameters that a caller lends.
+// integrations/c/engine_calls.cc: checks memory and parameters that a caller lends.
 #include "integrations/c/engine_calls.h"
 
 #include <utility>
@@ -65,7 +65,7 @@ TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64
                                        void* address, ziggurat_dtype dtype) {
   try {
     const std::uint64_t count = engine.count_or_none(param);
-    if (count == 0) return {};  // the engine says which there are
+    if (count == 0) return {};  // the engine refuses the parameter later
     return elements_at(address, dtype, count, "gradient");
   } catch (const Error& error) {
     throw wrong(fmt::format("lend_gradients(parameter {} '{}'): {}", param, engine.name_of(param),
@@ -82,8 +82,8 @@ std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t
 
 void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes) {
   if (capacity_bytes < its.size()) {
-    throw wrong(
-        fmt::format("the blob has {} bytes, but there is room for {}", its.size(), capacity_bytes));
+    throw wrong(fmt::format("the blob has {} bytes, but the given memory has room for only {}",
+                            its.size(), capacity_bytes));
   }
   if (!its.empty()) std::memcpy(required(blob, "blob"), its.data(), its.size());
 }

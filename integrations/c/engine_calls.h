@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/engine_calls.h: what the C functions of engines and of checkpoints share: the
-// caller's structs, checked. Private to the library.
+// integrations/c/engine_calls.h: what the C functions of engines and of checkpoints share: they
+// check the caller's structs. Private to the library.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 
 namespace ziggurat {
 
-/// An engine keeps its runtime, which then cannot be destroyed.
+/// An engine that a caller has open. It keeps its runtime, which cannot be destroyed meanwhile.
 struct OpenEngine {
   std::shared_ptr<Runtime> runtime;
   std::unique_ptr<EmbeddedEngine> engine;
@@ -25,7 +25,7 @@ struct OpenEngine {
 /// Never destroyed, as runtimes().
 Handles<OpenEngine>& engines();
 
-/// The struct as this library knows it: what an older caller does not have is zero.
+/// Returns the struct as this library knows it. Fields that an older caller does not have are zero.
 template <class Struct>
 Struct copied(const Struct* given, const char* what) {
   const std::uint32_t size = required(given, what)->struct_size;
@@ -39,7 +39,7 @@ Struct copied(const Struct* given, const char* what) {
   return own;
 }
 
-/// An array whose elements are as large as the caller was compiled with.
+/// Returns an array whose elements have the size with which the caller was compiled.
 template <class Struct>
 std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const char* what) {
   std::vector<Struct> all;
@@ -49,23 +49,27 @@ std::vector<Struct> array_of(const Struct* first, std::uint64_t count, const cha
   for (std::uint64_t i = 0; i < count; ++i, at += stride) {
     const auto* given = reinterpret_cast<const Struct*>(at);
     if (given->struct_size != stride)
-      throw wrong(fmt::format("{}[{}].struct_size is not that of the first", what, i));
+      throw wrong(
+          fmt::format("{}[{}].struct_size is {}, but that of the first element is {}: set all of "
+                      "them with ZIGGURAT_INIT",
+                      what, i, given->struct_size, stride));
     all.push_back(copied(given, what));
   }
   return all;
 }
 
-/// Memory that the caller lends. Errors: kInvalidArgument naming `what`.
+/// Returns memory that the caller lends. Errors: kInvalidArgument naming `what`.
 TypedSpan<std::byte> memory_of(const ziggurat_memory* given, const char* what);
-/// `count` elements of `dtype` in a row. Errors: as memory_of().
+/// Returns `count` elements of `dtype` in a row. Errors: those of memory_of().
 TypedSpan<std::byte> elements_at(void* address, ziggurat_dtype dtype, std::uint64_t count,
                                  const char* what);
-/// What is lent of `param`, one of many. Errors: elements_at()'s, naming the parameter.
+/// Returns the gradient that is lent for `param`, one of many. Errors: those of elements_at(),
+/// naming the parameter.
 TypedSpan<const std::byte> gradient_at(const EmbeddedEngine& engine, std::uint64_t param,
                                        void* address, ziggurat_dtype dtype);
 
 std::vector<EmbeddedParam> params_of(const ziggurat_param* params, std::uint64_t count);
-/// Errors: kInvalidArgument where there is less room.
+/// Copies a blob to the caller. Errors: kInvalidArgument if there is too little room.
 void give_blob_bytes(std::span<const std::byte> its, void* blob, std::uint64_t capacity_bytes);
 
 }  // namespace ziggurat

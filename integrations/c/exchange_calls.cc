@@ -22,7 +22,7 @@ using ziggurat::room_of;
 using ziggurat::runtimes;
 using ziggurat::wrong;
 
-/// It keeps its runtime, which then cannot be destroyed.
+/// An exchange that a caller has open. It keeps its runtime, which cannot be destroyed meanwhile.
 struct OpenExchange {
   std::shared_ptr<ziggurat::Runtime> runtime;
   std::unique_ptr<EmbeddedExchange> exchange;
@@ -34,13 +34,14 @@ ziggurat::Handles<OpenExchange>& exchanges() {
   return all;
 }
 
-/// What a slice from each rank comes to.
+/// Returns how many bytes one slice from each rank has in all.
 std::uint64_t bytes_of_all(const EmbeddedExchange& exchange, std::uint64_t slice_bytes,
                            const char* what) {
   const std::uint64_t ranks = exchange.world_size();
   if (slice_bytes > std::numeric_limits<std::uint64_t>::max() / ranks)
     throw wrong(
-        fmt::format("{}: {} bytes for each of {} ranks are too many", what, slice_bytes, ranks));
+        fmt::format("{}: {} bytes for each of {} ranks are more than 64 bits can count: give fewer",
+                    what, slice_bytes, ranks));
   return slice_bytes * ranks;
 }
 

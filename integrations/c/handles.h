@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // integrations/c/handles.h: objects behind the numbers that a C caller has. A number whose object
-// is gone, or of another kind, is an error and not a crash.
+// is gone or of another kind is an error, not a crash.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +18,7 @@ namespace ziggurat {
 template <class Object>
 class Handles {
  public:
-  /// `kind`: "engine", for messages.
+  /// `kind` names the objects in messages, such as "engine".
   explicit Handles(const char* kind) : kind_(kind) {}
 
   std::uint64_t add(std::shared_ptr<Object> object) {
@@ -27,15 +27,15 @@ class Handles {
     objects_.emplace(handle, std::move(object));
     return handle;
   }
-  /// A call keeps it to its end: another thread may close it meanwhile. Errors: kInvalidArgument if
-  /// there is none.
+  /// Returns the object. A call keeps it until its end, because another thread may close it
+  /// meanwhile. Errors: kInvalidArgument if there is none.
   std::shared_ptr<Object> find(std::uint64_t handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);
     if (found == objects_.end()) throw unknown(handle);
     return found->second;
   }
-  /// The object, which nobody finds any more. Errors: as find().
+  /// Returns the object, and removes it so that nobody finds it any more. Errors: those of find().
   std::shared_ptr<Object> take(std::uint64_t handle) {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);
@@ -44,9 +44,10 @@ class Handles {
     objects_.erase(found);
     return object;
   }
-  /// False, and it stays, if somebody holds it. Errors: as find().
+  /// Removes the object. If somebody holds it, returns false and leaves it. Errors: those of
+  /// find().
   bool remove_if_unused(std::uint64_t handle) {
-    std::shared_ptr<Object> last;  // goes when nobody waits for the lock
+    std::shared_ptr<Object> last;  // destroyed when the lock is free again
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);
     if (found == objects_.end()) throw unknown(handle);
@@ -58,8 +59,9 @@ class Handles {
 
  private:
   Error unknown(std::uint64_t handle) const {
-    return {ErrorCode::kInvalidArgument,
-            fmt::format("there is no {} {}: it was closed, or never opened", kind_, handle)};
+    return {
+        ErrorCode::kInvalidArgument,
+        fmt::format("there is no {} {}: it was closed before, or was never opened", kind_, handle)};
   }
 
   const char* kind_;

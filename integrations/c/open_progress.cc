@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/open_progress.cc: rates since the beginning of each thing that is done.
+// integrations/c/open_progress.cc: shows what is done, with its rate since it began.
 #include "integrations/c/open_progress.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/settings_json.cc: flat JSON over a table of settings.
+// integrations/c/settings_json.cc: reads flat JSON by a table of settings.
 #include "integrations/c/settings_json.h"
 
 #include <fmt/format.h>
@@ -25,13 +25,13 @@ using nlohmann::json;
 
 constexpr int kRanksMax = 1 << 20;
 
-/// What a key is, in the caller's words.
+/// Names a setting and its value as the caller wrote them.
 std::string described(const ConfigSetting& given) {
   return fmt::format("setting \"{}\": {}", given.path, given.value.dump().substr(0, 60));
 }
 
-/// Writes what `text` says into `config`, by `table`; keys that it lacks go to `other`, which is
-/// false for one that nobody knows.
+/// Writes what `text` says into `config`, by `table`. Each key first goes to `other`, which returns
+/// false if it does not know the key.
 template <class Config, class Table>
 void apply(std::string_view text, Config& config, const Table& table,
            const std::function<bool(const ConfigSetting&)>& other = {}) {
@@ -57,32 +57,34 @@ void apply(std::string_view text, Config& config, const Table& table,
   }
 }
 
-/// A directory, or several.
+/// Reads a directory, or a list of directories.
 std::vector<StoreDirectory> store_of(const ConfigSetting& given) {
   const json list = given.value.is_array() ? given.value : json::array({given.value});
   std::vector<StoreDirectory> store;
   for (const json& path : list) {
     if (!path.is_string() || path.get<std::string>().empty())
-      throw wrong(fmt::format("{}: it must be a directory, or a list of them", described(given)));
+      throw wrong(fmt::format("{}: the store must be a directory, or a list of directories",
+                              described(given)));
     store.push_back({.path = path.get<std::string>()});
   }
   return store;
 }
 
-/// A number for each parameter.
+/// Reads a list of numbers, one for each parameter.
 std::vector<std::uint64_t> first_elements_of(const ConfigSetting& given) {
   std::vector<std::uint64_t> firsts;
   const bool is_list = given.value.is_array();
   for (const json& first : is_list ? given.value : json::array({json()})) {
     if (!first.is_number_unsigned())
-      throw wrong(fmt::format("{}: it must be a list of whole numbers", described(given)));
+      throw wrong(fmt::format("{}: the value must be a list of whole numbers", described(given)));
     firsts.push_back(first.get<std::uint64_t>());
   }
   return firsts;
 }
 
 std::string run_of(const ConfigSetting& given) {
-  if (!given.value.is_string()) throw wrong(fmt::format("{}: it must be a text", described(given)));
+  if (!given.value.is_string())
+    throw wrong(fmt::format("{}: the value must be a text", described(given)));
   return given.value.get<std::string>();
 }
 
@@ -100,7 +102,7 @@ EngineConfig engine_config_of(std::string_view text) {
       config.first_elements = first_elements_of(given);
     } else if (given.name == "progress") {
       if (!given.value.is_boolean())
-        throw wrong(fmt::format("{}: it must be true or false", described(given)));
+        throw wrong(fmt::format("{}: the value must be true or false", described(given)));
       if (given.value.get<bool>()) config.progress = open_progress();
     } else {
       return false;
@@ -125,7 +127,7 @@ RuntimeSettings runtime_settings_of(std::string_view text) {
   const std::vector<SettingOf<Given>> table{
       In::integer(
           "threads", &Given::threads, {.min = 0, .max = 4096},
-          {.values = "N", .help = "number of workers; 0: this process's share of the machine"}),
+          {.values = "N", .help = "number of workers; 0 for this process's share of the machine"}),
       In::integer("rank", &Given::rank, {.min = 0, .max = kRanksMax - 1},
                   {.values = "R", .help = "this process's number among world_size ranks, from 0"}),
       In::integer("world_size", &Given::world_size, {.min = 1, .max = kRanksMax},
@@ -135,7 +137,7 @@ RuntimeSettings runtime_settings_of(std::string_view text) {
       In::text("secret", &Given::secret,
                {.values = "TEXT", .help = "text that all ranks know; on one host none is needed"}),
       In::number("connect_timeout_s", &Given::connect_timeout_s, kSeconds,
-                 {.values = "SECONDS", .help = "how long ranks are waited for when they join"}),
+                 {.values = "SECONDS", .help = "how long to wait for all ranks to join"}),
       In::number(
           "call_timeout_s", &Given::call_timeout_s, kSeconds,
           {.values = "SECONDS", .help = "how long all ranks may do no work before a call fails"})};

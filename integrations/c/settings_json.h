@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/settings_json.h: settings of an embedder, from its JSON.
+// integrations/c/settings_json.h: settings of an embedder, read from its JSON.
 //
-// By the names of the table of settings (core/engine/engine_settings.h), as in a file of
-// `ziggurat train --config`; "store", "run" and "progress" beside them. A runtime's are its own.
-// What an embedder does not say is the engine's default, but for clipping: trainers clip by
-// themselves, so it is off.
+// An engine's settings have the names of the table of settings (core/engine/engine_settings.h), as
+// in a file of `ziggurat train --config`; "store", "run", "first_elements" and "progress" are
+// beside them. A runtime has settings of its own. What an embedder does not give has the engine's
+// default, except that clipping is off, because trainers clip by themselves.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,11 @@ namespace ziggurat {
 
 struct RuntimeSettings {
   std::size_t threads = 0;
-  RankOptions ranks;  ///< one rank where nothing is said, whatever the environment says
+  RankOptions ranks;  ///< one rank if none is given, whatever the environment says
 };
 
-/// Errors of both: kInvalidArgument naming the key, its value and what would do.
+/// Read the settings of an engine, and of a runtime. Errors: kInvalidArgument naming the key, its
+/// value and what would be right.
 EngineConfig engine_config_of(std::string_view json);
 RuntimeSettings runtime_settings_of(std::string_view json);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/stored_params.cc: from a store's layout to the names that its embedder gave.
+// integrations/c/stored_params.cc: finds in a store's layout the names that its embedder gave.
 #include "integrations/c/stored_params.h"
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 namespace ziggurat {
 namespace {
 
-/// On the reactor, as drives are.
+/// Looks for a store on the reactor, because drives belong to the reactor's thread.
 struct Look {
   Runtime& runtime;
   const EngineConfig& config;

@@ -12,11 +12,11 @@
 
 namespace ziggurat {
 
-/// The parameters in this rank's file of the store `config.store`, in the store's order; none where
-/// there is no such file. Nothing is written, locked or asked of other ranks. Errors: kDataLoss for
-/// a file that says nothing any more.
+/// Returns the parameters in this rank's file of the store `config.store`, in the store's order;
+/// nothing if there is no such file. Writes and locks nothing, and asks no other rank. Errors:
+/// kDataLoss for a file that is too damaged to say what it has.
 std::optional<ModelSpec> stored_params(Runtime& runtime, const EngineConfig& config);
-/// A JSON array of {"name", "shape", "dtype"}.
+/// Returns a JSON array of {"name", "shape", "dtype"}.
 std::string stored_params_json(const std::optional<ModelSpec>& model);
 
 }  // namespace ziggurat

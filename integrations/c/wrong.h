@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/wrong.h: what the caller got wrong.
+// integrations/c/wrong.h: makes the error for what a caller got wrong.
 #pragma once
 
 #include <string>

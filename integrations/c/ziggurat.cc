@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/ziggurat.cc: the C functions of runtimes and engines: what a caller wrote,
-// checked, in C++ terms. Those of exchanges are in exchange_calls.cc.
+// integrations/c/ziggurat.cc: the C functions of runtimes and engines: they check what a caller
+// wrote and say it in C++. exchange_calls.cc has the functions of exchanges.
 #include "integrations/c/ziggurat.h"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ using ziggurat::runtimes;
 using ziggurat::TypedSpan;
 using ziggurat::wrong;
 
-/// As much of `own` as the caller has.
+/// Copies as much of `own` as the caller's struct holds.
 template <class Struct>
 void give(const Struct& own, Struct* wanted) {
   const std::uint32_t size = wanted->struct_size;
@@ -73,7 +73,7 @@ ziggurat::EmbeddedStep step_of(const ziggurat_step_options& given) {
   }
   if ((given.flags & ~(ZIGGURAT_BLOB_FOLLOWS | ZIGGURAT_UPDATE_AT_ONCE)) != 0) {
     throw wrong(fmt::format(
-        "options.flags is {:#x}: give ZIGGURAT_BLOB_FOLLOWS, ZIGGURAT_UPDATE_AT_ONCE, both or none",
+        "options.flags is {:#x}: give ZIGGURAT_BLOB_FOLLOWS, ZIGGURAT_UPDATE_AT_ONCE, both or 0",
         given.flags));
   }
   step.blob_follows = (given.flags & ZIGGURAT_BLOB_FOLLOWS) != 0;
@@ -92,8 +92,8 @@ std::string joined(const std::vector<std::string>& lines) {
 std::span<float> floats_of(const ziggurat_memory* given, const char* what) {
   const TypedSpan<std::byte> memory = memory_of(given, what);
   if (memory.dtype != DType::kFloat32) {
-    throw wrong(
-        fmt::format("{} is {}: state is read and written in fp32", what, to_string(memory.dtype)));
+    throw wrong(fmt::format("{} is in {}, but state is read and written in fp32: give fp32 memory",
+                            what, to_string(memory.dtype)));
   }
   return memory.as<float>();
 }
@@ -114,7 +114,7 @@ ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* 
     *runtime = 0;
     const ziggurat::RuntimeSettings its =
         ziggurat::runtime_settings_of(settings == nullptr ? "{}" : settings);
-    // The embedder computes with threads of its own, which go where the kernel puts them.
+    // Workers are not pinned, because the embedder's own threads go where the kernel puts them.
     std::unique_ptr<ziggurat::Runtime> created =
         ziggurat::Runtime::create({.threads = its.threads, .pin = false, .trace_path = {}});
     if (its.ranks.world_size > 1)
@@ -126,7 +126,8 @@ ziggurat_status ziggurat_runtime_create(const char* settings, ziggurat_runtime* 
 ziggurat_status ziggurat_runtime_destroy(ziggurat_runtime runtime) {
   return guarded([&] {
     if (!runtimes().remove_if_unused(runtime))
-      throw wrong(fmt::format("runtime {} has engines or exchanges: close them first", runtime));
+      throw wrong(fmt::format(
+          "runtime {} has open engines, exchanges or checkpoints: close them first", runtime));
   });
 }
 
@@ -224,7 +225,7 @@ ziggurat_status ziggurat_step(ziggurat_engine engine, const ziggurat_step_option
       made = copied(result, "result");
       its = step_of(copied(options, "options"));
     } catch (const Error& error) {
-      open->engine->refuse_step(error);  // other ranks may be making the step
+      open->engine->refuse_step(error);  // because other ranks may be making the step
     }
     made.generation = open->engine->step(its).generation;
     give(made, result);
@@ -255,7 +256,7 @@ ziggurat_status ziggurat_param_steps(ziggurat_engine engine, uint64_t param, uin
 ziggurat_status ziggurat_figures(ziggurat_engine engine, char* text, uint64_t capacity_bytes,
                                  uint64_t* needed_bytes) {
   return guarded([&] {
-    // Its length is another at the next call, so room for what it may come to is asked for.
+    // The text may be longer at the next call, so this asks for room for any such text.
     constexpr std::uint64_t kRoomBytes = 4096;
     const std::string its = engines().find(engine)->engine->figures();
     give_text(its, text, capacity_bytes, nullptr);

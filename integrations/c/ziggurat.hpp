@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// integrations/c/ziggurat.hpp: ziggurat.h for C++17: objects that close themselves, errors that are
-// thrown. Header only; what each call does is said in ziggurat.h.
+// integrations/c/ziggurat.hpp: ziggurat.h for C++17: objects close themselves, and errors are
+// thrown. Header only; ziggurat.h says what each call does.
 //
 //   ziggurat::Runtime runtime("{\"threads\": 2}");
 //   ziggurat::Engine engine(runtime, {{"weight", {768, 768}, ziggurat::memory_of(weight)}},
@@ -31,7 +31,7 @@ class Error : public std::runtime_error {
   ziggurat_status status_;
 };
 
-/// Throws what a call that failed has said.
+/// Throws the error of a call that failed.
 inline void check(ziggurat_status status) {
   if (status != ZIGGURAT_OK) throw Error(status, ziggurat_last_error());
 }
@@ -44,7 +44,7 @@ inline ziggurat_memory memory_at(void* address, std::uint64_t count, ziggurat_dt
   memory.size_bytes = count * (dtype == ZIGGURAT_FP32 ? 4 : 2);
   return memory;
 }
-/// Of a vector, or another container of floats in a row.
+/// Returns the memory of a vector, or of another container of floats in a row.
 template <class Floats>
 ziggurat_memory memory_of(Floats& floats) {
   static_assert(std::is_same_v<std::remove_reference_t<decltype(*floats.data())>, float>);
@@ -67,7 +67,7 @@ class Runtime {
   ziggurat_runtime handle_ = 0;
 };
 
-/// What ranks exchange; memory is the exchange's until finish().
+/// Exchanges memory among ranks; the memory of a call belongs to the exchange until finish().
 class Exchange {
  public:
   Exchange(const Runtime& runtime, const std::string& name) {
@@ -91,7 +91,7 @@ class Exchange {
     return ticket;
   }
   void finish(std::uint64_t ticket) { check(ziggurat_finish(handle_, ticket)); }
-  /// Their sums over the ranks.
+  /// Replaces `values` by their sums over the ranks.
   void all_reduce(std::vector<double>& values) {
     std::uint64_t ticket = 0;
     check(ziggurat_begin_all_reduce_doubles(handle_, values.data(), values.size(), &ticket));
@@ -114,7 +114,7 @@ struct Param {
   std::uint32_t group = 0;
 };
 
-/// Closes with what is not durable lost: make_durable() comes before.
+/// An open engine. Closing it loses what is not durable: call make_durable() before.
 class Engine {
  public:
   Engine(const Runtime& runtime, const std::vector<Param>& params, const std::string& settings) {
@@ -141,7 +141,8 @@ class Engine {
   void lend_gradient(std::uint64_t param, const ziggurat_memory& gradient, float scale = 1) {
     check(ziggurat_lend_gradient(handle_, param, &gradient, scale));
   }
-  /// One call for many: gradient i is of parameter params[i], and all are of one type.
+  /// Lends many gradients in one call: gradient i is that of parameter params[i], and all have one
+  /// type.
   void lend_gradients(const std::vector<std::uint64_t>& params, const std::vector<void*>& addresses,
                       ziggurat_dtype dtype, const std::vector<float>& scales = {}) {
     if (addresses.size() != params.size() || (!scales.empty() && scales.size() != params.size()))
@@ -167,7 +168,7 @@ class Engine {
   }
   void param_written(std::uint64_t param) { check(ziggurat_param_written(handle_, param)); }
 
-  /// Returns the generation that the step makes. `flags`: ziggurat_step_options'.
+  /// Makes a step and returns its generation. `flags` are those of ziggurat_step_options.
   std::uint64_t step(const std::vector<ziggurat_group>& groups, float grad_scale = 1,
                      const std::string& blob = {}, std::uint32_t flags = 0) {
     auto options = ZIGGURAT_INIT(ziggurat_step_options);
@@ -197,13 +198,14 @@ class Engine {
     check(ziggurat_param_steps(handle_, param, &steps));
     return steps;
   }
-  /// Of the generation that open resumed at.
+  /// Returns the blob of the generation at which open resumed.
   std::string blob() const {
     std::string bytes(state().blob_bytes, '\0');
     check(ziggurat_read_blob(handle_, bytes.data(), bytes.size()));
     return bytes;
   }
-  /// What another rank has, and its state; lines as in ziggurat_pieces_of().
+  /// Lists what another rank has, in the lines of ziggurat_pieces_of(); read_state_of() reads its
+  /// state.
   std::string pieces_of(std::int32_t rank) const {
     return text_of([rank](ziggurat_engine engine, char* text, std::uint64_t capacity_bytes,
                           std::uint64_t* needed_bytes) {

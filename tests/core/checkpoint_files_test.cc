@@ -166,7 +166,7 @@ TEST_F(SavedCheckpoint, IsNotWrittenOver) {
       rank.engine->save_checkpoint({.folder = folder_, .resume = {}});
       ADD_FAILURE() << "written over";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), AnyOf(HasSubstr("is there already"), HasSubstr("could not save")));
+      EXPECT_THAT(error.what(), AnyOf(HasSubstr("exists already"), HasSubstr("could not save")));
     }
   });
   EXPECT_EQ(verdict(), "whole");
@@ -213,7 +213,7 @@ TEST_F(SavedCheckpoint, IsNotMadeWhileAnotherProcessSavesInTheFolder) {
       rank.engine->save_checkpoint(request);
       ADD_FAILURE() << "two at a time";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("another process saves a checkpoint there"));
+      EXPECT_THAT(error.what(), HasSubstr("another process saves a checkpoint in"));
     }
     io.close(held);
     rank.engine->save_checkpoint(request);

@@ -176,7 +176,7 @@ TEST_F(CheckpointFolder, ReplacesADamagedCheckpointOfTheStepThatIsSavedAgain) {
       rank.engine->save_checkpoint(request);
       EXPECT_THROW(rank.engine->save_checkpoint(request), Error) << "it is whole again";
     }
-    EXPECT_THAT(rank.engine->ended_saves().back().notes, Contains(HasSubstr("it is replaced")));
+    EXPECT_THAT(rank.engine->ended_saves().back().notes, Contains(HasSubstr("is replaced")));
   });
   EXPECT_THAT(names(), ElementsAre(checkpoint_name(1)));
 }

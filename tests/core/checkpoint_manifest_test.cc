@@ -156,13 +156,14 @@ INSTANTIATE_TEST_SUITE_P(
         Broken{"hidden", [](Manifest& m) { m.files[0].name = ".a"; }, "'.a'"},
         Broken{"no_name", [](Manifest& m) { m.files[0].name = ""; }, "''"},
         Broken{"itself", [](Manifest& m) { m.files[0].name = "manifest.json"; }, "manifest.json"},
-        Broken{"twice", [](Manifest& m) { m.files[0].name = "b.safetensors"; }, "named twice"},
+        Broken{"twice", [](Manifest& m) { m.files[0].name = "b.safetensors"; },
+               "names the file 'b.safetensors' twice"},
         Broken{"header", [](Manifest& m) { m.files[0].header_bytes = 301; },
-               "its header has 301 bytes"},
+               "'a.safetensors' has 301 bytes"},
         Broken{"tensor_twice", [](Manifest& m) { m.content.tensors[1].name = "w"; },
-               "'w' is there twice"},
+               "names the tensor 'w' twice"},
         Broken{"array", [](Manifest& m) { m.content.tensors[0].array = "exp_avg"; },
-               "a master, and nothing else, has its parameter's name"},
+               "masters, and only masters, must have their parameter's name"},
         Broken{"dimension", [](Manifest& m) { m.content.tensors[1].shape = {0}; },
                "a dimension of 0"},
         Broken{"product",
@@ -170,34 +171,37 @@ INSTANTIATE_TEST_SUITE_P(
                  m.content.tensors[1].shape = {1 << 30, 1 << 30};
                },
                "'optimizer.exp_avg.b' has a dimension"},
-        Broken{"outside", [](Manifest& m) { m.pieces[1].box.offsets[0] = 3; }, "outside of it"},
+        Broken{"outside", [](Manifest& m) { m.pieces[1].box.offsets[0] = 3; },
+               "outside of the tensor"},
         Broken{"dimensions", [](Manifest& m) { m.pieces[2].box.shape.push_back(1); },
-               "another number of dimensions"},
+               "has 1 dimensions, but one of its pieces has 1 offsets and 2 sizes"},
         Broken{"leaves", [](Manifest& m) { m.pieces[1].offset_bytes = 290; },
-               "does not fit in file"},
+               "which do not fit between the header and the end"},
         Broken{"in_header", [](Manifest& m) { m.pieces[1].offset_bytes = 79; },
-               "does not fit in file"},
+               "which do not fit between the header and the end"},
         Broken{"no_tensor", [](Manifest& m) { m.pieces[1].tensor = 2; }, "belongs to tensor 2"},
         Broken{"no_file", [](Manifest& m) { m.pieces[1].file = 2; }, "in file 2"},
-        Broken{"hashed_less", [](Manifest& m) { m.pieces[0].hashed.pop_back(); }, "are hashed"},
+        Broken{"hashed_less", [](Manifest& m) { m.pieces[0].hashed.pop_back(); },
+               "has hashes for only"},
         Broken{"hashed_much", [](Manifest& m) { m.pieces[0].hashed[0].size_bytes = 1 << 30; },
-               "hashed together"},
+               "covers 1073741824 bytes"},
         Broken{"on_another", [](Manifest& m) { m.pieces[2].offset_bytes = 138; },
-               "overlaps another one in file 'a.safetensors'"},
-        Broken{"overlap", [](Manifest& m) { m.pieces[1].box.offsets[0] = 1; }, "pieces overlap"},
-        Broken{"missing", [](Manifest& m) { m.pieces.pop_back(); }, "0 of 7 elements"},
+               "overlaps another tensor in file 'a.safetensors'"},
+        Broken{"overlap", [](Manifest& m) { m.pieces[1].box.offsets[0] = 1; },
+               "the pieces of tensor 'w' overlap"},
+        Broken{"missing", [](Manifest& m) { m.pieces.pop_back(); }, "only 0 of its 7 elements"},
         Broken{"once_a_file",
                [](Manifest& m) {
                  m.pieces[1].file = 0;
                  m.pieces[1].offset_bytes = 200;
                },
-               "'w' is twice in file"}),
+               "'w' has two pieces in file"}),
     [](const auto& its) { return its.param.name; });
 
 TEST(ManifestText, IsRefusedWhereItIsNotWhatWasWritten) {
   const std::string text = to_text(sound_manifest());
   const std::string rest = rest_of(text);
-  EXPECT_THAT(refusal(text.substr(0, text.size() - 2)), HasSubstr("checksum is wrong"));
+  EXPECT_THAT(refusal(text.substr(0, text.size() - 2)), HasSubstr("checksum of the/manifest"));
   EXPECT_THAT(refusal(rest), HasSubstr("does not begin with a checksum"));
   EXPECT_THAT(refusal(""), HasSubstr("the/manifest"));
   EXPECT_THAT(refusal(with_checksum(rest + "{}")), HasSubstr("the/manifest"));
@@ -207,7 +211,7 @@ TEST(ManifestText, IsRefusedWhereItIsNotWhatWasWritten) {
     changed.replace(changed.find(from), from.size(), to);
     return refusal(with_checksum(changed));
   };
-  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":2"), HasSubstr("a newer version may read it"));
+  EXPECT_THAT(replaced("\"schema\":1", "\"schema\":2"), HasSubstr("use a newer version"));
   EXPECT_THAT(replaced("\"schema\":1", "\"schema\":-1"), HasSubstr("not a whole number"));
   EXPECT_THAT(replaced("\"step\":12", "\"step\":12,\"step\":13"), HasSubstr("there twice"));
   EXPECT_THAT(replaced("\"step\":12", "\"stop\":12"), HasSubstr("'step' is missing"));

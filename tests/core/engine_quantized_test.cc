@@ -192,13 +192,13 @@ TEST(EngineQuantizedOpen, RefusesWhatDoesNotTravelSo) {
   EXPECT_THAT(refusal_of(1, [](EngineConfig& config) { config.quantization = k8Bits; }),
               HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
   EXPECT_THAT(refusal_of(2, [](EngineConfig& config) { config.quantization.gradient_bits = 6; }),
-              HasSubstr("`quantized_gradients=6`: give 4 or 8"));
+              HasSubstr("`quantized_gradients=6` is not supported: give 4 or 8"));
   EXPECT_THAT(refusal_of(3,
                          [](EngineConfig& config) {
                            config.quantization = kBoth;
                            config.ranks_per_node = 2;
                          }),
-              HasSubstr("3 ranks cannot fill nodes of 2"));
+              HasSubstr("3 ranks do not fill nodes of 2"));
   EXPECT_THAT(refusal_of(2,
                          [](EngineConfig& config) {
                            config.quantization = k8Bits;

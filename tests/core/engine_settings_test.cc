@@ -159,7 +159,7 @@ TEST(EngineSettings, ComplaintsSayWhatWouldDo) {
   EXPECT_THAT(complaint("resume", "maybe"), HasSubstr(" is none of auto, never"));
   EXPECT_THAT(complaint("reduce_dtype", "int4"), HasSubstr(" is none of bf16, fp16, fp32"));
   EXPECT_THAT(complaint("placement", "params=moon"), HasSubstr("'moon' is not a tier"));
-  EXPECT_THAT(complaint("param_groups", "h.*"), HasSubstr("a group is PATTERN"));
+  EXPECT_THAT(complaint("param_groups", "h.*"), HasSubstr("'h.*' is not a parameter group"));
 }
 
 TEST(EngineSettings, AStageIsTwoUnlessAStrategySaysMore) {

@@ -164,7 +164,7 @@ TEST(ShardingTraffic, WhatCannotBeQuantizedIsRefused) {
               testing::HasSubstr("`quantized_gradients=8` cannot be used with one rank"));
   EXPECT_THAT(refusal(request({}, 8, 8), {.gradient_bits = 5}), testing::HasSubstr("give 4 or 8"));
   EXPECT_THAT(refusal(request({}, 12, 8), {.gradient_bits = 8}),
-              testing::HasSubstr("12 ranks cannot fill nodes of 8"));
+              testing::HasSubstr("12 ranks do not fill nodes of 8"));
 }
 
 }  // namespace

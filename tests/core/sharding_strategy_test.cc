@@ -74,7 +74,7 @@ TEST(Strategy, AHybridsGroupMayHaveASecondCut) {
 
 TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
   EXPECT_THAT(refusal({.zero_stage = 3, .name = StrategyName::kNone}, 8),
-              HasSubstr("`strategy=none` is `zero_stage=0`, not 3"));
+              HasSubstr("`strategy=none` means `zero_stage=0`, not 3"));
   EXPECT_THAT(refusal({.zero_stage = 4}, 8), HasSubstr("give 0, 1, 2 or 3"));
   EXPECT_THAT(refusal({.shard_group = 4}, 8), HasSubstr("works only with `strategy=hybrid`"));
   EXPECT_THAT(refusal({.name = StrategyName::kHybrid}, 8), HasSubstr("needs `shard_group`"));
@@ -86,7 +86,7 @@ TEST(Strategy, WhatContradictsItselfIsRefusedByItsFlags) {
   EXPECT_THAT(refusal({.zero_stage = 2, .hpz = 4}, 8),
               HasSubstr("only stage 3 divides; this run has stage 2"));
   EXPECT_THAT(refusal({.name = StrategyName::kHybrid, .shard_group = 4, .hpz = 8}, 8),
-              HasSubstr("does not divide the 4 ranks that share a state"));
+              HasSubstr("does not divide the 4 ranks that share a copy"));
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST_F(CliLoad, OfFewerLayersIsRefusedWithEveryNameOrKeepsInitialValues) {
   EXPECT_THAT(refused.err, Not(HasSubstr("h.1.")));
   const Output partial = load("three", three + Arguments{"--load-partial"});
   ASSERT_EQ(partial.exit_code, 0) << partial.err;
-  EXPECT_THAT(partial.out, AllOf(HasSubstr("it lacks 'h.2.attn.c_attn.bias'"),
+  EXPECT_THAT(partial.out, AllOf(HasSubstr("the source lacks 'h.2.attn.c_attn.bias'"),
                                  HasSubstr("which keep their initial values")));
   ASSERT_EQ(train("fresh", three).exit_code, 0);
   const Tensors saved = weights("saved");
@@ -76,11 +76,11 @@ TEST_F(CliLoad, OfMoreLayersIsRefusedOrLeavesThemOut) {
   const Arguments one{"--model", "1x64x2"};
   const Output refused = load("one", one);
   EXPECT_EQ(refused.exit_code, 1);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("this model lacks its 'h.1.attn.c_attn.bias'"),
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("this model lacks the source's 'h.1.attn.c_attn.bias'"),
                                  HasSubstr("'h.1.mlp.c_proj.weight'")));
   const Output partial = load("one", one + Arguments{"--load-partial"});
   ASSERT_EQ(partial.exit_code, 0) << partial.err;
-  EXPECT_THAT(partial.out, HasSubstr("this model lacks its 'h.1.attn.c_attn.bias'"));
+  EXPECT_THAT(partial.out, HasSubstr("this model lacks the source's 'h.1.attn.c_attn.bias'"));
   const Tensors saved = weights("saved");
   for (const auto& [name, bytes] : weights("one")) EXPECT_TRUE(bytes == saved.at(name)) << name;
 }
@@ -97,7 +97,7 @@ TEST_F(CliLoad, TakesTensorsByOtherNamesOnTwoRanksToo) {
   }
   const Output wrong = load("wrong", {"--load-rename", "block.*=h.*"});
   EXPECT_EQ(wrong.exit_code, 1);
-  EXPECT_THAT(wrong.err, HasSubstr("it has nothing called 'block.*'"));
+  EXPECT_THAT(wrong.err, HasSubstr("has no parameter called 'block.*'"));
   const Output unclear = load("wrong", {"--load-rename", "h.0.*=x"});
   EXPECT_EQ(unclear.exit_code, 2);
   EXPECT_THAT(unclear.err, AllOf(HasSubstr("--load-rename"), HasSubstr("OLD=NEW")));

@@ -57,11 +57,11 @@ TEST_P(CDurable, ListsWhatDiffersFromAStoreOfOtherParameters) {
   ASSERT_DONE(open(here()));
   close();
   params_[1].name = "third";
-  EXPECT_REFUSED(open(here()), "missing there: third; missing here: second");
+  EXPECT_REFUSED(open(here()), "the store lacks: third; this program lacks: second");
   std::swap(params_[0], params_[1]);
   params_[0].name = "second";
   EXPECT_REFUSED(open(here()),
-                 "they differ in their order, in their types or in which of them decay");
+                 "their parameters differ in order, in type or in which of them decay");
 }
 
 TEST_P(CDurable, ResumesWithParametersBlobAndCounts) {

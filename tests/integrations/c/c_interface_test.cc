@@ -75,10 +75,11 @@ TEST_F(CInterface, RefusesCallsThatMakeNoSenseAndGoesOn) {
   TypedArray few(DType::kFloat32, 3);
   const ziggurat_memory memory = memory_of(few);
   EXPECT_REFUSED(lend(2, gradient_of(0, 1)), "lend_gradient(parameter 2): the model has 2");
-  EXPECT_REFUSED(lend(0, few), "3 elements were given, but it has 105");
-  EXPECT_REFUSED(add(0, few), "3 elements were given, but it has 105");
+  EXPECT_REFUSED(lend(0, few), "3 elements were given, but the parameter has 105");
+  EXPECT_REFUSED(add(0, few), "3 elements were given, but the parameter has 105");
   EXPECT_REFUSED(ziggurat_lend_gradient(engine_, 0, nullptr, 1), "gradient is null");
-  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &memory), "3 elements were given, but it has 105");
+  EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &memory),
+                 "3 elements were given, but the parameter has 105");
   TypedArray narrow = initial(0, DType::kBFloat16);
   const ziggurat_memory of_another_type = memory_of(narrow);
   EXPECT_REFUSED(ziggurat_lend_param(engine_, 0, &of_another_type),

@@ -110,7 +110,7 @@ TEST(CWords, AreKeysOfTheSettingsOrTheCallThatTakesThem) {
        "\"store\": \"/d\": there is a store already: give another directory, \"resume\": \"auto\" "
        "to go on from it, or \"resume\": \"never\" to replace it"},
       {"the store's state is adamw in fp32, this run's adam in fp32: give `optimizer=adamw` "
-       "`state_format=fp32`, `resume=reshard` to convert it (the same optimizer's), another "
+       "`state_format=fp32`, `resume=reshard` to convert a state of the same optimizer, another "
        "`store`, or `resume=never` to replace it",
        "the store's state is adamw in fp32, this run's adam in fp32: give \"optimizer\": \"adamw\" "
        "\"state_format\": \"fp32\", another \"store\", or \"resume\": \"never\" to replace it"},

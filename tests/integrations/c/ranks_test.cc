@@ -190,7 +190,7 @@ TEST(CExchange, RefusesWhatMakesNoCall) {
   exchange.finish(ticket);
   EXPECT_THAT(refused([&] { exchange.finish(ticket); }), HasSubstr("finish each call once"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_runtime_destroy(runtime.handle())); }),
-              HasSubstr("has engines or exchanges"));
+              HasSubstr("has open engines, exchanges"));
   EXPECT_THAT(refused([&] { ziggurat::check(ziggurat_exchange_close(12345)); }),
               HasSubstr("there is no exchange 12345"));
 }
@@ -405,8 +405,8 @@ TEST(CRanks, SaveAloneWhatAllHave) {
       const auto refused = [&](const std::string& other) {
         return refusal(ZIGGURAT_INVALID_ARGUMENT, [&] { save("refused", other); });
       };
-      EXPECT_THAT(refused(R"({"engine": 1, "rank": 1, )" + rest), HasSubstr("a part of engine 1"));
-      EXPECT_THAT(refused(""), HasSubstr("its pieces have 100 of 137 elements"));
+      EXPECT_THAT(refused(R"({"engine": 1, "rank": 1, )" + rest), HasSubstr("names engine 1"));
+      EXPECT_THAT(refused(""), HasSubstr("have only 100 of its 137 elements"));
       EXPECT_THAT(refused(R"({"engine": 0, "rank": 1, "name": "none", "param": 0, "first": 100,
                               "count": 37})"),
                   HasSubstr("read_state_of(rank 1, 'none')"));

@@ -116,8 +116,8 @@ def test_no_setting_of_an_engine_is_left_as_the_command_has_it():
         ),
         (
             "the store's state is adamw in fp32, this run's adam in fp32: give `optimizer=adamw` "
-            "`state_format=fp32`, `resume=reshard` to convert it (the same optimizer's), another "
-            "`store`, or `resume=never` to replace it",
+            "`state_format=fp32`, `resume=reshard` to convert a state of the same optimizer, "
+            "another `store`, or `resume=never` to replace it",
             "the store's state is adamw in fp32, this run's adam in fp32: give "
             'ziggurat.torch.AdamW state_format="fp32", another placement="nvme:/path", or an empty '
             "directory to replace it",
