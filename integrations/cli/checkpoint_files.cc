@@ -94,7 +94,7 @@ CheckpointFiles::~CheckpointFiles() {
 void read_state(Runtime& runtime, const std::string& path,
                 const std::function<void(CheckpointFiles&)>& use) {
   constexpr int kLooks = 8;
-  constexpr auto kQuick = std::chrono::seconds(20);  // as long as this, looks are not counted
+  constexpr auto kQuick = std::chrono::seconds(20);  // within this time, looks are not limited
   const auto begin = std::chrono::steady_clock::now();
   for (int look = 1;; ++look) {
     CheckpointFiles files(runtime, path);

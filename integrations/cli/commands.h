@@ -96,7 +96,8 @@ struct CkptCommand {
   bool keep_best = false;
   /// For prune: the first digits of a line's id, or "none"; empty for the newest line.
   std::string line;
-  std::optional<DType> dtype;  ///< to-hf; none to keep types, with fp32 masters
+  /// For to-hf: the type to write. None keeps the types of weights, and writes masters in fp32.
+  std::optional<DType> dtype;
   bool force = false;
 };
 /// Prints what a checkpoint, a store or a weights file holds. Does not read its tensors.

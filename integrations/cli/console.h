@@ -34,8 +34,8 @@ class Console {
   /// second; elsewhere it writes a plain line, at most every two seconds, or always if
   /// `always_plain`.
   void live(std::string_view text, bool always_plain = false);
-  /// Shows, like live(), how far work has come that counts bytes. Shows nothing in the first
-  /// second, so that short work stays silent.
+  /// Shows, like live(), how many bytes of the work are done. Shows nothing in the first second, so
+  /// that short work stays silent.
   void progress(const char* what, std::uint64_t done_bytes, std::uint64_t total_bytes);
 
  private:

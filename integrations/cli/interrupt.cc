@@ -29,7 +29,7 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
               std::atomic<bool>::is_always_lock_free);
 
 void say(std::string_view text) noexcept {
-  // Nothing can be done about a closed stderr.
+  // A failure is ignored, because nothing can be done about a closed stderr.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 

@@ -17,7 +17,7 @@ namespace ziggurat::cli {
 
 inline constexpr int kExitInterrupted = 130;
 
-/// What the first signal that asks for an end does.
+/// What happens at the first signal that asks the run to end.
 enum class OnInterrupt {
   kExit,  ///< ends the process at once (130), since no step is under way to finish
   /// Ends the run after the step under way; a second signal, later, ends the process at once (130),

@@ -249,7 +249,7 @@ void Launcher::ended(Child& child, int status) {
 
 void Launcher::signal_all(int number) {
   for (const Child& child : children_) {
-    if (child.running) ::kill(child.pid, number);  // it exists, because it was not reaped yet
+    if (child.running) ::kill(child.pid, number);  // the process exists until it is reaped
   }
 }
 

@@ -24,7 +24,7 @@ std::uint64_t training_state_bytes(const TrainOptions& options);
 
 /// The bytes that one rank makes its drive write, calculated from sizes alone.
 struct WritePlan {
-  std::uint64_t first_bytes = 0;  ///< generation 0 of a new store
+  std::uint64_t first_bytes = 0;  ///< bytes of generation 0 of a new store
   std::uint64_t per_step_bytes = 0;
   std::uint64_t at_end_bytes = 0;  ///< the checkpoint of state that is not NVMe-placed
 

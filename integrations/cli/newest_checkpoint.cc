@@ -145,8 +145,9 @@ std::vector<CheckpointFacts> NewestCheckpoint::candidates(const std::optional<St
       StateLine{.id = *its.id, .epoch = 0, .parent = its.parent, .left_at = its.left_at});
 }
 
-/// Returns the first checkpoint of rank 0's `left` that verifies; none if `left` is empty. Throws
-/// rank 0's `error` on every rank, and kDataLoss if `must` and no checkpoint verifies.
+/// Returns the first checkpoint of rank 0's `left` that verifies, if there is one. Throws rank 0's
+/// `error` on every rank, and kDataLoss if `must` and `left` has checkpoints of which none
+/// verifies.
 std::optional<NewestCheckpoint::Found> NewestCheckpoint::first_that_verifies(
     const std::vector<CheckpointFacts>& left, const std::optional<Error>& error, bool must) {
   for (std::size_t tried = 0;; ++tried) {

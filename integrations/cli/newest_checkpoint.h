@@ -42,8 +42,8 @@ class NewestCheckpoint {
     /// line at this checkpoint.
     bool continues_line = false;
   };
-  /// Returns the newest checkpoint of `line` that is newer than `step` and verifies; none if there
-  /// is none. Every rank must call the same of newer() and newest(), and gets the same result.
+  /// Returns the newest checkpoint of `line` that is newer than `step` and verifies, if there is
+  /// one. Every rank must call the same of newer() and newest(), and gets the same result.
   std::optional<Found> newer(const StateLine& line, std::uint64_t step);
   /// Returns the newest checkpoint of `line`, or of the run's newest line if `line` is not known,
   /// for a run without a whole store. None if the folder has no checkpoint. Errors: kDataLoss if

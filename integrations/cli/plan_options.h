@@ -26,7 +26,7 @@ std::span<const Setting> plan_settings();
 struct PlannedModel {
   std::string name;                        ///< as given
   std::optional<gpt::ModelConfig> config;  ///< none if only a count is given
-  ModelSize size;                          ///< on one tensor-parallel rank
+  ModelSize size;                          ///< its size on one tensor-parallel rank
 };
 
 /// The plan of a strategy, or the reason for which the engine would refuse its budgets.
@@ -56,8 +56,8 @@ struct PlanCommand {
   std::string json_path;  ///< empty to print the table
 };
 
-/// Reads the settings of `plan`. If the number of threads is not given, it is that of this machine.
-/// Errors: UsageError.
+/// Reads the settings of `plan`. A number of threads that is not given follows from the cores of
+/// this machine. Errors: UsageError.
 PlanCommand read_plan(const Settings& settings);
 
 /// Returns the request that step_traffic() takes, for a run whose micro-batches go unit by unit.

@@ -190,8 +190,8 @@ StepWork step_work(const RunFacts& facts, const StepLog::Steady& steady) {
     backward += static_cast<double>(values_bytes);
     sweep += static_cast<double>(values_bytes);
   }
-  // Divides the bytes that were really moved as planned. Padding and tables add to these bytes, and
-  // units that stayed between passes are missing from them.
+  // Divides the bytes that were really moved in the planned proportions. These bytes include
+  // padding and tables, but not units that stayed between passes.
   const auto moved = static_cast<double>(steady.counters[Counter::kNvmeReadBytes] +
                                          steady.counters[Counter::kNvmeWriteBytes]);
   const double planned = sweep + forward + backward;

@@ -65,18 +65,18 @@ struct RunFacts {
 
 struct RunReport {
   RunFacts facts;
-  std::uint64_t first_step = 0;  ///< from 1; 0 if no step was made
+  std::uint64_t first_step = 0;  ///< its number, from 1; 0 if no step was made
   std::size_t steps = 0;
   std::size_t skipped = 0;  ///< attempts whose gradients overflowed
   double wall_s = 0;        ///< of all attempts
-  double finish_s = 0;      ///< from the last step until it was durable
+  double finish_s = 0;      ///< time from the last step until it was durable
   double tokens_per_s = 0;
   double mean_loss_last_10 = 0;
   std::optional<double> held_out_loss;
   std::uint64_t durable_generation = 0;
-  CounterSnapshot totals;  ///< from the first step until the last was durable
+  CounterSnapshot totals;  ///< counted from the first step until the last was durable
   StepLog::Steady steady;
-  StepBound bound;  ///< of an average steady step, including those that did not wait for the norm
+  StepBound bound;  ///< the bound of an average steady step, whether it waited or not
   /// The speed of the drive in the bound: that of the profile, or of the run's best step if that
   /// was faster.
   double bound_nvme_bytes_per_s = 0;

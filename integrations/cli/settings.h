@@ -56,7 +56,8 @@ class Settings {
   /// Sets the value of a flag. Flags win over the file, whichever comes first.
   void apply_flag(const std::string& name, const std::string& text);
 
-  /// Writes what was given into `config`. Errors: UsageError naming the setting and its value.
+  /// Writes the values that were given into `config`. Errors: UsageError naming the setting and its
+  /// value.
   template <class Config, class Table>
   void write_to(Config& config, const Table& table) const {
     for (const SettingOf<Config>& setting : table) {

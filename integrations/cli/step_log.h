@@ -57,7 +57,7 @@ struct StepSplit {
 
 struct StepRecord {
   std::uint64_t step = 0;  ///< the generation that the step makes, from 1
-  float loss = 0;          ///< mean over the step, nats per byte
+  float loss = 0;          ///< mean loss over the step, in nats per byte
   double learning_rate = 0;
   double grad_norm = 0;
   bool clipped = false;
@@ -103,7 +103,7 @@ class StepLog {
     std::size_t steps = 0;
     double wall_s = 0;
     StepSplit split;
-    CounterSnapshot counters;  ///< of an average step
+    CounterSnapshot counters;  ///< counts of an average step
     /// The least time of each part in any of these steps, which it takes if nothing is in its way.
     StepSplit best;
     /// The speed of the drive while it was busy, in the best of these steps.

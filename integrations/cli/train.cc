@@ -246,8 +246,8 @@ bool TrainRun::reports_are_whole() {
   return trace && (!json_ || json_->whole()) && console_.whole();
 }
 
-/// Makes the steps durable before it waits for a checkpoint, because that may take longer than the
-/// one who ends this process waits.
+/// Makes the steps durable before it waits for a checkpoint, because a save may take longer than a
+/// scheduler waits before it kills this process.
 void TrainRun::finish_interrupted() {
   engine_->make_durable();
   console_.line(

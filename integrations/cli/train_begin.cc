@@ -207,7 +207,7 @@ void TrainRun::replace_lost_store(const StoreLost& lost) {
   leave_lost(store, number);
 }
 
-/// Returns the line of history that the first rank knows which can read it; none if no rank can.
+/// Returns the line of history from the first rank that can read it; none if no rank can.
 std::optional<StateLine> TrainRun::line_of_all(const std::optional<StateLine>& own) {
   struct Said {
     std::uint8_t known = 0;

@@ -119,7 +119,7 @@ void TrainRun::finish_saves() {
     engine_->save_checkpoint(checkpoint_request(state_now()));
     last_save_failed_ = false;
   } catch (const Error& error) {
-    // With EEXIST, an earlier run has saved this step.
+    // EEXIST means that an earlier run has saved this step.
     last_save_failed_ = error.native() != EEXIST;
     if (last_save_failed_) {
       console_.line(

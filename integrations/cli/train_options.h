@@ -32,7 +32,7 @@ struct TrainOptions {
 
   gpt::ModelConfig model;  ///< the whole model, since this rank's part is not known yet
   std::string data;
-  std::string store;         ///< as given, for messages; engine.store has its directories
+  std::string store;         ///< the text as given, for messages; engine.store has its directories
   std::uint64_t steps = 60;  ///< steps in total; a resumed run makes the remaining ones
   gpt::RunShape shape;
   ScheduleOptions schedule;
@@ -43,7 +43,7 @@ struct TrainOptions {
   std::uint64_t seed = 1;
   std::uint64_t device_bytes = 160 * kMiB;
   std::size_t threads = 0;                       ///< 0 for one per physical core
-  int nproc = 1;                                 ///< ranks that this machine runs
+  int nproc = 1;                                 ///< number of ranks that this machine runs
   Collectives collectives = Collectives::kAuto;  ///< kAuto leaves it to ZIGGURAT_RANKS
 
   std::string trace_path;

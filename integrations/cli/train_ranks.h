@@ -29,7 +29,7 @@ class TrainRanks {
   bool first() const noexcept { return rank_ == 0; }
 
   struct Shared {
-    double loss = 0;           ///< mean over the ranks
+    double loss = 0;           ///< mean loss over the ranks
     bool interrupted = false;  ///< some rank was asked to end
     bool save = false;         ///< some rank was asked for a checkpoint
   };

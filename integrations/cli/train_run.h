@@ -132,7 +132,7 @@ class TrainRun {
   bool save_waits_ = false;                  // a checkpoint is due but was not begun
   bool wait_was_said_ = false;               // of it
   std::optional<std::uint64_t> saved_step_;  // the step whose checkpoint was begun last
-  double saved_at_s_ = now_s();   // when the last checkpoint was begun, by this rank's clock
+  double saved_at_s_ = now_s();   // time when the last checkpoint was begun, by this rank's clock
   std::optional<BestStep> best_;  // by held-out loss
   bool last_save_failed_ = false;
   std::set<std::string> notes_said_;               // the notes on what saves left in the folder

@@ -17,7 +17,7 @@ namespace ziggurat::cli {
 
 struct WeightsFile {
   std::string path;
-  /// None to keep the types of weights alone, and fp32 for a run's masters.
+  /// The type to write. None keeps the types of weights alone, and writes a run's masters in fp32.
   std::optional<DType> dtype;
   bool overwrite = false;
   std::map<std::string, std::string> metadata{{"format", "pt"}};

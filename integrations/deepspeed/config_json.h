@@ -2,8 +2,8 @@
 // integrations/deepspeed/config_json.h: reads a run's settings from JSON: a flat object with our
 // names, a config of DeepSpeed's with its names, or both in one file.
 //
-//   {"steps": 100, "placement": "all=host"}                         ours: the settings' names
-//   {"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}  DeepSpeed 0.19.8's
+//   {"steps": 100, "placement": "all=host"}                         our names of settings
+//   {"zero_optimization": {"stage": 3}, "fp16": {"enabled": true}}  DeepSpeed 0.19.8's names
 //
 // A file with a key of DeepSpeed's means what it means to DeepSpeed: an absent key has DeepSpeed's
 // default, the three batch sizes are completed and checked in DeepSpeed's way, and what DeepSpeed

@@ -35,7 +35,7 @@ struct DeepSpeedKey {
     kMomentum,   ///< sgd's
     kSchedule,   ///< a schedule's name
     kPeakRate,   ///< the rate after a warm-up, which HF fills with the optimizer's
-    kDevice,     ///< where a class of state is
+    kDevice,     ///< the tier of a class of state
     kNvmePath,   ///< the directory of a class of state on NVMe
     kOffload,    ///< an older key for the device "cpu"
     kSumType,    ///< the type in which gradients are exchanged

@@ -28,7 +28,7 @@ constexpr std::string_view kAsWhole =
     "changes nothing: every gradient is exchanged as a whole, in pieces that the engine chooses";
 
 constexpr DeepSpeedKey kScript[] = {
-    // The script honours these keys itself.
+    // The next keys are handed to the script, which honours them itself.
     {"steps_per_print", kNumber, "null"},
     {"wall_clock_breakdown", kSwitch, "false"},
     {"memory_breakdown", kSwitch, "false"},
@@ -71,7 +71,7 @@ constexpr DeepSpeedKey kScript[] = {
      "changes nothing: transfers from drive to GPU are not supported yet, and state is updated on "
      "the CPU"},
     {"scheduler.params.last_batch_iteration", kWhole, "-1"},
-    // These keys have another meaning or another note.
+    // The next keys have another meaning or another note for a script.
     {"bf16.bf16_master_weights_and_grads", kInBf16, "state_format"},
     {"bf16.bf16_optimizer_states", kInBf16, "state_format"},
     {"zero_optimization.mics_shard_size", kRemoved, "",

@@ -45,8 +45,8 @@ std::size_t end_of_comment(std::string_view text, std::size_t at) {
   return at + length;
 }
 
-/// Returns the length of a number at the beginning that JSON does not have (Infinity, NaN); 0 if
-/// there is none.
+/// Returns the length of the number at the beginning of `rest` if JSON does not have it (Infinity,
+/// NaN); otherwise 0.
 std::size_t not_finite(std::string_view rest) {
   static constexpr std::array<std::string_view, 3> kWords{"-Infinity", "Infinity", "NaN"};
   for (const std::string_view word : kWords) {

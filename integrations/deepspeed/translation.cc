@@ -132,7 +132,7 @@ void Translation::take(const DeepSpeedKey& key, const std::string& path, const j
   if (key.use == kOnlyAs && allows(json::parse(key.ours), as_whole(value))) return;
   if (value == "auto") {
     if (context_.script) return leave_to_default(key, path);
-    // These follow from other keys if they can.
+    // A batch size and a peak rate follow from other keys if they can.
     if (key.use != kBatch && key.use != kPeakRate) return leave_to_flag(key, path);
     autos_.emplace(path);
     return;

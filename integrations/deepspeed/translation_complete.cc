@@ -232,8 +232,8 @@ void Translation::set_store() {
   }
 }
 
-/// Leaves out what ZeRO++ does not do in this run: it needs stage 3 and several ranks, and a second
-/// partition needs more ranks than it has itself.
+/// Leaves out what ZeRO++ cannot do in this run. It needs stage 3 and several ranks, and a
+/// secondary partition needs more ranks than it spans.
 void Translation::set_exchanges() {
   constexpr std::array kNames{"quantized_weights", "quantized_gradients", "hpz"};
   const auto all = [&](const char* why) {

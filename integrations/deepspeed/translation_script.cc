@@ -15,7 +15,7 @@ using nlohmann::json;
 
 struct Schedule {
   std::string_view name;
-  std::array<std::string_view, 2> needs;  ///< parameters without a default
+  std::array<std::string_view, 2> needs;  ///< the parameters that have no default
 };
 constexpr std::array kSchedules{
     Schedule{"LRRangeTest", {}}, Schedule{"OneCycle", {"cycle_min_lr", "cycle_max_lr"}},

@@ -94,7 +94,7 @@ void AdamLoad::run_one(std::size_t chain) {
   if (stopping_) {
     const std::lock_guard lock(mutex_);
     --running_;
-    ended_.notify_all();  // under the lock, since stop() may return and end this object
+    ended_.notify_all();  // under the lock: this object may be gone once stop() returns
     return;
   }
   const Nanoseconds begun = thread_cpu();

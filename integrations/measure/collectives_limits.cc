@@ -167,7 +167,7 @@ double copy_limit(const std::function<void()>& meet) {
   std::vector<std::byte> from(kCopyBytes);
   std::vector<std::byte> to(kCopyBytes);
   double best = 0;
-  for (int i = 0; i <= kRounds; ++i) {  // the first round touches the memory
+  for (int i = 0; i <= kRounds; ++i) {  // the first round only touches the memory
     meet();
     const Nanoseconds start = monotonic_now();
     std::memcpy(to.data(), from.data(), to.size());

@@ -18,7 +18,7 @@ namespace ziggurat::measure {
 
 /// The limits of sockets in GB/s.
 struct SocketLimits {
-  double one_way = 0;   ///< from rank 0 to rank 1
+  double one_way = 0;   ///< speed from rank 0 to rank 1
   double exchange = 0;  ///< what each rank sends while it receives as much
 };
 

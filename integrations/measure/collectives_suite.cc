@@ -84,7 +84,7 @@ class Bench {
 
 double Bench::timed(const Call& call) {
   std::vector<double> seconds;
-  for (int i = 0; i <= options_.rounds; ++i) {  // the first round touches the memory
+  for (int i = 0; i <= options_.rounds; ++i) {  // the first round only touches the memory
     await([](Communicator& c) { return c.barrier(); });
     const Nanoseconds start = monotonic_now();
     await(call);

@@ -26,13 +26,13 @@ struct CollectivesBenchOptions {
 };
 
 struct CollectivesRow {
-  std::string transport;  ///< "memory" (Collectives::kAuto), "tcp", "mpi", "nccl"
+  std::string transport;  ///< the back end: "memory" (Collectives::kAuto), "tcp", "mpi" or "nccl"
   std::string operation;
   std::size_t bytes = 0;
-  double seconds = 0;  ///< median of the rounds
+  double seconds = 0;  ///< median time of the rounds
   double bus_gb_per_s = 0;
   double limit_gb_per_s = 0;
-  std::string limit;  ///< "socket", "message" or "copy", which the limit is of
+  std::string limit;  ///< what the limit was measured with: "socket", "message" or "copy"
 };
 
 /// Measures all back ends. Every rank must call it, and the rows of rank 0 count. Errors: those of

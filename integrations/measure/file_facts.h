@@ -22,7 +22,7 @@ struct DriveFacts {
   std::string device;  ///< such as "/dev/nvme0n1p2"; empty if the kernel does not name it
   std::string filesystem;
   std::string model;             ///< empty if the drive does not tell it
-  std::uint64_t size_bytes = 0;  ///< of the filesystem (or raw device)
+  std::uint64_t size_bytes = 0;  ///< size of the filesystem (or raw device)
   std::uint64_t free_bytes = 0;
 };
 DriveFacts drive_facts(const std::string& path);

@@ -25,7 +25,8 @@ struct Pass {
   std::uint32_t number = 0;
 };
 
-/// Stamps pages made by make_pages() as those from `offset_bytes` on, written by `pass`.
+/// Stamps pages that make_pages() made as the pages of the file from `offset_bytes` on, written by
+/// `pass`.
 void stamp_pages(std::span<std::byte> memory, const Pass& pass, std::uint64_t offset_bytes);
 
 /// Counts the pages of `memory`, read from `offset_bytes` on, that no pass from `first_number` to

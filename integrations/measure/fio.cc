@@ -135,7 +135,7 @@ Error not_fio(const std::string& text) {
 
 FioFigure parse_fio(const std::string& text, const FioJob& job) {
   using nlohmann::json;
-  // Warnings may stand before the object.
+  // fio may print warnings before the JSON object.
   const auto begin = text.find('{');
   const json parsed =
       json::parse(begin == std::string::npos ? text : text.substr(begin), nullptr, false);

@@ -38,7 +38,7 @@ Nanoseconds thread_cpu() noexcept;
 
 /// Counts of the units that had to be read by a deadline.
 struct Deadlines {
-  std::uint64_t units = 0;  ///< those with a deadline
+  std::uint64_t units = 0;  ///< the units that had a deadline
   std::uint64_t missed = 0;
   double worst_late_s = 0;
   double stalled_s = 0;  ///< the time that the consumer waited in all

@@ -15,8 +15,8 @@
 
 namespace ziggurat::measure {
 
-/// A stream with `element_bytes` for each element; 0 if there is no such stream. It has whole cache
-/// lines and begins with a line.
+/// A stream of whole cache lines, which begins at a line and has `element_bytes` for each element;
+/// 0 if there is no such stream.
 struct CeilingStream {
   std::byte* data = nullptr;
   std::size_t element_bytes = 0;
@@ -24,7 +24,7 @@ struct CeilingStream {
 struct CeilingShape {
   std::array<CeilingStream, 4> in_place{};  ///< read and written
   CeilingStream read{};                     ///< the gradient
-  CeilingStream written{};                  ///< the parameter, stored past the cache
+  CeilingStream written{};                  ///< the parameter, which is stored past the cache
 };
 
 /// Describes one way of walking through the streams.

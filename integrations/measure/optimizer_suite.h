@@ -35,7 +35,7 @@ struct OptimizerRow {
   double record_bytes = 0;              ///< bytes per parameter
   double moved_bytes = 0;               ///< bytes per parameter that the update reads and writes
   std::vector<double> seconds;          ///< of each round
-  std::vector<double> ceiling_seconds;  ///< the fastest walk of each round
+  std::vector<double> ceiling_seconds;  ///< time of the fastest walk in each round
 
   double params_per_s(std::uint64_t params) const;
   double gb_per_s(std::uint64_t params) const;

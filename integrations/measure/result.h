@@ -43,11 +43,11 @@ struct Row {
 
   /// Returns the round whose GB/s is the median (the lower one of two).
   const Measurement& median() const;
-  double gb_per_s() const;      ///< median of the rounds
-  double cpu_s_per_gb() const;  ///< median of the rounds
+  double gb_per_s() const;      ///< returns the median of the rounds
+  double cpu_s_per_gb() const;  ///< returns the median of the rounds
   std::optional<double> fio_gb_per_s() const;
   std::optional<double> fio_cpu_s_per_gb() const;
-  std::optional<double> ratio() const;  ///< median of the rounds' ratios to fio
+  std::optional<double> ratio() const;  ///< returns the median of the rounds' ratios to fio
   /// Returns the doubts about the whole row. Each has the text of the median round, or of the first
   /// round that had it.
   std::vector<Flag> flags() const;
@@ -55,7 +55,7 @@ struct Row {
 
 double median_of(std::vector<double> values);
 
-/// One cell of the tuner's search.
+/// The speeds of one block size and depth in the search of the tuner.
 struct TuneCell {
   std::uint32_t block_bytes = 0;
   std::uint32_t depth = 0;
@@ -82,7 +82,7 @@ struct TuneResult {
 struct DepthChoice {
   /// The one that costs least CPU among those within kRowSlack of the fastest.
   std::uint32_t best = 0;
-  std::uint32_t enough = 0;  ///< the fewest within kTuneSlack of the fastest
+  std::uint32_t enough = 0;  ///< the fewest transfers within kTuneSlack of the fastest
 };
 
 /// The choices for reads, for writes and for their mix; 0 if none was tried.

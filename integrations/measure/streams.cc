@@ -32,7 +32,7 @@ struct Share {
   std::uint64_t next_read = 0;   // in blocks
   std::uint64_t next_write = 0;  // in blocks, half a file behind the reads
   std::uint64_t issued = 0;
-  std::vector<std::uint64_t> written;  // offsets to read back
+  std::vector<std::uint64_t> written;  // offsets of blocks to read back
   std::vector<Kept> kept;
   std::vector<Lease> spare;
 };

@@ -20,7 +20,7 @@
 
 namespace ziggurat::measure {
 
-/// What every workload runs on.
+/// The parts of the engine on which every workload runs.
 struct Bench {
   Reactor& reactor;
   PinnedPool& pool;
@@ -40,7 +40,8 @@ struct StreamPlan {
   IoMix kind = IoMix::kRead;
   double seconds = 0;
   std::uint32_t depth = 1;
-  std::uint32_t block_bytes = 0;  ///< whole pages, at most DirectFile::kBlockBytes
+  /// Size of a transfer: whole pages, at most DirectFile::kBlockBytes.
+  std::uint32_t block_bytes = 0;
   /// Bytes of transfers kept aside, at most kSamplesMax transfers.
   std::uint64_t sample_bytes = kSampleBytes;
 };

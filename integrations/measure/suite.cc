@@ -111,7 +111,7 @@ class Suite {
   /// drive's endurance that is. It assumes that the drive is made for 1 write of the whole
   /// filesystem's size a day.
   void announce(const Target& target) const {
-    const DriveFacts& drive = target.drive();  // as it was before our file
+    const DriveFacts& drive = target.drive();  // the facts from before our file was made
     constexpr double kGuess = 4;               // GB/s, assumed until the first fill shows it
     const double gb =
         static_cast<double>(options_.size_bytes) / 1e9 + planned_write_gb(options_, kGuess);
@@ -175,7 +175,7 @@ double planned_write_gb(const BenchOptions& options, double gb_per_s) noexcept {
     const double share = write_share(workload);
     rows += share * (options.with_fio && peer_of(workload).has_value() ? 2 : 1);
   }
-  // Depths are tried with writes and with the mix, by us and by fio.
+  // We and fio try depths with writes and with the mix.
   const double trials = (options.depth == 0 ? 6 : 0) + (options.with_fio ? 6 : 0);
   const double seconds = rows * options.seconds * options.rounds +
                          trials * std::min(1.0, options.seconds) +

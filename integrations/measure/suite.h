@@ -20,7 +20,7 @@ namespace ziggurat::measure {
 inline constexpr std::uint64_t kSmallestFileBytes = 16 * 1024 * 1024;
 
 struct BenchOptions {
-  std::vector<std::string> paths;  ///< folders for files of our own
+  std::vector<std::string> paths;  ///< folders in which we make files of our own
   std::string file;                ///< or an existing file, which is only read
   std::uint64_t size_bytes = 0;    ///< size of our files; for `file`, 0 means all of it
   double seconds = 5;              ///< of a row

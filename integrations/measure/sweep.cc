@@ -18,7 +18,7 @@
 namespace ziggurat::measure {
 namespace {
 
-constexpr std::size_t kLanes = 12;  // records in flight, as the engine plans for
+constexpr std::size_t kLanes = 12;  // records in flight at once, as many as the engine plans for
 constexpr std::uint64_t kTilesMax = 32;
 // Records that have gradients of their own: more than the caches hold.
 constexpr std::size_t kGradients = 32;

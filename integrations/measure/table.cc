@@ -183,8 +183,8 @@ std::vector<std::string> summary(const SetResult& set, const BenchResult& result
 std::vector<std::string> table(const BenchResult& result) {
   std::vector<std::string> lines;
   add_wrapped(lines,
-              fmt::format("this ran on {} and Linux {} with {} workers and buffers on {}; each row "
-                          "took {} s, and figures are medians of {} round{}",
+              fmt::format("the benchmark ran on {} and Linux {} with {} workers and buffers on {}; "
+                          "each row took {} s, and figures are medians of {} round{}",
                           result.cpu_model, result.kernel, result.workers, result.buffer_pages,
                           result.seconds_per_row, result.rounds, result.rounds == 1 ? "" : "s"));
   add_wrapped(

@@ -59,8 +59,8 @@ std::unique_ptr<Target> Target::create(Reactor& reactor, const std::string& path
   }
   if (!S_ISDIR(status.st_mode)) {
     refuse(
-        fmt::format("`path={}` is not a folder, in which the benchmark could make a file of its "
-                    "own; to read this very file, give `file={}`",
+        fmt::format("`path={}` is not a folder, but the benchmark needs one for a file of its own; "
+                    "to read this very file, give `file={}`",
                     path, path));
   }
   require_space(drive_facts(path), path, size_bytes);

@@ -44,7 +44,7 @@ class Target {
   /// has it open.
   std::string path_for_others() const;
 
-  /// What the file holds now.
+  /// The kinds of content that the file can have.
   enum class Content : std::uint8_t { kNothing, kPages, kForeign, kRecords };
   Content content = Content::kNothing;
   Pass pass;                        ///< the newest pass over our pages

@@ -17,8 +17,7 @@ namespace {
 constexpr double kResidentMax = 0.01;
 constexpr double kConstantMax = 0.01;
 constexpr double kThinMax = 0.25;
-// The bytes of holes from which on a file is in doubt, because a filesystem may keep an odd last
-// block.
+// The fewest bytes of holes that put a file in doubt. A filesystem may keep an odd last block.
 constexpr std::uint64_t kHoleMin = 4096;
 
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }

@@ -18,14 +18,14 @@
 namespace ziggurat::measure {
 
 enum class Doubt : std::uint8_t {
-  kHole,          ///< parts of the file were never allocated
+  kHole,          ///< parts of the file were never allocated on the drive
   kUnwritten,     ///< parts were allocated but never written, and read as zeros
   kCached,        ///< O_DIRECT is not in force, or the file is in the page cache
   kZeros,         ///< pages hold a single value
-  kCompressible,  ///< pages that a drive can shrink
+  kCompressible,  ///< pages could be shrunk by a drive
   kWrong,         ///< pages differ from what was written
   kShort,         ///< under kSteadySeconds
-  kUnsteady,      ///< excursion or slope over the bounds
+  kUnsteady,      ///< excursion or slope is over its bound
   kSmall,         ///< a cache of the drive, or one second of its speed, is larger
 };
 std::string_view to_string(Doubt doubt) noexcept;  ///< "hole", "unwritten", ...
@@ -42,7 +42,7 @@ struct ExtentFacts {
   bool known = false;  ///< the filesystem has answered
   std::uint64_t hole_bytes = 0;
   std::uint64_t unwritten_bytes = 0;
-  std::uint64_t encoded_bytes = 0;  ///< compressed or encrypted by the filesystem
+  std::uint64_t encoded_bytes = 0;  ///< bytes that the filesystem compresses or encrypts
 };
 
 struct CacheFacts {
